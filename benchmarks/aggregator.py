@@ -1,15 +1,16 @@
-"""The aggregator's way from bytes to sums beside a memory copy, a plain loop and Flower's averaging, in one run.
+"""Compares the aggregator's path from bytes to sums with a memory copy, a plain loop and Flower's averaging.
 
     python -m benchmarks.aggregator [--quick] [--peers-python PYTHON] [--json FILE]
 
-Each cell is a fresh process, whose memory is its own, for one part of the way and one size of cohort. In it, bursts of
-work of about 50 ms and copies of 64 MB take turns, so that whatever else the machine does hits both alike: ratios are
-medians over these pairs. A cell stops after --box-s seconds and says how many updates it took until then; a cohort of
---flat-model is taken whole, which shows how memory grows. What devices do (training, noise, encoding) is not counted.
+Each cell is a new process with its own memory, for one part of the path and one cohort size. In it, bursts of work of
+about 50 ms and copies of 64 MB alternate, so that other load on the machine affects both equally: ratios are medians
+over these pairs. A cell stops after --box-s seconds and reports how many updates it took until then; a cohort of
+--flat-model is taken completely, which shows how memory grows. Work of devices (training, noise, encoding) is not
+counted.
 
-The plain loop adds the float32 values of received bytes to a running sum and checks nothing. Flower's path is what its
-server does with `Parameters` that have arrived; it holds a whole cohort, and cohorts above --most-gib are not run. It
-needs `pip install flwr numpy` in an environment of its own, named by --peers-python.
+The plain loop adds the float32 values of received bytes to a running sum and checks nothing. Flower's path is the work
+of its server on received `Parameters`; it holds a whole cohort in memory, and cohorts above --most-gib are not run. It
+needs `pip install flwr numpy` in a separate environment, given by --peers-python.
 """
 
 from __future__ import annotations
@@ -53,20 +54,20 @@ ROWS = {
     "plain loop, float32": ("plain loop", "float32"),
     FLOWER: ("flower", "float32"),
 }
-"""Label: the part of the way, the codec."""
-MOST_IN_A_PLAN = 2000  # about how many devices a round plan can name; larger fleets take turns
-DISTINCT = 16  # updates that take turns: more than the caches hold of a network of a million parameters
+"""Label: the part of the path, the codec."""
+MOST_IN_A_PLAN = 2000  # approximate number of devices that a round plan can name; larger fleets take turns
+DISTINCT = 16  # updates that take turns: for a network of a million parameters, more than the caches hold
 CELL_TIMEOUT_S = 300
 
 
 TimedWork = Callable[[int, int], float]
-"""Takes so many updates, from one on, and returns the seconds that count."""
+"""Arguments: first update and number of updates. Takes these updates and returns the measured seconds."""
 
 
 class RenamedUpdates:
-    """The updates that devices send: one real update with its values moved, under one name for each device.
+    """The updates that devices send: one real update with its values shifted, with each device's name.
 
-    :param folder: for the federation of two devices that it comes from.
+    :param folder: folder for the federation of two devices that makes the update.
     """
 
     def __init__(self, model_name: str, codec: str, folder: Path) -> None:
@@ -126,7 +127,7 @@ def acceptance_of(updates: RenamedUpdates, cohort: int, store: AggregatorStore) 
     def work(first: int, count: int) -> float:
         taken_s = 0.0
         for index in range(first, first + count):
-            data = updates.blob(index)  # not counted: it is the device's work
+            data = updates.blob(index)  # not measured: it is the device's work
             began = time.perf_counter()
             verdict = engine.accept(f"device-{index}", data)
             taken_s += time.perf_counter() - began
@@ -138,7 +139,7 @@ def acceptance_of(updates: RenamedUpdates, cohort: int, store: AggregatorStore) 
 
 
 def measure_cell(work: str, model: str, codec: str, cohort: int, box_s: float) -> Figures:
-    """In this process; nothing before `growth` counts for the memory."""
+    """Measures a cell in this process; memory counts from `growth` on."""
     torch.set_num_threads(1)
     figures: Figures = {}
     with ExitStack() as stack:
@@ -165,13 +166,13 @@ def measure_cell(work: str, model: str, codec: str, cohort: int, box_s: float) -
         copy = copy_gb_s()
         with growth(figures):
             found = in_turns(run, copy, updates=cohort, value_bytes=4 * updates.size, box_s=box_s)
-    if rates:  # of the decoder alone, which took turns with it
+    if rates:  # rates of the decoder alone, measured in turns with the whole work
         figures["of_decoder"] = found["updates_per_s"] / float(np.median(rates))
     return found | figures
 
 
 def run_cell(label: str, model: str, cohort: int, box_s: float, options: argparse.Namespace) -> Figures:
-    """The figures of one cell from a fresh process, or why there are none."""
+    """Returns the figures of one cell from a new process, or the reason why there are none."""
     work, codec = ROWS[label]
     if label == FLOWER:
         layers = [layer.size for layer in get_model(model).layout.layers]
@@ -215,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     for cell in cells:
         peer = peers.get(cell["cohort"])
-        # of a copy each, since the machine was not the same for both
+        # each relative to its own memory copy, because the machine's load was not the same for both
         times = cell["of_copy"] / peer if peer and "of_copy" in cell else ""
         rows.append({key: cell.get(key, "") for key in shown} | {"x Flower": times, "missing": cell.get("missing", "")})
     table("Aggregation: float32 bytes a second, of a memory copy and of the decoder alone", rows)

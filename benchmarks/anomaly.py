@@ -1,11 +1,11 @@
-"""Measures anomaly detection by a fleet beside each board alone, on the made-up pumps of examples/machines.
+"""Compares anomaly detection by a fleet with each board alone, on the synthetic pumps of examples/machines.
 
     python -m benchmarks.anomaly [--json FILE] [--quick]
 
-Each board is tested on its own windows, by AUROC and at the threshold that it chooses by its own held-out windows: F1,
-and the share of normal windows that it calls unusual. Four models: the board's own after the last round; the shared
-one; the same network trained alone, for as many steps and without noise; and alone the principal components, as many as
-the network's code has, which is the best that a linear autoencoder can learn of the board's windows.
+Each board is tested on its own windows, by AUROC, and at the threshold that it chooses with its own held-out windows,
+by F1 and the share of normal windows that it reports as unusual. There are four models: the board's own model after the
+last round; the shared model; the same network trained alone, for as many steps and without noise; and, also alone, as
+many principal components as the network's code has, the best that a linear autoencoder can learn of the windows.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from hushfleet.simulator.engines.fast.local_only import trained_alone
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "machines"
 SEEDS = (0, 1, 2)
-NO_NOISE = 1e4  # an epsilon that adds so little that it changes nothing
+NO_NOISE = 1e4  # an epsilon with so little noise that it changes nothing
 make = runpy.run_path(str(EXAMPLE / "make_data.py"))["make"]
 Errors = Callable[[LabelledSamples], np.ndarray]
 
 
 class PumpFleet(NamedTuple):
-    """A fleet: boards, windows that each has, and the epsilon of each; None: no noise."""
+    """A fleet: number of boards, windows per board, and epsilon per board; None: no noise."""
 
     boards: int
     windows: int
@@ -71,7 +71,7 @@ def found(errors: Errors, held_out: LabelledSamples, test: LabelledSamples) -> F
 
 
 def components(train: LabelledSamples) -> Errors:
-    """The distance from the span of the principal components of these samples."""
+    """Returns a function for the distance from the span of the principal components of these samples."""
     mean = train.y.mean(0, dtype=np.float64)
     _, _, directions = np.linalg.svd(train.y - mean, full_matrices=False)
     kept = directions[:CODE]
@@ -79,7 +79,7 @@ def components(train: LabelledSamples) -> Errors:
 
 
 def measure(fleet: PumpFleet, seed: int, folder: Path) -> dict[str, Found]:
-    """The means over boards, by model."""
+    """Returns the means over boards, by model."""
     make(folder / "machines.npz", machines=fleet.boards, train=fleet.windows, seed=seed)
     changes = {"data.path": str(folder / "machines.npz"), "data.devices": fleet.boards, "seed": seed}
     task = hf.task(EXAMPLE / "task.toml", {**changes, "privacy.epsilon": fleet.epsilon or NO_NOISE})
@@ -105,7 +105,7 @@ def measure(fleet: PumpFleet, seed: int, folder: Path) -> dict[str, Found]:
 
 
 def flat(run: hf.Run, which: str) -> np.ndarray:
-    """A model of a run, float32 `[d]`."""
+    """Returns a model of a run, float32 `[d]`."""
     return np.concatenate([tensor.numpy().ravel() for tensor in run.model(which).values()])
 
 
@@ -131,7 +131,7 @@ def main() -> int:
 
 
 def row(figures: Figures) -> Figures:
-    """Mean and standard deviation over seeds, in percent."""
+    """Returns mean and standard deviation over seeds, in percent."""
     shown = {"model": figures["model"]}
     for field in Found._fields:
         values = [100 * value for value in figures[field]]

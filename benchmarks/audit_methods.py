@@ -3,8 +3,8 @@
     python -m benchmarks.audit_methods [--trials 300] [--canaries 2000] [--seed 0] [--methods A,B] [--json F]
 
 All methods run on the digits' network with the same privacy section. The noise is chosen so that one round costs an
-epsilon of 1 to 3: with some hundred trials more cannot be told apart, whatever a mechanism does. Prints the figures of
-docs/privacy.md; exit code 1 where a claim is violated.
+epsilon of 1 to 3: some hundred trials cannot measure more, for any mechanism. Prints the figures of docs/privacy.md;
+exit code 1 if a claim is violated.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ DEVICES, DELTA = 8, 1e-3
 DEVICE_NOISE = 1.5
 RECORD = {"noise_multiplier": 0.8, "sample_rate": 0.1}
 BATCHES = 10
-"""Batches of a round at record level. Methods that train in whole epochs take two epochs, which are twice as many."""
+"""Batches of a round at record level. Methods that train in whole epochs use two epochs, twice as many batches."""
 COMMAND = (sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()", "audit")
 COLUMNS = ("device, strict", "device, as-published", "record, strict")
 
 
 def audited(method: str, *, trials: int, canaries: int, seed: int) -> dict[str, Figures]:
-    """The findings of a method, by the name of the column."""
+    """Returns the findings of a method, by the name of the column."""
     found: dict[str, Figures] = {}
     for column in COLUMNS:
         unit, accounting = column.split(", ")
@@ -66,7 +66,7 @@ def audited(method: str, *, trials: int, canaries: int, seed: int) -> dict[str, 
 
 
 def _length(method: str) -> dict[str, int]:
-    """How long a device trains at record level: an epoch is 1 / `sample_rate` batches."""
+    """Returns the training length of a device at record level: an epoch is 1 / `sample_rate` batches."""
     return {"local_epochs": 2} if issubclass(METHODS[method].config, HeadFirstConfig) else {"local_steps": BATCHES}
 
 
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures: Figures = {"network": "digits-cnn", "delta": DELTA, **effort, "noise": noise, "methods": {}}
     for name in options.methods:
         figures["methods"][name] = audited(name, **effort)
-        write(options, figures)  # after each method, so that an interrupted run leaves what it has
+        write(options, figures)  # after each method, so that an interrupted run keeps its results
     show(figures)
     violated = [
         f"{name}, {column}"

@@ -1,11 +1,11 @@
-"""The two processes that `benchmarks/device.py` measures; the client's imports nothing that a board does not have.
+"""Runs the two processes that `benchmarks/device.py` measures; the client only imports modules that a board has.
 
     python -m benchmarks.board client FOLDER RUNTIME
     python -m benchmarks.board plain FOLDER MODEL
 
-The client is what a board runs, without its broker: store, task, trainer, and the modules of agent and link in memory.
-RUNTIME computes the gradients: `onnx` as on a board, or `torch` or `native` for comparison. The plain loop is what
-anybody would write in PyTorch: tensors, autograd and `torch.optim.Adam`, without a method, noise or a store.
+The client is the code of a board without its broker: store, task, trainer, and the modules of agent and link in memory.
+RUNTIME computes the gradients: `onnx` as on a board, or `torch` or `native` for comparison. The plain loop is a usual
+PyTorch loop: tensors, autograd and `torch.optim.Adam`, without a method, noise or a store.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Clock = tuple[float, float]
 
 
 def clock() -> Clock:
-    """Seconds on the wall, and of this thread's CPU."""
+    """Returns wall-clock seconds, and CPU seconds of this thread."""
     return time.perf_counter(), time.thread_time()
 
 
 def between(marks: list[Clock]) -> Reply:
-    """Medians of what lies between neighbours."""
+    """Returns the medians of the times between neighbouring marks."""
     pairs = list(pairwise(marks))
     wall, cpu = (1e3 * median(after[side] - before[side] for before, after in pairs) for side in (0, 1))
     return {"wall_ms": wall, "cpu_ms": cpu}
@@ -51,7 +51,7 @@ def client(folder: Path, runtime: str) -> None:
     from hushfleet.wire.format.messages import RoundPlan
 
     return_freed_memory()  # as `hushfleet-edge` does
-    os.cpu_count = lambda: 1  # what the client gives ONNX Runtime
+    os.cpu_count = lambda: 1  # the client gives ONNX Runtime this number of threads
     config, package = load_config(folder / "device.toml"), (folder / "package.bin").read_bytes()
     spec, initial = TaskSpec.from_bytes(package), np.load(folder / "initial.npy")
     graphs = [(folder / "graphs" / f"{ref.digest.hex()}.onnx").read_bytes() for ref in spec.model.graphs]
@@ -65,7 +65,7 @@ def client(folder: Path, runtime: str) -> None:
         store.put_blob(each, graph)
     how = {"gradient": gradient, "inference": inference, "features": features, "config": config}
     task = TaskRuntime(digest=digest, spec=spec, store=store, **how)
-    del how, graphs, graph, features  # as in a client, which reads the last from its store when it is wanted
+    del how, graphs, graph, features  # as in a client, which reads the feature graph from its store when it needs it
     trainer = task.trainer
     if runtime != "onnx":
         from hushfleet.simulator.engines.fast.runtimes import make_gradient, make_optimizer
@@ -76,7 +76,7 @@ def client(folder: Path, runtime: str) -> None:
     done = 0
 
     def a_round() -> Reply:
-        """The global model comes, is trained on, and the update is committed and acknowledged."""
+        """Runs one round: the global model arrives, is trained, and the update is committed and acknowledged."""
         nonlocal done
         done += 1
         params = initial + np.float32(1e-4 * done)
@@ -94,14 +94,14 @@ def client(folder: Path, runtime: str) -> None:
         return {**total, "step": between(marks), "update_bytes": len(entry.data)}
 
     def read() -> Reply:
-        """The device's images, as its network takes them."""
+        """Reads the device's images as its network needs them."""
         marks = [clock()]
         count = len(trainer.samples())
         marks.append(clock())
         return {**between(marks), "images": count}
 
     def own_head() -> Reply:
-        """The device chooses its head among the shared one and those that it makes, as after a task."""
+        """Chooses the device's head among the shared one and its own ones, as after a task."""
         from hushfleet.model.own_head import own_head_of
 
         marks = [clock()]
@@ -131,7 +131,7 @@ def plain(folder: Path, model_name: str) -> None:
         images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
 
     def a_round() -> Reply:
-        """Two epochs."""
+        """Trains for two epochs."""
         began, marks = clock(), list[Clock]()
         tensors = {name: view.clone().requires_grad_() for name, view in model.layout.unflatten(params).items()}
         optimizer = torch.optim.Adam(tensors.values())

@@ -1,13 +1,13 @@
-"""Compares buffered rounds with synchronous ones where boards are awake at different hours, on the virtual clock.
+"""Compares buffered rounds with synchronous ones if boards are awake at different hours, on the virtual clock.
 
     python -m benchmarks.buffered [--seeds 3] [--devices 40] [--awake 1] [--goal 0.8] [--json FILE]
 
-Each board is on for --awake hours of every 24, at its own time of day, drawn from the seed, so hardly any two boards
-are there together. All policies train the same task from the same first model on the same devices: digits, dealt
-unevenly (Dirichlet, alpha 0.3), a linear head on fixed features, `dp-fedavg` without noise. A training takes 20 minutes
-on a Pi Zero 2 W and 7 on a Pi 4; such costs are set, as those of a larger network, so that no figure depends on this
-machine. For each policy there are the hours until the global model is as good as --goal on the common test set, and the
-updates of boards by then: with noise, their epsilon follows from those.
+Each board is on for --awake hours of every 24, at its own time of day, drawn from the seed, so two boards are rarely on
+at the same time. All policies train the same task from the same first model on the same devices: digits with unequal
+classes (Dirichlet, alpha 0.3), a linear head on fixed features, `dp-fedavg` without noise. A training takes 20 minutes
+on a Pi Zero 2 W and 7 on a Pi 4; these costs are fixed, at the level of a larger network, so that no figure depends on
+this machine. The figures of a policy are the hours until the global model reaches --goal on the common test set, and
+the updates of boards by then: with noise, these determine their epsilon.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 def measure(rules: Mapping[str, Any], *, seed: int, devices: int, awake_h: float, goal: float, folder: Path) -> Figures:
-    """Runs all rounds of one policy; gives what it took to the goal."""
+    """Runs all rounds of one policy; returns its costs up to the goal."""
     task = parse_task({
         "name": "asleep",
         "seed": seed,
@@ -71,7 +71,7 @@ def measure(rules: Mapping[str, Any], *, seed: int, devices: int, awake_h: float
 
 
 def reached(events: Sequence[Mapping[str, Any]], *, goal: float, devices: int) -> Figures:
-    """The first round whose model is as good as the goal, and what it took; else the best one."""
+    """Returns the first round whose model reaches the goal, and its costs; without one, the best accuracy."""
     charged, updates, rounds, best = Counter[str](), 0, 0, 0.0
     for event in events:
         if event["event"] == "update" and event["code"] == "accepted":

@@ -1,4 +1,4 @@
-"""Work and memory copies in turns, in one process, so that both meet the same machine. It needs NumPy alone."""
+"""Measures work and memory copies in turns, in one process, so that both have the same load. It only needs NumPy."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BURST_S = 0.05
 
 
 def copy_gb_s(size_bytes: int = COPY_BYTES) -> Callable[[], float]:
-    """A function that copies so many bytes that no cache holds them. The better of two counts: the first one brings
-    the memory back that the work has pushed out of reach."""
+    """Returns a function that measures a copy of so many bytes that no cache holds them. The faster of two copies
+    counts: the first one loads memory again that the work has evicted."""
     source, target = (np.full(size_bytes // 4, fill, np.float32) for fill in (1, 2))
 
     def once_s() -> float:
@@ -41,11 +41,11 @@ def in_turns(
     box_s: float,
     burst: int | None = None,
 ) -> dict[str, Any]:
-    """Runs `work(first, count)`, which takes so many updates and returns the seconds that count, until all are taken.
+    """Runs `work(first, count)`, which takes `count` updates and returns the measured seconds, until all are taken.
 
-    :param value_bytes: float32 bytes that one update stands for.
-    :param box_s: no burst is begun after so many seconds.
-    :param burst: updates in each, by default some 50 ms of them.
+    :param value_bytes: size of one update as float32.
+    :param box_s: no burst starts after this many seconds.
+    :param burst: updates in each burst, by default as many as take about 50 ms.
     """
     ends_at, count, taken = time.monotonic() + box_s, burst or 1, 0
     rates: list[float] = []
@@ -57,7 +57,7 @@ def in_turns(
         rates.append(count / seconds)
         copies.append(copy())
         count = burst or max(1, round(BURST_S * count / seconds))
-    first = 1 if len(rates) > 2 and not burst else 0  # whatever happens once, at first
+    first = 1 if len(rates) > 2 and not burst else 0  # leaves out one-time work of the first burst
     gb_s = [1e-9 * value_bytes * rate for rate in rates]
     return {
         "updates": taken,
@@ -70,8 +70,8 @@ def in_turns(
 
 @contextmanager
 def growth(figures: dict[str, Any]) -> Iterator[None]:
-    """Adds the process's peak of memory, and how far it is above what was there before."""
-    with contextlib.suppress(OSError, AttributeError):  # where the peak cannot be forgotten, setting up counts as well
+    """Adds the process's peak memory, and its growth over the memory before."""
+    with contextlib.suppress(OSError, AttributeError):  # if the peak cannot be reset, setup counts too
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
     start_mib = memory_mib("VmRSS")

@@ -1,14 +1,15 @@
-"""The virtual clock beside the live engine: the same small fleet on emulated boards, predicted and waited for.
+"""Compares the virtual clock with the live engine: the same small fleet on emulated boards, predicted and measured.
 
     python -m benchmarks.clock_against_live [--rounds 5] [--json FILE]
 
 The live side is a real broker, a real aggregator and a real client process for each device, each as slow as its board
 and behind its board's link. Both sides use the same profiles, so this checks the clock's model of the protocol and the
-cost of the work, not the profiles: no board was measured. The live side waits for real, so the machine's load is kept.
+cost of the work, not the profiles: no board was measured. The live side runs in real time, so the machine's load before
+it is recorded.
 
-The network is `mnist-cnn` (582,026 parameters) on random images. Small networks say little here: on an emulated slow
-board each step is followed by a wait many times as long, the next one finds its caches cold and takes a millisecond of
-CPU time more than it does in a row, and the emulation multiplies that. A real board does not wait between its steps.
+The network is `mnist-cnn` (582,026 parameters) on random images. Small networks are not useful here: on an emulated
+slow board each step is followed by a wait many times as long. Then the caches are cold, the next step takes a
+millisecond of CPU time more, and the emulation multiplies it. A real board does not wait between its steps.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # as every live process has
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in each live process
 
 from benchmarks.common import Figures, console, make_parser, table, write
 from benchmarks.device import write_images
@@ -52,7 +53,7 @@ WITHIN = 0.25
 
 
 def compare(folder: Path, *, rounds: int, epochs: int, settings: Sequence[str]) -> Figures:
-    """Runs both sides; their rounds' seconds, and how many updates came."""
+    """Runs both sides; returns the seconds and the number of updates of their rounds."""
     data = write_images(folder / "images", (1, 28, 28), classes=10, samples=IMAGES) | {"devices": DEVICES}
     given = (
         'model.name="mnist-cnn"',

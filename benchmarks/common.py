@@ -1,4 +1,4 @@
-"""Options, description of the machine, tables and JSON of all benchmarks."""
+"""Provides options, a description of the machine, tables and JSON for all benchmarks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ console = Console(highlight=False, width=160)
 
 
 def make_parser(doc: str) -> argparse.ArgumentParser:
-    """With the options that every benchmark has."""
+    """Returns a parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
     return parser
 
 
 def names_option(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    """An option's type: names separated by commas, or `all`."""
+    """Returns an option's type: names separated by commas, or `all`."""
     names = tuple(known)
 
     def parse(text: str) -> tuple[str, ...]:
@@ -39,14 +39,14 @@ def names_option(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def write(options: argparse.Namespace, figures: Figures) -> None:
-    """Writes the figures with the machine that they were measured on; they must name no path of it."""
+    """Writes the figures and the machine on which they were measured; they must contain no path of it."""
     figures.setdefault("machine", machine())
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 def table(title: str, rows: Iterable[Mapping[str, object]]) -> None:
-    """Prints a table: a column for each key, numbers to the right."""
+    """Prints a table: a column for each key, numbers right-aligned."""
     rows = list(rows)
     console.print(title, style="bold")
     shown = Table(box=None, padding=(0, 1))
@@ -65,7 +65,7 @@ def _format_value(value: object) -> str:
 
 
 def machine() -> Figures:
-    """Figures of different machines, or of a busy one, do not compare."""
+    """Returns a description: figures of different machines, or of a busy machine, are not comparable."""
     import torch
 
     return {
@@ -80,7 +80,7 @@ def machine() -> Figures:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -98,7 +98,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def quickest_s(works: Mapping[str, Callable[[], object]], turns: int) -> dict[str, float]:
-    """The least wall time of each, which take turns: what else the machine does only ever adds to it."""
+    """Returns each work's least wall time; they run in turns, and other load on the machine only adds time."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(turns):
         for name, work in works.items():

@@ -1,12 +1,12 @@
-"""A board's work, torch-free, beside PyTorch on the same CPU: steps, rounds, memory, start.
+"""Compares a board's work without PyTorch to PyTorch on the same CPU: steps, rounds, memory, start.
 
     python -m benchmarks.device [--models fashion-mnist-cnn,...] [--methods all] [--runtimes native,torch] [--quick]
 
-All on one thread. A step is drawing the batch, gradient, the method's own part and the optimizer, by the loop that a
-board runs, on ONNX Runtime and on other runtimes; beside them a plain PyTorch loop with its own Adam, and no method. A
-round is the real client's without its broker: training, clipping, noise from the secure source, coding, signature, and
-commits that are synced to the disk. Times are CPU times, since a busy machine stretches all others; of some turns, in
-which all sides take part, the quickest counts.
+Everything runs on one thread. A step is drawing the batch, gradient, the method's own part and the optimizer, by the
+loop of a board, on ONNX Runtime and on other runtimes. It is compared with a plain PyTorch loop with its own Adam, and
+no method. A round is the real client's round without its broker: training, clipping, noise from the secure source,
+encoding, signature, and commits that are synced to the disk. Times are CPU times, because load on the machine makes all
+others longer. All sides run in several turns, and the fastest turn counts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ accounting = "as-published"
 
 
 def write_images(folder: Path, shape: Sequence[int], *, classes: int, samples: int) -> Figures:
-    """Random images in a folder for each class; the keys of `[data]` that name them."""
+    """Writes random images into a folder for each class; returns the keys of `[data]` for them."""
     rng = np.random.default_rng(0)
     for part, count in (("train", samples), ("test", classes)):
         for index in range(count):
@@ -74,7 +74,7 @@ def write_images(folder: Path, shape: Sequence[int], *, classes: int, samples: i
 
 
 def random_weights(name: str, folder: Path) -> Path:
-    """A file of torchvision's network, as PyTorch draws it: neither time nor memory hangs on the values."""
+    """Writes a file of torchvision's network with random weights: neither time nor memory depends on the values."""
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,9 +85,9 @@ def random_weights(name: str, folder: Path) -> Path:
 
 
 def write_task(folder: Path, model_name: str, method: str, *, batch: int, samples: int) -> Path:
-    """A run folder with one device, which trains on its images twice a round.
+    """Writes a run folder with one device, which trains for two epochs per round.
 
-    :param model_name: of a network, or features and the shape of the images that they are made of.
+    :param model_name: name of a network, or a key of `FEATURES`.
     """
     network: dict[str, str] = {"name": model_name}
     if model_name in FEATURES:
@@ -118,7 +118,7 @@ def write_task(folder: Path, model_name: str, method: str, *, batch: int, sample
 
 
 def measure_model(name: str, methods: Sequence[str], runtimes: Sequence[str], folder: Path, **work: int) -> Figures:
-    """All sides of each method alive at the same time and asked in turns; the quickest turn counts."""
+    """Measures all sides of each method in turns, with all processes running; the fastest turn counts."""
     turns = work.pop("turns")
     by_method: dict[str, Figures] = {}
     for method in methods:
@@ -150,7 +150,7 @@ def measure_model(name: str, methods: Sequence[str], runtimes: Sequence[str], fo
 
 
 def measure_features(name: str, folder: Path, **work: int) -> Figures:
-    """A linear head on features: what an image takes, and a whole client's memory: rounds, then its own head."""
+    """Measures a linear head on features: time per image, a client's memory in rounds, and then for its own head."""
     run = write_task(folder / name, name, "dp-fedavg", batch=work["batch"], samples=work["samples"])
     with ReadyProcess("-m", "benchmarks.board", "client", str(run), "onnx") as ours:
         read = ours.ask("read")
@@ -172,7 +172,7 @@ def measure_features(name: str, folder: Path, **work: int) -> Figures:
 
 
 def measure_imports(turns: int) -> Figures:
-    """The quickest of some fresh processes; files are in the system's cache after the first."""
+    """Measures the fastest of several new processes; files are in the system's cache after the first."""
     found: dict[str, Figures] = {}
     for name, code in IMPORTS.items():
         runs = []

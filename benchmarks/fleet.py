@@ -1,15 +1,15 @@
-"""Hundreds of real devices on one broker and one aggregator, on this machine: is anything lost, and what does it cost?
+"""Runs hundreds of real devices with one broker and one aggregator on this machine; measures losses and costs.
 
     python -m benchmarks.fleet [--quick] [--devices 500] [--rounds 5] [--tls] [--json F]
 
 Mosquitto, with the configuration that Hushfleet generates, and `hushfleet aggregator` with its durable store are the
-real ones, each a process. The devices are real, too, a thread each in a few processes
-(`simulator/engines/live/hosted.py` says what differs from boards). Each trains on a few handwritten digits. All of them
-are in each round's cohort, and a round closes when all were accepted.
+real ones, one process each. The devices are also real, with one thread each in a few processes
+(`simulator/engines/live/hosted.py` describes the differences from boards). Each trains on a few handwritten digits. All
+of them are in each round's cohort, and a round closes when all updates were accepted.
 
-Then the files of all sides are read, and every promise is checked, last of all that the fast engine comes to the same
-global models, bit by bit. The exit status is 0 only if nothing was lost. Fleets in which something is killed are run by
-`make chaos`.
+Then the files of all sides are read, and every promise is checked; the last one is that the fast engine computes the
+same global models, bit by bit. The exit status is 0 only if nothing was lost. `make chaos` runs fleets in which
+processes are killed.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from hushfleet.simulator.run_folder import Simulation, begin
 QUICK = {"devices": 50, "rounds": 2}
 END_WITHIN_S = 180.0
 SAMPLE_S = 0.25
-DESCRIPTORS_A_DEVICE = 8  # a connection, a selector, a pair to wake it, the store, its lock and its journal
+DESCRIPTORS_A_DEVICE = 8  # a connection, a selector, a pair to wake it up, the store, its lock and its journal
 
 
 def task_of(*, devices: int, rounds: int) -> Task:
-    """The example task with everybody in each round, and as little data as a device can have."""
+    """Returns the example task with all devices in each round, and as little data per device as possible."""
     settings = (
         'name="fleet-digits-cnn"',
         f"data.devices={devices}",
@@ -62,7 +62,7 @@ def task_of(*, devices: int, rounds: int) -> Task:
 
 
 def allow_descriptors(count: int) -> None:
-    """Raises the soft limit of open files, which children inherit. Raises `BadInput` above the hard one."""
+    """Increases the soft limit of open files, which children inherit. Raises `BadInput` above the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and count > hard:
         raise BadInput(f"{count} open files are needed in a process, and the hard limit is {hard}: take more processes")
@@ -83,7 +83,7 @@ def make_certificates(folder: Path, devices: Sequence[str]) -> FleetTls:
 
 
 class ResourceSample(NamedTuple):
-    """The resources that a process has used until a moment, in unix seconds."""
+    """The resources that a process has used up to the time `at`, in unix seconds."""
 
     at: float
     resident_mib: float
@@ -91,7 +91,7 @@ class ResourceSample(NamedTuple):
 
 
 def take_samples(usage: defaultdict[str, list[ResourceSample]], fleet: LiveFleet, hosts: Iterable[str]) -> None:
-    """One of each process that runs: the broker, the aggregator and the hosts of devices."""
+    """Takes a sample of each running process: the broker, the aggregator and the hosts of devices."""
     pids = {name: fleet.pid(name) for name in ("aggregator", *hosts) if fleet.is_running(name)}
     if fleet.broker is not None:
         pids["broker"] = fleet.broker.pid
@@ -103,9 +103,9 @@ def take_samples(usage: defaultdict[str, list[ResourceSample]], fleet: LiveFleet
 
 
 def run_live(simulation: Simulation, *, generators: int, tls: bool) -> tuple[float, dict[str, list[ResourceSample]]]:
-    """Runs the task to its end; when devices were started, and what each process used.
+    """Runs the task to its end; returns the time at which devices were started, and the usage of each process.
 
-    Raises `HushfleetError` where something ends that should not.
+    Raises `HushfleetError` if a process ends that should not.
     """
     names, folder = [device.name for device in simulation.fleet.devices], simulation.folder.path
     allow_descriptors(DESCRIPTORS_A_DEVICE * -(-len(names) // generators) + 100)
@@ -115,7 +115,7 @@ def run_live(simulation: Simulation, *, generators: int, tls: bool) -> tuple[flo
     usage: defaultdict[str, list[ResourceSample]] = defaultdict(list)
     with fleet.running():
         while not any(event["event"] == "run" for event in iterate_events(simulation.folder.events)):
-            fleet.check()  # the time until all are present is the devices', not that of loading PyTorch
+            fleet.check()  # so that the time until all are present does not include loading PyTorch
             time.sleep(SAMPLE_S)
         began_at = time.time()
         for host in hosts:
@@ -134,7 +134,7 @@ def finding(promise: str, found: int, expected: int) -> Figures:
 
 
 def audit(simulation: Simulation) -> list[Figures]:
-    """Reads the stores of the aggregator and of all devices: each promise, whether it was kept, and what was found."""
+    """Reads the stores of the aggregator and all devices; returns each promise, whether it was kept, and the counts."""
     names = [device.name for device in simulation.fleet.devices]
     task, wanted = simulation.prepared.spec.task, simulation.task.round.rounds
     with AggregatorStore(simulation.folder.aggregator) as store:
@@ -167,7 +167,7 @@ def audit(simulation: Simulation) -> list[Figures]:
 
 
 def compare_with_fast(simulation: Simulation, folder: Path, *, processes: int = 0) -> Figures:
-    """Runs the same task and seed by the fast engine, on the devices' own runtime; models must be the same bits."""
+    """Runs the same task and seed by the fast engine, on the devices' own runtime; models must be bit-identical."""
     fast = begin(simulation.task, folder, data_dir=simulation.data_dir)
     train(fast, processes=processes, runtime="onnx")
     models = []
@@ -216,7 +216,7 @@ def figures_of(simulation: Simulation, began_at: float, usage: Mapping[str, Sequ
 
 
 def _used(samples: Sequence[ResourceSample], first: float, after_first: float, last: float, updates: int) -> Figures:
-    """:param updates: of the whole fleet, so that the CPU time of the generators adds up."""
+    """:param updates: number of the whole fleet's updates, so that CPU times of several generators can be added."""
     at_first, at_second, at_last = (
         next((sample for sample in samples if sample.at >= moment), samples[-1])
         for moment in (first, after_first, last)

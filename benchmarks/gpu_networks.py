@@ -1,4 +1,4 @@
-"""Times loss and gradient of all clients of one step on a GPU, in the ways that the runtime `vmap` has and had.
+"""Measures loss and gradient of all clients of one step on a GPU, in the present and former ways of runtime `vmap`.
 
     python -m benchmarks.gpu_networks [--networks NAME,...] [--json FILE]
 
@@ -31,7 +31,7 @@ SHAPES = {
     "resnet18-gn": (10, 16),
     "resnet18-gn 50x64": (50, 64),
 }
-"""Clients and images of a batch. What follows a blank tells two rows of one network apart."""
+"""Clients and images of a batch. Text after a blank only distinguishes two rows of one network."""
 LEAST_MS, LEAST_STEPS = 500.0, 3
 STREAMS = (1, 4, 8)
 
@@ -75,7 +75,7 @@ def measured(name: str, clients: int, batch: int) -> list[Figures]:
                     rows[-1] |= {"ms": spent_ms, "samples_per_s": clients * batch / spent_ms * 1e3}
                     rows[-1]["times_launched"] = rows[0].get("ms", spent_ms) / spent_ms
                 if isinstance(each, ReplayedGradient):
-                    each.forget()  # the next way needs the memory, and with TF32 a recording of its own
+                    each.forget()  # the next way needs the memory, and with TF32 a new recording
     return rows
 
 

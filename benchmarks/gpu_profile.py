@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_profile [--device cuda] [--workloads W1,W3] [--shrink N]
 
-One cohort of a workload of `benchmarks.simulation` is trained at once, as the fast engine's runtime `vmap` does it,
-without noise, coding and aggregation. First once unmeasured, then for the time and the GPU's utilisation, then once
+One cohort of a workload of `benchmarks.simulation` is trained at once, as by the fast engine's runtime `vmap`, without
+noise, encoding and aggregation: first once without measuring, then for the time and the GPU's utilisation, then once
 under PyTorch's profiler, which slows it down. Images are random.
 """
 
@@ -31,7 +31,7 @@ from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member
 
 LEAST_S = 3.0
-"""The driver's figures of utilisation are means over up to a second."""
+"""Long enough, because the driver's utilisation figures are means over up to a second."""
 LARGEST = 12
 
 

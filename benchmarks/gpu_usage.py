@@ -1,7 +1,7 @@
-"""How busy the GPU was, by `nvidia-smi`: the share of the time in which any kernel ran.
+"""Measures how busy the GPU was, by `nvidia-smi`: the share of the time in which any kernel ran.
 
-The driver gives means over a sixth of a second to a second, so a turn should take longer. A kernel that fills a
-hundredth of the device counts as much as one that fills it.
+The driver reports means over a sixth of a second to a second, so a measurement should take longer. A kernel that uses
+a hundredth of the device counts as much as one that uses the whole device.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _COMMAND = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,
 
 
 class GpuUsage:
-    """Samples ten times a second while its context is open; nothing where there is no `nvidia-smi`."""
+    """Samples ten times per second while its context is open; without `nvidia-smi`, there are no samples."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[float, float]] = []
         self._process: subprocess.Popen[str] | None = None
 
     def between(self, began: float, ended: float) -> list[float]:
-        """Shares in 0..1 that were read from `began` to `ended`, both of `time.monotonic`."""
+        """Returns the shares in 0..1 that were read from `began` to `ended`, both from `time.monotonic`."""
         return [share for at, share in list(self._samples) if began <= at <= ended]
 
     def _read(self, process: subprocess.Popen[str]) -> None:

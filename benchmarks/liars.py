@@ -1,19 +1,19 @@
-"""Measures how dishonest devices damage the global model, with each defence, and what the defences cost without them.
+"""Measures the damage by dishonest devices to the global model, with each defence, and the cost of the defences.
 
     python -m benchmarks.liars [--rounds N] [--kept FILE] [--json FILE]
 
 A hundred devices share the digits (14 images each) and train `digits-cnn` by DP-FedAvg: clipped updates without noise,
-or with each device's hundredth of the noise variance (`as-published`, multiplier 1). None, one or ten of them lie:
+or with each device's hundredth of the noise variance (`as-published`, multiplier 1). None, one or ten of them attack:
 
-- `flip`: against what their own data would teach;
-- `scaled`: along the update of a model that they want (trained on labels that are all off by one);
-- `targeted`: so that sevens are seen as ones, by an update that was trained on nothing else.
+- `flip`: the direction opposite to the update from their own data;
+- `scaled`: the direction of a wrong model (trained on labels that are all off by one);
+- `targeted`: an update trained only to classify sevens as ones.
 
-All liars of a run share their direction. With the norm test on, signed updates go through `RoundEngine.accept` and its
-aggregation, and liars send as much as the test lets through: a clip norm, or with noise the noise's norm, spread so
-that no value is larger than a value of noise may be. With the test off they send a hundred clip norms, and SciPy and
-NumPy do the aggregation. Training is plain PyTorch, so that a cell takes seconds. Every cell is run with the same seed,
-and kept in --kept, so that an interrupted table goes on.
+All attackers of a run use the same direction. With the norm test on, signed updates go through `RoundEngine.accept` and
+its aggregation, and attackers send the largest update that the test accepts: one clip norm, or with noise the noise's
+norm, spread so that no value is larger than the limit for noise. With the test off, they send a hundred clip norms, and
+SciPy and NumPy do the aggregation. Training is plain PyTorch, so that a cell takes seconds. All cells have the same
+seed, and are kept in --kept, so that an interrupted table continues.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from hushfleet.simulator.fleet import make_fleet
 from hushfleet.wire.format.update import encode_update
 
 DEVICES, CLIP_NORM, MULTIPLIER, TRIM = 100, 1.5, 1.0, 0.15
-LOUD = 100.0  # clip norms that a liar sends where nobody tests
+LOUD = 100.0  # clip norms that an attacker sends without a norm test
 SOURCE, TARGET = 7, 1
 LEARNING_RATE, BATCH, EPOCHS = 0.5, 16, 5
 AGGREGATIONS: dict[str, dict[str, Any]] = {
@@ -61,7 +61,7 @@ GROUPS = ((10, "flip"), (10, "targeted"), (1, "flip"), (1, "targeted"), (10, "sc
 
 @dataclass(frozen=True)
 class LiarRun:
-    """One run: `noise` and `tested` say whether updates are noised, and held to the norm test."""
+    """One run: `noise` and `tested` state whether updates are noised, and checked by the norm test."""
 
     noise: bool
     attack: str
@@ -87,7 +87,7 @@ def cells() -> list[LiarRun]:
 
 
 class Lab:
-    """The parts that all cells share: the data, the network, and a header as the task's devices write it."""
+    """The parts that all cells share: the data, the network, and a header as from the task's devices."""
 
     def __init__(self, *, rounds: int, devices: int) -> None:
         self.rounds, self.devices, self.headers = rounds, devices, {}
@@ -119,8 +119,8 @@ class Lab:
         )
 
     def run(self, cell: LiarRun) -> Figures:
-        """Accuracy on the common test set, the share of its sevens that are seen as ones, how many updates of liars
-        were refused, and the median time to close a round."""
+        """Returns the accuracy on the common test set, the share of its sevens that are classified as ones, the number
+        of refused updates of attackers, and the median time to close a round."""
         prepared = prepare(self.task(cell.noise, cell.aggregation, rounds=self.rounds), run_id="liars")
         names = [f"device-{index}" for index in range(self.devices)]
         counts = [layer.size for layer in self.layout.layers]
@@ -157,7 +157,7 @@ class Lab:
         return {**about, "refused": refused, "close_s": float(np.median(closing_s))}
 
     def updates(self, cell: LiarRun, params: np.ndarray, number: int) -> np.ndarray:
-        """float32 `[devices, d]`, what each device sends in a round: the liars come first."""
+        """Returns float32 `[devices, d]`, the update of each device in a round; the attackers come first."""
         made = []
         for index, data in enumerate(self.data):
             update = self.trained(params, *data, seed=(number, index))
@@ -169,7 +169,7 @@ class Lab:
         return np.asarray(made, np.float32)
 
     def trained(self, params: np.ndarray, x: np.ndarray, y: np.ndarray, *, seed: tuple[int, int]) -> np.ndarray:
-        """The change `[d]` by local training in plain PyTorch."""
+        """Returns the change `[d]` by local training in plain PyTorch."""
         order, start = np.random.default_rng(seed), torch.from_numpy(np.array(params))
         vector, images, labels = start.clone().requires_grad_(), torch.from_numpy(x), torch.from_numpy(y)
         for _ in range(EPOCHS):
@@ -181,7 +181,7 @@ class Lab:
         return (vector.detach() - start).numpy()
 
     def lie(self, cell: LiarRun, params: np.ndarray, number: int) -> np.ndarray:
-        """Returns the update of all liars of a round: as much of their direction as the test accepts."""
+        """Returns the update of all attackers of a round: as much of their direction as the test accepts."""
         x, y = (np.concatenate(parts) for parts in zip(*self.data[: cell.liars], strict=True))
         if cell.attack == "scaled":
             y = (y + 1) % 10
@@ -200,7 +200,7 @@ class Lab:
 
 
 def spread(part: np.ndarray, *, norm: float, most: float) -> np.ndarray:
-    """`part` scaled to the norm, with no value above `most`: what is cut off makes the others larger."""
+    """Returns `part` scaled to the norm, with no value above `most`: clipping makes the other values larger."""
     low, high = 0.0, 1e9
     for _ in range(100):
         scale = (low + high) / 2
@@ -209,7 +209,7 @@ def spread(part: np.ndarray, *, norm: float, most: float) -> np.ndarray:
 
 
 def show(figures: Figures) -> None:
-    """A row an attack; accuracy in each column, and for `targeted` the share of sevens seen as ones."""
+    """Prints one row per attack: accuracy in each column, and for `targeted` the share of sevens classified as ones."""
     rows: dict[tuple[Any, ...], Figures] = {}
     for cell in figures["cells"]:
         place = cell["liars"], cell["attack"], cell["tested"]

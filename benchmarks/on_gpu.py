@@ -1,20 +1,21 @@
-"""All that a GPU can tell of this project, in parts, within eight minutes: `benchmarks/on_gpu.sh`.
+"""Runs all tests and benchmarks that need a GPU, in parts, within eight minutes: `benchmarks/on_gpu.sh`.
 
     python3 -m benchmarks.on_gpu [--device cuda|cpu] [--short] [--out DIR] [--wheels DIR] [--python PYTHON]
                                [--budget SECONDS]
 
     environment   one for this project and one for pfl and Flower, in a temporary folder
     tests         every test that runs on the device
-    W3, W2, W1    the fast engine beside a plain PyTorch loop, pfl and Flower (benchmarks/simulation.py)
+    W3, W2, W1    the fast engine against a plain PyTorch loop, pfl and Flower (benchmarks/simulation.py)
     networks      loss and gradient of many clients, in the ways of the runtime `vmap` (benchmarks/gpu_networks.py)
     profile       where the time of local training goes, and how busy the GPU is (benchmarks/gpu_profile.py)
 
-Both environments see the packages of the Python that runs this: a PyTorch with CUDA that is there stays. What is
-missing comes from the wheels in --wheels, else from the package index; versions are not those of constraints.txt.
+Both environments see the packages of the Python that runs this script: an installed PyTorch with CUDA is kept. Missing
+packages come from the wheels in --wheels, else from the package index; versions are not pinned by constraints.txt.
 
-Each part has a share of the time, and what it does not use goes to the next ones. A part that fails or takes too long
-does not stop the others. DIR (by default $OUT, else runs/on-gpu) gets `on_gpu.json`, which says after each part what
-failed and why, `log.txt`, and a file for each part, which gets each row as soon as it is there. Standard library only.
+Each part has a share of the time, and its unused time goes to the next parts. A part that fails or takes too long does
+not stop the others. DIR (by default $OUT, else runs/on-gpu) contains `on_gpu.json`, which states after each part what
+failed and why, `log.txt`, and a file for each part, to which each row is written when it is ready. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from typing import Any, TextIO
 from benchmarks.processes import ROOT
 
 BUDGET_S = 460.0
-"""The rest of the eight minutes is for ends and starts."""
+"""The rest of the eight minutes is for starting and ending processes."""
 END_WITHIN_S = 5.0
 TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 PEERS = ("flwr[simulation]==1.41.0", "pfl[pytorch]==0.6.0")  # as the extra `peers` of pyproject.toml
 TEST_WORDS = ("TORCH_DEVICES", "SUM_DEVICES", "torch.cuda")
-"""A test file with one of these, or with it in the conftest.py beside, has tests for CUDA; no other is imported."""
+"""A test file with one of these words, or with it in the conftest.py beside it, has CUDA tests; others are skipped."""
 SHARES_S = {"environment": 85.0, "tests": 70.0, "W3": 65.0, "W2": 60.0, "W1": 90.0, "networks": 45.0, "profile": 45.0}
 
 
@@ -53,7 +54,7 @@ SHARES_S = {"environment": 85.0, "tests": 70.0, "W3": 65.0, "W2": 60.0, "W1": 90
 class Machine:
     """The environment in which the parts run.
 
-    :param work: the folder of the environments, which is taken away at the end.
+    :param work: the folder of the environments, which is removed at the end.
     """
 
     options: argparse.Namespace
@@ -73,7 +74,7 @@ class Machine:
         return self.options.peers_python or str(self.work / "peers" / "bin" / "python")
 
     def run(self, command: Sequence[str], limit_s: float) -> str | None:
-        """Shows and logs what a command prints; why it failed, or None. Its whole process group ends with it."""
+        """Shows and logs a command's output; returns why it failed, or None. Its whole process group ends with it."""
         last = [""]
 
         def copy() -> None:
@@ -117,12 +118,12 @@ class Machine:
 
 
 def make_environments(machine: Machine, limit_s: float) -> str | None:
-    """Each step by itself: this project without all that it needs, or one of the peers, can still be measured."""
+    """Installs each step separately: this project without all its needs, or one of the peers, can still be measured."""
     ends = time.monotonic() + limit_s
     wheels = machine.options.wheels
     source = ["--no-index", "--find-links", str(wheels.absolute())] if wheels else []
     here: list[str] = []
-    with suppress(PackageNotFoundError):  # building this project needs setuptools 77, and perhaps no index is in reach
+    with suppress(PackageNotFoundError):  # building this project needs setuptools 77, and an index may not be reachable
         here = ["--no-build-isolation"] if int(version("setuptools").partition(".")[0]) >= 77 else []
     others = "\n".join(path for path in sys.path if path.endswith("-packages"))
     failures = []
@@ -174,7 +175,7 @@ def take_profile(machine: Machine, limit_s: float) -> str | None:
 
 def time_networks(machine: Machine, limit_s: float) -> str | None:
     if machine.options.device == "cpu":
-        return None  # CUDA graphs and streams alone are measured
+        return None  # only CUDA graphs and streams are measured
     words = ["--json", str(machine.out / "networks.json")]
     return machine.run([machine.python, "-m", "benchmarks.gpu_networks", *words], limit_s)
 
@@ -207,7 +208,7 @@ def run_parts(machine: Machine, parts: Sequence[str], budget_s: float = BUDGET_S
         limit_s = ends - began - later * budget_s
         try:
             failure = PARTS[name](machine, limit_s)
-        except Exception as error:  # whatever it is, the other parts can still tell something
+        except Exception as error:  # after any error, the other parts still run
             failure = f"{type(error).__name__}: {error}"
         found: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "failure": failure}
         with suppress(OSError, ElementTree.ParseError):
@@ -220,7 +221,7 @@ def run_parts(machine: Machine, parts: Sequence[str], budget_s: float = BUDGET_S
 
 
 def gpu() -> str | None:
-    """Name, driver, memory and power limit, as `nvidia-smi` says them."""
+    """Returns name, driver, memory and power limit from `nvidia-smi`."""
     query = "--query-gpu=name,driver_version,memory.total,power.limit"
     with suppress(OSError, subprocess.SubprocessError):
         command = ["nvidia-smi", query, "--format=csv,noheader"]
@@ -256,5 +257,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # what it has started ends with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # its child processes end with it
     sys.exit(main())

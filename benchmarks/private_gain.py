@@ -1,21 +1,21 @@
-"""Measures the gain of a board that takes part, by fleet size, images a device and epsilon, beside staying alone.
+"""Measures the gain of a board by taking part, against training alone, by fleet size, images per device and epsilon.
 
     python -m benchmarks.private_gain --kept FILE [--quick] [--data-dir DIR] [--table FILE] [--figure FILE.svg]
 
 Method `hush` with secure sums, by the simulation of `hushfleet plan --data` (`simulator/studies/plan/simulated.py`).
 Unit device, delta 1e-5, every device in every round.
 
-A fleet is a data set, divided among so many devices with so many images, by a seed. For each epsilon there are
+A fleet is a data set, divided by a seed among a number of devices with a number of images. For each epsilon there are
 
-- `shared`: the head that all have in the end, at its best with secure sums;
-- `chosen`: what each device makes of it by its own images, at no cost (`hushfleet.model.own_head`);
-- `local`: the shared head where nobody is trusted, so that each device adds all of the noise;
+- `shared`: the final shared head, with secure sums;
+- `chosen`: the head that each device makes from it with its own images, at no cost (`hushfleet.model.own_head`);
+- `local`: the shared head without trust, so that each device adds all of the noise;
 
-and once for the fleet `alone`: the best in hindsight, over all devices, of softmax with three penalties, nearest
-neighbour and class means, on the same features. Each is tested on the common test set (`common`), and with each class
-counted by its share among the device's own images (`own`).
+and once for the fleet `alone`: of softmax with three penalties, nearest neighbour and class means, on the same
+features, the way that is best on the test over all devices. Each is tested on the common test set (`common`), and with
+each class weighted by its share among the device's own images (`own`).
 
-A fleet is a line of --kept, so that an interrupted table goes on. --table writes what `hushfleet plan` reads.
+A fleet is a line of --kept, so that an interrupted table continues. --table writes the table for `hushfleet plan`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 SEEDS = (0, 1, 2)
 ALPHAS = (0.5, 0.1)
-DIGITS = {5: (30, 100, 200), 12: (10, 30, 50), 36: (10, 20), 60: (8,)}  # devices, by images; 1,200 are there
+DIGITS = {5: (30, 100, 200), 12: (10, 30, 50), 36: (10, 20), 60: (8,)}  # devices, by images; there are 1,200
 SHOWN = {
     "hush": ("hush", "#1b6ca8"),
     "dp-fedavg-head": ("DP-FedAvg on its head", "#4fb3a5"),
@@ -56,11 +56,11 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Participants:
-    """Who takes part.
+    """The fleet that takes part.
 
-    :param classes: the first so many of the data set.
-    :param alpha: of the Dirichlet by which labels are dealt; None for alike devices.
-    :param honest: the share of the devices whose noise is counted on.
+    :param classes: number of classes, the first ones of the data set.
+    :param alpha: Dirichlet parameter of the devices' labels; None if all devices have equal shares.
+    :param honest: the share of honest devices, whose noise counts.
     """
 
     data: str
@@ -87,14 +87,14 @@ def fleets(*, quick: bool) -> Iterator[Participants]:
     differ = [("digits", 10, 100, 12), *(("cifar10", 10, n, 20) for n in (100, 30, 300))]
     differ += [("fashion-mnist", 10, n, m) for m in (20, 5, 60) for n in (30, 100, 300, 14, 50)]
     alike = [size for size in alike if size[2] * size[3] <= min(MOST_DEALT, MOST_TRAIN.get(size[0], MOST_DEALT))]
-    for seed in SEEDS:  # a seed at a time, so that a table that was not finished has all sizes
+    for seed in SEEDS:  # one seed after the other, so that an unfinished table has all sizes
         yield from (Participants(*size, seed=seed) for size in alike)
         yield from (Participants(*size, seed=seed, alpha=alpha) for alpha in ALPHAS for size in differ)
         yield Participants("fashion-mnist", 10, 100, 20, seed=seed, honest=0.9)
 
 
 def measure(fleet: Participants, images: Images, epsilons: Sequence[float] = EPSILONS) -> Figures:
-    """All figures of a fleet, as `SimulatedFleet` has them."""
+    """Returns all figures of a fleet, from `SimulatedFleet`."""
     dealt = deal(images, devices=fleet.devices, each=fleet.images, seed=fleet.seed, alpha=fleet.alpha)
     simulated = SimulatedFleet(images, dealt, fleet.seed)
     figures: Figures = {"alone": simulated.alone, "epsilon": {}}
@@ -108,10 +108,10 @@ def measure(fleet: Participants, images: Images, epsilons: Sequence[float] = EPS
 
 
 def featured(data: str, *, data_dir: Path | None, kept: Path) -> tuple[Images, Figures]:
-    """The features of a data set, computed once and kept; and what they cost.
+    """Returns the features of a data set, computed once and kept; and their costs.
 
-    Digits are 1,200 training and 597 test images. Of the others the first `MOST_TRAIN` and `MOST_TEST`: all 60,000 of
-    Fashion-MNIST, since the largest fleet of its first two classes takes 6,000 of their 12,000.
+    Digits are 1,200 training and 597 test images. Other sets have the first `MOST_TRAIN` and `MOST_TEST` images: all
+    60,000 of Fashion-MNIST, because the largest fleet of its first two classes takes 6,000 of their 12,000.
     """
     from hushfleet.data.sets import load
     from hushfleet.graphs.session import open_session
@@ -150,13 +150,13 @@ def pixels(images: np.ndarray) -> np.ndarray:
 
 
 def summary(lines: list[Figures]) -> Figures:
-    """One fleet, over its seeds."""
+    """Returns the figures of one fleet, over its seeds."""
     who = {key: value for key, value in lines[0]["fleet"].items() if key != "seed"}
     return who | {"features": measured_as(who["data"])} | over_seeds(lines)
 
 
 def measured_as(data: str) -> str:
-    """The name of its features in the table."""
+    """Returns the name of a data set's features in the table."""
     return table_name(FEATURES[data], colour=data == "cifar10")
 
 
@@ -180,7 +180,7 @@ def show(fleets: list[Figures]) -> None:
 
 
 def draw(fleets: list[Figures], others: list[Figures], path: Path) -> None:
-    """Accuracy against epsilon: of fleets of 30, 100 and 1,000, beside alone; and of other methods on one fleet."""
+    """Draws accuracy against epsilon: fleets of 30, 100 and 1,000, and alone; and other methods on one fleet."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(14 if others else 7.5, 4), layout="constrained")

@@ -1,6 +1,6 @@
-"""A process that is measured and the benchmark that asks it: a line of JSON each way.
+"""Connects a measured process with its benchmark: requests and answers are one line of JSON each.
 
-Standard library only, since other frameworks run in environments of their own.
+Standard library only, because other frameworks run in separate environments.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class ChildFailed(Exception):
 
 
 def environment(root: Path = ROOT, **more: str) -> dict[str, str]:
-    """Returns the environment of a measured process: one thread, and this or another checkout of it on the path."""
+    """Returns the environment of a measured process: one thread, and this or another checkout on the path."""
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return {**os.environ, **one_thread, "PYTHONPATH": path, **more}
 
 
 def figures_of(command: Sequence[str], *, timeout_s: float) -> Reply:
-    """Returns the JSON of a process's last line, or the reason as `missing` where there is none."""
+    """Returns the JSON of a process's last line, or the reason as `missing` if there is none."""
     try:
         done = subprocess.run(
             command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -53,11 +53,11 @@ def figures_of(command: Sequence[str], *, timeout_s: float) -> Reply:
 
 
 class ReadyProcess:
-    """A process that has said that it is ready; it and what it started end with the context.
+    """A process that has reported that it is ready; it and its children end with the context.
 
-    `ready` is what it said, and `start_s` how long that took. Raises `ChildFailed`.
+    `ready` is its report, and `start_s` the time until then. Raises `ChildFailed` if the process ends or is too slow.
 
-    :param command: after the interpreter.
+    :param command: arguments of the interpreter.
     :param root: the checkout whose code it runs.
     """
 
@@ -88,7 +88,7 @@ class ReadyProcess:
         self.start_s = time.perf_counter() - began
 
     def ask(self, *words: Any) -> Reply:
-        with suppress(OSError):  # it has ended, which is what reading finds out
+        with suppress(OSError):  # the process has ended; reading the answer then fails
             print(json.dumps(words), file=self._process.stdin, flush=True)
         return self._answer()
 
@@ -99,7 +99,7 @@ class ReadyProcess:
         try:
             line = self._process.stdout.readline()
         finally:
-            timer.cancel()  # else an interrupted benchmark would wait for it
+            timer.cancel()  # otherwise an interrupted benchmark would wait for it
         if line:
             answer: Reply = json.loads(line)
             return answer
@@ -114,9 +114,9 @@ class ReadyProcess:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with suppress(subprocess.TimeoutExpired, OSError):
-            self._process.communicate(timeout=END_WITHIN_S if kind is None else 0)  # no more is asked: it ends
+            self._process.communicate(timeout=END_WITHIN_S if kind is None else 0)  # without more requests, it ends
         with suppress(subprocess.TimeoutExpired):
-            self._process.terminate()  # a launcher ends what it launched
+            self._process.terminate()  # a launcher ends its child processes
             self._process.wait(END_WITHIN_S)
         self._end()
 
@@ -129,7 +129,7 @@ class ReadyProcess:
 
 
 class Parent:
-    """The child's side. What frameworks print goes to the log; the process's stdout is for answers."""
+    """The child's side. Output of frameworks goes to the log; the process's stdout is for answers."""
 
     def __init__(self, ready: Reply) -> None:
         self._answers = os.fdopen(os.dup(1), "w")
@@ -137,7 +137,7 @@ class Parent:
         self.answer(ready)
 
     def next(self) -> list[Any] | None:
-        """The words that come next; None when nothing more is wanted."""
+        """Returns the next request; None if there are no more."""
         line = sys.stdin.readline()
         return json.loads(line) if line else None
 
@@ -145,7 +145,7 @@ class Parent:
         print(json.dumps(answer), file=self._answers, flush=True)
 
     def serve(self, handlers: Mapping[str, Callable[..., Reply]]) -> None:
-        """Answers until nothing more is asked."""
+        """Answers until there are no more requests."""
         while (words := self.next()) is not None:
             self.answer(handlers[words[0]](*words[1:]))
 
@@ -159,7 +159,7 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def memory_mib(what: str, pid: int | str = "self") -> float:
-    """`VmRSS`, what a process has resident, or `VmHWM`, the most that it ever had; 0 for one that is gone."""
+    """Returns `VmRSS`, a process's resident memory, or `VmHWM`, its peak; 0 for a process that has ended."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith(f"{what}:"):

@@ -1,13 +1,13 @@
-"""A thousand real devices in rounds with secure sums, some of which are lost: does the sum open, and is anything lost?
+"""Runs a thousand real devices in rounds with secure sums, and kills some: is the sum opened, and is anything lost?
 
     python -m benchmarks.secure_fleet --data-dir DIR [--devices 1000] [--rounds 1] [--lost 0.05] [--json F]
     python -m benchmarks.secure_fleet --data-dir DIR --engine fast --devices 10000
 
-Broker, aggregator and devices as in `benchmarks/fleet.py`. A share of the devices has a process of its own, which is
-killed when the first round has opened and never comes back: members of the committee are among them. Each device has
-four images, and the head sees pixels: with features, a thousand boards that fetch their graph at once take 5 MiB each.
-With the fast engine nobody is killed, and it leaves the masks out. The exit status is 0 only if every
-round's sum was opened and nothing else was lost.
+Broker, aggregator and devices are as in `benchmarks/fleet.py`. A share of the devices is in a separate process, which
+is killed when the first round has opened and is not restarted: some of them are committee members. Each device has four
+images, and the head sees pixels: with features, a thousand boards that fetch their graph at once take 5 MiB each. With
+the fast engine no device is killed, and it omits the masks. The exit status is 0 only if every round's sum was opened
+and nothing else was lost.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def task_of(data: str, *, devices: int, rounds: int, lost: float) -> Task:
 
 
 def run(simulation: Simulation, *, lost: float, processes: int) -> tuple[float, list[Figures]]:
-    """Seconds from the first round's opening to the end, and what each process used."""
+    """Returns seconds from the first round's opening to the end, and the usage of each process."""
     names = [device.name for device in simulation.fleet.devices]
     gone, stay = names[: round(lost * len(names))], names[round(lost * len(names)) :]
     hosts = {f"host-{number}": stay[number::processes] for number in range(processes)} | ({LOST: gone} if gone else {})
@@ -91,7 +91,7 @@ def run(simulation: Simulation, *, lost: float, processes: int) -> tuple[float, 
 
 
 def run_fast(simulation: Simulation) -> tuple[float, list[Figures]]:
-    """Seconds of the rounds, and the peaks of memory; devices' own models are not tested."""
+    """Returns the seconds of the rounds, and the memory peaks; devices' own models are not tested."""
     began, never = time.time(), simulation.task.round.rounds + 1
     with Workers() as workers, EventLog(_log(simulation)) as events:
         run_rounds(simulation, workers, events, evaluate_every=never, evaluate_last=0)
@@ -115,7 +115,7 @@ def _log(simulation: Simulation) -> Path:
 
 
 def audit(simulation: Simulation, *, lost: float, live: bool) -> list[Figures]:
-    """:param live: whether there were messages, and acknowledgements of updates."""
+    """:param live: whether messages and acknowledgements of updates were sent."""
     task, names = simulation.prepared.spec.task, [device.name for device in simulation.fleet.devices]
     with AggregatorStore(simulation.folder.aggregator) as store:
         rounds = store.rounds()

@@ -1,14 +1,14 @@
-"""A secure sum beside Flower's SecAgg+: bytes and processor time of a device, a committee member and the server.
+"""Compares a secure sum with Flower's SecAgg+: bytes and CPU time of a device, a committee member and the server.
 
     python -m benchmarks.secure_sum [--quick] [--peers-python PYTHON] [--json FILE]
 
-Ours: one device masks, one member answers, the server takes updates and opens the sum; what does not depend on the
-device is measured once and counted for all. A device's exchanges of keys are in its time, though it keeps them from
-round to round; the roster is in its bytes, though it is sent once. Flower runs its own client code and its server's
-functions, with --shares neighbours a client, in an environment of its own (`pip install flwr`) named by --peers-python.
-On both sides float32 values are rounded to integers, and neither adds noise; the model's own way down and the
-transport's bytes are not counted. How many of the committee may be missing follows from the cell's drop-outs, 5 %
-at least.
+Ours: one device masks, one member answers, the server takes updates and opens the sum; work that does not depend on the
+device is measured once and counted for all. A device's key exchanges are included in its time, although it keeps the
+keys between rounds; the roster is included in its bytes, although it is sent once. Flower runs its own client code and
+its server's functions, with --shares neighbours per client, in a separate environment (`pip install flwr`), given by
+--peers-python. On both sides float32 values are rounded to integers, and neither adds noise; the download of the model
+and the transport's bytes are not counted. The number of committee members that may be missing depends on the cell's
+drop-outs, at least 5 %.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def timed(work: Callable[[], T], least_s: float = 0.1) -> tuple[T, float]:
 
 
 def rounded(values: np.ndarray, prime: int) -> np.ndarray:
-    """Stochastic rounding, as Flower's."""
+    """Returns stochastically rounded values, as in Flower."""
     whole = np.floor(values * 64 + np.random.default_rng().random(len(values), np.float32)).astype(np.int32)
     return (whole % prime).astype(np.uint32)
 
@@ -104,7 +104,7 @@ def ours(clients: int, size: int, drop_out: float, honest_fraction: float) -> Fi
         add_into(total.corrections, taken[size:].reshape(zeros.shape), prime)
 
     _, take_s = timed(take)
-    nothing = np.zeros(secure.width, np.uint32)  # of no devices: the sum of no masks, as much work as any other
+    nothing = np.zeros(secure.width, np.uint32)  # the sum of no masks needs as much work as any other
     answers = dict.fromkeys(secure.members[: rule.members - min(rule.may_miss, lost)], nothing)
     empty = Masked(np.zeros(size, np.uint32), np.zeros_like(zeros))
     _, open_s = timed(lambda: secure.opened(empty, answers))
@@ -130,7 +130,7 @@ def flower(clients: int, size: int, drop_out: float, options: argparse.Namespace
 
 
 def ratios(own: Figures, peer: Figures) -> Figures:
-    """Ours by Flower's: below 1 is less. A member's bytes and time are those of a device that is one."""
+    """Returns our costs divided by Flower's. A member's bytes and time include its work as a device."""
     if "missing" in peer:
         return {}
     of_peer = peer["up"] + peer["down"]

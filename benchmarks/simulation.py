@@ -1,17 +1,16 @@
-"""The fast engine against a plain PyTorch loop, pfl and Flower, in one run.
+"""Compares the fast engine with a plain PyTorch loop, pfl and Flower, in one run.
 
     python -m benchmarks.simulation [--quick] [--workloads W1,W2] [--data-dir DIR] [--peers-python PYTHON] [--check]
 
-Measured are samples trained on a second over whole rounds of DP-FedAvg with local clipping and noise: selection,
-training, clipping, noising, aggregation, and on our side rounding; no accuracy tests. All frameworks are alive at the
-same time, each in a fresh interpreter of its own, and take turns, so that whatever else the machine does hits all
-alike; the first round of each is left out, and the median of the turns is shown. Ratios are medians over pairs of the
-same turn.
+It measures trained samples per second over whole rounds of DP-FedAvg with local clipping and noise: selection,
+training, clipping, noising, aggregation, and on our side rounding; no accuracy tests. All frameworks are running at the
+same time, each in a new interpreter, and take turns, so that other load on the machine affects all equally; the first
+round of each is left out, and the median of the turns is shown. Ratios are medians over pairs of the same turn.
 
-With --before, the engine of another checkout of this project is measured as well; it must have this script.
+With --before, the engine of another checkout of this project is measured too; it must have this script.
 
-pfl and Flower pin versions of their own: `pip install 'hushfleet[peers]'` into a separate environment, without
-constraints.txt, and name its interpreter with --peers-python. What cannot run is listed with the reason.
+pfl and Flower pin other versions: run `pip install 'hushfleet[peers]'` in a separate environment, without
+constraints.txt, and give its interpreter with --peers-python. Frameworks that cannot run are listed with the reason.
 """
 
 from __future__ import annotations
@@ -51,18 +50,18 @@ QUICK = {"shrink": 10, "turns": 3}
 TEST_IMAGES = 1000
 
 KEEP_FREED_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the largest that every glibc accepts; older ones ignore a larger one
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the largest that every glibc accepts; older ones ignore larger values
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
-"""For all alike. By default glibc gives large blocks back at once, and every step pays for them in page faults."""
+"""For all frameworks. By default glibc returns large blocks immediately, which costs page faults in each step."""
 
 
 @dataclass(frozen=True)
 class Framework:
     """One way to run the workload: how to start it.
 
-    :param command: after the interpreter.
+    :param command: arguments of the interpreter.
     :param root: the checkout whose code runs.
     """
 
@@ -87,7 +86,7 @@ def frameworks_of(options: argparse.Namespace, job: TrainingJob, data_dir: Path)
 
     for family in ("ours", BEFORE):
         for runtime in options.runtimes if family != BEFORE or options.before else ():
-            # On a GPU as well: one process trains there, and those of the other cores noise and encode.
+            # Also on a GPU: one process trains there, and the processes on the other cores noise and encode.
             run_folder, label = job.folder / f"{family}-{runtime}", f"{family}, {runtime}, {_counted(cores())}"
             add(label, family, "ours", runtime, cores(), run_folder, data_dir)
     for count in counts:
@@ -111,11 +110,11 @@ def measure(
     check: bool,
     keep: Callable[[list[Figures]], None] = lambda rows: None,
 ) -> list[Figures]:
-    """Each one's warm-up round and first turn, then the other turns, in another order each time.
+    """Runs the warm-up round and first turn of each framework, then the other turns, in another order each time.
 
-    What fails is left out from there on.
+    A framework that fails is left out from then on.
 
-    :param keep: is given all rows whenever one of them has changed.
+    :param keep: called with all rows whenever one of them has changed.
     """
     workload = job.workload
     variables = KEEP_FREED_MEMORY | {
@@ -171,7 +170,7 @@ def measure(
                 warm_up = round_of(row, future.result())
                 alive.append((row, future.result()))
                 print(f"{row['label']}: warm after {warm_up['seconds']:.0f} s", file=sys.stderr, flush=True)
-                turn_of(row, future.result())  # now, so that a run that is interrupted has something of each
+                turn_of(row, future.result())  # now, so that an interrupted run has a turn of each
             keep(rows)
         for turn in range(1, turns):
             first = turn % max(len(alive), 1)
@@ -189,7 +188,7 @@ def measure(
 
 
 def _rate(answers: Sequence[Figures]) -> float:
-    """Samples a second of a turn."""
+    """Returns the samples per second of a turn."""
     return sum(answer["samples"] for answer in answers) / sum(answer["seconds"] for answer in answers)
 
 
@@ -201,7 +200,7 @@ def accuracy(job: TrainingJob, params: np.ndarray) -> float:
 
 
 def compared(rows: list[Figures]) -> Figures:
-    """Medians of the turns, and their ratios to the plain loop and to the best peer."""
+    """Adds medians of the turns, and their ratios to the plain loop and to the best peer."""
     for row in rows:
         row["rate"] = statistics.median(row["rates"]) if row["rates"] and row["failure"] is None else None
     there = {row["label"]: row for row in rows if row["rate"] is not None}
@@ -213,14 +212,14 @@ def compared(rows: list[Figures]) -> Figures:
 
 
 def times(row: Figures, base: Figures | None) -> float | None:
-    """How many times as fast: the median over the turns, since what slows a turn down slows both of its sides."""
+    """Returns the speed ratio: the median over the turns, because load in a turn slows both of its sides."""
     pairs = zip(row["rates"], base["rates"], strict=False) if base is not None else ()  # one may be a turn ahead
     ratios = [own / other for own, other in pairs]
     return statistics.median(ratios) if ratios else None
 
 
 def write_job(workload: Workload, data_dir: Path | None, folder: Path) -> tuple[TrainingJob, Path]:
-    """Deals the data to the clients as the product does, and writes what all read; without `data_dir`, of digits."""
+    """Divides the data among the clients as the product does, and writes it; without `data_dir`, uses digits."""
     if data_dir is None:
         data_dir = write_digits(folder / "digits", workload.clients * workload.samples)
     dataset = load("mnist", data_dir=data_dir)
@@ -240,7 +239,7 @@ def write_job(workload: Workload, data_dir: Path | None, folder: Path) -> tuple[
 
 
 def write_digits(folder: Path, samples: int, *, name: str = "mnist") -> Path:
-    """The digits of scikit-learn as IDX files of 28 x 28 pixels, repeated to `samples` for training."""
+    """Writes the digits of scikit-learn as IDX files of 28 x 28 pixels, repeated to `samples` for training."""
     digits = load("digits")
     parts = {"train": (digits.train, max(samples, len(digits.train))), "t10k": (digits.test, len(digits.test))}
     (folder / name).mkdir(parents=True, exist_ok=True)
@@ -310,7 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figures["workloads"].append(comparison)
 
         def keep(rows: list[Figures], comparison: Figures = comparison) -> None:
-            """An interrupted run leaves what it has."""
+            """Writes the rows so far, so that an interrupted run keeps them."""
             comparison.update(compared(rows))
             write(options, figures)
 
@@ -323,5 +322,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # contexts are left, and children end
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # leaves the contexts, so that children end
     main()

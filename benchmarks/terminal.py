@@ -1,9 +1,9 @@
-"""Films a command in a terminal: one animated SVG, which browsers play without a script.
+"""Records a command in a terminal as one animated SVG, which browsers play without a script.
 
     python -m benchmarks.terminal docs/figures/demo.svg [--columns 100] [--rows 32] [--frames 36] -- hushfleet demo
 
-The command runs in a pseudo-terminal; its screens are kept as they change, long waits are shortened, and the last
-screen stays a while before the film begins again.
+The command runs in a pseudo-terminal; each changed screen is kept, long waits are shortened, and the last screen stays
+for a while before the animation starts again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import NamedTuple
 import pyte
 
 QUIET_S = 0.05
-"""A screen is whole when nothing has come for so long."""
+"""A screen is complete when no output has come for this long."""
 SHORTEST_S, LONGEST_S, LAST_S = 0.3, 1.2, 6.0
-"""How long a screen is shown."""
-WIDTH, HEIGHT, MARGIN = 8, 18, 12  # of a character, in pixels
+"""Times for which a screen is shown: shortest, longest, last screen."""
+WIDTH, HEIGHT, MARGIN = 8, 18, 12  # size of a character, and margin, in pixels
 COLOURS = {
     "default": "#d8dee9", "black": "#3b4252", "red": "#e06c75", "green": "#98c379", "brown": "#e5c07b",
     "blue": "#61afef", "magenta": "#c678dd", "cyan": "#56b6c2", "white": "#d8dee9", "brightblack": "#7f8896",
@@ -41,7 +41,7 @@ COLOURS = {
 
 
 class StyledText(NamedTuple):
-    """Characters of one line that look alike."""
+    """Neighbouring characters of one line with the same style."""
 
     column: int
     text: str
@@ -53,14 +53,14 @@ Screen = tuple[tuple[StyledText, ...], ...]
 
 
 class TimedScreen(NamedTuple):
-    """A screen, and since when it was there."""
+    """A screen, and the time of its appearance."""
 
     at_s: float
     screen: Screen
 
 
 def record(command: Sequence[str], *, columns: int, rows: int) -> list[TimedScreen]:
-    """The screens of a command until it ends, each different from the one before. Raises `SystemExit` if it fails."""
+    """Records the screens of a command until it ends, each different from the last. Raises `SystemExit` if it fails."""
     screen = pyte.Screen(columns, rows)
     stream, ours, theirs = pyte.ByteStream(screen), *pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -72,7 +72,7 @@ def record(command: Sequence[str], *, columns: int, rows: int) -> list[TimedScre
         if select.select([ours], [], [], QUIET_S)[0]:
             try:
                 stream.feed(os.read(ours, 1 << 16))
-            except OSError:  # how Linux says that the other side was closed
+            except OSError:  # on Linux: the other side was closed
                 break
         elif not found or found[-1].screen != (now := _runs(screen)):
             found.append(TimedScreen(time.monotonic() - began, now if found else _runs(screen)))
@@ -98,7 +98,7 @@ def _runs(screen: pyte.Screen) -> Screen:
 
 
 def animated(shown: Sequence[TimedScreen], *, columns: int, frames: int) -> str:
-    """The SVG of at most so many of the screens, the last one among them."""
+    """Returns the SVG of at most `frames` screens, including the last one."""
     step = max(1, -(-(len(shown) - 1) // (frames - 1)))
     kept = [*shown[:-1:step], shown[-1]]
     times = [min(max(later.at_s - one.at_s, SHORTEST_S), LONGEST_S) for one, later in pairwise(kept)] + [LAST_S]
@@ -119,7 +119,7 @@ def animated(shown: Sequence[TimedScreen], *, columns: int, frames: int) -> str:
         lines.append(f"#f{number} {{ animation-name: f{number} }}")
     drawn = dict[
         tuple[int, tuple[StyledText, ...]], int
-    ]()  # each line once: most stay as they are from screen to screen
+    ]()  # each line once: most lines do not change from one screen to the next
     places = [[drawn.setdefault(line, len(drawn)) for line in enumerate(each.screen) if line[1]] for each in kept]
     lines += ["</style>", "<defs>"]
     for (row, runs), number in drawn.items():
@@ -133,7 +133,7 @@ def animated(shown: Sequence[TimedScreen], *, columns: int, frames: int) -> str:
 
 
 def _text(run: StyledText, y: int) -> str:
-    """Fonts differ in width, so each run is stretched to what its characters take in a terminal."""
+    """Returns a run as SVG text with its width in a terminal, because fonts differ in width."""
     text = run.text.rstrip()
     start = len(text) - len(text.lstrip())
     text, x = text[start:], MARGIN + (run.column + start) * WIDTH

@@ -1,4 +1,4 @@
-"""Real updates: of a small federation by the product's own engine, to be coded in any form and sent by anybody."""
+"""Makes real updates of a small federation by the product's own engine, for any codec and any device name."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ IDENTITY = Identity.from_bytes(bytes(32))
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """An update as a device is about to send it.
+    """An update just before a device sends it.
 
     :param values: float32 `[k]`, clipped and noised: the shared parameters.
     :param counts: how many of the values belong to each layer.
-    :param size: d, of the whole model.
+    :param size: number of parameters of the whole model, d.
     """
 
     header: UpdateHeader
@@ -45,7 +45,7 @@ class Update:
 
     @property
     def rms(self) -> list[float]:
-        """Root mean square of each layer's values; 0 where there are none."""
+        """Root mean square of each layer's values; 0 for a layer without values."""
         layers = np.split(self.values.astype(np.float64), np.cumsum(self.counts)[:-1])
         return [float(np.sqrt(np.square(layer).mean())) if layer.size else 0.0 for layer in layers]
 
@@ -54,12 +54,12 @@ class Update:
         return replace(self.header, codec=wire.codec, steps=tuple(steps), **changes)
 
     def encoded(self, wire: WireSpec, **changes: Any) -> EncodedUpdate:
-        """The whole blob, signed by `IDENTITY`."""
+        """Returns the whole blob, signed by `IDENTITY`."""
         return encode_update(self.header_for(wire, **changes), self.values, counts=self.counts, identity=IDENTITY)
 
 
 def runtime_of(model: str) -> str:
-    """The quickest one here."""
+    """Returns the fastest runtime here."""
     return "onnx" if native.unavailable(get_model(model)) else "native"
 
 
@@ -87,7 +87,7 @@ def train_update(task: Task, folder: Path, *, data_dir: Path | None) -> tuple[Si
     found: list[Update] = []
 
     class UpdateLog(EventLog):
-        """Takes the update when it comes: its values are gone when the run has ended."""
+        """Keeps the update when it arrives: its values are removed at the end of the run."""
 
         def write(self, kind: str, **fields: Any) -> dict[str, Any]:
             if (kind, fields.get("round"), fields.get("device")) == ("update", last, name):

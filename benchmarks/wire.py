@@ -1,16 +1,16 @@
-"""Measures an update on the wire: bytes beside the alternatives and the entropy, and speed.
+"""Measures an update on the wire: its bytes against alternatives and the entropy, and the speed.
 
     python -m benchmarks.wire [--data-dir DIR] [--part sizes,speed] [--quick] [--json F]
 
 sizes  Real updates of each compact network, of the first round and of the sixth, from small federations by the
-       product's own trainer: DP-FedAvg, FedGLP-ADP (which keeps parameters back by masks) and FedAvg (no noise).
-       Bits a parameter of the coded values against the empirical entropy of the quantised values, layer by layer;
+       product's own trainer: DP-FedAvg, FedGLP-ADP (whose masks keep parameters private) and FedAvg (no noise).
+       Bits per parameter of the encoded values against the empirical entropy of the quantised values, layer by layer;
        bytes of whole signed updates against Eq. (20) of the FedGLP-ADP paper, float32, float16, zlib, JSON and QSGD.
-speed  Whole updates coded and decoded on one core, in turns with a memory copy and the others; peak memory.
+speed  Whole updates encoded and decoded on one core, in turns with a memory copy and the others; peak memory.
 
-What a form costs in accuracy is asked of any task with `hushfleet simulate --set wire.codec=one-bit`.
+To measure the accuracy cost of a codec on any task, run `hushfleet simulate --set wire.codec=one-bit`.
 
-Without --data-dir all images are the digits of scikit-learn, upscaled, or random where they do not fit.
+Without --data-dir all images are the digits of scikit-learn, upscaled, or random if the digits do not fit.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ NETWORKS = {
     "cifar10-cnn": ("cifar10",),
     "emnist-cnn": ("emnist", "mnist"),
 }
-"""The networks, and the data sets that fit them, the best first."""
+"""The networks, and the data sets that fit them, best first."""
 NOISE = {"dp-fedavg": 0.1, "fedglp-adp": 0.1, "fedavg": 0.0}
-"""Weak, so that there is signal in the updates: that takes more bits than noise alone."""
+"""Weak noise, so that updates contain signal: signal needs more bits than noise alone."""
 ROUNDS, DEVICES, SAMPLES = 6, 3, 160
 QSGD_LEVELS, QSGD_BUCKET = 127, 512
 
 
 def images_of(network: str, data_dir: Path | None, folder: Path) -> tuple[Figures, Path | None, str]:
-    """The keys of `[data]`, the folder of the data sets, and what the images are."""
+    """Returns the keys of `[data]`, the folder of the data sets, and a name of the images."""
     names, model = NETWORKS[network], get_model(network)
     if names == ("digits",):
         return {"name": "digits"}, None, "digits"
@@ -76,7 +76,7 @@ def images_of(network: str, data_dir: Path | None, folder: Path) -> tuple[Figure
 def real_update(
     network: str, method: str, rounds: int, samples: int, folder: Path, data_dir: Path | None
 ) -> tuple[Update, str]:
-    """The first device's update of the last of `rounds` rounds, and what the images are.
+    """Returns the first device's update of the last of `rounds` rounds, and a name of the images.
 
     :param samples: training images of each device.
     """
@@ -101,7 +101,7 @@ def real_update(
 
 
 def steps_of(update: Update) -> dict[float, WireSpec]:
-    """In units of the noise, or without noise of each layer's root mean square."""
+    """Returns steps in units of the noise, or without noise in units of each layer's root mean square."""
     if update.noised:
         return {step: WireSpec(step=step) for step in (0.25, 0.5, 1.0, 2.0)}
     return {step: WireSpec(relative_step=step) for step in (0.01, 0.05, 0.25)}
@@ -114,7 +114,7 @@ def ours_of(update: Update) -> dict[str, WireSpec]:
 
 
 def bits_of(update: Update, step: float, wire: WireSpec) -> Figures:
-    """The coded values alone, without header and signature, against their entropy."""
+    """Compares the encoded values, without header and signature, with their entropy."""
     header, sent = update.header_for(wire), np.empty_like(update.values)
     key = header.dither_key
     coded = quantized.encode_values(update.values, header.coding(update.counts), sent)
@@ -131,8 +131,8 @@ def bits_of(update: Update, step: float, wire: WireSpec) -> Figures:
 
 
 def entropy_bytes(levels: np.ndarray, counts: Sequence[int]) -> float:
-    """Empirical entropy of whole numbers `[k]`, layer by layer: no code of single values that is made for each
-    layer's own frequencies, which would have to be sent as well, can go below it."""
+    """Returns the empirical entropy of integers `[k]`, layer by layer. It is a lower limit for codes of single values,
+    even if a code fits each layer's own frequencies, which would also have to be sent."""
     bits = 0.0
     for layer in np.split(levels, np.cumsum(counts)[:-1]):
         _, often = np.unique(layer, return_counts=True)
@@ -141,7 +141,7 @@ def entropy_bytes(levels: np.ndarray, counts: Sequence[int]) -> float:
 
 
 def to_json(values: np.ndarray) -> bytes:
-    """A list of the shortest decimals that give back the same float32 values."""
+    """Returns a list of the shortest decimals that restore the same float32 values."""
     return json.dumps([float(text) for text in values.astype("U16")], separators=(",", ":")).encode()
 
 
@@ -152,14 +152,14 @@ LOSSLESS: dict[str, tuple[Callable[[np.ndarray], bytes], Callable[[bytes], np.nd
     ),
     "JSON": (to_json, lambda data: np.array(json.loads(data), np.float32)),
 }
-"""Ways that give back every bit: how to encode and to decode."""
+"""Lossless codings: functions to encode and to decode."""
 
 
 def qsgd(values: np.ndarray, rng: np.random.Generator) -> tuple[int, int, np.ndarray]:
-    """QSGD (Alistarh et al., NeurIPS 2017) with 127 levels and a sign, buckets of 512 values, each with its L2 norm.
+    """Applies QSGD (Alistarh et al., NeurIPS 2017) with 127 levels and a sign, and buckets of 512 values with L2 norms.
 
-    :return: bytes with 8 bits a value; bytes with the paper's code (of each value that is not zero the gap before it
-        and its level by Elias' recursive code, and a sign bit); float32 `[k]`, what the receiver has. It is unbiased:
+    :return: bytes with 8 bits per value; bytes with the paper's code (for each nonzero value, the gap before it and its
+        level in Elias' recursive code, and a sign bit); float32 `[k]`, the values at the receiver. They are unbiased:
         each value is rounded up or down at random.
     """
     buckets = -(-values.size // QSGD_BUCKET)
@@ -178,7 +178,7 @@ def qsgd(values: np.ndarray, rng: np.random.Generator) -> tuple[int, int, np.nda
 
 
 def elias_bits(number: int) -> int:
-    """Length of Elias' recursive (omega) code of a positive number."""
+    """Returns the length of Elias' recursive (omega) code of a positive number."""
     bits = 1
     while number > 1:
         bits += number.bit_length()
@@ -187,10 +187,10 @@ def elias_bits(number: int) -> int:
 
 
 def payloads_of(update: Update) -> dict[str, Figures]:
-    """Bytes of one whole update in each way; lossy ones with what they add to the variance."""
+    """Returns the bytes of one whole update in each coding; for lossy codings also the added variance."""
 
     def added(sent: np.ndarray) -> float:
-        """In units of the noise's variance, or of the mean square where there is no noise."""
+        """Returns the added variance in units of the noise's variance, or without noise of the mean square."""
         scale = np.repeat(np.square(update.header.noise_stds if update.noised else update.rms), update.counts)
         error = np.square((sent - update.values).astype(np.float64))
         return float((error[scale > 0] / scale[scale > 0]).mean())
@@ -223,7 +223,7 @@ def measure_sizes(options: Any, folder: Path) -> list[Figures]:
 
 
 def measure_speed(options: Any, folder: Path) -> Figures:
-    """Rates in 10^6 bytes of float32; memory beside the values in vectors of float32, what comes out included."""
+    """Measures rates in 10^6 bytes of float32, and extra memory including the result, in float32 vectors."""
     network = options.networks[min(2, len(options.networks) - 1)]
     update, _ = real_update(network, "dp-fedavg", 1, 40, folder, options.data_dir)
     values, copy = update.values, np.empty_like(update.values)

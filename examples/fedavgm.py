@@ -1,8 +1,8 @@
 """FedAvgM with local noise: the server keeps a velocity and moves the global model along it.
 
 Hsu, Qi, Brown: "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019:
-v <- beta v + mean update, w <- w + v. Updates are clipped and noised as by DP-FedAvg; what the server does with them is
-post-processing. An example of a server half outside of the package (docs/methods.md):
+v <- beta v + mean update, w <- w + v. Updates are clipped and noised as by DP-FedAvg; the server's computations on them
+are post-processing. This is an example of a server half outside the package (docs/methods.md):
 
     hushfleet simulate examples/fedavgm.toml --method examples/fedavgm.py:fedavgm
 """
@@ -39,7 +39,7 @@ def fedavgm(config: FedAvgMConfig, privacy: PrivacySpec, rounds: int) -> Method:
 
 @dataclass(frozen=True)
 class Momentum(ServerHalf):
-    """The mean of updates goes into a velocity, which moves the model."""
+    """Adds the mean of updates to a velocity, which moves the model."""
 
     beta: float
 
@@ -51,5 +51,5 @@ class Momentum(ServerHalf):
         return after + self.beta * xp.asarray(state["velocity"], dtype=after.dtype, device=after.device)
 
     def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
-        """The velocity as the devices saw it: how the model moved."""
+        """Returns the velocity as seen by the devices: the change of the model."""
         return {"velocity": closed.after - closed.before}

@@ -1,8 +1,8 @@
-"""FedBABU with local noise: the head stays as it began; the layers below train, are clipped, noised and averaged.
+"""FedBABU with local noise: the head keeps its initial values; layers below train, are clipped, noised and averaged.
 
 Oh, Kim, Yun: "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022, without its last
-step, in which each device trains on for itself. The noise is that of DP-FedAvg. An example of a method outside of the
-package (docs/methods.md):
+step, in which each device continues training alone. The noise is the same as in DP-FedAvg. This is an example of a
+method outside the package (docs/methods.md):
 
     hushfleet simulate examples/fedbabu.toml --method examples/fedbabu.py:fedbabu
 """
@@ -21,7 +21,7 @@ from hushfleet.methods.personal import Head
 class FedBABUConfig(TrainingConfig):
     """Settings of FedBABU.
 
-    :param head_layers: how many layers at the end stay as they began.
+    :param head_layers: number of layers at the end that keep their initial values.
     """
 
     head_layers: int = within("[1, inf)", 1)
@@ -34,5 +34,5 @@ class FedBABUConfig(TrainingConfig):
     summary="the last layers stay as they began; the rest trains, is clipped, noised and averaged",
 )
 def fedbabu(config: FedBABUConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    """The head counts as personal, so that it is not sent; and what is personal does not train."""
+    """Makes the head personal, so that it is not sent, and does not train personal layers."""
     return Method(Head(config.head_layers), Sgd(order=SharedOnly()), CLIP_AND_NOISE)

@@ -1,20 +1,20 @@
-"""SCAFFOLD: each device corrects its steps by how its gradient differs from the fleet's; clipped and noised if wanted.
+"""SCAFFOLD: each device corrects its steps by the difference of its gradient from the fleet's, optionally with noise.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
 ICML 2020, Algorithm 1 with option II. With x the global model, c the server's control, c_i the device's, K steps of the
-learning rate l, and s_i what the device sends of y_i - x:
+learning rate l, and s_i the y_i - x that the device sends:
 
     device   y_i <- y_i - l (g_i(y_i) - c_i + c), K times;    c_i <- c_i - c - s_i / (K l)
     server   x <- x + l_g mean(s_i);    c <- c + |S|/N mean(c_i new - c_i old) = c - |S|/N (c + mean(s_i) / (K l))
 
-The server's c is the vector `control`, which travels with the global model (docs/methods.md). What a device would send
-of its own control, c_i new - c_i old = -c - s_i / (K l), follows from c and s_i, which the server has: so nothing is
-sent beside the update, and the update, clipped and noised once, is all that is charged. Both sides compute with what
-was sent, not with the raw update: c stays the mean of all c_i, and the noise of s_i is in c_i as well, over K l.
+The server's c is the vector `control`, which is sent with the global model (docs/methods.md). The change of a device's
+own control, c_i new - c_i old = -c - s_i / (K l), follows from c and s_i, which the server has. So nothing is sent
+beside the update, and only the update, clipped and noised once, is charged. Both sides compute with the sent update,
+not with the raw one: c stays the mean of all c_i, and c_i also contains the noise of s_i, divided by K l.
 
-Reading: K is the same on all devices, so the task says `local_steps`; and steps are those of plain SGD.
+Reading: K is the same on all devices, so the task sets `local_steps`; and the steps are plain SGD.
 Deviation: with clipping or noise, s_i is the clipped and noised y_i - x.
-Deviation: an update that comes too late is in the device's c_i and not in c.
+Deviation: an update that arrives too late is in the device's c_i and not in c.
 
     hushfleet simulate examples/scaffold.toml --method examples/scaffold.py:scaffold
 """
@@ -82,7 +82,7 @@ class Correction(Penalty):
 
 @dataclass(frozen=True)
 class OwnControl(Personal):
-    """The device keeps c_i, and nothing of the model.
+    """Keeps c_i on the device, and no part of the model.
 
     :param length: K l.
     """
@@ -96,7 +96,7 @@ class OwnControl(Personal):
 
 @dataclass(frozen=True)
 class Control(ServerHalf):
-    """The server keeps c, which every device is given with the global model.
+    """Keeps c on the server; each device receives it with the global model.
 
     :param length: K l.
     :param learning_rate: l_g.

@@ -1,6 +1,6 @@
-"""The profile of each kind of board: cores, memory, network, storage, power, and the system to put on it.
+"""Provides the profile of each kind of board: cores, memory, network, storage, power, and its operating system.
 
-The figures live in `boards/*.toml`, and each says where it comes from. None was measured by this project.
+The figures are in `boards/*.toml`, each with its source. This project has measured none of them.
 """
 
 from hushfleet.firmware_profiles.board import Board, Quantity, board_names, load_board

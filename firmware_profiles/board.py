@@ -1,7 +1,7 @@
-"""Board profiles: TOML files beside this one, read into frozen dataclasses.
+"""Reads board profiles from the TOML files beside this one into frozen dataclasses.
 
-A profile that quietly mixes data-sheet figures with guesses would make every emulation look more certain
-than it is, so each number is a `Quantity`: with a public source, or marked as an estimate.
+A profile that mixes data-sheet figures with unmarked guesses would make emulations look more certain than they are, so
+each number is a `Quantity`: it has a public source, or is marked as an estimate.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Text = Annotated[str, Meta(min_length=1, description="a text")]
 
 @dataclass(frozen=True)
 class Quantity(Checked):
-    """A number and how far it can be trusted.
+    """A number and its source.
 
-    :param value: in the unit that the field's name ends in.
-    :param source: the public document that it was taken from, or None.
-    :param estimated: True when there is no such document; exactly one of the two is given.
-    :param basis: what an estimate rests on, when there is something to say.
+    :param value: in the unit at the end of the field's name.
+    :param source: the public document with the number, or None.
+    :param estimated: True if there is no such document; exactly one of the two is given.
+    :param basis: the basis of an estimate, if there is one.
     """
 
     value: Positive
@@ -52,8 +52,8 @@ class Board(Checked):
     """One kind of board: the content of its file, and its name.
 
     `relative_cpu_speed` compares one core at float32 training with one core of the board `generic-x86`.
-    Memory is what is soldered on; firmware and a GPU may keep part of it for themselves. The network is the
-    board's own link: what lies behind it may be slower.
+    Memory is the installed memory; firmware and a GPU may reserve part of it. The network is the board's own
+    link; the network behind it may be slower.
     """
 
     name: Text
@@ -88,15 +88,15 @@ class Board(Checked):
 
 
 def board_names() -> tuple[str, ...]:
-    """Gives the names that `load_board` knows, sorted."""
+    """Returns the names that `load_board` knows, sorted."""
     files = _BOARDS.iterdir()
     return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
 
 
 def load_board(name: str) -> Board:
-    """Gives the profile of one board.
+    """Returns the profile of one board.
 
-    :raises BadInput: no such board (with the names that come close), or a profile that breaks a rule.
+    :raises BadInput: there is no such board (the error suggests similar names), or its profile is invalid.
     """
     known = board_names()
     if name not in known:
@@ -107,7 +107,7 @@ def load_board(name: str) -> Board:
 
 
 def parse_board(name: str, text: str) -> Board:
-    """Reads a profile's TOML text; refuses missing, unknown and unsourced entries with `BadInput`."""
+    """Reads a profile's TOML text. Raises `BadInput` for missing and unknown entries, and for those without source."""
     try:
         return from_plain(Board, {"name": name, **parse_toml(text)}, where=f"the board {name}")
     except Malformed as error:

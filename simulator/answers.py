@@ -1,6 +1,6 @@
-"""Asks the trained models for the common test set: confusion matrices, and some images to look at.
+"""Runs the trained models on the common test set: confusion matrices, and predictions for some images.
 
-All of it is the simulation's own data. In the field images, labels and answers stay with their owners.
+This uses only the simulation's own data. In the field, images, labels and predictions stay with their owners.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _MODES = {1: "L", 3: "RGB"}
 
 
 def confusion(labels: np.ndarray, said: np.ndarray, classes: int) -> np.ndarray:
-    """Counts int `[class, said]`."""
+    """Returns counts int `[true class, predicted class]`."""
     return np.bincount(labels * classes + said, minlength=classes**2).reshape(classes, classes)
 
 
 def with_answers(
     result: Result, simulation: Simulation, workers: WorkerPool, alone: Sequence[Alone], *, runtime: str
 ) -> Result:
-    """Adds the predictions of the models of the first devices that took part. Without classes it changes nothing."""
+    """Adds the predictions of the models of the first devices that took part. Without classes, changes nothing."""
     if not simulation.prepared.spec.model.targets.are_classes:
         return result
     test = simulation.fleet.common_test
@@ -54,7 +54,7 @@ def with_answers(
 
 
 def _ask(job: AfterRound) -> np.ndarray | None:
-    """Gives the own model's predictions, None where there is none; without a device's name, the global model's."""
+    """Returns the own model's predictions, None if it has no model; without a device's name, the global model's."""
     run = job.run
     if job.device:
         with store_of(run.folder.device(job.device), job.device) as store:
@@ -69,7 +69,7 @@ def _ask(job: AfterRound) -> np.ndarray | None:
 def _examples(
     simulation: Simulation, by_global: np.ndarray, own: dict[str, np.ndarray], alone: dict[str, tuple[int, ...]]
 ) -> list[Example]:
-    """Each with the models of another device, in turn."""
+    """Returns the examples; the devices whose models predict take turns."""
     test, devices = simulation.fleet.common_test, list(own)
     if test.images.shape[1] not in _MODES or not test.are_images:
         return []
@@ -90,7 +90,7 @@ def _examples(
 
 
 def _png(image: np.ndarray) -> str:
-    """Codes an image uint8 `[C, H, W]` as a PNG in base64."""
+    """Encodes an image uint8 `[C, H, W]` as a PNG in base64."""
     file = io.BytesIO()
     pixels = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
     Image.fromarray(np.ascontiguousarray(pixels), _MODES[len(image)]).save(file, "PNG", optimize=True)

@@ -1,4 +1,4 @@
-"""The functions of `import hushfleet as hf`, for scripts and notebooks: the commands' own code.
+"""Provides the functions of `import hushfleet as hf` for scripts and notebooks; they run the commands' own code.
 
 import hushfleet as hf
 
@@ -53,8 +53,8 @@ def task(source: TaskSource, changes: Mapping[str, Any] | None = None) -> Task:
 
     Example: `hf.task("tasks/digits-hush.toml", {"privacy.epsilon": 2})`
 
-    :param changes: by key.
-    :raises BadInput: which key, which value, and what it may be.
+    :param changes: new values by key.
+    :raises BadInput: names the key, its value, and the allowed values.
     """
     overrides = tuple(f"{key}={_toml(value)}" for key, value in (changes or {}).items())
     if isinstance(source, Task):
@@ -74,22 +74,22 @@ def simulate(
     quiet: bool = False,
     **options: Any,
 ) -> Run:
-    """Runs a fleet on this machine, as `hushfleet simulate` does, and gives the run.
+    """Runs a fleet on this machine, as `hushfleet simulate` does, and returns the run.
 
     Example: `hf.simulate(task, {"data.devices": 10}, model=Net, data=(x, y))` with a `torch.nn.Module` and arrays
 
-    :param source: as `task` takes it, and `changes` too.
-    :param model: in place of `model.name`: a name, `FILE.py:NAME`, or a network, or a class or function that gives one
+    :param source: task, as for `task`; the same for `changes`.
+    :param model: replaces `model.name`: a name, `FILE.py:NAME`, or a network, or a class or function that makes one
         (`hushfleet.models.module.model_of`).
-    :param data: in place of `data.name`: (x, y) arrays, `Data`, a PyTorch or Hugging Face data set
-        (`hushfleet.data.conversion.as_data`). It is written into the run folder, and read there when a run goes on.
-        Where it says which device has a sample, that is the partition.
-    :param method: in place of `method.name`: a name, `FILE.py:NAME`, or a `Published`, which this process alone knows:
-        all is then computed in it.
+    :param data: replaces `data.name`: (x, y) arrays, `Data`, a PyTorch or Hugging Face data set
+        (`hushfleet.data.conversion.as_data`). It is written into the run folder; a resumed run reads it from there.
+        If it contains the device of each sample, this is the partition.
+    :param method: replaces `method.name`: a name, `FILE.py:NAME`, or a `Published`. Only this process knows a
+        `Published`, so everything is then computed in this process.
     :param quiet: print nothing.
     :param options: fields of `hushfleet.simulator.options.RunOptions`, which are the options of `hushfleet simulate`,
         such as `out`, `engine`, `seeds` and `resume`.
-    :raises BadInput: which value, and what to do.
+    :raises BadInput: names the value, and says what to do.
     """
     take_all_characters()
     asked_for = _run_options(options)
@@ -102,7 +102,7 @@ def simulate(
                 )
             asked_for = replace(asked_for, workers=1)
         if data is not None:
-            # With a stand-in for the file, which lies in the folder that has the task's name.
+            # With a placeholder for the path, because the run folder depends on the task's name.
             own = as_data(data)
             changed |= {"data.name": "arrays", "data.path": "data.npz"}
             changed |= {} if own.train_device is None else {"data.partition": "given"}
@@ -114,13 +114,13 @@ def simulate(
             asked = task(asked, {"data.path": str(files.data)})
         console = run_console(quiet=quiet)
         simulation = opened(asked, files, asked_for, console)
-    loaded_run.cache_clear()  # this folder may have held another run, and this name another method
+    loaded_run.cache_clear()  # the folder may have contained another run, and the name may have meant another method
     run(simulation, asked_for, console=console)
     return Run(files.path)
 
 
 def _run_options(options: Mapping[str, Any]) -> RunOptions:
-    """Makes options of keyword arguments; paths may be texts. Raises `BadInput` for one that does not exist."""
+    """Makes options from keyword arguments; paths may be strings. Raises `BadInput` for an unknown option."""
     known = [field.name for field in fields(RunOptions)]
     if unknown := options.keys() - set(known):
         raise BadInput(f"simulate has no option {', '.join(sorted(unknown))}; it has {', '.join(known)}")
@@ -129,25 +129,25 @@ def _run_options(options: Mapping[str, Any]) -> RunOptions:
 
 
 def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[dict[str, Any]]:
-    """Simulates as `simulate` does, and gives the events while they come. The run is then `open_run(out)`.
+    """Simulates as `simulate` does, and yields the events when they happen. Get the run afterwards by `open_run(out)`.
 
-    Leaving the loop ends the run as Ctrl-C does: `resume=True` goes on with it.
+    Leaving the loop ends the run as Ctrl-C does; `resume=True` continues it.
 
     Example: `for event in hf.events(task, out="runs/a"): print(event["event"])`
 
-    :param options: of `simulate`.
+    :param options: options of `simulate`.
     """
     failed: list[BaseException] = []
 
     def work() -> None:
         try:
             simulate(source, out=out, quiet=True, **options)
-        except BaseException as error:  # is raised again where it can be seen
+        except BaseException as error:  # it is raised again in the caller's thread
             failed.append(error)
 
     reader = EventTail(RunFolder(Path(out)).events)
     if reader.path.exists():
-        reader.offset = reader.path.stat().st_size  # those of a run that goes on were given when they came
+        reader.offset = reader.path.stat().st_size  # skips the events of the earlier part of a resumed run
     thread = threading.Thread(target=work, name="simulate", daemon=True)
     thread.start()
     try:
@@ -162,11 +162,11 @@ def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[d
 
 
 def _interrupt(thread: threading.Thread) -> None:
-    """Raises KeyboardInterrupt in it, as Ctrl-C does in the main thread, and waits until it has ended."""
+    """Raises KeyboardInterrupt in the thread, as Ctrl-C does in the main thread, and waits until it has ended."""
     interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
     ident, raised = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
-    # CPython gives a new thread its parent's number until it runs: it would be interrupted in its parent's place, which
-    # would wait for its beginning for ever. So not while any is starting. Nothing runs between this look and the call.
+    # CPython gives a new thread its parent's number until it runs: it would be interrupted instead of its parent, which
+    # would wait for its start forever. So this waits until no thread is starting; nothing runs between check and call.
     starting = vars(threading).get("_limbo")
     while thread.is_alive() and (starting or not interrupt(ident, raised)):
         time.sleep(_RETRY_S)
@@ -174,13 +174,13 @@ def _interrupt(thread: threading.Thread) -> None:
 
 
 def _named(section: str, given: Any) -> dict[str, str]:
-    """Gives the task key for a model or a method that is given as an argument."""
+    """Returns the task key and its value for a model or method given as an argument."""
     if given is None:
         return {}
     if isinstance(given, Published):
         name = methods.offer(given)
     elif not isinstance(given, str):
-        from hushfleet.models.module import offer  # PyTorch
+        from hushfleet.models.module import offer  # imports PyTorch
 
         name = offer(given)
     elif in_file(given):

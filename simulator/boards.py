@@ -1,13 +1,13 @@
-"""Which board each device of a simulated fleet is, and what network lies behind it.
+"""Assigns a board, and the network behind it, to each device of a simulated fleet.
 
-`--boards a,b,c` deals profiles to the devices in turn. `--boards mix.toml` says in what shares:
+`--boards a,b,c` assigns profiles to the devices in turn. `--boards mix.toml` sets their shares:
 
     [[board]]
     profile = "raspberry-pi-zero-2-w"
-    share = 0.6                 # of the devices that no count takes; or count = 600
+    share = 0.6                 # of the devices without a count; or count = 600
     network = { up_mbit_s = 2, down_mbit_s = 8, latency_ms = 60 }   # optional: the uplink behind the board
 
-The uplink and the board's own link lie one behind the other: the slower rate counts, the latencies add up.
+The uplink and the board's own link are in series: the slower rate counts, and the latencies are added.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STREAM = 0x424F4152
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """From a device to the broker.
+    """The link from a device to the broker.
 
     :param latency_ms: one way.
     """
@@ -44,16 +44,16 @@ class LinkFigures:
 
 @dataclass(frozen=True)
 class BoardKind:
-    """One row of a mix: a board's profile, and the link between such a device and the broker as a whole."""
+    """One row of a mix: a board's profile, and the whole link between such a device and the broker."""
 
     profile: str
     link: LinkFigures
 
     @classmethod
     def of(cls, profile: str, network: dict[str, float] | None = None) -> BoardKind:
-        """The board with an uplink behind it. Raises `BadInput` for no such board.
+        """Returns the board with an uplink behind it. Raises `BadInput` for an unknown board.
 
-        :param network: the uplink; keys as in the file.
+        :param network: the uplink, with the keys of the file.
         """
         board, uplink = load_board(profile), network or {}
         return cls(
@@ -67,7 +67,7 @@ class BoardKind:
 
     @cached_property
     def board(self) -> Board:
-        """The profile, with this kind's link in the place of the board's own where an uplink lies behind it."""
+        """The profile; if there is an uplink, with this kind's link instead of the board's own link."""
         board, changed = load_board(self.profile), {}
         for name, value in asdict(self.link).items():
             if value != float(getattr(board, f"network_{name}")):
@@ -80,8 +80,8 @@ class BoardKind:
 class FleetMix:
     """The boards of a whole fleet.
 
-    :param kinds: the rows.
-    :param dealt: for each device, in the fleet's order, the number of its row.
+    :param kinds: the rows of the mix.
+    :param dealt: the index of each device's row, in the fleet's order.
     """
 
     kinds: tuple[BoardKind, ...]
@@ -100,7 +100,7 @@ class FleetMix:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """A name for each row: its profile, and its link where another row has the same profile."""
+        """A name for each row: its profile, and its link if another row has the same profile."""
         profiles = [kind.profile for kind in self.kinds]
 
         def label(profile: str, link: LinkFigures) -> str:
@@ -112,14 +112,14 @@ class FleetMix:
 
     @classmethod
     def in_turn(cls, profiles: Sequence[str], devices: int) -> FleetMix:
-        """Profiles dealt to the devices one after the other. Raises `BadInput` for a name that is no board's."""
+        """Assigns profiles to the devices one after the other. Raises `BadInput` for an unknown board name."""
         names = tuple(profiles) or ("generic-x86",)
         kinds = {name: BoardKind.of(name) for name in names}
         numbers = {name: number for number, name in enumerate(kinds)}
         return cls(tuple(kinds.values()), tuple(numbers[names[device % len(names)]] for device in range(devices)))
 
     def to_plain(self) -> dict[str, Any]:
-        """Gives plain values for the run folder."""
+        """Returns plain values for the run folder."""
         return asdict(self)
 
     @classmethod
@@ -171,7 +171,7 @@ class _MixFile(Checked):
 def read_boards(text: str, *, devices: int | None = None, seed: int = 0) -> FleetMix:
     """Reads `--boards`: names, or the file of a mix (which ends in `.toml`). Raises `BadInput`.
 
-    :param devices: how many there are; None for what the counts of the file come to.
+    :param devices: number of devices; None: the sum of the file's counts.
     :param seed: shuffles the devices of a mix, so that no kind of board comes first.
     """
     if text.strip().endswith(".toml"):
@@ -186,9 +186,9 @@ def read_boards(text: str, *, devices: int | None = None, seed: int = 0) -> Flee
 
 
 def parse_mix(text: str, *, devices: int | None = None, seed: int = 0, where: str = "the fleet's mix") -> FleetMix:
-    """A mix from its TOML text; arguments as for `read_boards`.
+    """Reads a mix from its TOML text; arguments as for `read_boards`.
 
-    Counts are taken first; shares divide the rest by the largest remainder, ties to the row that comes first.
+    Counts are assigned first; shares divide the rest by the largest remainder, and a tie goes to the earlier row.
     """
     try:
         rows = from_plain(_MixFile, tomllib.loads(text), where="mix").board
@@ -221,7 +221,7 @@ def _counts(rows: Sequence[_Row], devices: int | None, where: str) -> list[int]:
     if counted > devices:
         raise BadInput(f"{where}: the counts come to {counted}, but there are {devices} devices")
     left = devices - counted
-    # Rounded, so that shares such as 0.29 give what they say and not what their binary form does.
+    # Rounded, so that shares such as 0.29 count as written, without the error of their binary form.
     quotas = [round(share * left, 6) for share in shares]
     dealt = [math.floor(quota) for quota in quotas]
     by_remainder = sorted(range(len(rows)), key=lambda row: (dealt[row] - quotas[row], row))

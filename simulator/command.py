@@ -1,4 +1,4 @@
-"""The commands that run a fleet: running, showing the result, and what an interrupted one says."""
+"""Implements the commands that run a fleet: runs it, shows the result, and explains how to resume after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ INTERRUPTED = 130
 
 
 def run_and_show(task: Task, options: RunOptions, console: Console, *, out: Path | None = None) -> Result:
-    """Runs the task, prints the summary and gives the result. After Ctrl-C it says how to go on, and exits with 130.
+    """Runs the task, prints the summary and returns the result. After Ctrl-C, prints how to resume, and exits with 130.
 
-    :param out: the command's `--out`, where that is not the run's own folder.
+    :param out: the command's `--out`, if this is not the run's own folder.
     """
     simulation = opened(task, RunFolder(run_path(options.out, task.name)), options, console)
     _warn(simulation, console)
@@ -38,7 +38,7 @@ def run_and_show(task: Task, options: RunOptions, console: Console, *, out: Path
 
 
 def _warn(simulation: Simulation, console: Console) -> None:
-    """Warns where a run of this size would not pay."""
+    """Warns if federating at this size is not worth it."""
     devices = simulation.fleet.devices
     images = max(1, round(sum(len(each.train) for each in devices) / len(devices)))
     model = simulation.prepared.spec.model
@@ -48,14 +48,14 @@ def _warn(simulation: Simulation, console: Console) -> None:
 
 
 def interrupted(console: Console, command: str) -> typer.Exit:
-    """Prints the command that goes on; gives the exit to raise."""
+    """Prints the command that resumes the run; returns the exit to raise."""
     words = f"\n[bold]interrupted[/]; nothing is lost. Go on with:\n  {escape(command)}"
     console.print(words, highlight=False, soft_wrap=True)
     return typer.Exit(INTERRUPTED)
 
 
 def again_command(folder: Path) -> str:
-    """Gives the command that was typed, with `--out` and `--resume`."""
+    """Returns the command that was typed, with `--out` and `--resume`."""
     words = ["hushfleet", *sys.argv[1:]]
     words += [] if any(word.partition("=")[0] == "--out" for word in words) else ["--out", str(folder)]
     words += [] if "--resume" in words else ["--resume"]

@@ -32,9 +32,9 @@ BOARDS = "raspberry-pi-zero-2-w,raspberry-pi-5-8gb,jetson-orin-nano"
 class Half:
     """One of the two fleets.
 
-    :param own_processes: devices with a process of their own; 0: all.
-    :param short: what `--short` changes of the task.
-    :param inverts: whether images are sought in its updates: the server sees updates, of a network on pixels.
+    :param own_processes: number of devices with their own process; 0: all.
+    :param short: changes to the task by `--short`.
+    :param inverts: whether to reconstruct images from its updates: the server sees updates, of a network on pixels.
     """
 
     title: str
@@ -89,7 +89,7 @@ def demo(
 
 
 def _check_folder(folder: Path, halves: Iterable[str], *, resume: bool) -> None:
-    """Before any of them is run: raises `BadInput` where one could not begin, or files of others are in the folder."""
+    """Raises `BadInput` before any run if one of them cannot start, or if other files are in the folder."""
     from hushfleet.simulator.run_folder import RunFolder, check_new
 
     has_both = all(RunFolder(folder / name).result.exists() for name in HALVES)
@@ -101,7 +101,7 @@ def _check_folder(folder: Path, halves: Iterable[str], *, resume: bool) -> None:
 
 
 def _run(half: Half, out: Path, name: str, broker: BrokerKind, short: bool, resume: bool, console: Console) -> Result:
-    """A half that has ended is not run again by `--resume`."""
+    """Runs one half; with `--resume`, a half that has ended is not run again."""
     from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.results.result import Result
     from hushfleet.simulator.command import again_command, interrupted, run_and_show
@@ -130,7 +130,7 @@ def _run(half: Half, out: Path, name: str, broker: BrokerKind, short: bool, resu
 
 
 def _invert(task: Task, result: Result, folder: Path, images: int, console: Console) -> None:
-    """Adds what the server could see to the report, once."""
+    """Adds the images that the server could see to the report, once."""
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.results.report import write_report
     from hushfleet.simulator.studies.invert.show import table

@@ -1,4 +1,4 @@
-"""The simulated fleet's data: which samples each device has, by the task's partition."""
+"""Divides the data among the devices of a simulated fleet by the task's partition."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _UNLABELLED_STREAM = 0x554E4C42
 
 @dataclass(frozen=True, eq=False)
 class Subset:
-    """Some samples of a set, chosen and taken when they are asked for: ten thousand devices have as many of them.
+    """Some samples of a set, selected only when they are used, because ten thousand devices have ten thousand subsets.
 
     :param source: the set.
-    :param choose: gives int64 `[n]`, the same each time.
+    :param choose: returns the indices int64 `[n]`, the same in each call.
     """
 
     source: Samples
@@ -50,14 +50,14 @@ class Subset:
 class SimulatedDevice:
     """One device of a simulation.
 
-    :param index: its number, which its seeds are made of.
+    :param index: its number, from which its seeds are derived.
     :param board: a profile of `firmware_profiles`.
-    :param train: what it trains on.
-    :param local_test: test images with the labels that its own are drawn by; of a `given` partition, with those that
-        it has.
+    :param train: its training samples.
+    :param local_test: test images with the label shares that its own samples are drawn with; in a `given` partition,
+        with the shares that it has.
     :param epsilon_limit: its privacy budget against the server, at the task's delta.
-    :param preference: how many times the standard noise its owner wants.
-    :param unlabelled: images whose labels it is not told, for its own head.
+    :param preference: factor on the standard noise that its owner wants.
+    :param unlabelled: images without labels, for its own head.
     """
 
     index: int
@@ -74,9 +74,10 @@ class SimulatedDevice:
 class Fleet:
     """The devices of a simulation, and the test set that all of them share.
 
-    :param label_counts: int `[devices, classes]` of all that each device holds, for the report; None where targets are
-        no classes.
-    :param chance: of these, what the best constant answer reaches on all samples, and on a device's own, the mean.
+    :param label_counts: int `[devices, classes]` of all samples of each device, for the report; None if targets are not
+        classes.
+    :param chance: if targets are not classes, the score of the best constant answer on all samples, and its mean over
+        the devices' own samples.
     """
 
     devices: tuple[SimulatedDevice, ...]
@@ -86,7 +87,7 @@ class Fleet:
 
 
 def device_names(count: int) -> list[str]:
-    """Names the devices of a simulated fleet; all names have one length."""
+    """Returns names for the devices of a simulated fleet; all names have the same length."""
     digits = len(str(count - 1))
     return [f"device-{index:0{digits}d}" for index in range(count)]
 
@@ -94,7 +95,7 @@ def device_names(count: int) -> list[str]:
 def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("generic-x86",)) -> Fleet:
     """Divides the data set by the task's partition; the same seed gives the same fleet.
 
-    :param boards: profiles, dealt to the devices in turn.
+    :param boards: profiles, assigned to the devices in turn.
     """
     section, seed = task.data, task.seed
     train, owners = dataset.train, dataset.owners
@@ -104,7 +105,7 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
         chosen = np.sort(rng.choice(len(train), section.limit, replace=False))
         others = np.setdiff1d(np.arange(len(train)), chosen)
         train, owners = train.take(chosen), None if owners is None else owners[chosen]
-    # What is kept in the same shares when samples are dealt out or held out: classes, where there are any.
+    # The strata whose shares stay the same when samples are divided or held out: classes, if there are any.
     strata = train.labels if train.targets.are_classes else np.zeros(len(train), np.int64)
     if section.partition == "given":
         given = given_parts(owners, devices=section.devices, min_samples=section.min_samples)
@@ -151,7 +152,7 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
 
 
 def _unlabelled(task: Task, train: Samples, others: np.ndarray, mix: np.ndarray, index: int) -> Subset | None:
-    """Images by the device's mix of classes, of those that no device holds; two devices may have the same ones."""
+    """Draws images that no device holds, by the device's mix of classes; two devices may get the same ones."""
     if not task.data.unlabelled:
         return None
     rng = np.random.default_rng(np.random.SeedSequence(task.seed, spawn_key=(_UNLABELLED_STREAM, index)))
@@ -167,7 +168,7 @@ def _unlabelled(task: Task, train: Samples, others: np.ndarray, mix: np.ndarray,
 
 
 def _preference(task: Task, index: int) -> float:
-    """R_i / L of APDP-FL: normal with mean 1, within 0.2 to 5."""
+    """Draws R_i / L of APDP-FL: normal with mean 1, clipped to 0.2 to 5."""
     spread = task.privacy.preference_std
     if spread == 0:
         return 1.0
@@ -188,7 +189,7 @@ def _check_testable(mix: np.ndarray, dataset: DataSet) -> None:
 def _like_own(shares: np.ndarray, test: Samples, *, seed: int, index: int) -> np.ndarray:
     """Draws common test images in the shares of the device's samples, as many as the scarcest class allows.
 
-    :param shares: float64 `[classes]`, as `Division.mixes` has them: the labels of a few images are no yardstick.
+    :param shares: float64 `[classes]`, from `Division.mixes`, because the label counts of a few images are too noisy.
     """
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_LOCAL_TEST_STREAM, index)))
     available = np.bincount(test.labels, minlength=len(shares))[: len(shares)]
@@ -201,12 +202,12 @@ def _like_own(shares: np.ndarray, test: Samples, *, seed: int, index: int) -> np
 
 
 def save_samples(samples: Samples, path: Path) -> None:
-    """The `.npz` that a simulated device reads: `images` uint8 or float32 `[n, C, H, W]`, and `labels`."""
+    """Writes the `.npz` that a simulated device reads: `images` uint8 or float32 `[n, C, H, W]`, and `labels`."""
     np.savez(path, images=samples.images, labels=samples.labels)
 
 
 def save_device(device: SimulatedDevice, fleet: Fleet, *, train: Path, local_test: Path, unlabelled: Path) -> None:
-    """A device's files; a test part that is drawn from the common test set is stored as a bit for each image."""
+    """Writes a device's files; a test part drawn from the common test set is stored as one bit per image."""
     save_samples(device.train.samples, train)
     if device.unlabelled is not None:
         samples = device.unlabelled.samples

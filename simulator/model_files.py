@@ -1,4 +1,4 @@
-"""The trained models as ONNX files: the global one and each device's own, checked by running them.
+"""Writes the trained models as ONNX files, the global one and each device's own, and checks them by running them.
 
 In the field a device's own model never leaves it; a simulation has all of them on one disk.
 """
@@ -30,9 +30,9 @@ TOLERANCE = 1e-4
 
 
 def write_models(simulation: Simulation) -> list[Path]:
-    """Writes `models/*.onnx`: the global model, then those of the first devices that took part.
+    """Writes `models/*.onnx`: the global model, then the models of the first devices that took part.
 
-    Raises `HushfleetError` if a file computes anything else than the model.
+    Raises `HushfleetError` if a file does not compute the same as the model.
     """
     simulation.folder.models.mkdir(exist_ok=True)
     vectors = counted(_vectors(simulation), "writing the models", total=1 + len(simulation.took_part[:MOST_SHOWN]))
@@ -52,7 +52,7 @@ def _vectors(simulation: Simulation) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def spec_of(folder: RunFolder) -> TaskSpec:
-    """The task of a simulation, as its devices have it. Raises `BadInput` for another folder."""
+    """Returns the task of a simulation, as its devices have it. Raises `BadInput` for another folder."""
     if not folder.package.exists():
         raise BadInput(
             f"{folder.path} is not the run folder of a simulation. In the field a device's model never leaves it, "
@@ -63,11 +63,11 @@ def spec_of(folder: RunFolder) -> TaskSpec:
 
 
 def trained_tensors(folder: RunFolder, which: str) -> dict[str, np.ndarray]:
-    """The parameters by name, in the network's order: of the global model, or of what a device predicts with.
+    """Returns the parameters by name, in the network's order: of the global model, or of a device's prediction model.
 
     :param which: "global", or a device's name.
 
-    Raises `BadInput`.
+    Raises `BadInput` if there is no such model.
     """
     spec = spec_of(folder)
     if which == "global":
@@ -118,7 +118,7 @@ def _write(simulation: Simulation, name: str, params: np.ndarray) -> Path:
 
 @cache
 def _own_head(classes: int, count: int) -> tuple[bytes, ParamLayout]:
-    """The graph `(param.*, x) -> logits` of a linear model of so many features, and its layout."""
+    """Returns the graph `(param.*, x) -> logits` of a linear model of `count` features, and its layout."""
     from hushfleet.models.tracing import export_inference  # takes seconds to import
 
     model = _linear(classes, count)

@@ -1,4 +1,4 @@
-"""The options of a simulation: the command line and `hf.simulate` are made of them, and they travel whole."""
+"""Defines the options of a simulation, for the command line and `hf.simulate`; they are passed on as one object."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TaskSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions(TaskSettings):
-    """The settings that have an option of their own, too."""
+    """Task settings, including those with their own option."""
 
     devices: Annotated[int | None, Option(min=1, help="Number of devices; replaces data.devices.")] = None
     rounds: Annotated[int | None, Option(min=1, help="Number of rounds; replaces round.rounds.")] = None
@@ -86,7 +86,7 @@ class RunOptions:
     # fmt: on
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():  # programs come without typer
+        for name, hint in get_type_hints(type(self), include_extras=True).items():  # typer checks no programs
             _check_value(name, getattr(self, name), hint)
         for field in fields(self):
             engines = _ENGINES.get(field.name, (self.engine,))
@@ -99,16 +99,16 @@ class RunOptions:
             raise BadInput(f"--runtime {self.runtime} does nothing with --engine live, whose devices run onnx")
         if self.emulate and self.own_processes:
             raise BadInput("--own-processes cannot be combined with --emulate: it needs a process a device")
-        self.noise_multipliers  # noqa: B018 - refused before anything is begun
+        self.noise_multipliers  # noqa: B018 - raises before anything is started
 
     @property
     def clocked(self) -> bool:
-        """Whether rounds take the time that they would take on the fleet's boards."""
+        """True if rounds run on a virtual clock and take the time that they would take on the fleet's boards."""
         return bool(self.boards) and self.engine != "live"
 
     @property
     def noise_multipliers(self) -> tuple[float, ...]:
-        """The points of `sweep`, without repetitions and in rising order. Raises `BadInput`."""
+        """The points of `sweep`, without repetitions, in ascending order. Raises `BadInput` for a text that is no number."""
         try:
             return tuple(sorted({float(part) for part in self.sweep.split(",") if part.strip()}))
         except ValueError as error:
@@ -134,4 +134,4 @@ _ENGINES: dict[str, tuple[Engine, ...]] = {
     "evaluate_every": ("fast", "ray"),
     "ray_address": ("ray",),
 }
-"""The engines of those options that some engines ignore."""
+"""The engines that use an option, for options that other engines ignore."""

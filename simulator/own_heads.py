@@ -1,7 +1,7 @@
-"""The heads that devices keep after the last round, in a simulation: chosen with the final global model, and tested.
+"""Chooses and tests, in a simulation, the heads that devices keep after the last round with the final global model.
 
-In the field a device does the same with its own images (`hushfleet.model.own_head`), and nobody else learns what came
-out. Here it is a line in the device's metrics, as the measures of its rounds are, and lies in its store.
+In the field a device does the same with its own images (`hushfleet.model.own_head`), and nobody else learns the result.
+Here the result is a line in the device's metrics, like the measures of its rounds, and the head is kept in its store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hushfleet.wire.format.difference import params_digest
 
 
 def choose_own_heads(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx") -> None:
-    """Every device that took part chooses, where the model is linear; its last round's metrics are then that head's."""
+    """Lets each device that took part choose, if the model is linear; its last round's metrics are then the head's."""
     if not simulation.prepared.spec.model.chooses_head:
         return
     jobs = after_last_round(simulation, simulation.took_part, runtime=runtime)

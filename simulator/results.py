@@ -1,4 +1,4 @@
-"""The whole `result.json` of a simulation: the aggregator's record and what only a simulation can know."""
+"""Assembles the whole `result.json` of a simulation: the aggregator's record, and data that only a simulation has."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def assemble(
     alone: Sequence[Alone] = (),
     runtime: str = "",
 ) -> Result:
-    """The result of the rounds that are closed.
+    """Returns the result of the closed rounds.
 
     :param alone: the local-only baseline, in the fleet's order; may be empty.
-    :param runtime: what computed the gradients.
+    :param runtime: runtime that computed the gradients.
     """
     with AggregatorStore(simulation.folder.aggregator) as store:
         base = record(
@@ -82,7 +82,7 @@ def assemble(
 
 
 def with_baseline(result: Result, alone: Sequence[Alone]) -> Result:
-    """The result beside what its devices reach alone, whatever their order; as it is where that was not measured."""
+    """Adds the scores of devices that train alone, given in any order; without them, returns the result unchanged."""
     if not alone:
         return result
     baseline = {one.device: one for one in alone}
@@ -96,12 +96,12 @@ def with_baseline(result: Result, alone: Sequence[Alone]) -> Result:
 
 
 def _measured(accuracy: float) -> float | None:
-    """A device may have no images, or no test images of its own."""
+    """Returns None for NaN: a device may have no images, or no test images of its own."""
     return None if math.isnan(accuracy) else accuracy
 
 
 def read_metrics(simulation: Simulation, device: str) -> Metrics:
-    """A device's own metrics by round; of several lines of a round, later values count."""
+    """Returns a device's own metrics by round; if a round has several lines, later values count."""
     rounds: Metrics = {}
     for line in EventTail(simulation.folder.device(device).metrics).read():
         if isinstance(line.get("round"), int):
@@ -110,7 +110,7 @@ def read_metrics(simulation: Simulation, device: str) -> Metrics:
 
 
 def _own_heads(metrics: dict[str, Metrics], names: Sequence[str], last: int) -> list[OwnHead | None]:
-    """Gives the head that each device chose; empty where the model leaves no choice."""
+    """Returns the head that each device chose; empty if the model has no choice of heads."""
     chosen = [metrics[name].get(last, {}).get("own_head") for name in names]
     return [each and OwnHead.model_validate(each) for each in chosen] if any(chosen) else []
 
@@ -123,7 +123,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _means_by_layer(
     metrics: dict[str, Metrics], rounds: Sequence[int], key: str, layers: int
 ) -> list[list[float | None]]:
-    """Mean over the devices that have it, `[round][layer]`; empty where the method has no such thing."""
+    """Returns means over the devices with this metric, `[round][layer]`; empty if the method does not have it."""
     table = []
     for round in rounds:
         rows = [m[round][key] for m in metrics.values() if round in m and m[round].get(key)]

@@ -1,4 +1,4 @@
-"""A simulation from its first round to its report, whichever engine runs it."""
+"""Runs a simulation from its first round to its report, with any engine."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ LIVE_RESTARTS = 3
 
 
 def opened(task: Task, folder: RunFolder, options: RunOptions, console: Console) -> Simulation:
-    """Begins the run in the folder, or goes on with it. Raises `BadInput`."""
-    tasks_at(task, options.noise_multipliers, clocked=options.clocked)  # refused before anything is begun
+    """Starts the run in the folder, or continues it. Raises `BadInput` if this is impossible."""
+    tasks_at(task, options.noise_multipliers, clocked=options.clocked)  # raises before anything is started
     mix = read_boards(options.boards, devices=task.data.devices, seed=task.seed) if options.boards else None
     with show_progress(console):
         return open_simulation(task, folder.path, data_dir=options.data_dir, mix=mix, resume=options.resume)
@@ -60,13 +60,13 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
 
 
 def _alike(options: RunOptions, first: Result) -> RunOptions:
-    """Gives the options of the other seeds: the runtime that the first one took, and no sweep."""
+    """Returns the options for the other seeds: the runtime of the first one, and no sweep."""
     taken = options.runtime if options.engine == "live" or first.rerun is None else first.rerun.runtime
     return replace(options, runtime=cast(Runtime, taken), sweep="")
 
 
 def _other_seeds(simulation: Simulation, options: RunOptions, console: Console) -> Iterator[Result]:
-    """Gives the result of each further seed: a whole run in `seeds/SEED`, begun, gone on with, or finished already."""
+    """Yields the result of each further seed: a whole run in `seeds/SEED`, started, continued, or already finished."""
     for seed in range(simulation.seed + 1, simulation.seed + options.seeds):
         folder = simulation.folder.of_seed(seed)
         if folder.result.exists():
@@ -121,7 +121,7 @@ def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> R
 
 
 def _on_same_boards(simulation: Simulation, workers: WorkerPool, runtime: str) -> Rounds:
-    """Makes what runs a sweep's points under the virtual clock, on boards that are as quick as in the run itself."""
+    """Returns a function that runs a sweep's points under the virtual clock, on boards as fast as in the run itself."""
 
     def play(point: Simulation, every: int) -> None:
         keep_costs(point.folder, simulation.folder)
@@ -154,7 +154,7 @@ def _schedule(simulation: Simulation) -> Schedule:
 
 
 def _not_played(simulation: Simulation, options: RunOptions) -> Iterator[str]:
-    """Names the parts of the task that this engine leaves out."""
+    """Yields a note for each part of the task that this engine ignores."""
     if not options.clocked and simulation.task.schedule.is_set:
         yield "the schedule is not played, and rounds follow each other: it takes --boards, without --engine live"
     if not options.clocked and options.engine != "live" and not _schedule(simulation).is_calm:
@@ -185,7 +185,7 @@ def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> 
 
 
 def _hosts(simulation: Simulation, own_processes: int) -> dict[str, list[str]]:
-    """Deals the devices beyond the first `own_processes` to a process for each core."""
+    """Divides the devices after the first `own_processes` among processes, one for each core."""
     hosted = [device.name for device in simulation.fleet.devices][own_processes:] if own_processes else []
     count = min(len(hosted), os.cpu_count() or 1)
     return {f"host-{number}": hosted[number::count] for number in range(count)}

@@ -1,17 +1,17 @@
-"""A simulation's run folder: what both engines begin with and leave behind.
+"""Defines a simulation's run folder: the inputs and results of all engines.
 
-task.json, boards.json   what was asked for, for --resume
-digests.json             of data and method's file: a run goes on with the same ones
-clock.json               what the task's work costs, where the run has a virtual clock
-scenario.jsonl           what the scenario did to the fleet
-package.bin, graphs/     what a device receives
-roster.bin               of secure sums in the fast engine: the devices and their keys
+task.json, boards.json   the task and boards of the run, for --resume
+digests.json             digests of data and method's file: a resumed run needs the same ones
+clock.json               the costs of the task's work, if the run has a virtual clock
+scenario.jsonl           the actions of the scenario
+package.bin, graphs/     the files that a device receives
+roster.bin               for secure sums in the fast engine: the devices and their keys
 updates/                 values of the open round's updates, in the fast engine
-runtime.txt              what computes gradients, where that was left to the simulator
-aggregator/              the aggregator's store, and events.jsonl: what happened, as it happens
+runtime.txt              the runtime that computes gradients, if the simulator chose it
+aggregator/              the aggregator's store, and events.jsonl: the events of the run, written as they happen
 devices/NAME/            train.npz, local_test.npz, state.bin (live: store.sqlite), metrics.jsonl, log.txt
 common_test.npz          the test set that all devices share
-features/                of images, by what they were made of, where the task trains on those
+features/                features of images, by digest of their inputs, if the task trains on features
 data.npz                 own data of a Python program; .data.sha256: their digest
 models/                  the global model and each device's own, as ONNX
 result.json, report.html
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 MOST_SHOWN = 50
-"""Devices whose own models are written and asked, the first that took part: of ten thousand, nobody would look."""
+"""Number of devices, the first that took part, whose own models are written and shown: nobody looks at 10,000."""
 
 
 class DeviceFolder:
@@ -96,13 +96,13 @@ class RunFolder:
         return DeviceFolder(self.path / "devices" / name)
 
     def of_seed(self, seed: int) -> RunFolder:
-        """Gives the folder of the same run with another seed."""
+        """Returns the folder of the same run with another seed."""
         return RunFolder(self.path / "seeds" / str(seed))
 
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """A run that is ready to start or to go on.
+    """A run that is ready to start or to continue.
 
     :param mix: the board of each device.
     """
@@ -128,7 +128,7 @@ class Simulation:
 
 
 def run_path(out: Path | None, name: str) -> Path:
-    """The run folder: as asked for, or one that no other process takes. Raises `BadInput` where it cannot be."""
+    """Returns `out`, or a run folder that no other process uses. Raises `BadInput` if it cannot be a folder."""
     if out is not None:
         return checked_folder(out)
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -139,7 +139,7 @@ def run_path(out: Path | None, name: str) -> Path:
 def open_simulation(
     task: Task, folder: Path, *, data_dir: Path | None, mix: FleetMix | None, resume: bool
 ) -> Simulation:
-    """A new run, or with `resume` the one in `folder`. Raises `BadInput`, also for a run of another task or fleet."""
+    """Opens a new run, or with `resume` the run in `folder`. Raises `BadInput`, also if its task or fleet differs."""
     if not resume:
         return begin(task, folder, data_dir=data_dir, mix=mix)
     simulation = go_on(folder, data_dir=data_dir)
@@ -160,7 +160,7 @@ def open_simulation(
 
 
 def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None = None) -> Simulation:
-    """Makes the run folder of a new simulation. Raises `BadInput` where one is there already, or other files are.
+    """Makes the run folder of a new simulation. Raises `BadInput` if it already contains a run or other files.
 
     :param mix: generic boards by default.
     """
@@ -168,7 +168,7 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None 
     check_new(folder)
     mix = mix or FleetMix.in_turn((), task.data.devices)
     simulation = _simulation(task, folder, data_dir, mix)
-    schedule_of(task, [device.name for device in simulation.fleet.devices])  # refuses a scenario of other devices
+    schedule_of(task, [device.name for device in simulation.fleet.devices])  # raises for a scenario of other devices
     prepared = simulation.prepared
     folder.graphs.mkdir(parents=True, exist_ok=True)
     folder.package.write_bytes(prepared.blobs[prepared.spec_ref.digest])
@@ -183,19 +183,19 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None 
         save_device(device, simulation.fleet, **paths)
     save_samples(simulation.fleet.common_test, folder.common_test)
     if prepared.features is not None:
-        prepared.features.of(simulation.fleet.common_test)  # once, before many processes want them
+        prepared.features.of(simulation.fleet.common_test)  # computes them once, before many processes need them
     folder.boards.write_text(json.dumps(mix.to_plain()))
     folder.digests.write_text(json.dumps(_digests(prepared)))
-    # Last, so that a folder with a task is whole.
+    # Written last, so that a folder with a task is complete.
     write_whole(folder.task, json.dumps(task.to_plain(), indent=1).encode(), durable=False)
     return simulation
 
 
 def check_new(folder: RunFolder) -> None:
-    """Raises `BadInput` where a run is in the folder already, or files that no start of a run has left."""
+    """Raises `BadInput` if the folder already contains a run, or files that are not from the start of a run."""
     if folder.task.exists():
         raise BadInput(f"{folder.path} holds a run already; go on with it by --resume, or choose another --out")
-    left = {folder.features.name}  # of a start that was cut short before it had a task
+    left = {folder.features.name}  # files of a start that was interrupted before it wrote a task
     if folder.data.exists() and folder.data_digest.exists() and _sha256(folder.data) == folder.data_digest.read_text():
         left.add(folder.data.name)
     if folder.package.exists():
@@ -207,15 +207,15 @@ def check_new(folder: RunFolder) -> None:
 
 
 def save_data(data: Data, folder: RunFolder) -> None:
-    """Writes a program's own data where its new run reads them. Raises `BadInput` as `check_new` does.
+    """Writes a program's own data to the place from which its new run reads them. Raises `BadInput` as `check_new`.
 
-    The digest tells them from a file of the user's, and is there before them, whenever the process dies.
+    The digest distinguishes them from a user's file. It is written first, so it exists whenever the process dies.
     """
     check_new(folder)
     folder.path.mkdir(parents=True, exist_ok=True)
     part = folder.data.with_name(".data.part.npz")
     data.save(part)
-    folder.data.unlink(missing_ok=True)  # of a start that was cut short
+    folder.data.unlink(missing_ok=True)  # from an interrupted start
     folder.data_digest.write_text(_sha256(part))
     part.replace(folder.data)
 
@@ -226,7 +226,7 @@ def _sha256(path: Path) -> str:
 
 
 def go_on(out: Path, *, data_dir: Path | None) -> Simulation:
-    """Opens the run folder of an interrupted simulation. Raises `BadInput`, also where its data have changed."""
+    """Opens the run folder of an interrupted simulation. Raises `BadInput`, also if its data have changed."""
     folder = RunFolder(out)
     if not folder.task.exists():
         raise BadInput(
@@ -246,21 +246,21 @@ def go_on(out: Path, *, data_dir: Path | None) -> Simulation:
 
 
 def _digests(prepared: PreparedTask) -> dict[str, str]:
-    from hushfleet.aggregator.results.rerun import input_digests  # PyTorch, as below
+    from hushfleet.aggregator.results.rerun import input_digests  # imports PyTorch, as below
 
     return input_digests(prepared)
 
 
 def _simulation(task: Task, folder: RunFolder, data_dir: Path | None, mix: FleetMix) -> Simulation:
-    from hushfleet.aggregator.publish.prepare import prepare  # workers need the folder alone, and start without PyTorch
+    from hushfleet.aggregator.publish.prepare import prepare  # workers need only the folder, and start without PyTorch
 
     missing = BadInput(
         f"a simulation needs training data: data.name = {task.data.name!r} needs data.path with a training part "
         "(docs/own.md)"
     )
-    if task.data.name in OWN_DATA and task.data.path is None:  # before its features' graph is made
+    if task.data.name in OWN_DATA and task.data.path is None:  # before the feature graph is made
         raise missing
-    # The seed makes the task's id: dither and signatures cover it, and two engines must agree on them.
+    # The task's id is made from the seed: dither and signatures depend on it, and must be the same in all engines.
     prepared = prepare(task, data_dir=data_dir, run_id=f"seed{task.seed}", features_cache=folder.features)
     if prepared.dataset is None or not len(prepared.dataset.train):
         raise missing
@@ -269,7 +269,7 @@ def _simulation(task: Task, folder: RunFolder, data_dir: Path | None, mix: Fleet
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"round.rounds": 20, ...}`; keys that are not set are left out."""
+    """Returns `{"round.rounds": 20, ...}`; keys that are not set are left out."""
     flat: dict[str, Any] = {}
     for name, value in section.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""A run that has ended, for scripts and notebooks: frames, plots, the report; and several side by side."""
+"""Reads finished runs for scripts and notebooks: data frames, plots, the report, and a comparison of several runs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _ACCURACIES = {
 class Run:
     """A run that has ended.
 
-    :param folder: with `result.json`, `report.html`, `models/` and more, see `hushfleet.simulator.run_folder`.
-    :raises BadInput: there is no result in it.
+    :param folder: folder with `result.json`, `report.html`, `models/` and more, see `hushfleet.simulator.run_folder`.
+    :raises BadInput: there is no result in the folder.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -44,14 +44,14 @@ class Run:
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """One row a round, see `hushfleet.aggregator.results.result.RoundRow`."""
+        """One row per round, see `hushfleet.aggregator.results.result.RoundRow`."""
         rows = [self._named(row.model_dump()) for row in self.result.rounds]
         return pd.DataFrame(rows).set_index("round")
 
     @property
     def devices(self) -> pd.DataFrame:
-        """One row a device: accuracies at the end (fractions of 1), what it sent, what it spent. Another score than the
-        accuracy has its own name, as `auroc_own`."""
+        """One row per device: final accuracies (fractions of 1), bytes sent, privacy spent. A score other than the
+        accuracy has its own name, such as `auroc_own`."""
         details = self.result.details
         ends = {
             "accuracy_own": final_by_device(details.accuracy_own_common, len(details.devices)),
@@ -68,39 +68,39 @@ class Run:
 
     @property
     def privacy(self) -> pd.DataFrame:
-        """One row a device: what it has spent at the end, see `hushfleet.aggregator.results.result.PrivacyRow`."""
+        """One row per device: privacy spent at the end, see `hushfleet.aggregator.results.result.PrivacyRow`."""
         rows = pd.DataFrame([row.model_dump() for row in self.result.privacy])
         return rows.set_index("device") if len(rows) else rows
 
     @property
     def seeds(self) -> pd.DataFrame:
-        """One row a seed of a run with several, see `hushfleet.aggregator.results.result.SeedPoint`.
+        """One row per seed of a run with several seeds, see `hushfleet.aggregator.results.result.SeedPoint`.
 
-        `run.seeds.agg(["mean", "std"])` gives the mean and the spread.
+        `run.seeds.agg(["mean", "std"])` computes the mean and the spread.
         """
         rows = pd.DataFrame([row.model_dump() for row in self.result.details.seeds])
         return rows.set_index("seed").dropna(axis="columns", how="all") if len(rows) else rows
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The events, oldest first; docs/result.md has the kinds."""
+        """The events, oldest first; docs/result.md lists their kinds."""
         return EventTail(self._files.events).read()
 
     @property
     def summary(self) -> str:
-        """Whether federating was worth it, and what the privacy of that means: the report's own sentences."""
+        """The report's own sentences: is federating worth it, and what does its privacy mean?"""
         headline = judge(self.result)
         return f"{answer(self.result, headline)} {privacy_answer(headline, devices=self.result.devices)}"
 
     def model(self, which: str = "global") -> dict[str, Tensor]:
-        """A trained model of a simulation, as a PyTorch state_dict.
+        """Returns a trained model of a simulation, as a PyTorch state_dict.
 
         Example: `net.load_state_dict(run.model("device-3"), strict=False)`
 
-        It holds what was trained: frozen parameters and buffers of a network of your own are as they were. The network
-        takes inputs that are normalised as `normalisation` says.
+        It contains only trained parameters, not the frozen parameters and buffers of your own network. The network
+        needs inputs that are normalised by `normalisation`.
 
-        :param which: "global", or a device's name: the model that it predicts with, whose accuracy `devices` has.
+        :param which: "global", or a device's name: the model with which it predicts; `devices` has its accuracy.
         :raises BadInput: there is no such model.
         """
         import torch
@@ -111,7 +111,7 @@ class Run:
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel: the network is given (x - mean) / std, of images in [0, 1].
+        """Mean and standard deviation of each channel: the network's input is (x - mean) / std, for images x in [0, 1].
 
         :raises BadInput: this is no simulation.
         """
@@ -121,11 +121,11 @@ class Run:
         return spec.mean, spec.std
 
     def report(self) -> Path:
-        """The report, one HTML file that needs nothing else."""
+        """Returns the path of the report, one self-contained HTML file."""
         return self._files.report
 
     def plot_accuracy(self, ax: Axes | None = None) -> Axes:
-        """Accuracy over rounds, means over devices; dashed: each device trained alone."""
+        """Plots accuracy over rounds, as means over devices; dashed: each device trained alone."""
         columns, measure = self._named(_ACCURACIES), self.result.details.measure
         frame = _measured(self.rounds[list(columns)].rename(columns=columns))
         axes: Axes = frame.interpolate(limit_area="inside").plot(ax=ax, ylabel=measure, grid=True)
@@ -136,7 +136,7 @@ class Run:
         return axes
 
     def plot_devices(self, ax: Axes | None = None) -> Axes:
-        """Accuracy of each device on its own data: federated against alone."""
+        """Plots the accuracy of each device on its own data: federated against alone."""
         shown = self._named({"accuracy_alone_local": "alone", "accuracy_own_local": "federated"})
         frame = self.devices.rename(columns=shown)
         columns = [name for name in shown.values() if name in frame]
@@ -157,7 +157,7 @@ class Run:
         )
 
     def _named(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The values with names that begin with the measure of this run."""
+        """Returns the values with "accuracy" in their names replaced by the measure of this run."""
         named: dict[str, Any] = renamed(values, ACCURACY, self.result.details.measure.lower())
         return named
 
@@ -166,7 +166,7 @@ class Run:
 
 
 def _measured(frame: pd.DataFrame) -> pd.DataFrame:
-    """Its columns with numbers. Raises `BadInput` where there are none."""
+    """Returns the frame's columns with numbers. Raises `BadInput` if there are none."""
     found = frame.dropna(axis="columns", how="all")
     if found.columns.empty:
         raise BadInput("no such accuracy was measured; devices in the field do not send theirs")
@@ -174,14 +174,14 @@ def _measured(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def open_run(folder: Path | str) -> Run:
-    """A run that has ended. Raises `BadInput` where there is none."""
+    """Opens a finished run. Raises `BadInput` if there is none."""
     return Run(folder)
 
 
 class Comparison:
     """Runs side by side, as `hushfleet compare` shows them.
 
-    :param values: for programs: numbers by run, and the keys in which the tasks differ.
+    :param values: values for programs: numbers by run, and the keys in which the tasks differ.
     """
 
     def __init__(self, results: dict[str, Result]) -> None:
@@ -190,7 +190,7 @@ class Comparison:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """The words of `hushfleet compare`: a row for each thing that is compared, a column for each run."""
+        """The table of `hushfleet compare`: a row for each compared quantity, a column for each run."""
         return pd.DataFrame([list(map(str, row[1:])) for row in self._rows],
                             index=[str(row[0]) for row in self._rows], columns=self._head[1:])  # fmt: skip
 
@@ -199,7 +199,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run | Path | str]) -> Comparison:
-    """Sets runs side by side.
+    """Compares runs side by side.
 
     Example: `hf.compare([hf.simulate(task, {"privacy.epsilon": e}) for e in (1, 8)])`
 

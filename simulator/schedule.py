@@ -1,10 +1,10 @@
-"""The schedule of a simulated fleet: the task's scenario, with names drawn and times laid out.
+"""Makes the schedule of a simulated fleet from the task's scenario: draws device names and computes times.
 
-A `Schedule` holds windows: from then to then a target is down, or cut off. Those of a round count from its opening,
-which nobody knows beforehand, and a night returns for ever. So there is no list of actions in advance: `Playback` gives
-the actions as they fall due. Windows of one target may overlap: it is up while none of them is open.
+A `Schedule` contains windows: times in which a target is down or cut off. The times of a round's windows count from its
+opening, which is not known beforehand, and nights repeat forever. So there is no list of actions in advance: `Playback`
+returns the actions when they are due. Windows of one target may overlap: it is up while none of them is open.
 
-The live engine (real time) and the virtual clock follow the same playback. It reads no clock: it is told the time.
+The live engine (real time) and the virtual clock use the same playback. It reads no clock: callers pass the time.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Kind = Literal["start", "stop", "kill", "cut", "mend"]
 How = Literal["kill", "stop", "cut"]
 
 _STREAM = 0x5343454E
-# Part of the random streams: a new kind of entry goes to the end.
+# The position is part of the random streams: add a new kind of entry at the end.
 _ENTRIES = ("late", "drop_out", "outage", "day", "slow_disk", "out_of_memory")
 
 
 class Action(NamedTuple):
-    """Something to do now.
+    """An action that is due now.
 
-    :param at_s: when it fell due, in seconds since the run's start.
-    :param kind: `kill` is SIGKILL, `stop` SIGTERM, `cut` takes the network away and `mend` brings it back.
-    :param target: a device; or `broker` or `aggregator`, which are killed and started only.
+    :param at_s: when it became due, in seconds since the run's start.
+    :param kind: `kill` is SIGKILL, `stop` SIGTERM, `cut` removes the network and `mend` restores it.
+    :param target: a device; or `broker` or `aggregator`, which are only killed and started.
     """
 
     at_s: float
@@ -48,11 +48,11 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Outage:
-    """One reason for which `target` is down (`kill`, `stop`) or without a network (`cut`).
+    """One window in which `target` is down (`kill`, `stop`) or has no network (`cut`).
 
     :param at_round: seconds count from the opening of this round; 0: from the run's start.
     :param begins_s: None for a target that is down from the run's start on.
-    :param every_s: it comes again every so many seconds, and may have begun before the run did; 0: it comes once.
+    :param every_s: interval in seconds at which the window repeats; it may have started before the run. 0: only once.
     """
 
     target: str
@@ -76,10 +76,10 @@ class Outage:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A scenario, laid out for one fleet.
+    """A scenario with the devices and times of one fleet.
 
-    :param write_mb_s: of devices whose disk is slow.
-    :param memory_mib: of devices that are short of memory.
+    :param write_mb_s: write rate of devices with a slow disk.
+    :param memory_mib: memory of devices with little memory.
     """
 
     windows: tuple[Outage, ...]
@@ -88,20 +88,20 @@ class Schedule:
 
     @property
     def needs_proxy(self) -> bool:
-        """Whether devices are cut off, for which a live fleet needs a network of its own (`proxied`)."""
+        """True if devices are cut off; a live fleet then needs its own network (`proxied`)."""
         return any(window.how == "cut" for window in self.windows)
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing ever happens."""
+        """True if nothing ever happens."""
         return not (self.windows or self.write_mb_s or self.memory_mib)
 
 
 def schedule_of(task: Task, devices: Sequence[str]) -> Schedule:
-    """The schedule of a task's run with these devices.
+    """Returns the schedule of a task's run with these devices.
 
-    Raises `BadInput` for what `make_schedule` refuses, for rounds that the run does not have, and where so many
-    devices wait for a round to open that the first one never opens, or never closes.
+    Raises `BadInput` for the errors of `make_schedule`, for rounds that the run does not have, and if so many devices
+    wait for a round to open that the first one never opens, or never closes.
     """
     for kind in ("late", "drop_out", "crash", "outage"):
         for index, entry in enumerate(getattr(task.scenario, kind)):
@@ -119,7 +119,7 @@ def schedule_of(task: Task, devices: Sequence[str]) -> Schedule:
             f"with {needed} devices only; set round.min_devices = {max(1, len(devices) - len(waiting))}, or say at_s"
         )
     later = {window.target for window in schedule.windows if window.begins_s is None and window.at_round > 1}
-    if later and len(devices) - len(later) < task.round.min_updates:  # of a secure sum, whose devices may be away
+    if later and len(devices) - len(later) < task.round.min_updates:  # with secure sums, whose devices may be absent
         raise BadInput(
             f"scenario.late: {len(later)} of {len(devices)} devices wait for round 1 to close, and it closes with "
             f"{task.round.min_updates} updates only; set round.min_updates to {len(devices) - len(later)} or fewer, or "
@@ -129,12 +129,12 @@ def schedule_of(task: Task, devices: Sequence[str]) -> Schedule:
 
 
 def make_schedule(section: ScenarioSection, devices: Sequence[str], *, seed: int) -> Schedule:
-    """Draws what a scenario leaves open. The same seed and the same devices give the same schedule.
+    """Draws the open choices of a scenario. The same seed and the same devices give the same schedule.
 
     :param devices: all names of the fleet, in its order.
 
-    What one entry draws does not depend on the others. Raises `BadInput` for a name or a number of devices that
-    this fleet does not have.
+    The draws of one entry do not depend on the others. Raises `BadInput` for a name or a number of devices that this
+    fleet does not have.
     """
     windows = [Outage.of(crash.process, "kill", crash) for crash in section.crash]
     disks: dict[str, float] = {}
@@ -149,7 +149,7 @@ def make_schedule(section: ScenarioSection, devices: Sequence[str], *, seed: int
             windows += [Outage.of(name, how, entry) for name in named(kind, index, entry.devices)]
     for index, day in enumerate(section.day):
         drawn = _stream(seed, "day", index, 1).random(len(devices)).tolist()
-        phases = dict(zip(devices, drawn, strict=True))  # the part of its day that each device is in at the start
+        phases = dict(zip(devices, drawn, strict=True))  # elapsed fraction of each device's first day
         for name in named("day", index, day.devices):
             midnight_s = -day.period_s * phases[name]
             off_s = midnight_s + day.period_s * day.share
@@ -172,7 +172,7 @@ def _stream(seed: int, kind: str, index: int, use: int = 0) -> np.random.Generat
 def _named(
     where: str, wanted: int | str | tuple[str, ...], fleet: Sequence[str], rng: np.random.Generator
 ) -> tuple[str, ...]:
-    """The devices that an entry means, in the fleet's order."""
+    """Returns the devices of an entry, in the fleet's order."""
     if isinstance(wanted, str):
         return tuple(fleet)
     if isinstance(wanted, int):
@@ -188,7 +188,7 @@ def _named(
 
 
 class _Edge(NamedTuple):
-    """A window opens or closes. At the same time openings come first, so that windows that touch act as one."""
+    """Opening or closing of a window. At equal times, openings come first, so that adjacent windows act as one."""
 
     at_s: float
     closes: bool
@@ -198,17 +198,17 @@ class _Edge(NamedTuple):
 
 
 class Playback:
-    """Follows a schedule through one run.
+    """Plays a schedule in one run.
 
-    :param first_round: the open or next round of a run that is resumed: what was laid out from earlier rounds is
-        left out, and devices that were late for one of those are there.
+    :param first_round: the open or next round of a resumed run: windows of earlier rounds are left out, and devices
+        that were late for an earlier round are present.
 
-    Times are seconds since the run's start, or since it was resumed, and must not go back.
+    Times are seconds since the run's start, or since it was resumed, and must not decrease.
     """
 
     def __init__(self, schedule: Schedule, *, first_round: int = 1) -> None:
-        self._edges: list[tuple[_Edge, Iterator[_Edge]]] = []  # the next of each window, with those after it
-        # The numbers of the windows for which a target is down, or (True) cut off.
+        self._edges: list[tuple[_Edge, Iterator[_Edge]]] = []  # each window's next edge, and its later ones
+        # The numbers of the open windows of a target; key (target, True): of the windows in which it is cut off.
         self._reasons: dict[tuple[str, bool], set[int]] = defaultdict(set)
         left_out = []
         self._unplayed: dict[int, Outage] = {}
@@ -230,24 +230,24 @@ class Playback:
 
     @property
     def next_s(self) -> float:
-        """When something may be due next; infinite if nothing is before another round opens."""
+        """The time of the next action; infinite if there is none before another round opens."""
         return self._edges[0][0].at_s if self._edges else math.inf
 
     @property
     def unplayed(self) -> tuple[Outage, ...]:
-        """Windows that have not begun and late devices that have not come, without those left out."""
+        """Windows that have not started and late devices that have not come, without those left out."""
         return tuple(self._unplayed.values())
 
     def round_opened(self, round: int, now_s: float) -> None:
-        """Lays out what belongs to this round. Saying it again, as a restarted aggregator might, does nothing."""
+        """Schedules the windows of this round. A repeated call, as after a restart of the aggregator, does nothing."""
         for number, window in self._by_round.pop(round, {}).items():
             self._add(_edges(window, number, now_s))
 
     def due(self, now_s: float) -> list[Action]:
-        """Gives the actions that are due by now and were not given before, in order of time.
+        """Returns the actions that are due by now and were not returned before, in order of time.
 
-        A target that is down for another reason, too, is neither killed nor started. So each device's `kill` or
-        `stop` and `start` alternate, as do its `cut` and `mend`.
+        A target with another open window is neither killed nor started. So each device's `kill` or `stop` and `start`
+        alternate, as do its `cut` and `mend`.
         """
         actions = []
         while self._edges and self._edges[0][0].at_s <= now_s:
@@ -273,7 +273,7 @@ class Playback:
 
 
 def _edges(window: Outage, number: int, anchor_s: float) -> Iterator[_Edge]:
-    """In order of time, and for ever where the window comes again; not added up, so that days do not drift."""
+    """Yields edges in order of time, forever if the window repeats; times are multiples, so that days do not drift."""
     for cycle in count():
         at_s = anchor_s + cycle * window.every_s
         if window.begins_s is not None and (cycle or not window.is_open_at_start):

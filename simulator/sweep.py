@@ -1,7 +1,7 @@
-"""The same run at other noise, by the fast engine or under the virtual clock: what privacy costs.
+"""Repeats a run at other noise, by the fast engine or under the virtual clock, to measure the cost of privacy.
 
-A run answers whether federating paid at its own noise; a sweep tells how much noise the gain would survive. Each point
-is a run of its own in `sweep/`, so an interrupted sweep goes on where it stopped.
+A run shows whether federating is worth it at its own noise; a sweep shows up to how much noise the gain remains. Each
+point is a separate run in `sweep/`, so an interrupted sweep continues where it stopped.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from hushfleet.simulator.results import assemble, with_baseline
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 
 Rounds = Callable[[Simulation, int], None]
-"""Runs the rounds of a point; devices' own models are tested every so many rounds."""
+"""Runs the rounds of a point; the second argument is the interval in rounds at which own models are tested."""
 
 
 def tasks_at(task: Task, multipliers: Sequence[float], *, clocked: bool) -> dict[float, Task]:
-    """The task at each of these noises, in rising order. Raises `BadInput` where a sweep of it cannot be run."""
+    """Returns the task at each noise multiplier, in ascending order. Raises `BadInput` if it cannot be swept."""
     if multipliers and task.statistic is not None:
         raise BadInput("--sweep: a statistic trains nothing, so there is no accuracy to compare; leave --sweep out")
     if multipliers and task.round.buffered and not clocked:
@@ -55,10 +55,10 @@ def sweep_noise(
     runtime: str = "onnx",
     clocked: Rounds | None = None,
 ) -> Iterator[SweepPoint]:
-    """One point for each multiplier, in rising order.
+    """Yields one point for each multiplier, in ascending order.
 
-    :param clocked: runs rounds that take the time of the fleet's boards, as those of the run itself did; None: they
-        have no time.
+    :param clocked: runs the rounds under the virtual clock, as in the run itself; None: the fast engine runs them
+        without time.
     """
     tasks = tasks_at(simulation.task, multipliers, clocked=clocked is not None)
     for multiplier, task in counted(tasks.items(), "the same run at other noise", total=len(tasks)):
@@ -77,14 +77,14 @@ def with_sweep(result: Result, points: Sequence[SweepPoint]) -> Result:
 
 
 def with_seeds(result: Result, others: Sequence[Result]) -> Result:
-    """The result with a point for itself and for each of its repetitions with other seeds."""
+    """Returns the result with a point for itself and for each of its repetitions with other seeds."""
     points = [seed_point(each) for each in (result, *others)]
     return result.model_copy(update={"details": result.details.model_copy(update={"seeds": points})})
 
 
 def seed_point(result: Result) -> SeedPoint:
     """Makes the point of a run among several seeds."""
-    assert result.seed is not None  # of a simulation
+    assert result.seed is not None  # a simulation always has one
     alone = result.local_only
     return SeedPoint(
         seed=result.seed,
@@ -105,7 +105,7 @@ def noise_point(result: Result) -> SweepPoint:
 
 
 def _reached(result: Result) -> dict[str, float | None]:
-    """The accuracies as last measured, and the gain over training alone where that was measured."""
+    """Returns the last measured accuracies, and the gain over training alone if that was measured."""
     gain, names = common_test(result).gain, ("accuracy_own_common", "accuracy_own_local", "accuracy_global")
     spread = {} if gain is None else {"gain_over_local_only": gain.mean, "gain_standard_error": gain.standard_error}
     return {name: last_measured(result.rounds, attrgetter(name)) for name in names} | spread
@@ -114,7 +114,7 @@ def _reached(result: Result) -> dict[str, float | None]:
 def _run_with(
     simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str, *, clocked: Rounds | None
 ) -> Result:
-    """The result of the run in `sweep/NAME`, which is begun, gone on with, or there already."""
+    """Returns the result of the run in `sweep/NAME`, which is started, continued, or already finished."""
     folder = RunFolder(simulation.folder.path / "sweep" / name)
     if folder.result.exists():
         return Result.load(folder.result)

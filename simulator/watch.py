@@ -1,4 +1,4 @@
-"""Feeds the live display from the run's files while the engine works: the same way for all engines."""
+"""Updates the live display from the run's files while the engine works, in the same way for all engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INTERVAL_S = 0.2
 class Watch:
     """A context manager; inside it the display follows events and metrics.
 
-    :param engine: shown in the place of what the aggregator calls itself.
+    :param engine: engine name to show instead of the name in the aggregator's events.
     """
 
     def __init__(self, simulation: Simulation, display: FleetDisplay, *, engine: str) -> None:
@@ -55,12 +55,12 @@ class Watch:
         self._show_metrics(until=self._display.state.round)
 
     def _read_metrics(self, device: str) -> None:
-        """A device writes its metrics before its update leaves, so nobody else's file need be looked at."""
+        """Reads a device's metrics after its update: it writes them before it sends the update."""
         tail = self._metrics.setdefault(device, EventTail(self._folder.device(device).metrics))
         self._waiting += [(device, line) for line in tail.read() if isinstance(line.get("round"), int)]
 
     def _show_metrics(self, *, until: int) -> None:
-        """A line of a later round waits, or it would be shown as this round's."""
+        """Shows metrics up to a round; lines of later rounds wait, because they would be shown as this round's."""
         for device, line in self._waiting:
             if line["round"] <= until:
                 self._display.apply_metrics(device, line)

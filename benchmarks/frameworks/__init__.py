@@ -1,1 +1,1 @@
-"""The frameworks that `benchmarks/simulation.py` compares: one module each, run in a process of its own."""
+"""The frameworks that `benchmarks/simulation.py` compares: one module each, run in a separate process."""

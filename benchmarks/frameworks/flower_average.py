@@ -1,6 +1,6 @@
-"""Flower's way from received updates to their mean: deserialise each, keep all, then `aggregate`.
+"""Runs Flower's path from received updates to their mean: deserialise each, keep all, then `aggregate`.
 
-Started by `benchmarks/aggregator.py` in an environment of its own; its only argument is one JSON text.
+`benchmarks/aggregator.py` starts it in a separate environment; its only argument is one JSON text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
         aggregate([(parameters_to_ndarrays(received[index % DISTINCT]), 1) for index in range(count)])
         return time.perf_counter() - began
 
-    # One burst is a whole cohort, since nothing can be averaged before all are there; a few for the median.
+    # One burst is a whole cohort, because averaging starts when all updates are present; several bursts for the median.
     cohort, copy = job["cohort"], copy_gb_s()
     options = {"updates": 5 * cohort, "value_bytes": 4 * ends[-1], "box_s": job["box_s"], "burst": cohort}
     figures: dict[str, float] = {}

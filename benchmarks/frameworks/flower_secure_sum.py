@@ -1,9 +1,9 @@
-"""Flower's SecAgg+: what one client, and the server, spend on a round of so many clients.
+"""Measures Flower's SecAgg+: the costs of one client, and of the server, in a round of a given number of clients.
 
-Started by `benchmarks/secure_sum.py` in an environment of its own; its only argument is one JSON text. The clients run
+`benchmarks/secure_sum.py` starts it in a separate environment; its only argument is one JSON text. The clients run
 Flower's own `secaggplus_mod`, with the messages that `SecAggPlusWorkflow` would send them. One client and its
-neighbours are run, more than once: as on our side the shortest time counts, and not the first one, in which modules are
-still loaded. The server's work is measured on one vector, one seed and one key of each kind, and counted for all.
+neighbours run several times: as on our side the shortest time counts, and not the first one, which still loads modules.
+The server's work is measured on one vector, one seed and one key of each kind, and counted for all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Client:
         self.cpu_s, self.up, self.down = 0.0, 0, 0
 
     def step(self, config: dict[str, Any]) -> ConfigRecord:
-        """One of the four stages."""
+        """Runs one of the four stages."""
         content = RecordDict({RECORD_KEY_CONFIGS: ConfigRecord(config)})
         message = Message(content=content, dst_node_id=self.node, message_type="train", group_id="1")
         self.down += len(recorddict_to_proto(content).SerializeToString())
@@ -52,7 +52,7 @@ class Client:
         return reply.content.config_records[RECORD_KEY_CONFIGS]
 
     def _fit(self, message: Message, context: Context) -> Message:
-        """The update of a training that costs nothing."""
+        """Returns an update without any training cost."""
         values = np.full(self._size, 0.125, np.float32)
         result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([values]), 500, {})
         return Message(compat.fitres_to_recorddict(result, keep_input=True), reply_to=message)
@@ -69,7 +69,7 @@ def timed(work: Any, *arguments: Any) -> tuple[Any, float]:
 
 
 class Round(NamedTuple):
-    """A round as one client, the first, has seen it.
+    """A round as seen by its first client.
 
     :param keys: both public keys of each client.
     :param masked: its masked vector, in parts.
@@ -82,7 +82,7 @@ class Round(NamedTuple):
 
 
 def run_round(clients: int, size: int, shares: int, threshold: int, drop_out: float) -> Round:
-    """All four stages of one client, and of its neighbours what it needs."""
+    """Runs all four stages of one client, and the stages of its neighbours that it needs."""
     nodes = [Client(1000 + index, size) for index in range(shares)]
     own = nodes[0]
     setup = {
@@ -126,7 +126,7 @@ def main() -> None:
     own, keys, masked, answer = rounds[-1]
     dead = round(job["drop_out"] * shares)
 
-    # the server: what each vector, each survivor and each lost client costs
+    # the server: the costs of each vector, each survivor and each lost client
     vector, read_s = timed(lambda: [bytes_to_ndarray(each) for each in masked])
     _, add_s = timed(parameters_addition, vector, vector)
     _, subtract_s = timed(parameters_subtraction, vector, vector)

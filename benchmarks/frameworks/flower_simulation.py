@@ -1,4 +1,4 @@
-"""Flower's simulation on its Ray backend, in the form of its PyTorch quickstart.
+"""Runs Flower's simulation on its Ray backend, like its PyTorch quickstart.
 
     python -m benchmarks.frameworks.flower_simulation FOLDER ACTORS
 
@@ -28,13 +28,13 @@ from torch import Tensor
 from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Enough, HeldRounds, MnistNetwork, TrainingJob, to_vector
 
 FOLDER_VARIABLE = "HUSHFLEET_BENCHMARK_FOLDER"
-"""Ray hands the environment down to its actors."""
+"""Ray passes the environment to its actors."""
 DELTA = 1e-5
 
 
 @functools.cache
 def kept() -> tuple[TrainingJob, list[tuple[Tensor, Tensor]]]:
-    """The job and all clients' data, loaded once an actor."""
+    """Returns the job and all clients' data, loaded once per actor."""
     job = TrainingJob.load(os.environ[FOLDER_VARIABLE])
     return job, job.clients()
 
@@ -53,7 +53,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 class HeldFedAvg(FedAvg):
-    """Holds the server between two rounds: all that Flower does from one `configure_train` to the next is measured."""
+    """Pauses the server between two rounds: all of Flower's work between two `configure_train` calls is measured."""
 
     def __init__(self, job: TrainingJob) -> None:
         super().__init__(
@@ -80,7 +80,7 @@ class HeldFedAvg(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         replies = list(replies)
-        # A client that failed is an error in its reply, and Flower goes on without it.
+        # A client that failed sends an error as its reply, and Flower continues without it.
         self._trained_on = sum(reply.content["metrics"]["trained-on"] for reply in replies if not reply.has_error())
         return super().aggregate_train(server_round, replies)
 
@@ -102,7 +102,7 @@ def main() -> None:
     server_app = ServerApp()
     server_app.main()(serve)
     gpus = 1 if workload.device == "cuda" else 0
-    # "local": not a cluster that somebody else has started on this machine.
+    # "local": does not join a cluster that others have started on this machine.
     init = {"address": "local", "num_cpus": actors, "num_gpus": gpus, "include_dashboard": False}
     try:
         run_simulation(
@@ -116,11 +116,11 @@ def main() -> None:
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # threads of a simulation that broke down would wait for ever
+        os._exit(1)  # threads of a failed simulation would wait forever
 
 
 if __name__ == "__main__":
-    # Imported by its name, so that actors import it too and do not get a copy of this module's functions.
+    # Imported by name, so that actors also import it and do not get a copy of this module's functions.
     from benchmarks.frameworks.flower_simulation import main as main_by_name
 
     main_by_name()

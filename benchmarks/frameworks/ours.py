@@ -1,10 +1,10 @@
-"""Hushfleet's own fast engine, through its public functions: trainer, ledger, store and round engine.
+"""Runs Hushfleet's own fast engine through its public functions: trainer, ledger, store and round engine.
 
-Values are rounded as the codec does it; no update is coded but for a sample of its values, to count bytes, or signed.
+Values are rounded as by the codec; updates are not signed, and only a sample of values is encoded, to count bytes.
 
     python -m benchmarks.frameworks.ours FOLDER RUNTIME PROCESSES RUN_FOLDER DATA_DIR
 
-Left out of a round are the tests of accuracy, as on all sides.
+A round has no accuracy tests, as on all sides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PACKAGES = ("hushfleet", "numpy", "onnxruntime", "torch")
 
 
 def task_of(workload: Workload) -> Task:
-    """The workload as a task file would say it."""
+    """Returns the workload as a task."""
     method = {
         "name": "dp-fedavg",
         "optimizer": workload.optimizer,
@@ -59,7 +59,7 @@ def task_of(workload: Workload) -> Task:
 
 
 class HeldLog(EventLog):
-    """Holds the engine between two rounds: the run's events say where one ends."""
+    """Pauses the engine between two rounds: the run's events show where a round ends."""
 
     def __init__(self, simulation: Simulation, epochs: int) -> None:
         super().__init__(simulation.folder.events)

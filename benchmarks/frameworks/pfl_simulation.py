@@ -1,12 +1,12 @@
-"""Apple's pfl-research, set up as its tutorials and benchmarks do it.
+"""Runs Apple's pfl-research, set up as in its tutorials and benchmarks.
 
     python -m benchmarks.frameworks.pfl_simulation FOLDER
     torchrun --nproc-per-node 2 -m benchmarks.frameworks.pfl_simulation FOLDER
 
 FederatedAveraging on the SimulatedBackend, with tensors in memory. Local privacy is pfl's own: GaussianMechanism as a
 postprocessor clips and noises each user's statistics, and every user has the same weight. Users take part in turn
-(`minimize_reuse`), since `random` would draw a user twice for one round. Several processes are pfl's own too: the
-cohort is divided among them and the sums meet in an all-reduce (on GPUs that wants a GPU for each process).
+(`minimize_reuse`), because `random` can draw a user twice for one round. Several processes are also pfl's own feature:
+the cohort is divided among them and an all-reduce adds the sums (on GPUs this needs one GPU per process).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PflNetwork(nn.Module):
 
 
 class Held(TrainingProcessCallback):
-    """Holds all processes between two rounds; the first one talks to the benchmark."""
+    """Pauses all processes between two rounds; the first one communicates with the benchmark."""
 
     def __init__(self, module: PflNetwork, device: str) -> None:
         self._module, self._device = module, device
@@ -74,7 +74,7 @@ class Held(TrainingProcessCallback):
         return self._total(int(self._rounds.wait()) if self._rounds else 0) == 1
 
     def _total(self, own: int) -> int:
-        """The sum over all processes, which also makes them wait for each other."""
+        """Returns the sum over all processes; they also wait for each other here."""
         count = torch.tensor(own, device=self._device)
         if dist.is_initialized():
             dist.all_reduce(count)

@@ -1,4 +1,4 @@
-"""The loop that a researcher writes by hand: nn.Module, torch.optim, deepcopy, clip, noise, average.
+"""Runs a loop as a researcher writes it by hand: nn.Module, torch.optim, deepcopy, clip, noise, average.
 
     python -m benchmarks.frameworks.plain_loop FOLDER PROCESSES
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from benchmarks.frameworks.workload import CLIP_NORM, HeldRounds, TrainingJob, to_vector
 
 Share = tuple[list[Tensor], int]
-"""The sum of some clients' updates, tensor by tensor, and how many samples they were trained on."""
+"""The sum of some clients' updates, tensor by tensor, and the number of trained samples."""
 
 
 class Training:
@@ -78,7 +78,7 @@ def main() -> None:
 
 @torch.no_grad()
 def _average(job: TrainingJob, global_model: nn.Module, shares: Iterable[Share]) -> int:
-    """Moves the global model, and returns on how many samples it was trained."""
+    """Updates the global model, and returns the number of trained samples."""
     trained_on = 0
     for total, samples in shares:
         trained_on += samples

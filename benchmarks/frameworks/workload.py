@@ -1,7 +1,7 @@
-"""The input of every side of a comparison: the same numbers, data, network and first model.
+"""Defines the input of each side of a comparison: the same numbers, data, network and first model.
 
-W1 is the shape of the personalization papers (few devices with much data), W2 that of FedAvg's own paper, W3 that of a
-field of many devices with little data each. The folder of a workload holds what `benchmarks/simulation.py` wrote:
+W1 has the shape of the personalization papers (few devices with much data), W2 the shape of FedAvg's own paper, and W3
+the shape of many devices with little data each. `benchmarks/simulation.py` writes the folder of a workload:
 
     workload.json    the fields of `Workload`
     x.npy, y.npy     float32 [n, 1, 28, 28] normalised images and int64 [n] labels, client after client
@@ -26,7 +26,7 @@ from benchmarks.processes import Parent, versions
 
 CLIP_NORM = 1.0
 ROUNDS = 1000
-"""A run is begun as a long one and left when enough is measured; frameworks must know its length at the start."""
+"""A run is started with many rounds and stopped after enough of them; frameworks need the number at the start."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Workload:
 
     :param samples: training samples of each client.
     :param cohort: clients in a round.
-    :param turn: rounds that are measured as one.
+    :param turn: number of rounds that are measured together.
     :param noise_multiplier: each client's Gaussian noise has a standard deviation of this times `CLIP_NORM` in every
-        entry. The default is negligible protection, and costs the same time as noise that does; the model stays finite.
+        entry. The default gives almost no protection, but needs the same time as more noise; the model stays finite.
     :param device: `cpu` or `cuda`.
     """
 
@@ -63,11 +63,11 @@ class Workload:
 
     @property
     def samples_per_round(self) -> int:
-        """Each sample counts once an epoch."""
+        """Trained samples in a round; each sample counts once per epoch."""
         return self.cohort * self.samples * self.epochs
 
     def shrunk(self, by: int) -> Workload:
-        """Each client keeps one in `by` of its samples, but at least two."""
+        """Returns the workload with one of `by` samples of each client, but at least two."""
         return replace(self, samples=max(2, self.samples // by))
 
 
@@ -99,12 +99,12 @@ class MnistNetwork(nn.Module):
 
 
 def to_vector(module: nn.Module) -> np.ndarray:
-    """float32 `[d]`."""
+    """Returns the parameters, float32 `[d]`."""
     return nn.utils.parameters_to_vector(module.parameters()).detach().cpu().numpy()
 
 
 def network_of(vector: np.ndarray, device: str = "cpu") -> MnistNetwork:
-    """With the parameters of float32 `[d]`."""
+    """Returns the network with the parameters float32 `[d]`."""
     module = MnistNetwork().to(device)
     nn.utils.vector_to_parameters(torch.from_numpy(np.array(vector)).to(device), module.parameters())
     return module
@@ -128,14 +128,14 @@ class TrainingJob:
         (self.folder / "workload.json").write_text(json.dumps(asdict(self.workload)))
 
     def array(self, name: str) -> np.ndarray:
-        """Mapped copy-on-write: all processes share one copy in memory."""
+        """Returns an array, mapped copy-on-write: all processes share one copy in memory."""
         return np.load(self.folder / f"{name}.npy", mmap_mode="c")
 
     def first_model(self) -> MnistNetwork:
         return network_of(self.array("initial"), self.workload.device)
 
     def clients(self) -> list[tuple[Tensor, Tensor]]:
-        """Images and labels of each client, on the workload's device."""
+        """Returns images and labels of each client, on the workload's device."""
         x, y = (torch.from_numpy(self.array(name)).to(self.workload.device) for name in ("x", "y"))
         return list(zip(x.split(self.workload.samples), y.split(self.workload.samples), strict=True))
 
@@ -145,7 +145,7 @@ class TrainingJob:
         return kinds[self.workload.optimizer](parameters, lr=self.workload.learning_rate)
 
     def train(self, module: nn.Module, x: Tensor, y: Tensor) -> int:
-        """The local training that anybody would write; on how many samples."""
+        """Does the usual local training; returns the number of trained samples."""
         optimizer, samples = self.optimizer(module.parameters()), 0
         for _ in range(self.workload.epochs):
             for batch in torch.randperm(len(y), device=y.device).split(self.workload.batch_size):
@@ -157,14 +157,14 @@ class TrainingJob:
 
 
 class Enough(Exception):
-    """The benchmark wants no more rounds."""
+    """Raised when the benchmark needs no more rounds."""
 
 
 class HeldRounds:
-    """Holds a framework between two rounds: all sides are alive at the same time, and one trains at a time.
+    """Pauses a framework between two rounds: all sides are running at the same time, and one trains at a time.
 
-    :param params: gives the global model as float32 `[d]`; called between rounds only.
-    :param packages: whose versions are written down.
+    :param params: returns the global model as float32 `[d]`; only called between rounds.
+    :param packages: packages whose versions are reported.
     """
 
     def __init__(self, params: Callable[[], np.ndarray], packages: Sequence[str]) -> None:
@@ -173,7 +173,7 @@ class HeldRounds:
         self._began = 0.0
 
     def wait(self) -> bool:
-        """Waits until a round may begin, and starts its clock; False when no more are wanted."""
+        """Waits until a round may start, and starts its clock; returns False if no more rounds are needed."""
         while (words := self._parent.next()) is not None and words[0] == "save":
             np.save(words[1], self._params())
             self._parent.answer({})
@@ -181,5 +181,5 @@ class HeldRounds:
         return words is not None
 
     def done(self, **figures: float) -> None:
-        """Reports a round. `samples` counts each sample once for every time that it was trained on."""
+        """Reports a round. `samples` counts each sample once for each time that it was trained."""
         self._parent.answer({"seconds": time.perf_counter() - self._began, **figures})

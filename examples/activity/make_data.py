@@ -1,9 +1,9 @@
-"""Made-up accelerometer data: people who walk, run, climb, cycle or sit, each with a phone in a pocket of their own.
+"""Makes synthetic accelerometer data: people walk, run, climb stairs, cycle or sit, each with a phone in a pocket.
 
-These are no measurements. A window is two seconds at 25 Hz of three axes, in m/s^2: gravity, and an up-and-down with a
-second harmonic and a sideways sway, at a rate and strength that the activity sets and the person scales: the walk of
-one is as quick as the run of another. The phone lies askew in each pocket. Everybody does some activities often and
-others hardly ever.
+These are no measurements. A window is two seconds at 25 Hz of three axes, in m/s^2: gravity, a vertical movement with a
+second harmonic, and a sideways movement. The activity sets their rate and strength, and the person scales them: one
+person's walk may be as fast as another person's run. The phone is rotated differently in each pocket. Each person does
+some activities often and others rarely.
 
     python make_data.py        # writes activity.npz beside this file: 24 people train, 6 others are the common test
 """
@@ -21,13 +21,13 @@ PEOPLE, STRANGERS, WINDOWS = 24, 6, 40
 
 
 def askew(rng: np.random.Generator) -> np.ndarray:
-    """How the phone lies, float64 `[3, 3]`: a rotation by some degrees."""
+    """Returns the rotation of the phone by some degrees, float64 `[3, 3]`."""
     q, r = np.linalg.qr(np.eye(3) + TILT * rng.standard_normal((3, 3)))
     return q * np.sign(np.diag(r))
 
 
 def person(rng: np.random.Generator, windows: int) -> tuple[np.ndarray, np.ndarray]:
-    """float32 `[windows, 3, 50]` and labels int64 `[windows]` of one person."""
+    """Returns float32 `[windows, 3, 50]` and labels int64 `[windows]` of one person."""
     pace, strength, pocket = rng.uniform(0.75, 1.3), rng.uniform(0.5, 1.6), askew(rng)
     labels = rng.choice(len(ACTIVITIES), windows, p=rng.dirichlet(np.full(len(ACTIVITIES), 2.0)))
     time = np.arange(STEPS) / HZ

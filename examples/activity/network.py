@@ -1,4 +1,4 @@
-"""A 1-D CNN on series `[B, channels, steps]`; its last layer, `head`, is what a method may keep personal."""
+"""Defines a 1-D CNN on series `[B, channels, steps]`; a method may keep its last layer, `head`, personal."""
 
 from torch import Tensor, nn
 

@@ -1,9 +1,9 @@
-"""Made-up houses: a heated room, of which a thermostat's board has the last two hours and is to predict the next one.
+"""Makes synthetic houses: a thermostat's board has the last two hours of a heated room, and predicts the next hour.
 
-These are no measurements. A room loses heat to the outside and gains some by its radiator and the sun, each house at
-rates of its own; the thermostat switches at half a degree around a set point. A sample has a value every five minutes
-of two hours, of four channels: room and outside temperature (degrees C), radiator and sun (0 to 1). Its target is by
-how much the room will have warmed an hour later, in degrees.
+These are no measurements. A room loses heat to the outside and gains heat from its radiator and the sun, at different
+rates in each house; the thermostat switches at half a degree around a set point. A sample has a value every five
+minutes for two hours, of four channels: room and outside temperature (degrees C), radiator and sun (0 to 1). Its target
+is the change of the room temperature after one hour, in degrees.
 
     python make_data.py        # writes heating.npz beside this file: 30 houses train, 8 others are the common test
 """
@@ -18,7 +18,7 @@ SENSOR_C = 0.05  # standard deviation of the room's sensor
 
 
 def house(rng: np.random.Generator, windows: int) -> tuple[np.ndarray, np.ndarray]:
-    """float32 `[windows, 4, 24]` and targets float32 `[windows, 1]` of one house."""
+    """Returns float32 `[windows, 4, 24]` and targets float32 `[windows, 1]` of one house."""
     loss, radiator, window = rng.uniform(0.05, 0.08), rng.uniform(2.5, 3.5), rng.uniform(0.3, 1.0)  # degrees an hour
     wanted, days = rng.uniform(18, 22), windows // 4
     hours = np.arange(round(24 * days / STEP_H)) * STEP_H

@@ -1,4 +1,4 @@
-"""A 1-D CNN on series `[B, channels, steps]` that predicts one number."""
+"""Defines a 1-D CNN on series `[B, channels, steps]` that predicts one number."""
 
 from torch import Tensor, nn
 

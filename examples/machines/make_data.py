@@ -1,6 +1,6 @@
-"""Made-up pumps: vibration, load and temperature of rotating machines, minute by minute, with faults in the test.
+"""Makes synthetic pumps: vibration, load and temperature of rotating machines, per minute, with faults in the test.
 
-These are no measurements. Each minute a board records one second of acceleration at 2048 Hz and keeps ten numbers: the
+These are no measurements. Each minute a board records one second of acceleration at 2048 Hz and stores ten numbers: the
 level in six octave bands and the peak (dB), the shaft's speed (Hz), the motor's current (A) and the bearing's
 temperature (degrees C). A window is four minutes. The acceleration is the sum of
 
@@ -8,15 +8,16 @@ temperature (degrees C). A window is four minutes. The acceleration is the sum o
 - misalignment: sines at 2n and 3n that grow with the load; and the impeller's seven blades, at 7n;
 - flow noise, which is white and grows with the load, and the noise of the sensor;
 
-times the gain of the mounting, which differs from machine to machine by 1 dB. The temperature follows the ambient and
-the square of the load with a time constant of 20 minutes. Machines differ in speed, residual imbalance, misalignment,
-ambient, and the load that their first week has: a board trains on a week with loads around one value, and is tested on
-weeks with any load. Faults occur in test windows alone, one in each such window, of a severity from 0.3 to 1:
+times the gain of the mounting, which differs between machines by 1 dB. The temperature follows the ambient temperature
+and the square of the load with a time constant of 20 minutes. Machines differ in speed, residual imbalance,
+misalignment, ambient temperature, and the load in their first week: a board trains on a week with loads around one
+value, and is tested on weeks with any load. Faults occur only in test windows, one per such window, with a severity
+from 0.3 to 1:
 
-- bearing: an impulse each time that a ball passes a damage of the outer race, 3.58 n with 1 % of jitter, which makes
-  the housing ring at its resonance of 500 to 800 Hz (McFadden and Smith, Journal of Sound and Vibration 96, 1984);
-- imbalance: 2.6 to 4 times the residual one, as by a lost blade tip;
-- lubrication: the bearing is 5 to 10 degrees warmer, and hisses by 3 to 5 dB more above 256 Hz.
+- bearing: an impulse each time that a ball passes a defect of the outer race, 3.58 n with 1 % of jitter, which excites
+  the housing at its resonance of 500 to 800 Hz (McFadden and Smith, Journal of Sound and Vibration 96, 1984);
+- imbalance: 2.6 to 4 times the residual imbalance, as after the loss of a blade tip;
+- lubrication: the bearing is 5 to 10 degrees warmer, and its noise above 256 Hz is 3 to 5 dB higher.
 
     python make_data.py        # writes machines.npz beside this file
 """
@@ -38,7 +39,7 @@ MACHINES, TRAIN, NORMAL, OF_EACH_FAULT = 60, 20, 12, 4  # windows of each machin
 
 
 class Machine(NamedTuple):
-    """The properties of a machine that stay from week to week."""
+    """The properties of a machine that do not change between weeks."""
 
     speed: float
     imbalance: float
@@ -62,13 +63,13 @@ class Machine(NamedTuple):
 
 
 def windows(machine: Machine, count: int, rng: np.random.Generator, *, any_load: bool, fault: str = "") -> np.ndarray:
-    """float32 `[count, channels, STEPS]`.
+    """Returns float32 `[count, channels, STEPS]`.
 
-    :param any_load: as in later weeks; else around the usual load.
+    :param any_load: whether loads vary, as in later weeks; otherwise they are around the usual load.
     """
     shape, time = (count, STEPS), np.arange(RATE) / RATE
     wanted = rng.uniform(0.25, 1.05, count) if any_load else rng.normal(machine.usual_load, 0.05, count)
-    before = wanted + 0.1 * rng.standard_normal(count)  # the load until the window began
+    before = wanted + 0.1 * rng.standard_normal(count)  # the load before the window
     load = np.clip(wanted[:, None] + 0.03 * rng.standard_normal(shape), 0.2, 1.1)
     warmed = 1 - np.exp(-np.arange(STEPS) / LAG)
     heat = before[:, None] ** 2 + (wanted**2 - before**2)[:, None] * warmed

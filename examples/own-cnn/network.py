@@ -1,4 +1,4 @@
-"""Your own CNN: any `torch.nn.Module` will do. GroupNorm, not BatchNorm, whose averages no update carries."""
+"""Your own CNN: any `torch.nn.Module` works. It uses GroupNorm, because updates do not contain BatchNorm's averages."""
 
 from torch import Tensor, nn
 

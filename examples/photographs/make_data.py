@@ -1,8 +1,8 @@
-"""Photographs in class folders, as boards and their owners have them: 1,500 of CIFAR-10's.
+"""Makes class folders with photographs, as on boards: 1,500 images of CIFAR-10.
 
     python make_data.py        # writes photographs/train/<class>/*.png and photographs/test/<class>/*.png
 
-With photographs of your own, put them there instead, of any size, and change `class_names` in task.toml.
+To use your own photographs of any size, put them there instead, and change `class_names` in task.toml.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from hushfleet.data.sets import load
 
 
 def make(folder: Path, *, data_dir: Path | None = None) -> None:
-    data = load("cifar10", data_dir=data_dir)  # downloaded where it is not there
+    data = load("cifar10", data_dir=data_dir)  # downloads it if it is missing
     for part, samples, count in (("train", data.train, 100), ("test", data.test, 50)):
         for label, name in enumerate(data.class_names):
             (folder / part / name).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Runs the fleet and draws what its models take photographs for. `python run.py privacy.epsilon=8` changes a key."""
+"""Runs the fleet and draws its models' predictions for photographs. `python run.py privacy.epsilon=8` changes a key."""
 
 import base64
 import io
@@ -13,7 +13,7 @@ import hushfleet as hf
 
 
 def draw(run: hf.Run, path: Path) -> None:
-    """Twelve test photographs, chosen by chance, and what a board takes them for: alone, and as part of the fleet."""
+    """Draws twelve random test photographs, and a board's predictions for them: alone, and as part of the fleet."""
     details = run.result.details
     figure = Figure(figsize=(9, 7.4), layout="constrained")
     means = run.devices[["accuracy_alone", "accuracy_own"]].mean()

@@ -1,7 +1,7 @@
-"""The digits of scikit-learn, dealt to ten cameras as no built-in partition would do it.
+"""Divides the digits of scikit-learn among ten cameras in a way that no built-in partition does.
 
-Camera 0 has seven times as many images as camera 9; thin strokes go to the first ones, thick strokes to the last; and
-three cameras hang upside down, so that their 6 is everyone else's 9.
+Camera 0 has seven times as many images as camera 9; the first cameras get thin strokes, the last ones thick strokes;
+and three cameras hang upside down, so that their 6 looks like a 9 of the other cameras.
 
     python make_data.py        # writes cameras.npz beside this file
 """

@@ -1,4 +1,4 @@
-"""The whole example: makes the data, trains, and prints who gained. `python run.py round.rounds=5` changes a key."""
+"""Makes the data, trains, and prints the accuracies of each device. `python run.py round.rounds=5` changes a key."""
 
 import sys
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Cards: from the stock image of a board to a card that starts the client. Runs on the operator's machine."""
+"""Makes cards that start the client from a board's stock image. Runs on the operator's machine."""

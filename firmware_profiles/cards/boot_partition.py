@@ -1,7 +1,7 @@
-"""The FAT partition that a board starts from: mounted, or inside of an image file, which needs no root.
+"""Reads and writes the FAT partition from which a board starts: mounted, or inside an image file without root rights.
 
-Inside of an image, GNU mtools reads and writes it (`mcopy -i IMAGE@@OFFSET`). Block devices are refused: whoever names
-the wrong one loses a disk.
+Inside an image, GNU mtools reads and writes it (`mcopy -i IMAGE@@OFFSET`). Block devices are refused, because a wrong
+name would destroy a disk.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from hushfleet.atomic_file import write_whole
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.partition_table import read_partitions
 
-_CLUSTER = 32 * 1024  # the largest of FAT; what a small file takes at most
+_CLUSTER = 32 * 1024  # the largest FAT cluster: the most space that a small file takes
 
 
 class BootPartition(Protocol):
-    """The boot partition as a card's writer uses it; names are relative to its root, with `/`."""
+    """The boot partition for the writers of cards; names are relative to its root, with `/`."""
 
     def names(self) -> set[str]:
-        """Gives the names of files and folders in the root, lower-case."""
+        """Returns the names of files and folders in the root, lower-case."""
 
     def read(self, name: str) -> bytes | None:
-        """Reads a file; None where there is none."""
+        """Reads a file; returns None if there is none."""
 
     def free_bytes(self) -> int: ...
 
     def write(self, folder: Path, *, remove: Sequence[str] = ()) -> None:
-        """Deletes files and folders, then copies what is in `folder`; what has the same name is replaced."""
+        """Deletes files and folders, then copies the content of `folder`; files with the same name are replaced."""
 
 
 class MountedBoot:
@@ -66,12 +66,12 @@ class MountedBoot:
                     shutil.rmtree(target)
                 else:
                     target.unlink(missing_ok=True)
-            # the root's files last: they are what starts the rest
+            # the root's files last, because they start everything else
             for path in sorted(folder.rglob("*"), key=lambda path: (path.parent == folder and path.is_file(), path)):
                 target = self.path / path.relative_to(folder)
                 if path.is_dir():
                     target.mkdir(exist_ok=True)
-                else:  # a cmdline.txt that was cut off would be taken for the system's own by the next call
+                else:  # the next call would use a truncated cmdline.txt as the system's own
                     write_whole(target, path.read_bytes(), durable=target.parent == self.path)
             os.sync()  # the card is pulled out next
         except OSError as error:
@@ -79,7 +79,7 @@ class MountedBoot:
 
 
 class ImageBoot:
-    """The first FAT partition of an image file. Raises `BadInput` where there is none."""
+    """The first FAT partition of an image file. Raises `BadInput` if there is none."""
 
     def __init__(self, image: Path) -> None:
         _refuse_devices(image)
@@ -93,7 +93,7 @@ class ImageBoot:
         if self.partition is None:
             raise BadInput(f"{image} has no FAT partition, so no boot partition that could be prepared")
         self.image = image
-        self._known: dict[str, bytes | None] = {}  # each look takes a process
+        self._known: dict[str, bytes | None] = {}  # a cache, because each read starts a process
         self._listed: dict[str, set[str]] = {}
 
     def names(self) -> set[str]:
@@ -120,7 +120,7 @@ class ImageBoot:
         return (not parent or self._has(parent)) and last.lower() in self._names(parent)
 
     def _names(self, folder: str) -> set[str]:
-        """Gives the names of files and folders in a folder, lower-case."""
+        """Returns the names of files and folders in a folder, lower-case."""
         if folder not in self._listed:
             listed = self._mtools("mdir", "-b", f"::/{folder}").decode("utf-8", "replace").splitlines()
             self._listed[folder] = {line.rstrip("/").rpartition("/")[2].lower() for line in listed if line.strip()}
@@ -138,7 +138,7 @@ class ImageBoot:
 
 
 def require_room(boot: BootPartition, folder: Path) -> None:
-    """Raises `BadInput` where `folder` does not fit beside what is there."""
+    """Raises `BadInput` if the free space is too small for `folder`."""
     needed = sum(path.stat().st_size + _CLUSTER for path in folder.rglob("*"))
     free = boot.free_bytes()
     if needed > free:

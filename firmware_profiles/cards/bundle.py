@@ -1,7 +1,7 @@
 """Builds a release: the client and the wheels that it needs, for one Python and one architecture, signed.
 
-The wheels are fetched once by pip, and kept: those whose SHA-256 stand in `wheels.txt`, and no others. Our own part is
-copied from this installation. What a board does not import is left out (`trimming`).
+pip fetches the wheels once, and they are kept: only wheels whose SHA-256 is in `wheels.txt`. Our own part is copied
+from this installation. Files that a board does not import are left out (`trimming`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 ARCHITECTURES = ("aarch64", "x86_64")
 # The oldest system that boards run is Debian 12, glibc 2.36; Ubuntu 22.04 of JetPack 6 has 2.35.
 _GLIBC = ("2014", "_2_17", "_2_24", "_2_26", "_2_27", "_2_28", "_2_31", "_2_34", "_2_35")
-_OURS = {  # and what of each stays here; the folders of a checkout are below `hushfleet` once installed
+_OURS = {  # packages, and their folders that are not copied; an installation has all below `hushfleet`
     "hushfleet": ("aggregator", "edge_client", "firmware_profiles", "models", "simulator"),
     "hushfleet.edge_client": (),
     "hushfleet.firmware_profiles": ("cards",),
@@ -55,16 +55,16 @@ def build(
     downgrade_serial: int = 0,
     system: bool = False,
 ) -> Manifest:
-    """Writes the release `out`; some 40 s, and a minute more where wheels have to be fetched.
+    """Writes the release `out`; this takes about 40 s, and a minute more if wheels must be fetched.
 
-    :param python: of `PYTHONS`; :param arch: one of `ARCHITECTURES`.
-    :param version: what boards will say that they run.
+    :param python: one of `PYTHONS`; :param arch: one of `ARCHITECTURES`.
+    :param version: version that boards will report.
     :param downgrade_from, downgrade_serial: see `Manifest`.
-    :param key: signs it; None: nobody does yet.
-    :param wheels: a folder with the wheels, where no index can be reached.
-    :param system: whether it renews `slots.pyz` and the units of boards, too.
+    :param key: signs the release; None: it stays unsigned for now.
+    :param wheels: a folder with the wheels, for machines without a package index.
+    :param system: whether it also replaces `slots.pyz` and the units of boards.
 
-    Raises `BadInput` where wheels are missing, or are others than `wheels.txt` names.
+    Raises `BadInput` if wheels are missing, or differ from those in `wheels.txt`.
     """
     if python not in PYTHONS or arch not in ARCHITECTURES:
         offered = f"{', '.join(PYTHONS)} and {', '.join(ARCHITECTURES)}"
@@ -95,7 +95,7 @@ def build(
 
 
 def pinned_wheels(python: str) -> dict[str, list[str]]:
-    """Reads `wheels.txt` for this Python: `numpy==2.4.6` -> SHA-256 of each wheel of it that may be taken."""
+    """Reads `wheels.txt` for this Python: `numpy==2.4.6` -> SHA-256 of each wheel that may be used."""
     pinned = {}
     for line in _PINS.read_text("utf-8").replace("\\\n", " ").splitlines():
         need, *hashes = re.split(r"\s+--hash=sha256:", line)
@@ -107,7 +107,7 @@ def pinned_wheels(python: str) -> dict[str, list[str]]:
 
 
 def pip_target(python: str, arch: str) -> list[str]:
-    """Gives options by which pip chooses wheels for a board in place of this machine."""
+    """Returns options with which pip chooses wheels for a board instead of this machine."""
     platforms = [f"--platform=manylinux{glibc}_{arch}" for glibc in _GLIBC]
     return ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
 
@@ -115,9 +115,9 @@ def pip_target(python: str, arch: str) -> list[str]:
 def fetch_wheels(python: str, arch: str, *, source: Path | None = None) -> list[Path]:
     """Fetches and keeps the wheels of a board's packages, as `wheels.txt` pins them.
 
-    :param source: a folder that has them; None: the cache, or pip's index.
+    :param source: a folder with the wheels; None: the cache, or pip's index.
 
-    Raises `BadInput` where some are missing, or have another SHA-256.
+    Raises `BadInput` if some are missing, or have another SHA-256.
     """
     target, pinned = pip_target(python, arch), pinned_wheels(python)
     lines = [" --hash=sha256:".join([need, *hashes]) for need, hashes in pinned.items()]
@@ -145,7 +145,7 @@ def fetch_wheels(python: str, arch: str, *, source: Path | None = None) -> list[
 
 
 def _reason(errors: str) -> str:
-    """Gives the last error that pip names."""
+    """Returns the last error that pip reports."""
     changed = re.search(r"/([^/\s]+\.whl) .*Expected sha256.*Got\s+([0-9a-f]{64})", errors, re.DOTALL)
     if changed:
         name, digest = changed.groups()
@@ -155,7 +155,7 @@ def _reason(errors: str) -> str:
 
 
 def _whole(folder: Path, pinned: Mapping[str, Collection[str]]) -> list[Path]:
-    """Gives the wheels in a folder of the cache; none where one is missing or damaged."""
+    """Returns the wheels in a folder of the cache; none if one of them is missing or damaged."""
     allowed = {digest for hashes in pinned.values() for digest in hashes}
     wheels = sorted(folder.glob("*.whl"))
     sound = all(hashlib.sha256(wheel.read_bytes()).hexdigest() in allowed for wheel in wheels)
@@ -163,7 +163,7 @@ def _whole(folder: Path, pinned: Mapping[str, Collection[str]]) -> list[Path]:
 
 
 def _unpack_wheel(wheel: Path, folder: Path) -> str:
-    """Unpacks what a board needs of the wheel. Returns its SHA-256."""
+    """Unpacks the files of the wheel that a board needs. Returns the wheel's SHA-256."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if not name.endswith("/") and not is_dropped(name):
@@ -172,9 +172,9 @@ def _unpack_wheel(wheel: Path, folder: Path) -> str:
 
 
 def _licence() -> str:
-    """Reads our licence, as pip has installed it.
+    """Reads our licence from pip's installation.
 
-    In a checkout `hushfleet.egg-info` may be found first, which has none.
+    In a checkout, `hushfleet.egg-info` may be found first, which has no licence.
     """
     texts = (found.read_text("licenses/LICENSE") for found in distributions(name="hushfleet"))
     licence = next((text for text in texts if text is not None), None)

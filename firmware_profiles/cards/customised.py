@@ -1,7 +1,7 @@
-"""Keeps what somebody has put on a boot partition before, mostly rpi-imager: a user, an SSH key, a Wi-Fi.
+"""Keeps earlier settings on a boot partition, mostly from rpi-imager: a user, an SSH key, a Wi-Fi.
 
-A writer adds its own settings to what these files say, and refuses by name what it cannot read. The files as they were
-stay in `hushfleet/before/`, so a card that is written again starts from them.
+A writer adds its own settings to those in these files, and names a file in its error if it cannot read the file. The
+original files stay in `hushfleet/before/`, so a card that is written again starts from them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
+import yaml  # type: ignore[import-untyped]  # its stubs are a separate package
 
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
@@ -21,13 +21,13 @@ FOLDER = "hushfleet"
 BEFORE = f"{FOLDER}/before"
 FIRST_BOOT = f"{FOLDER}/first-boot.sh"
 _REMEDY = "delete that file, or write the system to the card anew without customisation"
-_KNOWN_PASSWORDS = ('"ubuntu:ubuntu', '"name": "ubuntu", "password": "ubuntu"')  # of Ubuntu's stock image
+_KNOWN_PASSWORDS = ('"ubuntu:ubuntu', '"name": "ubuntu", "password": "ubuntu"')  # in Ubuntu's stock image
 
 
 def original(boot: BootPartition, name: str) -> bytes | None:
-    """Reads a file of the partition's root as it was before the first card was written; None: there was none.
+    """Reads a file of the partition's root as it was before the first card was written; None if there was none.
 
-    The folder alone says nothing: a card may have been pulled out before it was complete.
+    The folder alone is no proof of a written card: a card may have been removed before it was complete.
     """
     if FOLDER in boot.names():
         kept = boot.read(f"{BEFORE}/{name}")
@@ -38,7 +38,7 @@ def original(boot: BootPartition, name: str) -> bytes | None:
 
 
 def read_yaml(boot: BootPartition, name: str) -> dict[str, Any]:
-    """Reads cloud-init's file; empty where it is missing or says nothing. Raises `BadInput`."""
+    """Reads a file of cloud-init; empty if it is missing or has no content. Raises `BadInput` for other content."""
     text = _text(original(boot, name), name)
     if name == "user-data" and text.strip() and text.split()[0] != "#cloud-config":
         raise BadInput(
@@ -61,7 +61,7 @@ def read_yaml(boot: BootPartition, name: str) -> dict[str, Any]:
 
 
 def read_custom_toml(boot: BootPartition) -> dict[str, Any]:
-    """Reads custom.toml; empty where there is none. Raises `BadInput`."""
+    """Reads custom.toml; empty if there is none. Raises `BadInput` if it is not TOML."""
     try:
         return parse_toml(_text(original(boot, "custom.toml"), "custom.toml"))
     except ValueError as error:
@@ -69,10 +69,10 @@ def read_custom_toml(boot: BootPartition) -> dict[str, Any]:
 
 
 def with_user_data(theirs: dict[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Joins ours, and theirs where it does not contradict: lists are joined; a user of both gets both's keys."""
+    """Joins our settings with theirs if they do not conflict: lists are joined; a common user gets the keys of both."""
     merged = dict(theirs)
     if any(known in json.dumps(theirs.get("chpasswd")) for known in _KNOWN_PASSWORDS):
-        merged.pop("chpasswd")  # everybody knows it
+        merged.pop("chpasswd")  # the password is public
         merged.pop("ssh_pwauth", None)
     merged["ssh_pwauth"] = merged.get("ssh_pwauth", ours["ssh_pwauth"])
     merged |= {name: ours[name] for name in ("hostname", "manage_etc_hosts")}
@@ -89,15 +89,15 @@ def with_user_data(theirs: dict[str, Any], ours: Mapping[str, Any]) -> dict[str,
 
 
 def is_netplan(theirs: dict[str, Any]) -> bool:
-    """Whether a network-config is of netplan's format, cloud-init's version 2."""
+    """Returns whether a network-config has netplan's format, cloud-init's version 2."""
     inner = theirs.get("network", theirs) or {}
     return isinstance(inner, dict) and inner.get("version", 2) == 2 and "config" not in inner
 
 
 def with_network(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """Joins their cables and networks, and our Wi-Fi. An interface that asks for IPv4 by DHCP asks for IPv6, too.
+    """Joins their cables and networks with our Wi-Fi. An interface that requests IPv4 by DHCP also requests IPv6.
 
-    Raises `BadInput` for another version of the format than netplan's.
+    Raises `BadInput` for a format other than netplan's.
     """
     if not is_netplan(theirs):
         raise BadInput(
@@ -121,7 +121,7 @@ def with_network(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]
 
 
 def _both_families(settings: dict[str, Any]) -> dict[str, Any]:
-    """Asks for IPv6 too: netplan turns it off where NetworkManager is told of IPv4 alone."""
+    """Requests IPv6 too: netplan disables it if NetworkManager's settings only contain IPv4."""
     return {**settings, "dhcp6": True} if settings.get("dhcp4") is True and "dhcp6" not in settings else settings
 
 

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from hushfleet.errors import BadInput
 
 SECTOR_BYTES = 512
-_GPT_SECTORS = (512, 4096)  # bytes; a GPT does not say which: its header is in the second sector
+_GPT_SECTORS = (512, 4096)  # bytes; a GPT does not contain its sector size, but its header is in the second sector
 _FAT_TYPES = {0x01, 0x04, 0x06, 0x0B, 0x0C, 0x0E, 0xEF}
 _PROTECTIVE = 0xEE
 _FAT_GUIDS = {
@@ -29,7 +29,7 @@ class DiskPartition:
     """A partition of an image.
 
     :param start, size: bytes.
-    :param is_fat: by its type in the table.
+    :param is_fat: whether its type in the table is FAT.
     """
 
     start: int
@@ -38,7 +38,7 @@ class DiskPartition:
 
 
 def read_partitions(image: Path) -> list[DiskPartition]:
-    """Reads the partitions in the order of the table. Raises `BadInput` where there is none, or it leaves the file."""
+    """Reads the partitions in table order. Raises `BadInput` without a table, or if a partition exceeds the file."""
     with image.open("rb") as file:
         length = file.seek(0, 2)
         file.seek(0)

@@ -1,4 +1,4 @@
-"""The content of a card: the folder `hushfleet` on its boot partition, the same for every way of starting it."""
+"""Makes the content of a card: the folder `hushfleet` on its boot partition, the same for all first-boot systems."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from hushfleet.firmware_profiles.cards.customised import FOLDER, original
 from hushfleet.firmware_profiles.cards.wifi import Wifi
 
 _KIT = resources.files("hushfleet.firmware_profiles.cards") / "kit"
-_SLOTS = {  # what `slots.py` imports, by package
+_SLOTS = {  # the modules that `slots.py` imports, by package
     "hushfleet": ("__init__.py", "atomic_file.py", "errors.py"),
     "hushfleet.release": ("__init__.py", "archive.py", "manifest.py", "statements.py"),
     "hushfleet.edge_client": ("__init__.py",),
     "hushfleet.edge_client.fleet": ("__init__.py", "client_files.py", "first_proof.py", "slots.py", "system_files.py"),
 }
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # of ZIP and FAT; the same card, written again, has the same bytes
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # of ZIP and FAT; a card that is written again has the same bytes
 
 
 @dataclass(frozen=True)
 class Card:
     """One board's card.
 
-    :param device: its id in the fleet; the host name is made of it.
-    :param release: the `.hfr` file; :param python: that it is for, `3.13`.
+    :param device: its id in the fleet; the host name is made from it.
+    :param release: the `.hfr` file; :param python: version of Python for it, such as `3.13`.
     :param device_toml: text of DEVICE.toml; :param ca: PEM of the fleet's authority.
     :param root_key: public key of root, 64 hex digits; :param release_keys: its signed statement of who signs releases.
     :param token: for enrolment, used once.
-    :param images_path: folder of the board's own images, empty: there is none; :param classes: its sub-folders.
+    :param images_path: folder of the board's own images; empty: there is none; :param classes: its sub-folders.
     :param images: a folder with images that are copied there.
     :param wifi: None: the board has a cable.
-    :param user, ssh_keys: who may log in; without keys nobody may, by ssh.
+    :param user, ssh_keys: user and keys for logins by ssh; without keys, nobody can log in by ssh.
     """
 
     device: str
@@ -59,29 +59,29 @@ class Card:
 
     @property
     def host(self) -> str:
-        """The host name: without dots and underscores, and without a hyphen at its end."""
+        """The host name: without dots and underscores, and without a hyphen at either end."""
         return re.sub(r"[._]", "-", self.device).strip("-")
 
 
 class SeedWriter(Protocol):
     """A way to configure the first start of a system.
 
-    :cvar name: what `--writer` is given.
-    :cvar secrets: files in the root of the partition that hold a secret; the installation erases them.
+    :cvar name: its value for `--writer`.
+    :cvar secrets: files in the root of the partition that contain a secret; the installation erases them.
     """
 
     name: str
     secrets: Sequence[str]
 
     def files(self, card: Card, boot: BootPartition) -> dict[str, str]:
-        """Gives files for the root of the partition: name -> text."""
+        """Returns files for the root of the partition: name -> text."""
 
     def afterwards(self, card: Card, boot: BootPartition) -> dict[str, str]:
-        """Gives the replacements of secret files that must not be missing."""
+        """Returns replacements of secret files that must exist after the installation."""
 
 
 def stage(card: Card, writer: SeedWriter, boot: BootPartition, folder: Path) -> None:
-    """Writes into the empty `folder` what goes into the root of the boot partition."""
+    """Writes the files for the root of the boot partition into the empty `folder`."""
     ours = folder / FOLDER
     _copy_kit(ours)
     (ours / "slots.pyz").write_bytes(slots_archive())
@@ -98,9 +98,9 @@ def stage(card: Card, writer: SeedWriter, boot: BootPartition, folder: Path) -> 
     }
     for name, text in texts.items():
         (ours / name).write_text(text, "utf-8")
-    data = load_config(ours / "device.toml").data  # what a board would refuse is refused here
+    data = load_config(ours / "device.toml").data  # raises here if a board would refuse the file
     (ours / "inbox_path").write_text(f"{data.inbox or ''}\n", "utf-8")
-    if data.keep or data.max_mib:  # the client's unit lets it write into its state directory alone
+    if data.keep or data.max_mib:  # the client's unit lets it write only into its state directory
         folders = (folder.replace("%", "%%") for folder in (data.path, data.inbox, data.unlabelled) if folder)
         (ours / "data.conf").write_text("[Service]\n" + "".join(f'ReadWritePaths="-{each}"\n' for each in folders))
     (ours / "ca.pem").write_bytes(card.ca)
@@ -116,7 +116,7 @@ def stage(card: Card, writer: SeedWriter, boot: BootPartition, folder: Path) -> 
 
 
 def slots_archive() -> bytes:
-    """Packs `slots.py` and its imports as a ZIP file that `python3` runs. It lies outside of any release."""
+    """Packs `slots.py` and its imports as a ZIP file that `python3` can run. It is stored outside any release."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
         for package, names in _SLOTS.items():
@@ -129,7 +129,7 @@ def slots_archive() -> bytes:
 
 
 def write_system(folder: Path) -> None:
-    """Writes the part of a release that renews `slots.pyz` and the units of boards."""
+    """Writes the part of a release that replaces `slots.pyz` and the units of boards."""
     with resources.as_file(_KIT / "units") as units:
         shutil.copytree(units, folder / "units", copy_function=shutil.copyfile)
     (folder / "slots.pyz").write_bytes(slots_archive())

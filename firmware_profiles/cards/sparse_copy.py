@@ -1,4 +1,4 @@
-"""Copies of card images that take no room for what is empty in them."""
+"""Makes sparse copies of card images: empty blocks take no disk space."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _BLOCK = 1 << 20
 
 
 def copy_sparse(source: Path, target: Path) -> None:
-    """Copies an image, or unpacks an `.xz` one. `target` is there whole or not at all.
+    """Copies an image, or unpacks an `.xz` image. Afterwards `target` is complete, or does not exist.
 
-    Raises `BadInput` for a damaged `.xz`, `StoreFull` where there is no room, and `HushfleetError` where a disk fails.
+    Raises `BadInput` for a damaged `.xz`, `StoreFull` if there is no space, and `HushfleetError` if a disk fails.
     """
     packed = source.suffix == ".xz"
     size = source.stat().st_size >> 20
-    # What is empty in an image goes by in no time, and unpacks to gigabytes.
+    # Not alike: empty parts of an image take almost no time, and unpack to gigabytes.
     work = doing(f"{'unpacking' if packed else 'copying'} {source.name}, MiB", total=size, alike=False)
     part = target.with_name(f"{target.name}.part")
     try:
@@ -33,7 +33,7 @@ def copy_sparse(source: Path, target: Path) -> None:
                 copied.done = image.tell() >> 20
             new.truncate()
         part.replace(target)
-    except (lzma.LZMAError, EOFError) as error:  # the latter of a download that was cut off
+    except (lzma.LZMAError, EOFError) as error:  # EOFError: the download was incomplete
         raise BadInput(f"{source} cannot be unpacked: {error}") from error
     except OSError as error:
         if error.filename is not None:  # it could not be opened

@@ -1,7 +1,7 @@
-"""Reads what a stock image runs: its Pythons, its architecture, cloud-init; without mounting its root partition.
+"""Reads a stock image's Python versions, architecture and cloud-init, without mounting its root partition.
 
-It uses `debugfs` of e2fsprogs, which reads ext4 inside of a file. Without that nothing is known of an ext4 root, and
-the board's profile decides.
+It uses `debugfs` of e2fsprogs, which reads ext4 inside a file. Without it, nothing is known about an ext4 root, and the
+board's profile is used.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MAGIC = {"squashfs": (0, b"hsqs"), "erofs": (1024, b"\xe2\xe1\xf5\xe0"), "ext4"
 class System:
     """The system of an image.
 
-    :param pythons: `3.13`, those that are installed, newest first; empty: not known.
-    :param arch: as `platform.machine()`.
-    :param cloud_init: whether it is installed.
-    :param name: what it calls itself, such as `Debian GNU/Linux 13 (trixie)`.
-    :param is_raspberry_pi_os: whether it reads what that system's older first starts read; None: not known.
-    :param foreign: why no system that a client could run on can be in the image; empty: one can.
+    :param pythons: the installed versions, such as `3.13`, newest first; empty: not known.
+    :param arch: as in `platform.machine()`.
+    :param cloud_init: whether cloud-init is installed.
+    :param name: its own name, such as `Debian GNU/Linux 13 (trixie)`.
+    :param is_raspberry_pi_os: whether it reads the older first-boot files of Raspberry Pi OS; None: not known.
+    :param foreign: why the image cannot contain a system for the client; empty: it can.
     """
 
     pythons: Sequence[str] = ()
@@ -41,7 +41,7 @@ class System:
 
 
 def read_system(image: Path) -> System:
-    """Reads the first root partition that has Python."""
+    """Returns the system of the first root partition that has Python."""
     debugfs = shutil.which("debugfs") or shutil.which("debugfs", path="/usr/sbin:/sbin")
     kinds = []
     for partition in read_partitions(image):
@@ -68,7 +68,7 @@ def read_system(image: Path) -> System:
 
 
 def _file_system(image: Path, start: int) -> str:
-    """Gives the name of the file system, of those in `_MAGIC`; empty: another, or none."""
+    """Returns the name of the file system if it is in `_MAGIC`; empty for another, or none."""
     with image.open("rb") as file:
         file.seek(start)
         head = file.read(2048)
@@ -76,7 +76,7 @@ def _file_system(image: Path, start: int) -> str:
 
 
 def _names(debugfs: str, where: str, folder: str) -> set[str]:
-    """Gives the names in a folder. `ls -p` prints /inode/mode/uid/gid/name/size/."""
+    """Returns the names in a folder. `ls -p` prints /inode/mode/uid/gid/name/size/."""
     listed = _debugfs(debugfs, where, f"ls -p {folder}").splitlines()
     return {line.split("/")[5] for line in listed if line.count("/") > 5}
 

@@ -1,8 +1,8 @@
 """Leaves out files of packages that a board never imports: half of a release.
 
-Measured for cp313 on aarch64 (MB compressed by xz, before and after) in `docs/boards/index.md`. A file stays unless a
-pattern names it, so a new version of a package can only make a release larger. `test_bundle.py` trains a round with
-what is left.
+`docs/boards/index.md` has the sizes for cp313 on aarch64 (MB compressed by xz, before and after). A file stays unless a
+pattern matches it, so a new version of a package can only make a release larger. `test_bundle.py` trains a round with
+the remaining files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DROPPED = (
     "*/WHEEL",
     "*/sboms/*",
     "bin/*",
-    # NumPy: the Fortran binder, what only its own tests load, the plug-in of PyInstaller
+    # NumPy: the Fortran binder, modules that only its own tests load, the plug-in of PyInstaller
     "numpy/f2py/*",
     "numpy/_pyinstaller/*",
     "numpy/conftest.py",
@@ -48,11 +48,11 @@ DROPPED = (
     "pillow.libs/libharfbuzz-*",
     "pillow.libs/liblcms2-*",
     "pillow.libs/libpng16-*",
-    # cryptography asks for cffi's C half alone, and msgpack and msgspec ship their sources
+    # cryptography only needs cffi's C part, and msgpack and msgspec contain their sources
     "cffi/*",
     "cffi-*/entry_points.txt",
     "*.pyx",
-    # array-api-compat: for NumPy alone
+    # array-api-compat: only NumPy is used
     "array_api_compat/cupy/*",
     "array_api_compat/dask/*",
     "array_api_compat/torch/*",
@@ -60,5 +60,5 @@ DROPPED = (
 
 
 def is_dropped(name: str) -> bool:
-    """Whether a file of a wheel, by its path in it, is left out of a release."""
+    """Returns whether a file of a wheel, by its path in the wheel, is left out of a release."""
     return any(fnmatchcase(name, pattern) for pattern in DROPPED)

@@ -1,4 +1,4 @@
-"""A Wi-Fi profile for cards: a small TOML file with `ssid`, `password`, `country`, `hidden`."""
+"""Reads a Wi-Fi profile for cards: a small TOML file with `ssid`, `password`, `country`, `hidden`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_NAME = ("Cc", "Cs", "Zl", "Zp")  # control characters and line ends: YAML an
 
 @cache
 def _countries() -> frozenset[str]:
-    """Gives the codes of ISO 3166-1 that are in use, from the list that the time zones come with."""
+    """Returns the codes of ISO 3166-1 that are in use, from the list in the time-zone package."""
     lines = (resources.files("tzdata") / "zoneinfo" / "iso3166.tab").read_text("utf-8").splitlines()
     return frozenset(line[:2] for line in lines if not line.startswith("#"))
 
@@ -30,8 +30,8 @@ def _countries() -> frozenset[str]:
 class Wifi(Checked):
     """A Wi-Fi network.
 
-    :param password: 8 to 63 characters, or the 64 hex digits that follow from password and ssid; empty: open.
-    :param country: two letters; which channels are allowed. Without it a Raspberry Pi keeps its radio off.
+    :param password: 8 to 63 characters, or the 64 hex digits derived from password and ssid; empty: open network.
+    :param country: two letters; determines the allowed channels. Without it, a Raspberry Pi keeps its radio off.
     """
 
     ssid: Annotated[str, Meta(min_length=1, description="the network's name")]
@@ -52,14 +52,14 @@ class Wifi(Checked):
 
     @property
     def key(self) -> str:
-        """The 64 hex digits that a card gets in place of the password (IEEE 802.11i, annex H.4); empty: open."""
+        """The 64 hex digits on a card instead of the password (IEEE 802.11i, annex H.4); empty: open network."""
         if len(self.password) in (0, 64):
             return self.password.lower()
         return hashlib.pbkdf2_hmac("sha1", self.password.encode(), self.ssid.encode(), 4096, 32).hex()
 
 
 def read_wifi(path: Path) -> Wifi:
-    """Raises `BadInput` that names file and key, never the password."""
+    """Reads a Wi-Fi profile. Raises `BadInput` that names file and key, never the password."""
     try:
         return from_plain(Wifi, read_file(path))
     except Malformed as error:

@@ -11,9 +11,9 @@ from hushfleet.firmware_profiles.cards.seed import Card, SeedWriter, stage
 
 
 def write_card(boot: BootPartition, card: Card, writer: SeedWriter) -> list[str]:
-    """Replaces what an earlier call wrote; the names of the files and folders in the root that it has written.
+    """Replaces the files of an earlier call; returns the names of the written files and folders in the root.
 
-    Raises `BadInput` where the partition does not fit the writer or has no room.
+    Raises `BadInput` if the partition does not fit the writer or has no space.
     """
     with tempfile.TemporaryDirectory(prefix="hushfleet-card-") as name:
         folder = Path(name)

@@ -1,6 +1,6 @@
-"""The first configuration of systems: cloud-init, and what Raspberry Pi OS had before it.
+"""Writes the first configuration of systems: by cloud-init, and as in Raspberry Pi OS before cloud-init.
 
-A new way is one more class in `WRITERS` (rpi-preseed is announced to replace cloud-init on Raspberry Pi OS).
+To support another system, add a class to `WRITERS` (rpi-preseed will replace cloud-init on Raspberry Pi OS).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
+import yaml  # type: ignore[import-untyped]  # its stubs are a separate package
 
 from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput
@@ -49,9 +49,9 @@ exit 0
 class CloudInit:
     """cloud-init's NoCloud seed: Raspberry Pi OS from Trixie on, Ubuntu for Raspberry Pi, Debian's cloud images.
 
-    Raspberry Pi OS reads it by `seedfrom: file:///boot/firmware`, Ubuntu by the label of the partition. YAML contains
-    JSON, which needs no rules for quotes. `bootcmd` runs at every start: an installation that a power cut has ended is
-    begun again.
+    Raspberry Pi OS reads it by `seedfrom: file:///boot/firmware`, Ubuntu by the label of the partition. The YAML files
+    are written as JSON, which needs no rules for quotes. `bootcmd` runs at every start, so an installation that was
+    interrupted by a power cut starts again.
     """
 
     name = "cloud-init"
@@ -76,23 +76,23 @@ class CloudInit:
             "network-config": _network_config(card, boot, with_wifi=True),
         }
         if card.ssh_keys:
-            files["ssh"] = ""  # Raspberry Pi OS turns its SSH server on where this file is
+            files["ssh"] = ""  # Raspberry Pi OS enables its SSH server if this file exists
         line = _cmdline(boot)
         if line is not None:
-            # an id on the kernel's command line, which rpi-imager writes, goes before that of meta-data
+            # an id on the kernel's command line, written by rpi-imager, overrides the id of meta-data
             words = [re.sub(r"^(ds=nocloud;.*?\bi=)[^;]*", rf"\g<1>{instance}", word) for word in line.split()]
-            words = sorted([*words, *_country(card)], key=_is_first_run)  # rpi-imager's script cuts the line off there
+            words = sorted([*words, *_country(card)], key=_is_first_run)  # rpi-imager's script truncates the line there
             files["cmdline.txt"] = _one_line(words)
         return files
 
     def afterwards(self, card: Card, boot: BootPartition) -> dict[str, str]:
-        """Keeps files without which cloud-init would take the next start for another machine's first."""
+        """Keeps files without which cloud-init would treat the next start as the first start of another machine."""
         return {"network-config": _network_config(card, boot, with_wifi=False)}
 
 
 class FirstRun:
-    """Raspberry Pi OS Bookworm and older: custom.toml names the board and its Wi-Fi, and is deleted by the system;
-    firstrun.sh is started by cmdline.txt, as rpi-imager does it."""
+    """Raspberry Pi OS Bookworm and older: custom.toml contains host name and Wi-Fi, and the system deletes it;
+    cmdline.txt starts firstrun.sh, as with rpi-imager."""
 
     name = "firstrun"
     secrets: Sequence[str] = ("custom.toml", f"{BEFORE}/custom.toml", f"{BEFORE}/firstrun.sh")
@@ -132,7 +132,7 @@ WRITERS: tuple[SeedWriter, ...] = (CloudInit(), FirstRun())
 
 
 def named_writer(name: str) -> SeedWriter:
-    """Raises `BadInput` where there is none of that name."""
+    """Returns the writer of this name. Raises `BadInput` if there is none."""
     found = next((writer for writer in WRITERS if writer.name == name), None)
     if found is None:
         raise BadInput(f"there is no writer {name!r}; choose one of {', '.join(writer.name for writer in WRITERS)}")
@@ -140,9 +140,9 @@ def named_writer(name: str) -> SeedWriter:
 
 
 def choose_writer(boot: BootPartition, system: System) -> SeedWriter:
-    """Chooses the one that fits what lies on the partition. Raises `BadInput` where the system is one that none fits.
+    """Chooses the writer that fits the files on the partition. Raises `BadInput` if no writer fits the system.
 
-    :param system: what is known of it, from its image.
+    :param system: known properties of the system, from its image.
     """
     names = boot.names()
     otherwise = "If it is a system with systemd and Python all the same, give --writer and --python"
@@ -163,9 +163,9 @@ def choose_writer(boot: BootPartition, system: System) -> SeedWriter:
 
 
 def _require_raspberry_pi_os(line: str, system: System, otherwise: str) -> None:
-    """Refuses other systems of Raspberry Pis, which have the same files.
+    """Refuses other systems for Raspberry Pis, which have the same files.
 
-    Raises `BadInput` where it is known to be one of them.
+    Raises `BadInput` if the system is known to be one of them.
     """
     root = next((word for word in line.split() if word.startswith("root=")), "")
     kind = re.search(r"(?:^|\s)rootfstype=(\S+)", line)
@@ -184,7 +184,7 @@ def _require_raspberry_pi_os(line: str, system: System, otherwise: str) -> None:
 
 
 def _network_config(card: Card, boot: BootPartition, *, with_wifi: bool) -> str:
-    """Makes network-config; one of the older format stays as it is where nothing must be added."""
+    """Makes network-config; a file of the older format stays unchanged if nothing must be added."""
     theirs = read_yaml(boot, "network-config")
     if card.wifi is None and not is_netplan(theirs):
         return (original(boot, "network-config") or b"").decode("utf-8-sig")
@@ -192,9 +192,9 @@ def _network_config(card: Card, boot: BootPartition, *, with_wifi: bool) -> str:
 
 
 def _network(card: Card, *, with_wifi: bool) -> dict[str, Any]:
-    """Writes netplan's format, version 2. A cable always works, whether it is called eth0, end0 or enp1s0.
+    """Returns settings in netplan's format, version 2. A cable always works, with the name eth0, end0 or enp1s0.
 
-    IPv6 is asked for by name: netplan turns it off where NetworkManager is told of IPv4 alone.
+    IPv6 is requested explicitly: netplan disables it if NetworkManager's settings only contain IPv4.
     """
     automatic = {"dhcp4": True, "dhcp6": True, "optional": True}
     network: dict[str, Any] = {
@@ -210,7 +210,7 @@ def _network(card: Card, *, with_wifi: bool) -> dict[str, Any]:
 
 
 def _instance(card: Card) -> str:
-    """Makes another id for each card, so that cloud-init begins anew; it tells nothing of the token."""
+    """Returns a new id for each card, so that cloud-init starts again; it reveals nothing about the token."""
     return f"hushfleet-{card.device}-{hashlib.sha256(b'instance' + card.token.encode()).hexdigest()[:12]}"
 
 
@@ -220,13 +220,13 @@ def _cmdline(boot: BootPartition) -> str | None:
 
 
 def _country(card: Card) -> list[str]:
-    """Gives kernel arguments: limits on memory need the control group, which Raspberry Pi's firmware turns off."""
+    """Returns kernel arguments: memory limits need the control group, which Raspberry Pi's firmware disables."""
     country = [] if card.wifi is None else [f"cfg80211.ieee80211_regdom={card.wifi.country}"]
     return ["cgroup_enable=memory", *country]
 
 
 def _one_line(words: Sequence[str]) -> str:
-    """Joins the words, each once; of two settings of one name the latter counts."""
+    """Joins the words, each once; if a setting occurs twice, the later one counts."""
     latest = {word.partition("=")[0] if word.startswith("cfg80211.") else word: word for word in words}
     return " ".join(latest.values()) + "\n"
 
@@ -236,7 +236,7 @@ def _is_first_run(word: str) -> bool:
 
 
 def _yaml(name: str, value: dict[str, Any], head: str = "") -> str:
-    """Writes JSON, which YAML contains but for a few characters, so it is read again. Raises `BadInput`."""
+    """Returns JSON, checked by reading it as YAML, because a few characters differ. Raises `BadInput` if they do."""
     text = head + json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     try:
         same = yaml.safe_load(text) == value

@@ -1,1 +1,1 @@
-"""The virtual clock: what a fleet would take in time, bytes and energy, computed instead of waited for."""
+"""The virtual clock: computes the time, bytes and energy that a fleet would need, without waiting."""

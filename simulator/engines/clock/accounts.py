@@ -1,4 +1,4 @@
-"""Accounts of devices: bytes, seconds and charges, and the log's lines about them. They decide nothing."""
+"""Counts the bytes, seconds and charges of devices, and logs lines about them. It decides nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hushfleet.wire.format.messages import Ask, Birth, Known, Want
 
 
 class Accounts:
-    """Keeps the accounts of one fleet; `version` is that of the global model."""
+    """Keeps the accounts of one fleet; `version` is the version of the global model."""
 
     def __init__(self, queue: EventQueue, sizes: Sizes) -> None:
         self._queue, self._sizes = queue, sizes
@@ -19,15 +19,15 @@ class Accounts:
         self.version = 0
 
     def announce(self, named: int) -> int:
-        """Announces a plan that names so many devices to all that are linked; gives its bytes."""
+        """Announces a plan that names this many devices to all linked devices; returns the plan's bytes."""
         plan_bytes = self._sizes.plan_wire_bytes(named)
         self._announced += plan_bytes
         return plan_bytes
 
     def count_link(self, device: ClockDevice, *, linked_at: float, named: int) -> None:
-        """Counts a link that is up since `linked_at`; a new process loads the task, and a new device fetches it before.
+        """Counts a link that is up since `linked_at`; a new process loads the task, and a new device fetches it first.
 
-        :param named: how many devices the plan names that is retained.
+        :param named: number of devices that the retained plan names.
         """
         sizes, spent = self._sizes, device.spent
         spent.up_bytes += sizes.packet[Birth] + sizes.packet[Ask]
@@ -43,7 +43,7 @@ class Accounts:
                 spent.down_bytes += sum(sizes.blob_wire_bytes(size, down=True) for size in sizes.task_blobs)
 
     def hears_nothing(self, device: ClockDevice) -> None:
-        """Ends the counting of announced plans for a device whose link ends."""
+        """Stops counting announced plans for a device whose link ends."""
         if device.announced_from is not None:
             device.spent.down_bytes += self._announced - device.announced_from
             device.announced_from = None
@@ -51,9 +51,9 @@ class Accounts:
     def end_attempt(
         self, device: ClockDevice, attempt: Attempt, until: float, *, sent_until: float | None = None
     ) -> None:
-        """Counts what was laid out, as far as it went.
+        """Counts the part of an attempt that was carried out.
 
-        :param until: what was computed and received.
+        :param until: end of computing and receiving. `sent_until`: end of sending; None if it is the same.
         """
         spent, sent_until = device.spent, until if sent_until is None else sent_until
         spent.compute_s += device.worked_s(attempt, until)
@@ -73,7 +73,7 @@ class Accounts:
         device.number += 1
 
     def charge(self, device: ClockDevice, current: OpenRound) -> None:
-        """The device has committed its update of this round."""
+        """Charges a device that has committed its update of this round, once."""
         if device.committed_round != current.number:
             device.committed_round = current.number
             device.participations += 1
@@ -81,7 +81,7 @@ class Accounts:
             device.spent.charged[current.size] += 1
 
     def fates(self, current: OpenRound, cohort: Iterable[ClockDevice], *, used: bool) -> dict[str, list[str]]:
-        """Ends what a closing round leaves behind, and counts it; the names by the field of `Spent` that counts them.
+        """Ends the attempts of a closing round and counts their outcomes; returns names by the field of `Spent`.
 
         :param used: whether there is a new global model.
         """
@@ -89,14 +89,14 @@ class Accounts:
         for device in cohort:
             fate = self._fate(device, current)
             fates[fate].append(device.name)
-            if fate != "used":  # those are counted when they are accepted
+            if fate != "used":  # used updates are counted when they are accepted
                 setattr(device.spent, fate, getattr(device.spent, fate) + 1)
             if fate == "late" or (fate == "used" and not used):
                 device.spent.unused[current.size] += 1
         return fates
 
     def _fate(self, device: ClockDevice, current: OpenRound) -> str:
-        """Gives the outcome of a closing round for a device of its cohort, as the name of a count of `Spent`."""
+        """Returns the outcome of a closing round for a device of its cohort, as the name of a count of `Spent`."""
         if device.name in current.arrivals:
             return "used"
         attempt = device.attempt
@@ -107,7 +107,7 @@ class Accounts:
         return "lost" if attempt is None else "given_up"
 
     def commits_late(self, device: ClockDevice, attempt: Attempt, current: OpenRound) -> bool:
-        """Ends an attempt whose round is over; True if its update was, or still is, committed."""
+        """Ends an attempt whose round is over; returns True if its update was committed, or still will be."""
         ending = device.ending(attempt, self._queue.now)
         device.free_at = ending.free_at
         self.end_attempt(device, attempt, ending.computed_until, sent_until=ending.sent_until)

@@ -1,8 +1,8 @@
-"""Buffered rounds under the virtual clock: a device that is free begins with the newest version, whoever else is there.
+"""Simulates buffered rounds under the virtual clock: each free device starts with the newest version, without a cohort.
 
-An attempt outlives the version that it began with, until its update is in a buffer or would be too stale. A device that
-has not begun to train when a newer version comes begins with that one, since the older model is served no more. While
-no round may be open, by the schedule, nobody trains.
+An attempt continues after a newer version is published, until its update is in a buffer or would be too stale. A device
+that has not started to train when a newer version comes starts with the newer one, because the older model is no longer
+served. While the schedule allows no open round, no device trains.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hushfleet.simulator.engines.clock.engine import FleetClock
 from hushfleet.simulator.engines.clock.events import Arrival, OpenRound
 from hushfleet.wire.format.messages import Ack
 
-_OFFERED_AGAIN_S = 5.0  # as by a device that hears nothing
+_OFFERED_AGAIN_S = 5.0  # as a device does that receives no answer
 
 
 class BufferedClock(FleetClock):
@@ -23,7 +23,7 @@ class BufferedClock(FleetClock):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._begun: dict[str, int] = {}  # the newest version that each device has begun with
+        self._begun: dict[str, int] = {}  # the newest version that each device has started with
         self._too_late: list[tuple[str, int]] = []
 
     def _choose(self, round: int) -> list[str]:
@@ -61,7 +61,7 @@ class BufferedClock(FleetClock):
             self._limit_training(device, attempt)
 
     def _limit_training(self, device: ClockDevice, attempt: Attempt) -> None:
-        """A training has `deadline_s` from its first batch."""
+        """Limits a training to `deadline_s` from its first batch."""
         attempt.deadline_at = attempt.train_at + min(self._rule.announced_deadline_s, self._window_s)
         if attempt.last_at > attempt.deadline_at:
             stops_at = device.times.boundary(attempt.train_at, attempt.deadline_at)
@@ -72,12 +72,12 @@ class BufferedClock(FleetClock):
         self._limit_training(device, attempt)
 
     def _run_out(self, device: ClockDevice, number: int, attempt: Attempt) -> None:
-        """The device has had `deadline_s` for its training."""
+        """Gives up the attempt: the device has used all of `deadline_s` for its training."""
         if device.number == number and device.attempt is attempt:
             self._give_up(device, attempt)
 
     def _give_up(self, device: ClockDevice, attempt: Attempt) -> None:
-        """Ends an attempt whose update is in no buffer, whether it has been committed or not."""
+        """Ends an attempt whose update is in no buffer, committed or not."""
         committed = self._accounts.commits_late(device, attempt, self._of(attempt))
         device.held = attempt.round - 1
         if not committed:
@@ -88,7 +88,7 @@ class BufferedClock(FleetClock):
         self._too_late.append((device.name, attempt.round))
 
     def _of(self, attempt: Attempt) -> OpenRound:
-        """The round that an attempt began with, for the accounts."""
+        """Returns the round that an attempt started with, for the accounts."""
         return OpenRound(attempt.round, 0.0, list(self._by_name))
 
     def _arrive(self, device: ClockDevice, number: int, current: OpenRound) -> None:
@@ -98,7 +98,7 @@ class BufferedClock(FleetClock):
             self._queue.at(self._busy_until, self._take, device, attempt, self._life)
 
     def _take(self, device: ClockDevice, attempt: Attempt, life: int) -> None:
-        """The update's turn has come."""
+        """Accepts the update, when it is its turn."""
         current, now = self._open, self._queue.now
         if life != self._life or device.attempt is not attempt or self._closed_rounds >= self._rules.rounds:
             return
@@ -152,7 +152,7 @@ class BufferedClock(FleetClock):
             self._queue.at(self._queue.now + left_s, self._stop_all)
 
     def _stop_all(self) -> None:
-        """The window ends between two versions: who goes on with an older one gives up as well."""
+        """Stops all devices if the window ends between two versions; those that train an older version give up too."""
         if self._open is None:
             for device in self.fleet:
                 self._stop(device)
@@ -167,7 +167,7 @@ class BufferedClock(FleetClock):
     def _end_rest(self, current: OpenRound) -> None:
         for name, begun in list(self._begun.items()):
             if (device := self._by_name[name]).attempt is None and device.committed_round != begun:
-                del self._begun[name]  # it has spent nothing, and may begin with the version again
+                del self._begun[name]  # it has spent nothing, so it may start with this version again
         super()._end_rest(current)
 
     # power and network

@@ -1,4 +1,4 @@
-"""A task's schedule on the virtual clock, whose second 0 is a moment of the calendar."""
+"""Maps a task's schedule to the virtual clock, whose second 0 is a date and time of the calendar."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hushfleet.aggregator.rounds.policy import may_open
 from hushfleet.aggregator.rounds.schedule import Schedule
 
 STARTS = datetime(2026, 1, 5)
-"""The beginning of a virtual run on the clock on the wall: a Monday, so that a run is the same whenever it is made."""
+"""The date on which a virtual run starts: a fixed Monday, so that a run is the same on every day it is made."""
 
-_ROUNDING_S = 1e-3  # of sums with unix seconds
+_ROUNDING_S = 1e-3  # the rounding error of sums with unix seconds
 
 
 class Calendar:
-    """The times at which the rounds of one virtual run may be open; in virtual seconds.
+    """The times at which the rounds of one virtual run may be open, in virtual seconds.
 
-    :param starts: the run's beginning on the clock on the wall.
+    :param starts: date and time at which the run starts.
     """
 
     def __init__(self, section: ScheduleSection | None = None, *, starts: datetime = STARTS) -> None:
@@ -31,19 +31,19 @@ class Calendar:
         self.idle_since = 0.0
 
     def opens(self, now: float) -> float:
-        """Returns when the next round may open: `now` or later, and infinity where none opens any more."""
+        """Returns when the next round may open: `now` or later; infinity if no more rounds open."""
         return now if self._schedule is None else self._next(self._schedule, now, self._last)
 
     def is_over(self, now: float) -> bool:
-        """Whether no round opens any more, after the schedule's last day."""
+        """Returns whether no more rounds open because the schedule's last day is over."""
         return math.isinf(self.opens(now))
 
     def goes_on(self, now: float) -> float:
-        """Returns when a round that its window has ended goes on."""
+        """Returns when a round continues that stopped at the end of its window."""
         return now if self._schedule is None else self._next(self._schedule, now, None)
 
     def left_s(self, now: float) -> float:
-        """Returns seconds until the window that is open now ends: 0 where none is, infinity where there are none."""
+        """Returns seconds until the open window ends: 0 if no window is open, infinity without a schedule."""
         if self._schedule is None:
             return math.inf
         left_s = self._schedule.ends(self._starts + now) - self._starts - now
@@ -52,7 +52,7 @@ class Calendar:
     def may_open(
         self, now: float, rules: RoundSection, present: int, *, least: int, closed_rounds: int, rate: float
     ) -> bool:
-        """Whether the next round may open, as `RoundCycle` decides; the parameters are those of `policy.may_open`."""
+        """Returns whether the next round may open, as `RoundCycle` decides; parameters as for `policy.may_open`."""
         if (opens := self.opens(now)) > now:
             self.idle_since = opens
             return False
@@ -62,7 +62,7 @@ class Calendar:
         return may_open(rules, present, least=least, closed_rounds=closed_rounds, waited_s=waited_s, rate=rate)
 
     def look_again(self, now: float, rules: RoundSection) -> float | None:
-        """Returns when to try to open a round again, after `may_open` has refused; None where nothing is to be done."""
+        """Returns when to try again to open a round after `may_open` has refused; None if no retry is needed."""
         if self._schedule is None:
             return None
         patience_at = (
@@ -76,7 +76,7 @@ class Calendar:
         return at
 
     def opened(self, now: float) -> None:
-        """Notes that a round has been opened."""
+        """Records that a round has been opened."""
         self._last = self._starts + now
 
     def _next(self, schedule: Schedule, now: float, last: float | None) -> float:

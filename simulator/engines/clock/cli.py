@@ -89,7 +89,7 @@ def forecast(
         raise BadInput(f"--plot {plot}: the name must end in {', '.join(PLOT_FORMATS)}")
     written = replace(changes, devices=None, rounds=None).load(task_file)
     if changes.devices is None and options.boards.strip().endswith(".toml"):
-        with suppress(BadInput):  # shares, or a mistake that is told when the number is known
+        with suppress(BadInput):  # shares, or a mistake that is reported when the number is known
             changes = replace(changes, devices=len(read_boards(options.boards)))
     task = changes.load(task_file)
     policies = read_policies(options.policy or [], task)

@@ -1,4 +1,4 @@
-"""Figures of a forecast over days of the calendar: rounds and epsilon by quarter, hours awake, the end of a budget."""
+"""Computes a forecast's figures over calendar days: rounds and epsilon by quarter, hours awake, end of a budget."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ DAY_S = 86400.0
 class Quarter:
     """A quarter of the days.
 
-    :param rounds: closed in it.
-    :param epsilon: what the device that was charged most in all has spent in it alone, as far as its owner's limits
-        allow it.
+    :param rounds: number of rounds closed in it.
+    :param epsilon: spent in this quarter alone by the device that was charged most overall, within its owner's
+        limits.
     """
 
     rounds: int
@@ -37,13 +37,13 @@ class Quarter:
 
 @dataclass(frozen=True)
 class Days:
-    """A task over so many days.
+    """A task over this many days.
 
-    :param awake_h: hours for which a device is on until the last round has closed, a mean; `training_h`: in which it
-        computes.
-    :param task_ends: when the task's last round closes, days after the beginning; None: it goes on.
-    :param period_spent: when the owner's limit of a period first holds the device back that was charged most, days
-        after the beginning; None: never, or there is none. `lifetime_spent`: when the limit over everything does.
+    :param awake_h: mean hours for which a device is on until the last round has closed; `training_h`: mean hours in
+        which it computes.
+    :param task_ends: days from the start until the task's last round closes; None if the task continues.
+    :param period_spent: days from the start until the owner's limit for a period first stops the device that was
+        charged most; None if never, or without a limit. `lifetime_spent`: the same for the limit over everything.
     """
 
     days: int
@@ -55,7 +55,7 @@ class Days:
     lifetime_spent: float | None
 
     def rows(self) -> dict[str, str]:
-        """Returns rows for people."""
+        """Returns the figures as readable table rows."""
         named = {
             f"quarter {n}": f"{each.rounds} rounds, epsilon {each.epsilon:.3g}"
             for n, each in enumerate(self.quarters, 1)
@@ -75,7 +75,7 @@ class Days:
 
 
 def limited(prepared: PreparedTask, days: int, *, starts: datetime) -> PreparedTask:
-    """Returns the task as it is when it is stopped after so many days. Raises `BadInput` where it has no schedule."""
+    """Returns the task limited to this many days. Raises `BadInput` if it has no schedule."""
     schedule = prepared.task.schedule
     if not schedule.is_set:
         raise BadInput(
@@ -88,10 +88,10 @@ def limited(prepared: PreparedTask, days: int, *, starts: datetime) -> PreparedT
 
 
 class DayBook:
-    """Notes when each device was charged, while the rounds of a forecast pass.
+    """Records when each device was charged, while the rounds of a forecast pass.
 
-    :param starts: the forecast's beginning on the clock on the wall.
-    :param budget: the owner's limits; None: none.
+    :param starts: date and time at which the forecast starts.
+    :param budget: the owner's limits; None if there are none.
     """
 
     def __init__(self, days: int, *, starts: datetime, budget: Budget | None) -> None:
@@ -100,13 +100,13 @@ class DayBook:
         self._charged: dict[str, list[tuple[float, int]]] = {}
 
     def noted(self, rounds: Iterable[ClockRound], fleet: Sequence[ClockDevice]) -> Iterator[ClockRound]:
-        """Yields the rounds on, and notes them."""
+        """Yields the same rounds, and records them."""
         before = [Counter[int]() for _ in fleet]
         for outcome in rounds:
             self._closed.append(outcome.closed_s)
             self._note(fleet, before, outcome.closed_s)
             yield outcome
-        self._note(fleet, before, self._days * DAY_S - 1)  # of a round that the last window has left open
+        self._note(fleet, before, self._days * DAY_S - 1)  # charges of a round that the last window left open
 
     def _note(self, fleet: Sequence[ClockDevice], before: list[Counter[int]], at_s: float) -> None:
         for place, device in enumerate(fleet):
@@ -115,7 +115,7 @@ class DayBook:
                 before[place] = device.spent.charged.copy()
 
     def days(self, prepared: PreparedTask, fleet: Sequence[ClockDevice]) -> Days:
-        """Sums up, once all rounds have passed."""
+        """Returns the totals, after all rounds have passed."""
         delta, count = prepared.spec.privacy.delta, prepared.spec.rounds
         most = max(self._charged.values(), key=len, default=[])
         allowed, period, lifetime = self._limits([(at, charge_of(prepared, size)) for at, size in most])
@@ -135,15 +135,15 @@ class DayBook:
         )
 
     def _quarter(self, at: float) -> int:
-        """Returns the number of a quarter, from 0. A round of the last day may close after it."""
+        """Returns the number of a quarter, from 0. A round of the last day may close after that day."""
         return min(3, int(4 * at / (self._days * DAY_S)))
 
     def _limits(
         self, charges: Sequence[tuple[float, Charge]]
     ) -> tuple[Sequence[tuple[float, Charge]], float | None, float | None]:
-        """Leaves out the rounds that the owner's limits forbid.
+        """Removes the rounds that the owner's limits forbid.
 
-        Returns the others, and when each limit forbids the first one: a period's, and the one over everything.
+        Returns the other rounds, and the first day on which each limit forbids one: the period's, then the lifetime's.
         """
         budget, began = self._budget, self._starts.timestamp()
         if budget is None:
@@ -164,20 +164,20 @@ class DayBook:
 
 
 def charge_of(prepared: PreparedTask, size: int) -> Charge:
-    """Returns the charge of a round of so many devices; of one that asks, where `size` is 0 (`Spent.charged`)."""
+    """Returns the charge of a round of `size` devices, or of a round with a question if it is 0 (`Spent.charged`)."""
     if size:
         return prepared.method.charge(RoundTerms(min(prepared.spec.privacy.noise_split, size)))
     return rules_of(prepared.spec, prepared.method, prepared.spec.rounds).method.charge(RoundTerms())
 
 
 def _epsilon(charges: Sequence[Charge], delta: float) -> float:
-    """Composes charges; equal ones are joined, since a year has hundreds."""
+    """Composes charges; equal ones are joined first, because a year has hundreds."""
     joined = [replace(charge, steps=charge.steps * count) for charge, count in Counter(charges).items()]
     return epsilon_server_of(joined, delta=delta) if joined else 0.0
 
 
 def read_budget(limits: object) -> Budget | None:
-    """Reads the owner's limits of a DEVICE.toml, or of the cards in a fleet.toml. Raises `BadInput` for others."""
+    """Reads the owner's limits of a DEVICE.toml, or of a fleet.toml's cards. Raises `BadInput` if there are none."""
     found = limits.get("limits") or limits.get("device", {}).get("limits") if isinstance(limits, dict) else None
     try:
         budget = Budget.of(found) if isinstance(found, dict) else None

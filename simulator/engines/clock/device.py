@@ -1,11 +1,11 @@
-"""One device on the virtual clock: its attempt at a round as a row of moments, and what it has done and spent so far.
+"""Models one device on the virtual clock: its attempt at a round as a list of times, and its work and costs so far.
 
-An attempt is laid out whole when it begins. Whatever ends or disturbs it before its end (a newer plan, a power cut, a
-cut network) is a moment that splits the row: `boundary` says when training would notice, and before or after
-`commit_at` is the difference between nothing and a round's privacy.
+The whole attempt is computed when it starts. An event that ends or disturbs it early (a newer plan, a power cut, a cut
+network) divides the list: `boundary` returns when training would notice it. An attempt that ends before `commit_at`
+costs no privacy; after it, it costs the privacy of a round.
 
-Devices are not processes of a simulation library: what a round came to is known when it closes, also for the devices
-that still train then. A row says whether such a device will commit; a process would have to be run on to know it.
+Devices are not processes of a simulation library, because the outcome of a round must be known when it closes, also for
+devices that still train then. The list shows whether such a device will commit; a process would first have to run on.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from hushfleet.simulator.engines.clock.device_time import WANTS_S, Costs, Device
 from hushfleet.simulator.engines.clock.sizes import Download, Sizes
 from hushfleet.simulator.schedule import Schedule
 
-_ROUNDING_S = 1e-6  # a moment that was added up is this much after itself
+_ROUNDING_S = 1e-6  # tolerance for times that are sums
 
 
 class Broadcasts:
-    """The passes over one blob: wants are gathered for a moment, then each chunk is broadcast once for all.
+    """The broadcasts of one blob: requests are collected for a moment, then each chunk is broadcast once for all.
 
-    Aggregator and broker send at once what is due; links are the bottleneck. What is broadcast while a device waits
-    for the rest of an earlier pass comes to it as well, and costs its link.
+    Aggregator and broker send without delay; the links are the bottleneck. A device that still waits for the rest of
+    an earlier broadcast also receives the later ones, which load its link.
     """
 
     def __init__(self) -> None:
         self._starts: list[float] = []
 
     def want(self, at: float) -> float:
-        """When the pass starts that answers a want that arrives at `at`; a new one, or one that still gathers."""
+        """Returns the start of the broadcast for a request that arrives at `at`: a new one, or one still collecting."""
         place = bisect_left(self._starts, at)
         if place < len(self._starts) and self._starts[place] - WANTS_S <= at:
             return self._starts[place]
@@ -46,7 +46,7 @@ class Broadcasts:
         return start
 
     def passes(self, after: float, before: float) -> int:
-        """How many passes start after one moment and before another."""
+        """Returns how many broadcasts start between these two times."""
         return max(0, bisect_left(self._starts, before) - bisect_right(self._starts, after))
 
 
@@ -55,18 +55,18 @@ class Attempt:
     """A device's work for one round; moments in virtual seconds.
 
     :param deadline_at: when it gives up training.
-    :param download: what brings the global model; None where the device holds it already.
-    :param broadcasts: of what is downloaded.
-    :param pass_at: when the broadcast begins that brings the model.
-    :param model_at: when the model has come in whole.
-    :param train_at: when the model is stored and the first batch begins.
-    :param last_at: when the last batch begins.
+    :param download: how it receives the global model; None if the device already holds it.
+    :param broadcasts: the broadcasts of the download.
+    :param pass_at: when the broadcast of the model starts.
+    :param model_at: when the whole model has arrived.
+    :param train_at: when the model is stored and the first batch starts.
+    :param last_at: when the last batch starts.
     :param trained_at: when the last batch ends.
     :param commit_at: when the update is in the device's store.
-    :param sent_from: when sending begins; later than `commit_at` only after a loss of the network.
+    :param sent_from: when sending starts; later than `commit_at` only if the network was lost.
     :param arrive_at: when the update's last byte is at the aggregator.
-    :param wire_bytes: of offer and chunks.
-    :param cut_at: when the network was lost, while it is.
+    :param wire_bytes: size of offer and chunks.
+    :param cut_at: when the network was lost; None while there is a network.
     """
 
     round: int
@@ -86,7 +86,7 @@ class Attempt:
     cut_at: float | None = None
 
     def delay(self, by_s: float) -> None:
-        """Everything from the model on comes later."""
+        """Moves all times from the model's broadcast on by `by_s`."""
         for name in ("pass_at", "model_at", "train_at", "last_at", "trained_at", "commit_at", "sent_from", "arrive_at"):
             setattr(self, name, getattr(self, name) + by_s)
 
@@ -94,8 +94,8 @@ class Attempt:
 class Ending(NamedTuple):
     """The end of an attempt that was not accepted.
 
-    :param computed_until: likewise `sent_until`.
-    :param free_at: when the device can begin another one.
+    :param computed_until: when computing ended; `sent_until`: when sending ended.
+    :param free_at: when the device can start another attempt.
     """
 
     committed: bool
@@ -108,11 +108,11 @@ class Ending(NamedTuple):
 class Spent:
     """Totals of one device so far, for a forecast.
 
-    :param up_bytes: whole packets; likewise `down_bytes`.
-    :param chosen: rounds, of which each is then `used`, `late`, `given_up`, `declined` or `lost`.
-    :param charged: rounds by the size of their cohort; in a forecast 0: rounds in which it has answered a
-        question.
-    :param unused: those of them that went into no model.
+    :param up_bytes: whole packets; the same for `down_bytes`.
+    :param chosen: rounds that chose the device; each is then `used`, `late`, `given_up`, `declined` or `lost`.
+    :param charged: number of charged rounds by cohort size; in a forecast, key 0 counts the rounds in which the device
+        answered a question.
+    :param unused: the charged rounds whose update went into no model.
     """
 
     up_bytes: float = 0.0
@@ -133,13 +133,13 @@ class Spent:
 class ClockDevice:
     """A device's state on the virtual clock.
 
-    :param kind: number of its row in the fleet's mix.
+    :param kind: index of its board in the fleet's mix.
     :param board: the profile's name.
-    :param fresh: its process has had no link yet.
-    :param announced_from: what had been announced to all when its link came up.
-    :param held: version of the global model in its store; -1: none.
-    :param number: of the attempt: events of an earlier one are void. Likewise `link_number`, of the connection.
-    :param in_sync: the aggregator has the device's public state.
+    :param fresh: True if its process has had no link yet.
+    :param announced_from: bytes that had been announced to all when its link came up.
+    :param held: version of the global model in its store; -1 if none.
+    :param number: number of the attempt; events of earlier ones are ignored. `link_number`: the same of the connection.
+    :param in_sync: True if the aggregator has the device's public state.
     """
 
     name: str
@@ -175,10 +175,10 @@ class ClockDevice:
         download: Download | None,
         broadcasts: Broadcasts | None,
     ) -> Attempt:
-        """The attempt from its beginning, if nothing disturbs it. The want must be the latest so far.
+        """Computes an attempt that nothing disturbs. Its request for the model must be the latest one so far.
 
-        :param download: what brings the round's global model; None where the device holds it.
-        :param broadcasts: of what is downloaded.
+        :param download: how the round's global model arrives; None if the device holds it.
+        :param broadcasts: the broadcasts of the download.
         """
         times = self.times
         pass_at = model_at = train_at = began_at
@@ -210,35 +210,35 @@ class ClockDevice:
         return self.attempt
 
     def resume(self, attempt: Attempt, at: float) -> None:
-        """The link is up again since `at`: what was on its way goes on, what was not goes out as it becomes ready."""
+        """Continues after the link is up again at `at`: open transfers continue, others start when they are ready."""
         cut_at, attempt.cut_at = attempt.cut_at, None
         if cut_at is None:
             return
         times = self.times
         if attempt.broadcasts is not None and cut_at < attempt.model_at:
-            # asks for the chunks that it lacks; those that came are kept
+            # asks for the missing chunks; those that arrived are kept
             missing_from = max(cut_at, attempt.pass_at + times.latency_s)
             goes_on_at = attempt.broadcasts.want(at + times.latency_s) + times.latency_s
             attempt.delay(goes_on_at - missing_from)
         elif cut_at < attempt.sent_from:
             self.send_again(attempt, at)
         else:
-            # offers, is told what is missing, and sends that
+            # offers the update, receives the list of missing chunks, and sends those
             by_s = at + 2 * times.latency_s - cut_at
             attempt.sent_from += by_s
             attempt.arrive_at += by_s
 
     def send_again(self, attempt: Attempt, at: float) -> None:
-        """The whole update is sent, from `at` on."""
+        """Sends the whole update, starting at `at`."""
         attempt.sent_from = max(at, attempt.commit_at)
         attempt.arrive_at = attempt.sent_from + self.times.latency_s + attempt.wire_bytes * self.times.up_s_per_byte
 
     def send_in_vain(self, attempt: Attempt, until: float) -> None:
-        """Counts the bytes that have left the device by then and must be sent again."""
+        """Counts the bytes that have left the device by `until` and must be sent again."""
         self.spent.up_bytes += self.sent_bytes(attempt, until)
 
     def sent_bytes(self, attempt: Attempt, until: float) -> float:
-        """How much of the update has left the device by then."""
+        """Returns how many bytes of the update have left the device by `until`."""
         sending_s = attempt.arrive_at - self.times.latency_s - attempt.sent_from
         if until <= attempt.sent_from:
             return 0.0
@@ -246,7 +246,7 @@ class ClockDevice:
         return attempt.wire_bytes * share
 
     def received_bytes(self, attempt: Attempt, until: float) -> float:
-        """How much of the global model has come by then, with the passes for others that came along."""
+        """Returns the bytes of the global model received by `until`, including broadcasts meant for other devices."""
         if attempt.download is None or attempt.broadcasts is None:
             return 0.0
         whole_at, own_pass_at = attempt.model_at, attempt.pass_at
@@ -257,13 +257,13 @@ class ClockDevice:
         return attempt.download.wire * ((until - began_at) / fetch_s + more) if until > began_at else 0.0
 
     def ending(self, attempt: Attempt, closed_at: float) -> Ending:
-        """Ends an attempt whose round closes without it.
+        """Returns how an attempt ends whose round closes without it.
 
-        Linked, the device hears of it and gives up before its next batch; without a network it goes on until its own
-        deadline. Once the last batch has begun, it commits.
+        A linked device hears of the close and gives up before its next batch; without a network it continues until its
+        own deadline. After the last batch has started, it commits.
         """
         times = self.times
-        if self.committed_round == attempt.round:  # and was switched off since
+        if self.committed_round == attempt.round:  # and was switched off after that
             return Ending(True, attempt.commit_at, attempt.sent_from, self.free_at)
         stops_at, cut_at = closed_at + times.latency_s, attempt.cut_at
         if not self.linked:
@@ -277,7 +277,7 @@ class ClockDevice:
         return Ending(True, ends_at, stops_at if cut_at is None else cut_at, ends_at)
 
     def worked_s(self, attempt: Attempt, until: float) -> float:
-        """Seconds of computing by then."""
+        """Returns the seconds of computing by `until`."""
         return max(0.0, min(until, attempt.trained_at + self.times.release_s) - attempt.train_at)
 
 
@@ -291,9 +291,9 @@ def make_devices(
     sizes: Sizes,
     schedule: Schedule,
 ) -> list[ClockDevice]:
-    """New devices, in the order of their names.
+    """Returns new devices, in the order of `names`.
 
-    :param samples: training samples of each device; where there are fewer numbers than devices, again and again.
+    :param samples: training samples of each device; the list is repeated if it is shorter than `names`.
     """
     config, privacy = prepared.method.config, prepared.spec.privacy
 

@@ -1,14 +1,14 @@
-"""Durations of each part of a round on one device, from its board, its link and the costs of the work.
+"""Computes how long each part of a round takes on one device, from its board, its link and the costs of the work.
 
     plan ── model down ── stored ── steps ── clip, noise, encode ── commit ── update up ── ack
 
-Compute is CPU seconds of one core, scaled by the profile's relative speed: as the live engine emulates it, and an
-upper bound for a board in the field, whose runtime uses all cores. A store writes at the profile's rate. A link
-sends at its rate after its latency (and half of its jitter); lost packets, stalls and what radio and TCP put around
-the packets are not modelled. Energy is the profile's active power while computing and its idle power otherwise:
-an estimate from data-sheet figures.
+Compute time is CPU seconds of one core, scaled by the profile's relative speed. The live engine emulates the same. It
+is an upper bound for a board in the field, whose runtime uses all cores. A store writes at the profile's rate. A link
+sends at its rate after its latency (and half of its jitter); lost packets, stalls and the overhead of radio and TCP are
+not modelled. Energy is the profile's active power while computing and its idle power otherwise: an estimate from
+data-sheet figures.
 
-What the protocol adds is named here, each with the place in the code that it comes from.
+The constants of the protocol are listed here, each with the module that defines it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from hushfleet.simulator.engines.clock.sizes import Download, Sizes
 from hushfleet.wire.link.connection import Timing
 
 WANTS_S = COALESCE_S
-"""How long the aggregator gathers the wants of a blob before it broadcasts it (`ChunkServer`)."""
+"""How long the aggregator collects requests for a blob before it broadcasts the blob (`ChunkServer`)."""
 IN_FLIGHT_UP = 20
 """Messages that a device sends before the broker must acknowledge one (`hushfleet.wire.link.mqtt.MqttLink`)."""
 IN_FLIGHT_DOWN = 100
 """The same from broker to device (`hushfleet.aggregator.broker.config`)."""
 CONNECT_LATENCIES = 6
-"""One-way latencies from the first packet to a usable link: TCP, then CONNECT, then SUBSCRIBE, each there and back
+"""One-way latencies from the first packet to a usable link: TCP, CONNECT and SUBSCRIBE, one round trip each
 (`hushfleet.wire.link.connection.Connection`)."""
 FIRST_BACKOFF_S = Timing().backoff_base_s
 LONGEST_BACKOFF_S = Timing().backoff_cap_s
-"""The n-th new attempt comes after a wait drawn from 0 to first x 2^n, at most the longest (`mqtt`)."""
+"""The n-th new attempt follows a random wait between 0 and first x 2^n, at most the longest (`mqtt`)."""
 LOST_NOTICED_S = 90.0
 """A link that dies silently is noticed after one and a half keepalives of 60 s (MQTT 3.1.1, 3.1.2.10)."""
 
@@ -43,16 +43,16 @@ LOST_NOTICED_S = 90.0
 class Costs:
     """The costs of the work, measured once for a task (`hushfleet.simulator.engines.clock.measure`).
 
-    The first five are CPU seconds of one core of the board generic-x86, the last two seconds of the aggregator.
+    `accept_s` and `close_s` are seconds of the aggregator, all others CPU seconds of one core of the board generic-x86.
 
-    :param batch_s: of one batch, whatever its size.
-    :param sample_s: and of each sample in it.
-    :param release_s: of the rest of a device's round: clip, noise, encode, ledger.
+    :param batch_s: for one batch of any size.
+    :param sample_s: for each sample in the batch, in addition.
+    :param release_s: for the rest of a device's round: clip, noise, encode, ledger.
     :param start_s: from the start of a device's process to its first packet.
     :param load_s: to load a task's graphs.
     :param accept_s: to check, commit and add one update.
-    :param close_s: to close a round: new model, its test.
-    :param pair_s: of a committee member, for each device of a secure sum.
+    :param close_s: to close a round: compute the new model and test it.
+    :param pair_s: for a committee member, per device of a secure sum.
     """
 
     batch_s: float
@@ -70,7 +70,7 @@ class Costs:
                 raise BadInput(f"costs: {name} = {value!r}: must be seconds, 0 or more")
 
     def step_s(self, batch_size: int) -> float:
-        """Gives the CPU seconds of a batch of this size."""
+        """Returns the CPU seconds of a batch of this size."""
         return self.batch_s + batch_size * self.sample_s
 
 
@@ -79,18 +79,18 @@ class DeviceTimes:
     """Seconds on one device.
 
     :param latency_s: one way.
-    :param down_s_per_byte: of a link that is busy; likewise `up_s_per_byte`.
+    :param down_s_per_byte: on a busy link; the same for `up_s_per_byte`.
     :param start_s: from power to the first packet.
-    :param load_s: to load the task's graphs, once a process.
+    :param load_s: to load the task's graphs, once per process.
     :param fetch_s: to fetch package and graphs, once.
-    :param model_s: the global model's chunks on the link.
+    :param model_s: to receive the global model's chunks.
     :param model_store_s: to store it.
     :param steps: batches in a round.
-    :param step_s: each, in the mean.
-    :param release_s: after the last batch.
-    :param write_s_per_byte: of the store.
-    :param enough_memory: whether the device would train at all.
-    :param pair_s: as a member of a committee, for each device of a secure sum.
+    :param step_s: mean time of a batch.
+    :param release_s: time for clip, noise and encoding after the last batch.
+    :param write_s_per_byte: write time of the store.
+    :param enough_memory: False if the device would decline to train.
+    :param pair_s: for a committee member, per device of a secure sum.
     """
 
     latency_s: float
@@ -112,11 +112,11 @@ class DeviceTimes:
 
     @property
     def connect_s(self) -> float:
-        """From the first packet until the aggregator has heard of the device."""
+        """Seconds from the first packet until the aggregator has heard of the device."""
         return (CONNECT_LATENCIES + 1) * self.latency_s
 
     def heard_after(self, plan_bytes: int) -> float:
-        """From a plan's publication until the device has it."""
+        """Returns the seconds from a plan's publication until the device has it."""
         return self.latency_s + plan_bytes * self.down_s_per_byte
 
     @property
@@ -124,21 +124,21 @@ class DeviceTimes:
         return self.steps * self.step_s
 
     def download_s(self, download: Download) -> float:
-        """The chunks of the global model, or of one difference after the other, on the link."""
+        """Returns the seconds to receive the global model's chunks, or one difference after the other."""
         if not download.differences:
             return self.model_s
-        asking_s = 2 * self.latency_s + WANTS_S  # for each but the first
+        asking_s = 2 * self.latency_s + WANTS_S  # for each difference except the first
         return download.wire * self.down_s_per_byte + (download.differences - 1) * asking_s
 
     def download_store_s(self, download: Download) -> float:
-        """To store what came, and the model that was made of it."""
+        """Returns the seconds to store the download, and the model computed from it."""
         return download.stored * self.write_s_per_byte if download.differences else self.model_store_s
 
     def boundary(self, train_at: float, now: float) -> float:
-        """When the device looks at the link between batches, at `now` or next after it."""
+        """Returns the first time, from `now` on, at which the device checks the link between batches."""
         if now <= train_at or self.step_s == 0:
             return max(train_at, now)
-        # Less a little, so that rounding does not turn a boundary that is now into the next one.
+        # Subtracts a little, so that rounding does not move a boundary at `now` to the next one.
         return train_at + self.step_s * math.ceil((now - train_at) / self.step_s - 1e-9)
 
 
@@ -156,13 +156,13 @@ def device_times(
     write_mb_s: float | None = None,
     memory_mib: int | None = None,
 ) -> DeviceTimes:
-    """The times of a device of this kind.
+    """Returns the times of a device of this kind.
 
     :param samples: training samples of this device; `epochs` or `local_steps`: as in `TrainingConfig`.
-    :param sampled: instead, of the unit `record`: batches of a round, and with which probability one takes a sample.
-    :param task_memory_mib: what the task says that a round needs.
-    :param write_mb_s: of its store, where a scenario slows it.
-    :param memory_mib: where a scenario takes memory away.
+    :param sampled: used instead for the unit `record`: batches per round, and the probability that one takes a sample.
+    :param task_memory_mib: memory that a round needs according to the task.
+    :param write_mb_s: write rate of the store, if a scenario slows it.
+    :param memory_mib: memory of the device, if a scenario reduces it.
     """
     board, link = kind.board, kind.link
     batches = -(-samples // batch_size)
@@ -183,7 +183,7 @@ def device_times(
         up_s_per_byte=up_s,
         start_s=costs.start_s / speed,
         load_s=costs.load_s / speed,
-        # One blob after the other: the package names the graphs, and a device fetches one at a time.
+        # One blob after the other: the package lists the graphs, and a device fetches one at a time.
         fetch_s=sum(
             2 * latency_s + WANTS_S + sizes.blob_wire_bytes(size, down=True) * down_s + size * write_s
             for size in sizes.task_blobs

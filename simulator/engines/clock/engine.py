@@ -1,11 +1,11 @@
-"""A fleet's rounds on a virtual clock: rows of moments, and the field's own rules for opening and closing a round.
+"""Simulates a fleet's rounds on a virtual clock, with the field's own rules for opening and closing a round.
 
-Nothing waits and nothing is trained. Devices are rows of moments (`device.Attempt`), disturbed by the schedule that the
-live engine plays as well (`links`). The aggregator's own `policy` and `cohort` decide when a round opens, with whom,
-when it is extended and when it closes. It checks one update after the other, as they arrive.
+Nothing waits and nothing is trained. A device's attempt is a list of times (`device.Attempt`), disturbed by the same
+schedule that the live engine plays (`links`). The aggregator's own `policy` and `cohort` decide when a round opens,
+with which devices, when it is extended and when it closes. It checks one update after the other, as they arrive.
 
-Simplified: aggregator and broker have all the network that they need, and a device without a network whose round
-closes meanwhile goes on until its own deadline.
+Simplified: aggregator and broker have unlimited network, and a device without a network whose round closes meanwhile
+continues until its own deadline.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from hushfleet.wire.format.messages import Ack
 
 _LONGEST_ROUND_S = 90 * 86400.0
 _MOST_EXTENSIONS = 1000
-_ROUNDING_S = 1e-6  # after a moment that is a sum, so that rounding does not put it before it
+_ROUNDING_S = 1e-6  # added to a time that is a sum, so that rounding does not make it too early
 
 
 class FleetClock:
     """Runs through the rounds of one fleet, once.
 
     :param fleet: new devices, in the fleet's order.
-    :param seed: of the task: it chooses cohorts as in the field, and draws the waits before new connections.
-    :param calendar: of the task's schedule; None: rounds follow each other.
+    :param seed: the task's seed; it chooses cohorts as in the field, and draws the waits before new connections.
+    :param calendar: calendar of the task's schedule; None: rounds follow each other.
     :param logging: whether closed rounds carry the events for a log.
     """
 
@@ -65,17 +65,17 @@ class FleetClock:
         self._least = least_devices(rules, devices=len(fleet))
         self._rule = closing_rule(rules, least_ready=self._least)
         self._present: set[str] = set()
-        self._broadcasts: dict[int, Broadcasts] = {}  # of so many differences, or (0) of the whole model
-        self._rate = 1.0  # with which each device is drawn
-        self._closed_rounds, self._ended = 0, False  # after the schedule's last window
+        self._broadcasts: dict[int, Broadcasts] = {}  # by number of differences; 0: of the whole model
+        self._rate = 1.0  # the probability with which each device is drawn
+        self._closed_rounds, self._ended = 0, False  # ended: the schedule's last window is over
         self._open: OpenRound | None = None
         self._stale: tuple[tuple[str, int], ...] = ()
         self._closed: ClockRound | None = None
-        self._busy_until, self._life = 0.0, 0  # of the aggregator; what it would have done in an earlier life is void
+        self._busy_until, self._life = 0.0, 0  # of the aggregator; events of an earlier process are ignored
         self._went_at: float | None = None
 
     def rounds(self) -> Iterator[ClockRound]:
-        """One round after the other. Raises `HushfleetError` where none opens, or closes, any more."""
+        """Yields one round after the other. Raises `HushfleetError` if a round never opens or never closes."""
         for device in self.fleet:
             if device.name not in self._playback.absent:
                 self._links.start(device)
@@ -107,7 +107,7 @@ class FleetClock:
     # a round
 
     def _open_round(self) -> None:
-        """Opens the next round if enough devices are there."""
+        """Opens the next round if enough devices are present."""
         now, rules, closed = self._queue.now, self._rules, self._closed_rounds
         if self._open is not None or closed >= rules.rounds or not self._links.server_linked:
             return
@@ -134,7 +134,7 @@ class FleetClock:
         self._playback.round_opened(closed + 1, now)
 
     def _takes_part(self, device: ClockDevice, current: OpenRound, heard_at: float) -> bool:
-        """A device of the cohort is told of the round that opens; whether it begins with it."""
+        """Counts this device of the cohort when a round opens; returns whether the device starts with the round."""
         device.spent.chosen += 1
         return True
 
@@ -142,11 +142,11 @@ class FleetClock:
         return choose_cohort(self._present, size=self._rules.cohort_size, seed=self._seed, round=round)
 
     def _told_of(self, cohort: list[str]) -> dict[str, Any]:
-        """Gives the log's fields about the cohort."""
+        """Returns the log's fields about the cohort."""
         return {"cohort": cohort}
 
     def _named(self, current: OpenRound | None) -> int:
-        """Counts the devices that the plan names."""
+        """Returns the number of devices that the plan names."""
         return 0 if current is None else current.size
 
     def _begin_waiting(self, current: OpenRound) -> None:
@@ -154,36 +154,36 @@ class FleetClock:
         self._limit(current)
 
     def _limit(self, current: OpenRound) -> None:
-        """Lets the round wait until its window ends, at most."""
+        """Limits the round's waiting to the end of its window."""
         self._window_s = self._calendar.left_s(self._queue.now)
         self._rule.close_by(self._queue.now + self._window_s)
         self._queue.at(self._rule.deadline, self._check_close, current)
 
     def _wait_again(self, current: OpenRound) -> None:
-        """Waits anew after a restart of the aggregator."""
+        """Starts waiting again after a restart of the aggregator."""
         self._begin_waiting(current)
         for name in current.arrivals:
             self._rule.accept(name)
         self._rule.decline(*current.declined)
 
     def _takes(self, current: OpenRound) -> bool:
-        """Whether this round is open, and not about to be closed."""
+        """Returns whether this round is open, and not about to be closed."""
         return self._open is current and not current.closing
 
     def _collects(self, current: OpenRound) -> bool:
-        """Whether it takes updates."""
+        """Returns whether the round accepts updates."""
         return self._takes(current)
 
     def _is_over(self, current: OpenRound) -> bool:
-        """Whether the round closes, now that nobody is waited for."""
+        """Returns whether the round closes, when it waits for no device any more."""
         return True
 
     def _is_used(self, current: OpenRound) -> bool:
-        """Whether there is a new global model."""
+        """Returns whether the round makes a new global model."""
         return len(current.arrivals) >= self._rules.min_updates
 
     def _begin_attempt(self, device: ClockDevice, current: OpenRound, heard_at: float) -> None:
-        """A linked device of the cohort hears of the open round."""
+        """Starts the attempt of a linked device of the cohort that hears of the open round, or lets it decline."""
         began_at = max(heard_at, device.free_at, device.task_at)
         if not device.times.enough_memory:
             says_at = began_at + device.times.latency_s
@@ -202,13 +202,13 @@ class FleetClock:
         self._queue.at(attempt.arrive_at, self._arrive, device, device.number, current)
 
     def _download(self, device: ClockDevice) -> Download | None:
-        """Gives the download that brings the global model to the device; None if it holds the model."""
+        """Returns the download with which the device receives the global model; None if it holds the model."""
         if device.held == self._accounts.version:
             return None
         return self._sizes.download(None if device.held < 0 else self._accounts.version - device.held)
 
     def _arrive(self, device: ClockDevice, number: int, current: OpenRound) -> None:
-        """The last byte of an update is at the aggregator, which takes it in its turn."""
+        """Puts an update whose last byte has arrived into the aggregator's queue."""
         if device.number == number and self._collects(current) and self._links.server_linked:
             self._busy_until = max(self._busy_until, self._queue.now) + self._costs.accept_s
             self._queue.at(self._busy_until, self._accept, device, current, self._life)
@@ -244,7 +244,7 @@ class FleetClock:
         decision = self._rule.decide(now, ready=len(self._present))
         if decision == "close" and self._is_over(current):
             current.closing = True
-            # at once: updates that have come and were not looked at yet are late
+            # without delay: updates that have arrived but are not checked yet are late
             self._busy_until = now + self._costs.close_s
             self._queue.at(self._busy_until, self._close_round, current, self._life)
         elif over and self._collects(current):
@@ -254,7 +254,7 @@ class FleetClock:
             self._extend(current)
 
     def _rest(self, current: OpenRound) -> None:
-        """The window has ended with too few updates: nobody trains until the round goes on in the next one."""
+        """Rests a round whose window has ended with too few updates: no device trains until the next window."""
         goes_on, current.rests = self._calendar.goes_on(self._queue.now), True
         self._ended = math.isinf(goes_on) and self._closed_rounds > 0
         self._queue.at(goes_on, self._end_rest, current)
@@ -262,7 +262,7 @@ class FleetClock:
             self._stop(self._by_name[name])
 
     def _stop(self, device: ClockDevice) -> None:
-        """Ends a training, since no round is open; what is committed is sent later."""
+        """Stops a training because no round is open; a committed update is sent later."""
         attempt = device.attempt
         if attempt is not None and not (ending := device.ending(attempt, self._queue.now)).committed:
             device.free_at = ending.free_at
@@ -281,7 +281,7 @@ class FleetClock:
         self._check_close(current)
 
     def _extend(self, current: OpenRound) -> None:
-        """Extends a round: a device that trains gives up at its deadline and begins anew; others have more time."""
+        """Extends a round: a device that trains gives up at its deadline and starts again; others have more time."""
         now = self._queue.now
         self._queue.log("round_extended", round=current.number, accepted=self._rule.accepted)
         plan_bytes = self._accounts.announce(self._named(current))
@@ -339,20 +339,20 @@ class FleetClock:
             self._queue.at(now + self._rules.deadline_s + _ROUNDING_S, self._open_round)
 
     def _fates(self, current: OpenRound, used: bool) -> dict[str, list[str]]:
-        """Ends what a closing round leaves behind; the names by the field of `Spent` that counts them."""
+        """Ends the attempts of a closing round; returns the names by the field of `Spent` that counts them."""
         return self._accounts.fates(current, [self._by_name[name] for name in current.cohort], used=used)
 
-    # power and network, told by `Links`
+    # power and network, called by `Links`
 
     def link_up(self, device: ClockDevice, *, linked_at: float) -> None:
-        """The aggregator hears of a device whose link is up since `linked_at`."""
+        """Tells the aggregator of a device whose link is up since `linked_at`."""
         self._accounts.count_link(device, linked_at=linked_at, named=self._named(self._open))
         if self._links.server_linked:
             self._hear_of(device, linked_at)
             self._open_round()
 
     def broke(self, device: ClockDevice, *, power: bool) -> None:
-        """The device's link ended at this moment, with its power or without."""
+        """Handles a link that ended now; `power`: because the device lost its power."""
         self._accounts.hears_nothing(device)
         attempt, now, current = device.attempt, self._queue.now, self._open
         if attempt is None or current is None:
@@ -367,13 +367,13 @@ class FleetClock:
             self._accounts.end_attempt(device, attempt, now)
 
     def missed(self, device: ClockDevice, state: Literal["lost", "sleeping"]) -> None:
-        """The aggregator learns that a device is gone."""
+        """Tells the aggregator that a device is gone."""
         self._present.discard(device.name)
         self._lose(device)
         self._accounts.presence(device, state)
 
     def server_went(self) -> None:
-        """The aggregator was killed; all that it had in memory is gone."""
+        """Handles that the aggregator was killed; everything that it had in memory is lost."""
         self._life += 1
         if self._open is not None:
             self._open.closing = False
@@ -381,7 +381,7 @@ class FleetClock:
         self._present.clear()
 
     def server_came(self) -> None:
-        """The aggregator is connected, again or after a new start."""
+        """Handles that the aggregator is connected, again or after a new start."""
         now, current = self._queue.now, self._open
         went_at, self._went_at = self._went_at, None
         if went_at is None:
@@ -409,9 +409,9 @@ class FleetClock:
             self._queue.at(self._queue.now + self._rule.grace_s + _ROUNDING_S, self._check_close, self._open)
 
     def _hear_of(self, device: ClockDevice, linked_at: float, *, went_at: float | None = None) -> None:
-        """A linked device and the aggregator find each other, for the first time or again.
+        """Handles a linked device and the aggregator that find each other, for the first time or again.
 
-        :param went_at: when the aggregator was killed, if that is why; transfers that were open then begin anew.
+        :param went_at: when the aggregator was killed, if this is the reason; open transfers then start again.
         """
         self._greet(device)
         current, attempt = self._open, device.attempt
@@ -423,21 +423,21 @@ class FleetClock:
             self._begin_late(device, current, linked_at)
 
     def _greet(self, device: ClockDevice) -> None:
-        """The aggregator learns that a device is there."""
+        """Tells the aggregator that a device is present."""
         if device.name not in self._present:
             self._present.add(device.name)
             self._accounts.presence(device, "ready")
         self._rule.back(device.name)
 
     def _begin_late(self, device: ClockDevice, current: OpenRound, linked_at: float) -> None:
-        """A device whose link is up since then reads the retained plan."""
+        """Starts an attempt of a device whose link is up since `linked_at`, after it has read the retained plan."""
         plan_s = self._sizes.plan_wire_bytes(self._named(current)) * device.times.down_s_per_byte
         self._begin_attempt(device, current, linked_at + plan_s)
 
     def _go_on(self, device: ClockDevice, attempt: Attempt, linked_at: float, *, went_at: float | None) -> None:
-        """Goes on with an attempt that the end of a link, a process or the aggregator has disturbed."""
+        """Continues an attempt that was disturbed because a link, a process or the aggregator ended."""
         times = device.times
-        if device.committed_round == attempt.round:  # in an earlier life; the plan says that it is still wanted
+        if device.committed_round == attempt.round:  # by an earlier process; the plan still asks for the update
             device.send_again(attempt, device.task_at)
         elif attempt.cut_at is not None:
             device.resume(attempt, linked_at)

@@ -1,4 +1,4 @@
-"""The agenda of a virtual clock, its events for a log, and the outcome of a round."""
+"""Defines the event queue of a virtual clock, its events for a log, and the outcome of a round."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hushfleet.aggregator.rounds.policy import ClosingRule
 
 
 class LogEvent(NamedTuple):
-    """An event as the coordinator writes it; of `update` and `run`, what only a trained run knows is missing.
+    """An event as the coordinator writes it; `update` and `run` lack the fields that only a trained run knows.
 
-    `scenario` is what the schedule did, as the live engine writes it: `action` and `target`.
+    A `scenario` event is an action of the schedule, as the live engine writes it: `action` and `target`.
     """
 
     at_s: float
@@ -24,11 +24,11 @@ class LogEvent(NamedTuple):
 
 
 class EventQueue:
-    """Calls handlers in the order of their time; what falls on one moment, in the order in which it was entered.
+    """Calls handlers in the order of their time; handlers of the same time in the order of their entry.
 
-    `now` is in virtual seconds since the run's start, and never goes back.
+    `now` is in virtual seconds since the run's start, and never decreases.
 
-    :param logging: whether events for a log are kept; a forecast has no use for them.
+    :param logging: whether events for a log are kept; a forecast does not need them.
     """
 
     def __init__(self, *, logging: bool = False) -> None:
@@ -40,27 +40,27 @@ class EventQueue:
 
     @property
     def next_s(self) -> float:
-        """The moment of the next event; infinite without one."""
+        """The time of the next event; infinite without one."""
         return self._heap[0][0] if self._heap else math.inf
 
     def at(self, moment: float, handler: Callable[..., None], *arguments: Any) -> None:
-        """Calls the handler then, or next where that is past."""
+        """Calls the handler at this time, or next if the time is past."""
         heapq.heappush(self._heap, (moment, next(self._order), handler, arguments))
 
     def advance(self) -> None:
-        """Lets the next thing happen."""
+        """Runs the next handler."""
         moment, _, handler, arguments = heapq.heappop(self._heap)
         self.now = max(self.now, moment)
         handler(*arguments)
 
     def log(self, event: str, *, at: float | None = None, **fields: Any) -> None:
-        """Notes an event of now, or of another moment."""
+        """Logs an event of now, or of another time."""
         if self._logging:
             moment = self.now if at is None else at
             heapq.heappush(self._log, (moment, next(self._order), LogEvent(moment, event, fields)))
 
     def logged(self) -> Iterator[LogEvent]:
-        """Takes the events of all that has happened by now, in order of time."""
+        """Removes and yields the logged events up to now, in order of time."""
         while self._log and self._log[0][0] <= self.now:
             yield heapq.heappop(self._log)[2]
 
@@ -68,9 +68,9 @@ class EventQueue:
 class Arrival(NamedTuple):
     """An update that was accepted.
 
-    :param at_s: when.
+    :param at_s: when it was accepted.
     :param update_bytes: its predicted size.
-    :param round: that it was trained for, which may be an earlier one in buffered rounds.
+    :param round: round that it was trained for; in buffered rounds it may be an earlier one.
     """
 
     device: str
@@ -84,13 +84,13 @@ class ClockRound:
     """The outcome of a round; times in virtual seconds since the run's start.
 
     Every member of the cohort is in one of `arrivals` (accepted in time, in this order), `late` (committed and
-    charged, but not accepted), `given_up` (ended by the close before anything was spent), `declined`, or `lost`
+    charged, but not accepted), `given_up` (ended by the close before it was charged), `declined`, or `lost`
     (absent, or gone before it had committed).
 
     :param used: whether there were enough updates for a new global model.
-    :param events: up to the close, in order of time; empty where nobody asked for them.
-    :param stale: of buffered rounds, where the cohort is everybody: devices and rounds of the updates that were
-        committed, and are too late for any buffer.
+    :param events: events up to the close, in order of time; empty without logging.
+    :param stale: only in buffered rounds, where the cohort is the whole fleet: devices and rounds of the updates that
+        were committed, and are too late for any buffer.
     """
 
     round: int
@@ -114,12 +114,12 @@ class ClockRound:
 
 @dataclass
 class OpenRound:
-    """A round that is going on.
+    """A round that is open.
 
-    :param arrivals: by device; of a buffered round by device and round, since a device may be there twice.
-    :param declined: names, in the order in which they did.
-    :param closing: it has been decided that it is over; what comes now is late.
-    :param rests: it waits for its next window.
+    :param arrivals: by device; in a buffered round by device and round, because a device may be there twice.
+    :param declined: names, in the order in which the devices declined.
+    :param closing: the close has been decided; an update that arrives now is late.
+    :param rests: the round waits for its next window.
     """
 
     number: int
@@ -136,9 +136,9 @@ class OpenRound:
 
 
 def stuck(current: OpenRound | None, number: int, present: int, least: int, rule: ClosingRule) -> str:
-    """Says why a round never opens, or the open one never closes.
+    """Returns an error text: why a round never opens, or why the open one never closes.
 
-    :param number: of the next round, which `least` devices must be present for.
+    :param number: number of the next round, for which `least` devices must be present.
     """
     if current is None:
         return (

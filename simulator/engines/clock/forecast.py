@@ -38,14 +38,14 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
     "buffered": {"cohort_size": 0, "quorum": 1.0, "min_updates": 1},
     "synchronous": {"buffer_size": None, "max_staleness": None},
 }
-"""Rules of the task's mode that have no meaning in another one, by which a policy replaces it."""
+"""For each mode that a policy can set: resets the rules that only have a meaning in the other mode."""
 
 
 def read_policies(texts: Sequence[str], task: Task) -> dict[str, RoundSection]:
-    """Texts such as `quorum=0.8,deadline_s=300`, tidied up, and what each makes of the task's rules.
+    """Returns the task's rules as each text changes them, by the cleaned text, such as `quorum=0.8,deadline_s=300`.
 
-    Without any text, the rules as they are. Raises `BadInput` for a key that no policy has, a value out of its range,
-    and rules by which a fleet of the task's size could never open or close a round.
+    Without any text, returns the rules unchanged. Raises `BadInput` for a key that no policy has, a value out of its
+    range, and rules with which a fleet of the task's size could never open or close a round.
     """
     policies = {}
     for text in texts or [""]:
@@ -69,9 +69,9 @@ def read_policies(texts: Sequence[str], task: Task) -> dict[str, RoundSection]:
 
 @dataclass(frozen=True)
 class BoardShare:
-    """The outcomes of one kind of board's places in cohorts; the five parts sum to 1.
+    """The outcomes of one kind of board in the cohorts; the five shares sum to 1.
 
-    :param places: how many there were.
+    :param places: how often such a board was chosen.
     """
 
     board: str
@@ -85,21 +85,21 @@ class BoardShare:
 
     @property
     def stragglers(self) -> float:
-        """Those that had begun, and were too slow."""
+        """Share of the places whose device had started, and was too slow."""
         return self.late + self.given_up
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """One policy. Seconds are virtual; energy is estimated from data-sheet figures.
+    """Forecast of one policy. Seconds are virtual; energy is estimated from data-sheet figures.
 
-    :param updates_per_round: mean number that went into a new global model.
+    :param updates_per_round: mean number of updates that went into a new global model.
     :param rounds_without: rounds that closed with too few updates.
-    :param epsilon: what the device that was charged most has spent against the server; inf without noise,
-        or with raw values.
-    :param epsilon_unused: what of it the device that wasted most has spent on updates that no model holds.
-    :param unused_share: of all charged rounds of all devices.
-    :param days: with `--days`, what so many days of the calendar bring.
+    :param epsilon: epsilon against the server of the device that was charged most; inf without noise, or with raw
+        values.
+    :param epsilon_unused: part of the epsilon spent on updates that went into no model, for the device with most waste.
+    :param unused_share: share of unused rounds in the charged rounds of all devices.
+    :param days: with `--days`, figures for this many days of the calendar.
     """
 
     policy: str
@@ -121,12 +121,12 @@ class Forecast:
 
     @property
     def stragglers(self) -> float:
-        """Their share of all places."""
+        """Share of the stragglers in all places."""
         places = sum(board.places for board in self.boards)
         return sum(board.stragglers * board.places for board in self.boards) / max(places, 1)
 
     def to_plain(self) -> dict[str, Any]:
-        """Gives plain values for JSON; an infinite epsilon is `"inf"`."""
+        """Returns plain values for JSON; an infinite epsilon is `"inf"`."""
         plain: dict[str, Any] = to_json(asdict(self) | {"stragglers": self.stragglers})
         return plain
 
@@ -147,12 +147,12 @@ def forecast(
     """Runs all rounds of one policy on the virtual clock.
 
     :param rules: the task's round section under this policy.
-    :param policy: how it is called.
-    :param starts: the beginning on the clock on the wall, for the task's schedule.
-    :param days: so many days at most, which the forecast then tells of.
+    :param policy: name of the policy.
+    :param starts: date and time of the start, for the task's schedule.
+    :param days: limits the forecast to this many days, and adds figures for them.
     :param budget: the owner's limits, for `days`.
 
-    Raises `HushfleetError` where a round never opens or closes, and `BadInput` for a scenario of other devices.
+    Raises `HushfleetError` if a round never opens or closes, and `BadInput` for a scenario of other devices.
     """
     if days is not None:
         prepared = limited(prepared, days, starts=starts)
@@ -178,7 +178,7 @@ def forecast(
 def _answers_apart(
     rounds: Iterable[ClockRound], fleet: Sequence[ClockDevice], asks: Callable[[int], bool]
 ) -> Iterator[ClockRound]:
-    """Yields the rounds on; what devices are charged in one that asks counts as a round of 0 devices."""
+    """Yields the same rounds; charges of a round with a question are counted as charges of a round of 0 devices."""
     spent = [each for device in fleet for each in (device.spent.charged, device.spent.unused)]
     before = [Counter(each) for each in spent]
     for outcome in rounds:
@@ -223,7 +223,7 @@ def _totals(
 
 
 def energy_wh(device: ClockDevice) -> float:
-    """Active power while it computed, idle power for the rest of the time that it was on."""
+    """Returns the energy: active power while the device computed, idle power for the rest of its time on."""
     spent, times = device.spent, device.times
     return (times.active_w * spent.compute_s + times.idle_w * max(0.0, spent.on_s - spent.compute_s)) / 3600
 
@@ -237,7 +237,7 @@ def _share(label: str, kind: int, fleet: Sequence[ClockDevice]) -> BoardShare:
 
 
 def _cost(prepared: PreparedTask, rounds: Counter[int]) -> int:
-    """Orders what devices have spent: a round's noise divided by n counts n times as much as one that is not."""
+    """Returns a sort key of what a device has spent: a round whose noise is divided by n counts n times."""
     return sum(_split(prepared, size) * count for size, count in rounds.items())
 
 
@@ -255,7 +255,7 @@ def _epsilon(prepared: PreparedTask, rounds: Counter[int]) -> float:
 
 
 def epsilon_unused(prepared: PreparedTask, spent: Spent) -> float:
-    """Epsilons do not add up: what all rounds cost, less what they would have cost without the unused ones."""
+    """Returns the epsilon of all rounds minus the epsilon without the unused ones, because epsilons do not add up."""
     if not spent.unused:
         return 0.0
     total = _epsilon(prepared, spent.charged)

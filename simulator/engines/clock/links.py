@@ -1,7 +1,7 @@
-"""Power and network over time: the schedule's effects on devices, broker and aggregator.
+"""Simulates power and network over time: the schedule's effects on devices, broker and aggregator.
 
-A device is linked while it is on, its network is not cut, and the broker runs. A link that broke is tried again after
-waits with full jitter, as `mqtt` does, and each attempt that finds the way still blocked fails at once.
+A device is linked while it is on, its network is not cut, and the broker runs. After a link breaks, the device tries to
+connect again after waits with full jitter, as `mqtt` does; an attempt fails immediately while the way is still blocked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hushfleet.simulator.engines.clock.engine import FleetClock
 
 SERVER_START_S = 5.0
-"""From the start of the aggregator's process until it is connected; most of it is loading and exporting the graphs."""
+"""Time from the aggregator's process start until it is connected, mostly for loading and exporting the graphs."""
 _STREAM = 0x434C4B42
 
 
@@ -29,9 +29,9 @@ _STREAM = 0x434C4B42
 class LinkOptions:
     """Durations after a link breaks.
 
-    :param lost_noticed_s: until the broker notices; 0 where a process is killed and its system closes the connection,
-        as in the live engine.
-    :param first_backoff_s: the first wait before a new attempt is drawn from 0 to this; likewise `longest_backoff_s`.
+    :param lost_noticed_s: until the broker notices; 0 if a process is killed and its system closes the connection, as
+        in the live engine.
+    :param first_backoff_s: upper end of the first random wait before a new attempt; `longest_backoff_s`: of any wait.
     """
 
     lost_noticed_s: float = LOST_NOTICED_S
@@ -41,9 +41,9 @@ class LinkOptions:
 
 
 class Links:
-    """The links of devices and aggregator to the broker; tells the clock who came and went.
+    """The links of devices and aggregator to the broker; reports to the clock which of them come and go.
 
-    `server_up`: the aggregator's process runs. `server_linked`: it is connected, too.
+    `server_up`: the aggregator's process runs. `server_linked`: it is also connected.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class Links:
         self.server_up = True
         self.server_linked = True
         self._broker_up = True
-        self._server_life = 0  # of its process
-        self._server_number = 0  # of its connection
+        self._server_life = 0  # number of its process
+        self._server_number = 0  # number of its connection
         self._down_since = 0.0
         self._fleet = {device.name: device for device in fleet}
         self._queue, self._clock, self._options = queue, clock, options
         self._rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(_STREAM,))))
 
     def start(self, device: ClockDevice) -> None:
-        """Power; the device connects at its first attempt."""
+        """Switches a device on; it connects at its first attempt."""
         now = self._queue.now
         device.on, device.on_since = True, now
         device.link_number += 1
@@ -70,7 +70,7 @@ class Links:
             self._link_from(device, device.down_since)
 
     def act(self, action: Action) -> None:
-        """One action of the schedule, which falls due now."""
+        """Carries out one action of the schedule, which is due now."""
         self._queue.log("scenario", action=action.kind, target=action.target)
         starts = action.kind == "start"
         if action.target == "aggregator":
@@ -117,7 +117,7 @@ class Links:
         self._queue.at(self._queue.now + after_s, missed)
 
     def _link_again(self, device: ClockDevice) -> None:
-        """The way may be free again for a device that had a link, or would have had one."""
+        """Connects a device again if the way is free now, for a device that had a link or was blocked."""
         if device.on and not device.cut and self._broker_up:
             self._link_from(device, self._reconnects_at(device.down_since, self._queue.now))
 
@@ -134,7 +134,7 @@ class Links:
         self._queue.at(heard_at, link)
 
     def _reconnects_at(self, down_since: float, free_at: float) -> float:
-        """When the first attempt is made that finds the way free."""
+        """Returns when the first attempt is made after the way is free."""
         at, ceiling_s = down_since, self._options.first_backoff_s
         while True:
             at += self._rng.uniform(0.0, ceiling_s)

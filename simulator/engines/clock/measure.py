@@ -1,10 +1,10 @@
 """Measures the costs of a task's work by a short trial on this machine, with the field's own code.
 
-A few rounds of a device are run by `Trainer` with the task's own graph: with few batches and with many, of the task's
-size and of a quarter of it. So a batch, a sample and the rest of a round are told apart. Their updates go through an
-aggregator's `RoundEngine`. CPU seconds are counted and not wall time, so that other work on the machine matters little,
-and of several repetitions the quickest counts, since nothing makes a computer too quick. They are scaled by this
-machine's speed to the reference board of the profiles.
+`Trainer` runs a few rounds of a device with the task's own graph: with few batches and with many, of the task's batch
+size and of a quarter of it. This separates the costs of a batch, of a sample and of the rest of a round. The updates go
+through an aggregator's `RoundEngine`. CPU seconds are counted and not wall time, so that other work on the machine
+matters little. The fastest of several repetitions counts, because disturbances only make a computer slower. The times
+are scaled by this machine's speed to the reference board of the profiles.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ Value = TypeVar("Value")
 
 _FEW = 2  # batches
 _MANY = (6, 80)  # at least, at most
-_MANY_S = 0.3  # of the longer rounds: enough to tell a small network's batches from the rest
+_MANY_S = 0.3  # of the longer rounds: enough to separate a small network's batches from the rest
 _REPETITIONS = 3
 _ROUNDS = 1 + 2 * _REPETITIONS
 
 
 def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
-    """Runs the trials.
+    """Runs the trials, and returns the measured costs.
 
-    :param machine_speed: one core of this machine, in cores of generic-x86.
+    :param machine_speed: speed of one core of this machine, in cores of generic-x86.
     """
     model, blobs = prepared.spec.model, prepared.blobs
     inference, inference_s = _measured(lambda: InferenceGraph(blobs[model.inference.digest], model.layout))
@@ -82,9 +82,9 @@ def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
 def _trial(
     prepared: PreparedTask, gradient: GradientGraph, inference: InferenceGraph, batch_size: int
 ) -> tuple[float, float, float, float]:
-    """CPU seconds of a batch, of the rest of a device's round, of accepting its update and of closing a round.
+    """Returns CPU seconds of a batch, of the rest of a device's round, of accepting its update and of closing a round.
 
-    Each batch size has stores of its own, since a device trains for one package of a task alone.
+    Each batch size has its own stores, because a device trains for only one package of a task.
     """
     with (
         tempfile.TemporaryDirectory(prefix="hushfleet-trial-") as folder,
@@ -118,7 +118,7 @@ class _Trial:
         self._prepared = replace(prepared, task=task, spec=spec, method=method)
         self._of_device = replace(spec, method_config={**spec.method_config, "batch_size": batch_size})
         self._method = method_of(self._of_device)
-        # the trial goes through its samples once, also where the method accepts a number of steps alone
+        # the trial goes through its samples once, also if the method only accepts a number of steps
         object.__setattr__(self._method.config, "local_steps", 0)
         self._gradient, self._inference, self._store, self._batch_size = gradient, inference, store, batch_size
         self._engine = RoundEngine(server, self._prepared)
@@ -126,7 +126,7 @@ class _Trial:
         self._roster = None if spec.privacy.secure is None else _roster(prepared, store.identity.public_key)
 
     def step_and_rest(self) -> tuple[float, float]:
-        """CPU seconds of one batch, and of a device's round besides its batches."""
+        """Returns CPU seconds of one batch, and of a device's round without its batches."""
         config, privacy = self._prepared.method.config, self._prepared.spec.privacy
         # How often a round goes through the samples.
         passes = privacy.batches * privacy.sample_rate if privacy.unit == "record" else config.local_epochs
@@ -162,7 +162,7 @@ class _Trial:
 
 
 def _roster(prepared: PreparedTask, key: bytes) -> Roster:
-    """The device of the trial, among others that only have keys."""
+    """Returns a roster with the trial's device, and with others that only have keys."""
     others = {f"other-{number}": _key(number).public_key for number in range(prepared.task.data.devices - 1)}
     return Roster.of({**others, "trial": key})
 
@@ -172,7 +172,7 @@ def _key(number: int) -> Identity:
 
 
 def _pair_s(prepared: PreparedTask) -> float:
-    """CPU seconds of a committee's member for one device of a secure sum."""
+    """Returns CPU seconds of a committee member for one device of a secure sum."""
     secure = prepared.spec.privacy.secure
     if secure is None:
         return 0.0
@@ -185,7 +185,7 @@ def _pair_s(prepared: PreparedTask) -> float:
 
 
 def _samples(prepared: PreparedTask, count: int) -> LabelledSamples:
-    """So many samples of the task's data, again and again where there are fewer; noise where there are none."""
+    """Returns `count` samples of the task's data, repeated if there are fewer; random ones if there are none."""
     if prepared.dataset is not None and len(prepared.dataset.train):
         train = prepared.dataset.train
         return inputs_of(train.take(np.arange(count) % len(train)), prepared.features)
@@ -197,17 +197,17 @@ def _samples(prepared: PreparedTask, count: int) -> LabelledSamples:
 
 
 def _start_s() -> float:
-    """CPU seconds from the start of a client's process until it could connect."""
+    """Returns CPU seconds from the start of a client's process until it could connect."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     imports = "import hushfleet.edge_client.agent, hushfleet.edge_client.runtime, hushfleet.wire.link.mqtt"
-    # a session of its own: Ctrl-C is for us alone, and this ends with us
+    # a separate session: Ctrl-C reaches only this process, and the child ends with it
     subprocess.run([sys.executable, "-c", imports], check=True, stdin=subprocess.DEVNULL, start_new_session=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def _measured(work: Callable[[], Value]) -> tuple[Value, float]:
-    """Runs the work; gives its value, and the CPU seconds that this thread took."""
+    """Runs the work; returns its value, and the CPU seconds that this thread took."""
     began = time.thread_time()
     value = work()
     return value, time.thread_time() - began

@@ -1,8 +1,8 @@
-"""Training under the virtual clock: the clock says whose updates come in time, and only who commits is trained.
+"""Trains under the virtual clock: the clock decides which updates arrive in time, and only devices that commit train.
 
-The clock needs nothing of what is learned (sizes are predicted), so a run's time is settled before it is trained: a
-run that was interrupted computes the same hours again and goes on with the round that was open. Everything is stamped
-in virtual seconds, in the log and in the store, so that display, timeline and report read it like any other run.
+The clock does not depend on the training (sizes are predicted), so a run's times are known before it is trained: an
+interrupted run computes the same times again and continues with the round that was open. Log and store contain virtual
+seconds, so that display, timeline and report read them like any other run.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from hushfleet.simulator.schedule import schedule_of
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import attach_public
 
-_GROUP = 8  # devices a worker: enough to keep them busy, and few updates in memory
+_GROUP = 8  # devices per worker: enough to keep the workers busy, with few updates in memory
 
 Train = Callable[[RoundPlan, Sequence[str]], Iterator[JobAnswer]]
-Event = tuple[str, dict[str, Any]]  # and its fields
+Event = tuple[str, dict[str, Any]]  # name and fields
 
 
 class VirtualTime:
-    """Seconds since the run's start; whoever is given it as a clock is told what it was set to."""
+    """A clock in seconds since the run's start; a call returns the time that was set."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -74,11 +74,11 @@ def run_clocked_rounds(
     runtime: str = "onnx",
     evaluate_every: int = 1,
 ) -> None:
-    """Runs the task's rounds to the end under the virtual clock, or on from where an interrupted run stopped.
+    """Runs the task's rounds to the end under the virtual clock; continues an interrupted run.
 
-    A round that the schedule's last window leaves open is not played: nobody trains in it, and nobody is charged.
+    A round that the schedule's last window leaves open is skipped: no device trains in it, and none is charged.
 
-    :param events: made with `time` as its clock.
+    :param events: log with `time` as its clock.
     :param mix: a board for each device of the simulation.
 
     Other arguments as for `hushfleet.simulator.engines.fast.engine.run_rounds`.
@@ -98,7 +98,7 @@ def run_clocked_rounds(
         engine = open_engine(simulation, store, clock=time, monotonic=time)
         logs: Any = {"events": events, "scenario": scenario, "group": _GROUP * workers.count}
         if simulation.task.round.buffered:
-            outcomes = list(closed_rounds)  # who trains a version is known when its updates have come, or never will
+            outcomes = list(closed_rounds)  # which devices train a version is only known after its last update
             rounds: VirtualRounds = BufferedRounds(simulation, engine, time, outcomes=outcomes, **logs)
             closed_rounds = iter(outcomes)
         else:
@@ -115,15 +115,15 @@ def run_clocked_rounds(
 
 
 def keep_costs(again: RunFolder, first: RunFolder) -> None:
-    """A repetition of a run has boards that are as quick as the first ones; it may have begun already."""
+    """Copies the measured costs of the first run to its repetition, unless that has started already."""
     if first.clock.exists() and not again.clock.exists():
         write_whole(again.clock, first.clock.read_bytes(), durable=False)
 
 
 def fleet_clock(simulation: Simulation, mix: FleetMix, *, roster: Roster | None = None) -> FleetClock:
-    """The clock of a simulation; what its work costs is measured once and kept in the run folder.
+    """Returns the clock of a simulation; the costs of its work are measured once and kept in the run folder.
 
-    :param roster: of secure sums.
+    :param roster: roster for secure sums.
     """
     prepared, fleet = simulation.prepared, simulation.fleet.devices
     if len(mix) != len(fleet):
@@ -138,7 +138,7 @@ def fleet_clock(simulation: Simulation, mix: FleetMix, *, roster: Roster | None 
     sizes = sizes_of(prepared, name_bytes=len(names[0]))
     schedule = schedule_of(simulation.task, names)
     devices = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
-    # as in the live engine, where a killed process's connection ends at once
+    # as in the live engine, where the connection of a killed process ends immediately
     options = LinkOptions(lost_noticed_s=0.0, first_backoff_s=RECONNECT_S)
     return clock_of(
         prepared,
@@ -155,10 +155,10 @@ def fleet_clock(simulation: Simulation, mix: FleetMix, *, roster: Roster | None 
 
 
 class VirtualRounds:
-    """Leads a `RoundEngine` through the closed rounds of a `FleetClock`.
+    """Replays the closed rounds of a `FleetClock` in a `RoundEngine`.
 
     :param time: the clock of the engine and of both logs.
-    :param group: how many devices are trained before their updates are handed over.
+    :param group: how many devices are trained before their updates are passed to the engine.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class VirtualRounds:
         self._events.write("finished", **finished_fields(self._engine))
 
     def play(self, closed: ClockRound, train: Train) -> None:
-        """One round. Raises `HushfleetError` if the engine sees it otherwise than the clock."""
+        """Plays one round. Raises `HushfleetError` if engine and clock disagree about it."""
         engine, time, events = self._engine, self._time, iter(closed.events)
         if closed.round <= engine.closed_rounds:
             # Its events are in the log, unless a kill came before the last one.
@@ -204,11 +204,11 @@ class VirtualRounds:
         self._write_events(events, {}, last=None)
         check_participation(engine, plan)
         time.now = closed.closed_s
-        # a committee is not asked here, and the clock knows whether enough of it answered
+        # no committee is asked here; the clock knows whether enough of its members answered
         self._events.write("round_close", **engine.close(opens=closed.used).to_dict())
 
     def _play(self, closed: ClockRound, plan: RoundPlan, events: Iterator[LogEvent], train: Train) -> None:
-        """Trains who commits, and hands over what arrives."""
+        """Trains the devices that commit, and passes the updates that arrive to the engine."""
         for first in range(0, len(closed.arrivals), self._group):
             group = closed.arrivals[first : first + self._group]
             answers = {answer.device: answer for answer in train(plan, [arrival.device for arrival in group])}
@@ -222,18 +222,18 @@ class VirtualRounds:
                 self._add(answer)
 
     def _add(self, answer: JobAnswer | None) -> None:
-        """Makes a device known that is charged and has moved on: its bytes come too late for the aggregator."""
+        """Registers a device that is charged although its update comes too late for the aggregator."""
         if answer is not None:
             board = self._devices[answer.device].board
             self._engine.store.add_device(answer.device, public_key=answer.public_key, board=board)
 
     def _hear(self, plan: RoundPlan, answer: JobAnswer) -> Event:
-        """A device that declines is heard when its update would have come: the clock knows nothing of budgets."""
+        """Passes an answer to the engine; a decline comes at the update's time, because the clock ignores budgets."""
         with_public = partial(self._with_public, plan)
         return hear(answer, self._engine, plan, board=self._devices[answer.device].board, with_public=with_public)
 
     def _with_public(self, plan: RoundPlan, answer: JobAnswer) -> bytes:
-        """Attaches the public state, as `hushfleet.edge_client.net.upload` does after an update that came too late."""
+        """Attaches the public state, as `hushfleet.edge_client.net.upload` does after an update that was too late."""
         store = self._store(answer.device)
         entry = store.outbox(plan.task, plan.round)
         if entry is None:
@@ -247,7 +247,7 @@ class VirtualRounds:
     # the logs
 
     def _write_events(self, events: Iterator[LogEvent], heard: dict[str, Event], *, last: str | None) -> None:
-        """Writes events up to the update of the device `last`, or all that are left."""
+        """Writes events up to the update of the device `last`, or all remaining ones."""
         for at_s, event, fields in events:
             self._time.now = at_s
             if event == "scenario":
@@ -270,10 +270,10 @@ class VirtualRounds:
 
 
 class BufferedRounds(VirtualRounds):
-    """The same for buffered rounds: a device trains when the version is open that it begins with, and its answer is
-    kept until its update arrives, which may be some versions later.
+    """The same for buffered rounds: a device trains while the version is open that it starts with, and its answer is
+    kept until its update arrives, possibly some versions later.
 
-    :param outcomes: of all rounds.
+    :param outcomes: outcomes of all rounds.
     """
 
     def __init__(self, *arguments: Any, outcomes: Sequence[ClockRound], **options: Any) -> None:
@@ -313,14 +313,14 @@ class BufferedRounds(VirtualRounds):
             self._answers[answer.device, plan.round] = answer
 
     def _remembered(self, plan: RoundPlan, arrival: Arrival) -> JobAnswer | None:
-        """Reads the answer of an interrupted run; None where the device has gone on, since the update was accepted."""
+        """Reads the answer of an interrupted run; None if the device has moved on because the update was accepted."""
         store = self._store(arrival.device)
         entry = store.outbox(plan.task, arrival.round)
         return None if entry is None else JobAnswer(arrival.device, store.identity.public_key, entry.data)
 
 
 class _Resumed:
-    """A log whose events come in the same order whenever the run goes on: those that are in it are not repeated."""
+    """A log for a continued run, whose events come in the same order again: events already in it are not repeated."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log

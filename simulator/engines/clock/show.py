@@ -1,4 +1,4 @@
-"""Shows a forecast: tables and a plot. Reads from a task what a forecast needs."""
+"""Shows a forecast as tables and a plot, and reads the inputs of a forecast from a task."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def costs_of(prepared: PreparedTask, step_ms: float | None) -> Costs:
     costs = measure_costs(prepared, machine_speed=machine_speed())
     if step_ms is None:
         return costs
-    # the trial's division between what a batch and what its samples cost is kept
+    # keeps the trial's ratio between the cost of a batch and the cost of its samples
     scale = step_ms / 1000 / max(costs.step_s(prepared.method.config.batch_size), 1e-12)
     return replace(costs, batch_s=scale * costs.batch_s, sample_s=scale * costs.sample_s)
 
@@ -59,8 +59,8 @@ def print_forecasts(
 ) -> None:
     """Prints a table with a column for each policy, then the stragglers with a row for each board.
 
-    :param step_s: of a batch on one core of generic-x86.
-    :param given: whether the user has said so, and it was not measured.
+    :param step_s: CPU seconds of a batch on one core of generic-x86.
+    :param given: True if the user has set `step_s`, False if it was measured.
     """
     first, rounds = forecasts[0], _same_rounds(forecasts)
     told = "" if rounds is None else f", {rounds} rounds"
@@ -89,7 +89,7 @@ def print_forecasts(
 
 
 def _same_rounds(forecasts: Sequence[Forecast]) -> int | None:
-    """The number of rounds; None where policies differ in it, as by the end of a schedule."""
+    """Returns the number of rounds; None if it differs between policies, for example at the end of a schedule."""
     found = {each.rounds for each in forecasts}
     return found.pop() if len(found) == 1 else None
 
@@ -112,9 +112,9 @@ def _print_boards(console: Console, forecasts: Sequence[Forecast]) -> None:
 
 
 def plot_forecasts(forecasts: Sequence[Forecast], path: Path) -> None:
-    """How long each policy takes, against how many updates a round it uses: a point a policy.
+    """Plots the duration of each policy against the updates it uses per round: one point per policy.
 
-    Raises `BadInput` where the file cannot be written.
+    Raises `BadInput` if the file cannot be written.
     """
     from matplotlib.figure import Figure
 

@@ -1,9 +1,9 @@
-"""How many bytes each thing has that travels or is stored, before anything is trained.
+"""Predicts the bytes of everything that is sent or stored, before anything is trained.
 
-Messages are made by the wire's own encoder and measured. An update is predicted: the values that a device still
-shares after so many rounds (asked of the method), times the bits that the codec takes for one value of the noise
-that it is tied to (asked of the codec). Packets are counted as the links count them: whole MQTT PUBLISH packets,
-without what TCP, TLS and radio put around them.
+Messages are made by the wire's own encoder and measured. The size of an update is predicted: the number of values that
+a device still shares after this many rounds (from the method), times the bits that the codec needs for one value of
+noise, to which its step is tied (from the codec). Packets are counted as the links count them: whole MQTT PUBLISH
+packets, without the overhead of TCP, TLS and radio.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from hushfleet.wire.link.interface import publish_packet_bytes
 
 _TRIAL_VALUES = 1 << 16
 _KEY = Identity.from_bytes(bytes(range(32)))
-_EPOCH = 1 << 31  # unix seconds take as many bytes
+_EPOCH = 1 << 31  # takes as many bytes as today's unix seconds
 _TASK, _DIGEST = "x" * 32, bytes(32)
 _TOPICS = Topics("default")
 
 
 class UpdateSizes(NamedTuple):
-    """Bytes of one update: its blob, what a commit writes into the device's store, and offer and chunks as packets."""
+    """Bytes of one update: its blob, the data that a commit stores on the device, and offer and chunks as packets."""
 
     blob: int
     stored: int
@@ -57,11 +57,11 @@ class UpdateSizes(NamedTuple):
 
 
 class Download(NamedTuple):
-    """The blobs that bring the global model to a device.
+    """The blobs with which a device receives the global model.
 
-    :param differences: how many, one after the other; 0 for the whole model.
-    :param wire: packets of all chunks.
-    :param stored: what is written into the device's store.
+    :param differences: number of differences, one after the other; 0 for the whole model.
+    :param wire: bytes of all chunks as packets.
+    :param stored: bytes written into the device's store.
     """
 
     differences: int
@@ -75,17 +75,17 @@ class Download(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes on the wire are of whole packets, bytes in a store of the content.
+    """Sizes in bytes: on the wire of whole packets, in a store of the content.
 
-    :param parameters: d.
-    :param chunk_bytes: of the task.
+    :param parameters: number of parameters, d.
+    :param chunk_bytes: chunk size of the task.
     :param task_blobs: package and graphs, in the order in which a device fetches them.
-    :param shared: how many values an update has after 0, 1, ... earlier ones; the last holds from then on.
-    :param bits_per_value: of a coded value.
-    :param header_bytes: of an update, all but values and public state.
-    :param name_bytes: of a device's name; all of a fleet have the same.
-    :param difference_bytes: of a difference between one global model and the next; 0 where they travel whole.
-    :param vectors: how many vectors of the server half travel with the model.
+    :param shared: number of values in an update after 0, 1, ... earlier ones; the last number holds from then on.
+    :param bits_per_value: mean bits of an encoded value.
+    :param header_bytes: bytes of an update without values and public state.
+    :param name_bytes: length of a device's name, the same for the whole fleet.
+    :param difference_bytes: bytes of a difference between two consecutive global models; 0 if whole models are sent.
+    :param vectors: number of the server half's vectors that are sent with the model.
     """
 
     parameters: int
@@ -100,25 +100,25 @@ class Sizes:
 
     @property
     def model_bytes(self) -> int:
-        """The global model, float32, and the vectors that travel with it."""
+        """The global model, float32, and the vectors that are sent with it."""
         return 4 * self.parameters * (1 + self.vectors)
 
     @property
     def offered(self) -> int:
-        """How many differences there may be, as long as they are cheaper than the model."""
+        """The largest number of differences that is still smaller than the model."""
         if not self.difference_bytes:
             return 0
         return min(MAX_DIFFERENCES, (self.model_bytes - 1) // self.difference_bytes)
 
     def download(self, behind: int | None) -> Download:
-        """Gives the download of a device whose global model is so many versions old; None: it has none."""
+        """Returns the download of a device whose global model is `behind` versions old; None: it has no model."""
         if behind is None or behind > self.offered:
             return Download(0, self.blob_wire_bytes(self.model_bytes, down=True), self.model_bytes)
         wire = self.blob_wire_bytes(self.difference_bytes, down=True)
         return Download(behind, behind * wire, behind * self.difference_bytes + self.model_bytes)
 
     def update(self, participations: int, *, with_public: bool) -> UpdateSizes:
-        """After that many earlier updates; with the device's public state where the aggregator lacks it."""
+        """Returns the sizes of an update after `participations` earlier ones, with or without the public state."""
         key = (min(participations, len(self.shared) - 1), with_public)
         if key not in self._updates:
             self._updates[key] = self._update(*key)
@@ -133,19 +133,19 @@ class Sizes:
         after = self.shared[min(participations + 1, len(self.shared) - 1)]
         public = self._public_bytes(shared) if with_public else 0
         blob = self.header_bytes + round(shared * self.bits_per_value / 8) + public
-        # the update, the device's own parameters, and its mask
+        # stores the update, the device's own parameters, and its mask
         stored = blob - public + 4 * self.parameters + self._public_bytes(after)
         return UpdateSizes(blob, stored, self.packet[Offer] + self.blob_wire_bytes(blob, down=False))
 
     def blob_wire_bytes(self, size: int, *, down: bool) -> int:
-        """All packets of a blob in chunks, on a device's own topic or (down) on the blob's."""
+        """Returns the bytes of all packets of a blob, on the device's topic (up) or on the blob's topic (down)."""
         whole, rest = divmod(size, self.chunk_bytes)
         topic = _TOPICS.blob(_DIGEST) if down else _TOPICS.chunk(self._name)
         packets = whole * publish_packet_bytes(topic, FRAME_OVERHEAD + self.chunk_bytes)
         return packets + (publish_packet_bytes(topic, FRAME_OVERHEAD + rest) if rest else 0)
 
     def plan_wire_bytes(self, cohort: int) -> int:
-        """A round plan that names so many devices."""
+        """Returns the bytes of a round plan that names `cohort` devices."""
         fixed, entry = self._plan
         return fixed + cohort * entry
 
@@ -154,14 +154,14 @@ class Sizes:
         return "d" * self.name_bytes
 
     def _public_bytes(self, shared: int) -> int:
-        """A mask, packed: its entropy, but never more than a bit for each parameter."""
+        """Returns the bytes of a packed mask: its entropy, but at most one bit per parameter."""
         share = min(max(shared / self.parameters, 1e-9), 1 - 1e-9)
         entropy = -(share * np.log2(share) + (1 - share) * np.log2(1 - share))
         return 16 + round(self.parameters * min(1.0, 1.05 * float(entropy)) / 8)
 
     @cached_property
     def packet(self) -> dict[type[Message], int]:
-        """Each kind of message, in a whole packet."""
+        """Bytes of each kind of message as a whole packet."""
         name, size = self._name, self.model_bytes
         up: list[Message] = [Want(_DIGEST, size, ()), Offer(_TASK, 1, _DIGEST, size), Ask(1, bytes(16))]
         down: list[Message] = [
@@ -177,7 +177,7 @@ class Sizes:
 
     @cached_property
     def _plan(self) -> tuple[int, int]:
-        """Bytes of a plan without devices, and of each device in it."""
+        """Bytes of a plan without devices, and of each device named in it."""
         names = [f"{index:0{self.name_bytes}d}" for index in range(10)]
         plan = RoundPlan(
             task=_TASK,
@@ -189,7 +189,7 @@ class Sizes:
             cohort={},
             noise_split=1,
             deadline_s=600.0,
-            # each further one that a cohort needs is 50 bytes more
+            # each further difference that a cohort needs adds 50 bytes
             differences=(DifferenceRef(bytes(8), _DIGEST, self.difference_bytes),) * min(self.offered, 1),
             epoch=_EPOCH,
         )
@@ -203,7 +203,7 @@ def _packet_bytes(topic: str, message: Message) -> int:
 
 
 def sizes_of(prepared: PreparedTask, *, name_bytes: int) -> Sizes:
-    """The sizes of a prepared task; nothing is trained for it."""
+    """Returns the sizes of a prepared task, without training."""
     spec = prepared.spec
     return Sizes(
         parameters=spec.model.layout.size,
@@ -223,14 +223,14 @@ def sizes_of(prepared: PreparedTask, *, name_bytes: int) -> Sizes:
 
 
 def _roster_bytes(prepared: PreparedTask, name_bytes: int) -> tuple[int, ...]:
-    """Gives the size of the roster of secure sums, which a device fetches once."""
+    """Returns the size of the roster of secure sums, which a device fetches once."""
     if prepared.spec.privacy.secure is None:
         return ()
     return ((name_bytes + 1 + KEY_BYTES) * prepared.task.data.devices,)
 
 
 def _shared_values(prepared: PreparedTask) -> tuple[int, ...]:
-    """Asked of the method for the first, the middle and the last round, and interpolated in between."""
+    """Returns `Sizes.shared`: computed by the method for first, middle and last round, interpolated between them."""
     method, rounds = prepared.method, prepared.spec.rounds
     size = prepared.spec.model.layout.size
     sent = np.random.default_rng(0).standard_normal(size).astype(np.float32)
@@ -244,7 +244,7 @@ def _shared_values(prepared: PreparedTask) -> tuple[int, ...]:
 
 
 def _bits_per_value(prepared: PreparedTask) -> float:
-    """The codec's own size of Gaussian values: noise hides the signal, and steps are tied to it."""
+    """Returns the codec's mean size of Gaussian values, because noise hides the signal and determines the steps."""
     wire, privacy = prepared.spec.wire, prepared.spec.privacy
     if privacy.secure is not None:
         return _masked_bits(prepared, privacy.secure)
@@ -257,14 +257,14 @@ def _bits_per_value(prepared: PreparedTask) -> float:
 
 
 def _masked_bits(prepared: PreparedTask, secure: SecureSpec) -> float:
-    """With the corrections for a committee of the mean cohort."""
+    """Returns the bits of a masked value, including the corrections for a committee of the mean cohort."""
     task = prepared.task
     rule = committee_rule(task.cohort_size, honest_fraction=secure.honest_fraction, roster=task.data.devices)
     return secure.bits * (1 + rule.may_miss / max(1, rule.packed))
 
 
 def _difference_bytes(prepared: PreparedTask) -> int:
-    """Likewise, as if every parameter changed: too much where all devices keep a layer for themselves."""
+    """Returns a difference's bytes as if all parameters changed: too many if all devices keep a layer private."""
     wire, layout = prepared.task.wire, prepared.spec.model.layout
     if wire.downlink == "full":
         return 0
@@ -281,14 +281,14 @@ def _difference_bytes(prepared: PreparedTask) -> int:
 
 
 def _noise(prepared: PreparedTask) -> np.ndarray:
-    """Draws float32 noise of standard deviation 1: at most as many values as the network has, since a small network's
-    share of the code table counts."""
+    """Draws float32 noise of standard deviation 1, with at most as many values as the network has: in a small network
+    the size of the code table matters."""
     count = min(prepared.spec.model.layout.size, _TRIAL_VALUES)
     return np.random.default_rng(0).standard_normal(count).astype(np.float32)
 
 
 def _noised(prepared: PreparedTask) -> bool:
-    """Whether updates carry noise that steps are tied to."""
+    """Returns whether updates carry noise that determines the steps."""
     return prepared.spec.privacy.noise_multiplier > 0 and prepared.method.parts.gaussian is not None
 
 

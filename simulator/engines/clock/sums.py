@@ -1,4 +1,4 @@
-"""Secure sums under the virtual clock: who is drawn, and what a committee's answer costs, by the field's own rules."""
+"""Simulates secure sums under the virtual clock: draws devices and costs committee answers by the field's own rules."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _ANSWER_HEADER_BYTES = 160
 
 
 class Drawn(NamedTuple):
-    """Who takes part in a round.
+    """The devices that take part in a round.
 
-    :param members: of the committee; `least` of their answers open the sum.
+    :param members: committee members; `least` of their answers open the sum.
     """
 
     cohort: list[str]
@@ -45,7 +45,7 @@ class Drawn(NamedTuple):
 class Draws:
     """The draws of one fleet.
 
-    :param roster: of the fleet; None makes one up, for a forecast.
+    :param roster: roster of the fleet; None creates an artificial one, for a forecast.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Draws:
         return self._plan.rate
 
     def of(self, round: int) -> Drawn | None:
-        """None where too few are drawn for a sum."""
+        """Returns the draw of a round; None if too few devices are drawn for a sum."""
         plan = RoundPlan(
             task=self._task, round=round, rounds=max(round, self._rounds), phase="open", global_digest=bytes(32),
             global_bytes=1, cohort={}, noise_split=1, deadline_s=0.0, secure=self._plan,
@@ -86,13 +86,13 @@ class Draws:
 
 
 class SummedClock(FleetClock):
-    """A fleet whose rounds have secure sums: once no update is waited for any more, a committee answers.
+    """A fleet whose rounds have secure sums: a committee answers after the round has stopped waiting for updates.
 
-    Simplified: who still trains when the set of devices is settled goes on until the round closes.
+    Simplified: a device that still trains when the set of devices is fixed continues until the round closes.
 
-    :param draws: who takes part.
+    :param draws: the draws of the fleet.
 
-    The other arguments are those of `FleetClock`.
+    The other arguments are the same as for `FleetClock`.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class SummedClock(FleetClock):
         self._least = least_devices(rules, devices=len(fleet), drawn=True)
         self._drawn: Drawn | None = None
         self._answered: dict[str, None] = {}
-        self._tried = 0  # so many answers did not open the sum
+        self._tried = 0  # number of answers that did not open the sum
         self._settled = False
 
     def _choose(self, round: int) -> list[str]:
@@ -121,7 +121,7 @@ class SummedClock(FleetClock):
         return {"cohort_size": len(cohort)}
 
     def _named(self, current: OpenRound | None) -> int:
-        """None; but once the set is settled there is a bit for each."""
+        """Returns 0 until the set of devices is fixed; after that, the plan has one bit per device."""
         return -(-current.size // 8) if current is not None and self._settled else 0
 
     def _begin_waiting(self, current: OpenRound) -> None:
@@ -140,7 +140,7 @@ class SummedClock(FleetClock):
         return super()._collects(current) and not self._settled
 
     def _limit(self, current: OpenRound) -> None:
-        """A committee's answers are no training, and may come after the window."""
+        """Does not limit a committee's answers to the window, because they are no training."""
         if self._settled:
             self._queue.at(self._rule.deadline, self._check_close, current)
         else:
@@ -165,7 +165,7 @@ class SummedClock(FleetClock):
         return super()._is_used(current) and enough
 
     def _may_open_later(self, current: OpenRound) -> bool:
-        """Whether somebody else may still answer, such as a lost member that comes back (`SecureSum.closing`)."""
+        """Returns whether another member may still answer, such as a lost one that returns (`SecureSum.closing`)."""
         if not self._answered:
             return False
         if len(self._answered) != self._tried:
@@ -197,7 +197,7 @@ class SummedClock(FleetClock):
         self._queue.at(self._rule.deadline, self._check_close, current)
 
     def _answer(self, member: ClockDevice, current: OpenRound, heard_at: float) -> None:
-        """It adds up what it shares with each device of the sum, and sends that."""
+        """Lets a member add up the masks that it shares with each device of the sum, and send the result."""
         times, size = member.times, self._drawn.answer_bytes if self._drawn else 0
         sent_s = self._sizes.blob_wire_bytes(size, down=False) * times.up_s_per_byte
         ready_at = max(heard_at, member.free_at) + len(current.arrivals) * times.pair_s
@@ -228,12 +228,12 @@ def clock_of(
     starts: datetime = STARTS,
     **options: Any,
 ) -> FleetClock:
-    """The clock of a task's rounds under these rules, and its schedule.
+    """Returns the clock of a task's rounds under these rules and the task's schedule.
 
-    :param starts: the run's beginning on the clock on the wall.
-    :param roster: of secure sums; None makes one up.
+    :param starts: date and time at which the run starts.
+    :param roster: roster of secure sums; None creates an artificial one.
 
-    Raises `BadInput` where the schedule has no window.
+    Raises `BadInput` if the schedule has no window.
     """
     options["calendar"] = calendar = Calendar(prepared.task.schedule, starts=starts)
     if calendar.is_over(0.0):

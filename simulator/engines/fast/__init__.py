@@ -1,1 +1,1 @@
-"""The fast engine: worker processes, one device after the other in each."""
+"""The fast engine: worker processes, each of which runs one device after the other."""

@@ -1,4 +1,4 @@
-"""Jobs for workers after one of a run's rounds, device by device."""
+"""Defines the jobs of workers after a closed round of a run, one job per device."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class AfterRound:
 
     @property
     def run(self) -> LoadedRun:
-        """Loaded once in each process."""
+        """The run, loaded once in each process."""
         return loaded_run(self.path, self.runtime)
 
     def published(self) -> np.ndarray:
-        """Reads what the round ended with, float32: the global model, and the method's vectors behind it."""
+        """Returns the result of the round, float32: the global model, followed by the method's vectors."""
         layout, vectors = self.run.spec.model.layout, self.run.method.server.vectors
         return Checkpoints(self.run.folder.aggregator, layout, vectors=vectors, durable=False).read(self.round)
 
     def global_params(self) -> np.ndarray:
-        """The global model float32 `[d]` that the round ended with."""
+        """Returns the global model float32 `[d]` after the round."""
         return self.run.method.split(self.published())[0]
 
 
 def after_last_round(simulation: Simulation, devices: Iterable[str], *, runtime: str) -> list[AfterRound]:
-    """A job for each of these devices."""
+    """Returns a job for each of these devices after the last closed round."""
     with AggregatorStore(simulation.folder.aggregator, durable=False) as store:
         closed = store.last_closed_round
     path = simulation.folder.path.absolute()

@@ -1,8 +1,8 @@
-"""Baseline of a device alone where the model is one linear layer on fixed features: the best of five ways.
+"""Computes the baseline of training alone for a model with one linear layer on fixed features: the best of five ways.
 
-Softmax regression with three penalties, the nearest neighbour and the nearest class mean, on the same features. Which
-of them is best is chosen by the fleet's mean on the test itself, for each test anew, which no device could do: the
-baseline is a little better than any that exists.
+The ways are softmax regression with three penalties, the nearest neighbour and the nearest class mean, on the same
+features. The best one is chosen for each test by the fleet's mean on the test itself. No device could do this, so the
+baseline is a little better than any real one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hushfleet.model.own_head import features_of
 from hushfleet.model.softmax import fit, rotated
 
 AccuracyByWay = dict[str, float]
-"""By way of training alone; fractions of 1, NaN where there are no test images."""
+"""Accuracy in 0..1 for each way of training alone; NaN without test images."""
 Predictions = dict[str, np.ndarray]
-"""By way: the class of each image, int `[n]`; empty of a device that has nothing to learn from."""
+"""For each way the predicted class of each image, int `[n]`; empty for a device without training samples."""
 PENALTIES = (0.01, 0.001, 0.0001)
-"""On the length of a head, of softmax regression."""
+"""Penalties of softmax regression on the norm of a head."""
 _BATCH = 256
 
 
@@ -29,9 +29,9 @@ def accuracies(said: Predictions, test: LabelledSamples) -> AccuracyByWay:
 
 
 def predict_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, classes: int) -> list[Predictions]:
-    """Trains one device alone, in each of the ways, and asks it for the classes of each of `tests`.
+    """Trains one device alone in each of the ways; returns its predicted classes for each of `tests`.
 
-    :param train: the device's features, as `[m, F, 1, 1]` or any such shape. Without any, it says nothing.
+    :param train: the device's features, `[m, F, 1, 1]` or a similar shape. Without samples, predictions are empty.
     """
     x, y = features_of(train), train.y
     if not len(y):
@@ -59,7 +59,7 @@ def predict_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, c
 
 
 def best_way(found: Sequence[AccuracyByWay]) -> str:
-    """The way with the highest mean over devices."""
+    """Returns the way with the highest mean over devices."""
     return max(_ways(), key=lambda way: float(np.nanmean([each[way] for each in found] or [0.0])))
 
 

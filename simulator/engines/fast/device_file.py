@@ -1,7 +1,7 @@
-"""A simulated device's store: one plain file in the place of a board's database.
+"""Implements a simulated device's store: one plain file instead of a board's database.
 
-Charges, states and updates are the field's, so that all models are the same bits. When a process dies, a file is whole
-or missing; a power cut may destroy it.
+Charges, states and updates are the same as in the field, so that all models are bit-identical. If a process dies, a
+file is complete or missing; a power cut may destroy it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LENGTH = struct.Struct("<I")
 def store_of(files: DeviceFolder, device: str, *, inspect: bool = True) -> DeviceStore | DeviceFile:
     """Opens the store of a device that took part, after the run: a file, or the database of the live engine.
 
-    :param inspect: whether it is only read.
+    :param inspect: True if the store is only read.
     """
     if files.state.exists():
         return DeviceFile(files.state, device=device)
@@ -73,11 +73,11 @@ class _Ledger(LedgerView):
 
 
 class DeviceFile:
-    """Keeps what `DeviceStore` keeps for one task, in a file that each round writes anew. FOR SIMULATION ONLY.
+    """Keeps the content of a `DeviceStore` for one task, in a file that each round writes again. FOR SIMULATION ONLY.
 
     :param identity: as for `DeviceStore`; None to read only.
-    :param keeps_own: False for a device whose own model no round reads again: in a large fleet those would take most
-        of the time and of the disk.
+    :param keeps_own: False for a device whose own model no round reads again: in a large fleet these models would take
+        most of the time and disk space.
     """
 
     def __init__(self, path: Path, *, device: str, identity: Identity | None = None, keeps_own: bool = True) -> None:
@@ -92,7 +92,7 @@ class DeviceFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Does nothing, since no file is open."""
+        """Does nothing, because no file is open."""
 
     @property
     def answers(self) -> Answers:
@@ -115,7 +115,7 @@ class DeviceFile:
         return DeviceState(public, own, unpack_arrays(self._kept["private"]))
 
     def own_params(self, task: str) -> np.ndarray | None:
-        """Gives what the device predicts with, as `DeviceStore.own_params` does."""
+        """Returns the parameters with which the device predicts, as `DeviceStore.own_params` does."""
         head = self._kept.get("head")
         return self._own if head is None else unpack(KeptHead, head, what="the own head").params
 
@@ -153,7 +153,7 @@ class DeviceFile:
         return OutboxEntry(commit.task, commit.round, commit.update, digest, commit.public_before, "pending")
 
     def _keep(self, kept: dict[str, Any], own: np.ndarray | None) -> None:
-        if _version(self._path) != self._version:  # a worker of Ray that was taken for dead goes on, say
+        if _version(self._path) != self._version:  # for example, a Ray worker that seemed dead continues
             raise StoreError(f"{self._path} was written by another process meanwhile")
         head, values = msgpack.packb(kept), b"" if own is None else np.ascontiguousarray(own, "<f4").data
         write_whole(self._path, b"".join((_LENGTH.pack(len(head)), head, values)), durable=False)
@@ -161,7 +161,7 @@ class DeviceFile:
 
 
 def _version(path: Path) -> tuple[int, int] | None:
-    """Tells one writing of the file from the next; None without a file."""
+    """Returns a version that changes with each write of the file; None without a file."""
     with suppress(FileNotFoundError):
         status = path.stat()
         return status.st_ino, status.st_mtime_ns
@@ -169,7 +169,7 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Reads what is kept, and the own model, float32 `[d]`. Raises `StoreError`."""
+    """Reads the content, and the own model, float32 `[d]`. Raises `StoreError` if the file is damaged."""
     try:
         with path.open("rb") as file:
             kept = msgpack.unpackb(file.read(_LENGTH.unpack(file.read(_LENGTH.size))[0]))

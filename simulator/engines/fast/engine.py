@@ -1,7 +1,7 @@
-"""The fast engine: the same fleet without a network, without processes of its own per device.
+"""Runs the fast engine: the same fleet without a network and without a process per device.
 
 Devices are `Trainer` and the server is `RoundEngine`: method, codec, ledger and round are the field's own code. Only
-MQTT and the waiting are left out. With the same seed it ends in the same global model as the live engine.
+MQTT and the waiting are left out. With the same seed, the run ends with the same global model as in the live engine.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def run_rounds(
     evaluate_last: int = 1,
     on_closed: Callable[[int], None] = lambda round: None,
 ) -> None:
-    """Runs the task's rounds to the end, or on from where an interrupted run stopped.
+    """Runs the task's rounds to the end; continues an interrupted run.
 
-    A device may decline a round, and the fleet goes on; once so many have spent their privacy budgets that no round can
-    close any more, the run is at its end. Raises `HushfleetError` where too many decline for another reason, or nobody
-    can pay for the first round.
+    If a device declines a round, the fleet continues. The run ends when so many devices have spent their privacy
+    budgets that no round can close any more. Raises `HushfleetError` if too many decline for another reason, or if no
+    device has the budget for the first round.
 
-    :param evaluate_every: devices' own models are tested every so many rounds, and in the last `evaluate_last` ones.
-    :param on_closed: called after each round, before any device trains again; at first with the last round of an
-        earlier part of the run, or 0.
+    :param evaluate_every: interval in rounds at which own models are tested; the last `evaluate_last` always are.
+    :param on_closed: called after each round, before any device trains again; first with the last round of an earlier
+        part of the run, or 0.
     """
     if simulation.task.round.buffered:
         raise BadInput(
@@ -92,11 +92,11 @@ def run_rounds(
 def open_engine(
     simulation: Simulation, store: AggregatorStore, prepared: PreparedTask | None = None, **clocks: Any
 ) -> RoundEngine:
-    """Opens the aggregator's engine for updates that are neither coded nor signed; those of a secure sum are coded.
+    """Opens the aggregator's engine for updates without encoding and signature; updates of a secure sum are encoded.
 
-    Raises `BadInput` for a run whose devices have a database: the live engine, or an earlier version, began it.
+    Raises `BadInput` for a run whose devices have a database: the live engine, or an earlier version, started it.
 
-    :param prepared: instead of the simulation's own.
+    :param prepared: used instead of the simulation's own.
     :param clocks: `clock` and `monotonic` of `RoundEngine`.
     """
     if any(simulation.folder.device(each.name).store.exists() for each in simulation.fleet.devices):
@@ -111,12 +111,12 @@ def open_engine(
 
 
 def close_engine(simulation: Simulation) -> None:
-    """Removes the open round's values: they may be as large as a cohort of models."""
+    """Removes the files with update values: they may be as large as a cohort of models."""
     shutil.rmtree(simulation.folder.updates, ignore_errors=True)
 
 
 def tested_by(simulation: Simulation, runtime: str) -> PreparedTask:
-    """With global models tested by the runtime's own inference where it has one, in the runs that it trains.
+    """Returns the task with the runtime's own inference for tests of global models, if the runtime has one.
 
     ONNX Runtime takes two to three times as long as compiled kernels, and longer than a large network's round on CUDA.
     """
@@ -128,8 +128,8 @@ def tested_by(simulation: Simulation, runtime: str) -> PreparedTask:
 
 
 def check_participation(engine: RoundEngine, plan: RoundPlan, *, least: int = 1) -> None:
-    """Raises `HushfleetError` for an open round in which fewer than `least` of the cohort take part, unless budgets are
-    why: a run that has begun then ends by itself."""
+    """Raises `HushfleetError` if fewer than `least` of the cohort take part in an open round, unless spent budgets are
+    the reason: then a run past its first round ends by itself."""
     why = [
         (code, reason)
         for _, _, code, reason in engine.store.declines(plan.round)
@@ -143,7 +143,7 @@ def check_participation(engine: RoundEngine, plan: RoundPlan, *, least: int = 1)
 
 
 def too_few_can_pay(store: AggregatorStore, devices: Collection[str], *, least: int) -> bool:
-    """Whether privacy budgets leave fewer than `least` devices, by the last that was heard of each."""
+    """Returns whether privacy budgets leave fewer than `least` devices, by the last answer of each device."""
     refused = {device: round for round, device, code, _ in store.declines() if code == "budget"}
     sent = {charge.device: charge.round for charge in store.charges()} if refused else {}
     spent = sum(refused.get(device, 0) > sent.get(device, 0) for device in devices)
@@ -151,7 +151,7 @@ def too_few_can_pay(store: AggregatorStore, devices: Collection[str], *, least: 
 
 
 def deliver(answer: JobAnswer, engine: RoundEngine, plan: RoundPlan, events: EventLog) -> None:
-    """Hands an answer to the aggregator, without a network. Raises `HushfleetError` if an update is refused."""
+    """Passes an answer to the aggregator, without a network. Raises `HushfleetError` if an update is refused."""
     event, fields = hear(answer, engine, plan)
     events.write(event, **fields)
 
@@ -164,9 +164,9 @@ def hear(
     board: str = "",
     with_public: Callable[[JobAnswer], bytes] | None = None,
 ) -> tuple[str, dict[str, Any]]:
-    """The aggregator takes an answer; gives the event for the log, and its fields.
+    """Lets the aggregator process an answer; returns the event for the log, and its fields.
 
-    :param with_public: the update with the device's public state, where the aggregator may lack that.
+    :param with_public: makes the update with the device's public state, if the aggregator may lack the state.
     """
     data = answer.update
     engine.store.add_device(answer.device, public_key=answer.public_key, board=board)
@@ -187,7 +187,7 @@ def hear(
 
 
 def buffered_place(simulation: Simulation, device: SimulatedDevice, round: int) -> int:
-    """The number of the file of an update's values: until it is summed, its device may have trained a newer version."""
+    """Returns a file number for an update's values, by round: a device may train again before they are summed."""
     return round * len(simulation.fleet.devices) + device.index
 
 
@@ -200,7 +200,7 @@ def train_cohort(
     runtime: str = "onnx",
     evaluate: bool = True,
 ) -> Iterator[JobAnswer]:
-    """Trains `devices` of the plan's cohort; their answers come in the fleet's order.
+    """Trains `devices` of the plan's cohort; yields their answers in the fleet's order.
 
     :param evaluate: whether the devices' own models are tested afterwards.
     """
@@ -224,7 +224,7 @@ def train_cohort(
         for device in chosen
     ]
     if runtime == VMAP and not simulation.prepared.spec.asks(plan.round):
-        from hushfleet.simulator.engines.fast.vmap.jobs import train_at_once  # with PyTorch
+        from hushfleet.simulator.engines.fast.vmap.jobs import train_at_once  # imports PyTorch
 
         return train_at_once(jobs, workers)
     return workers.map(train, jobs)

@@ -1,4 +1,4 @@
-"""One device's part of a round, in a worker: the same `Trainer` as on a board, on its files in the run folder."""
+"""Runs one device's part of a round in a worker: the same `Trainer` as on a board, on its files in the run folder."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from hushfleet.wire.format.messages import RoundPlan
 
 @dataclass(frozen=True)
 class Job:
-    """A job for a worker; all else is in the run folder.
+    """A job for a worker; all other inputs are in the run folder.
 
     :param evaluate: whether the device's own model is tested after training.
-    :param epsilon_limit: what the device allows against the server, at the task's delta.
-    :param preference: how many times the standard noise it adds, where the method allows it.
-    :param place: number of the device in its cohort, from 0 on.
+    :param epsilon_limit: largest epsilon that the device allows against the server, at the task's delta.
+    :param preference: factor on the standard noise that the device adds, if the method allows it.
+    :param place: number of the device in its cohort, starting at 0.
     """
 
     path: Path
@@ -61,8 +61,8 @@ class TrainedJob:
 class JobAnswer(NamedTuple):
     """The answer of a device.
 
-    :param update: empty where it declines the round.
-    :param refusal: why it declines.
+    :param update: empty if the device declines the round.
+    :param refusal: why the device declines.
     """
 
     device: str
@@ -72,20 +72,20 @@ class JobAnswer(NamedTuple):
 
 
 OWN_MODELS_BYTES = 1 << 26
-"""How much of the disk own models may take that no round reads again; `MOST_SHOWN` devices keep theirs in any case."""
+"""Disk space for own models that no round reads again; the first `MOST_SHOWN` devices always keep theirs."""
 
-# What a device may say about a round. Anything else is a fault of this program, and ends the run.
+# The errors with which a device may decline a round. Any other error is a bug of this program, and ends the run.
 REFUSALS = (PrivacyError, Declined)
 
 
 def train(job: Job) -> JobAnswer:
-    """Trains and commits; a round that the device has committed before is answered as it was then."""
+    """Trains and commits; a round that the device has already committed receives the same answer as the first time."""
     plan = job.plan
     return _answer(job, lambda trainer, run: DeviceRound(trainer, plan, run.roster(plan)).run(run.global_params(plan)))
 
 
 def commit(done: TrainedJob) -> JobAnswer:
-    """The rest of a round: clip, noise, encode, store."""
+    """Does the rest of a round after training: clip, noise, encode, store."""
     plan = done.job.plan
     return _answer(done.job, lambda trainer, run: DeviceRound(trainer, plan, run.roster(plan)).commit(done.trained))
 
@@ -101,14 +101,14 @@ def _answer(job: Job, work: Callable[[Trainer, LoadedRun], OutboxEntry]) -> JobA
 
 
 def declined(job: Job, trainer: Trainer, error: Exception) -> JobAnswer:
-    """With the error's own words, which a board in the field keeps to itself."""
+    """Returns the decline with the error's own text, which a board in the field does not send."""
     refusal = DeclineReason(decline_reason(error).code, str(error))
     return JobAnswer(job.device, trainer.store.identity.public_key, b"", refusal)
 
 
 def store_for(job: Job, run: LoadedRun) -> DeviceFile:
-    """Opens the device's file. It keeps the own model where a round reads it, and for the first devices."""
-    reads = run.method.parts.reads_own or run.runtime == VMAP  # which uploads whatever states have
+    """Opens the device's file. It keeps the own model if a round reads it, and for the first devices."""
+    reads = run.method.parts.reads_own or run.runtime == VMAP  # `vmap` uploads the whole states
     first = max(MOST_SHOWN, OWN_MODELS_BYTES // (4 * run.spec.model.layout.size))
     path, identity = run.folder.device(job.device).state, key_of(job.seed, job.index)
     return DeviceFile(path, device=job.device, identity=identity, keeps_own=reads or job.index < first)
@@ -116,7 +116,7 @@ def store_for(job: Job, run: LoadedRun) -> DeviceFile:
 
 @contextmanager
 def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
-    """Opens the device's store, and gives the device."""
+    """Opens the device's store, and yields the device's trainer."""
     folder = run.folder.device(job.device)
     common, local = (run.folder.common_test, folder.local_test) if job.evaluate else (None, None)
     metrics = MetricsFile(folder.metrics, common, local, run.features)
@@ -124,7 +124,7 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
     with store_for(job, run) as store:
 
         def observe(round: DeviceRound, trained: Trained, release: Release) -> None:
-            # Where training has diverged, the own model is the former one, which may not be kept: it is not tested.
+            # If training has diverged, the own model is still the former one. If that was not kept, it is not tested.
             file = replace(metrics, common_test=None, local_test=None) if isinstance(trained.own, NotKept) else metrics
             file.write(round, trained, release, train_s=time.monotonic() - began)
 

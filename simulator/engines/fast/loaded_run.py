@@ -1,4 +1,4 @@
-"""The contents of a run folder, loaded at their first use and kept in the worker."""
+"""Loads the contents of a run folder at their first use, and keeps them in the worker."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from hushfleet.simulator.run_folder import RunFolder
 from hushfleet.user_files import in_file
 from hushfleet.wire.format.messages import RoundPlan
 
-KEPT_BYTES = 1 << 29  # of training images, in each worker; more are read anew when their turn comes
+KEPT_BYTES = 1 << 29  # of training images in each worker; others are read again when they are used
 
 
 class LoadedRun:
     """Loads the contents of a run folder when they are first used.
 
-    :param runtime: what computes gradients, one of `hushfleet.simulator.engines.fast.runtimes.RUNTIMES`.
+    :param runtime: runtime that computes gradients, one of `hushfleet.simulator.engines.fast.runtimes.RUNTIMES`.
     """
 
     def __init__(self, path: Path, runtime: str) -> None:
         self.folder = RunFolder(path)
         self.runtime = runtime
-        self._train: dict[str, LabelledSamples] = {}  # what was used last comes last
+        self._train: dict[str, LabelledSamples] = {}  # the last used entry comes last
         self._train_bytes = 0
         self._global: tuple[bytes, np.ndarray] | None = None
         self._secure: tuple[RoundPlan, SecureRound] | None = None
@@ -69,14 +69,14 @@ class LoadedRun:
 
     @cached_property
     def inference(self) -> LogitsOf:
-        """The runtime's own inference where it has one: testing own models on large sets takes as long as training."""
+        """The runtime's own inference if it has one: testing own models on large sets takes as long as training."""
         model = self.spec.model
         own = getattr(self.gradient, "logits", None)
         return own or InferenceGraph(self._graph(model.inference), model.layout)
 
     @cached_property
     def features(self) -> FeatureGraph | None:
-        """The graph that makes features of images, each set once in a run; None where the task trains on images."""
+        """The graph that computes features of images, once per set in a run; None if the task trains on images."""
         spec = self.spec.model.features
         if spec is None:
             return None
@@ -88,7 +88,7 @@ class LoadedRun:
         return self._load(self.folder.common_test)
 
     def global_params(self, plan: RoundPlan) -> np.ndarray:
-        """The global model float32 `[d]` that a round begins with, and the vectors behind it, read-only."""
+        """Returns the global model float32 `[d]` at a round's start, followed by the method's vectors, read-only."""
         if self._global is None or self._global[0] != plan.global_digest:
             layout, vectors = self.spec.model.layout, self.method.server.vectors
             checkpoints = Checkpoints(self.folder.aggregator, layout, vectors=vectors, durable=False)
@@ -98,7 +98,7 @@ class LoadedRun:
         return self._global[1]
 
     def roster(self, plan: RoundPlan) -> Roster | None:
-        """The roster named by a round with a secure sum."""
+        """Returns the roster of a round with a secure sum; None for other rounds."""
         return None if plan.secure is None else self._roster
 
     @cached_property
@@ -106,7 +106,7 @@ class LoadedRun:
         return Roster.from_bytes(self.folder.roster.read_bytes())
 
     def secure_round(self, spec: SecureSpec, plan: RoundPlan, roster: Roster, *, size: int) -> SecureRound:
-        """Gives one round without masks for all devices."""
+        """Returns the round without masks, the same object for all devices."""
         if self._secure is None or self._secure[0] != plan:
             self._secure = plan, UnmaskedRound(spec, plan, roster, size=size)
         return self._secure[1]
@@ -127,12 +127,12 @@ class LoadedRun:
         return samples
 
     def held_out(self, device: str) -> LabelledSamples:
-        """The device's samples that never train."""
+        """Returns the device's samples that are never used in training."""
         are_all = not self.spec.divides_by_content
         return self._inputs(held_out_part(self._stored(device), self.spec.held_out, are_all=are_all))
 
     def unlabelled(self, device: str) -> LabelledSamples | None:
-        """Images for the device's own head without labels: the labels here mean nothing."""
+        """Returns images without labels for the device's own head: the labels in the result have no meaning."""
         path = self.folder.device(device).unlabelled
         return self._load(path) if path.exists() else None
 
@@ -141,7 +141,7 @@ class LoadedRun:
         return self._load(self._local_test(device)) if indices is None else self.common_test.take(indices)
 
     def local_indices(self, device: str) -> np.ndarray | None:
-        """Which images of the common test are the device's own test, int `[n]`; None where it has others."""
+        """Returns the indices of the device's own test images in the common test, int `[n]`; None if it has others."""
         return load_indices(self._local_test(device))
 
     def _local_test(self, device: str) -> Path:
@@ -162,5 +162,5 @@ class LoadedRun:
 
 @lru_cache(maxsize=2)
 def loaded_run(path: Path, runtime: str) -> LoadedRun:
-    """Gives this process's loaded run of a folder."""
+    """Returns this process's loaded run of a folder."""
     return LoadedRun(path, runtime)

@@ -1,7 +1,7 @@
-"""The honest baseline: the same network, trained by each device alone; of a linear model, the best of several ways.
+"""Trains the baseline: each device trains the same network alone; for a linear model, the best of several ways counts.
 
-Each device starts from the run's first global model and trains as many epochs as it would over all rounds,
-with the same optimizer, without noise, without anybody. That is what it would have without a federation.
+Each device starts from the run's first global model and trains as many epochs as it would over all rounds, with the
+same optimizer, without noise and without other devices. This is the model that it would have without a federation.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ ALONE = "each device alone, for comparison"
 class Alone(NamedTuple):
     """One device after training alone: accuracies in 0..1 on the common and on its own test images.
 
-    :param way: how it was trained, where it is not the same network; the same for all devices.
-    :param said: the classes that it takes the images of `choose_examples` for.
+    :param way: how it was trained, if it is not the same network; the same for all devices.
+    :param said: the classes that it predicts for the images of `choose_examples`.
     """
 
     device: str
@@ -82,7 +82,7 @@ def _best_alone(found: list[tuple[AccuracyByWay, AccuracyByWay, Predictions]], d
 
 
 def _test_one(job: _Job) -> tuple[AccuracyByWay, AccuracyByWay, Predictions]:
-    """On the common test and on the device's own, and what is said of the examples."""
+    """Returns the accuracies on the common test and on the device's own test, and the predictions for the examples."""
     run = loaded_run(job.path, job.runtime)
     shown = run.common_test.take(choose_examples(run.common_test, seed=job.seed))
     tests = (run.common_test, run.local_test(job.device), shown)
@@ -104,11 +104,11 @@ def _train_one(job: _Job) -> Alone:
 
 
 def trained_alone(run: LoadedRun, device: str, initial: np.ndarray, randomness: SeededRandomness) -> np.ndarray:
-    """The model of a device that trains for as many epochs as in all rounds, without noise, float32 `[d]`."""
+    """Returns the model of a device after as many epochs as in all rounds, without noise, float32 `[d]`."""
     spec, layout = run.spec, run.spec.model.layout
     unbounded: dict[str, Any] = {"clip_norm": math.inf, "noise_multiplier": 0.0}
     plain = replace(spec.privacy, unit="device", accounting="strict", secure=None, noise_split=1, **unbounded)
-    # Adds nothing to the loss; a gradient that could distil has no teacher, and so gives the cross-entropy's.
+    # Adds nothing to the loss; a gradient that could distil has no teacher, so it is the cross-entropy's gradient.
     alone = bind(Method(), run.method.config, plain, layout)
     state, params, inputs = alone.init_state(), initial, Inputs(spec.model.dropout, spec.augment)
     samples = LoadedSamples(run.train(device), run.gradient, run.inference)

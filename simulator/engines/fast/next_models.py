@@ -1,7 +1,7 @@
-"""Tests the model that each device's next round begins with: its own part in the new global model.
+"""Tests the model with which each device's next round starts: its own part in the new global model.
 
-FedRep's code tests all clients so, after each aggregation, and so do the papers that take their settings from it. A
-device's own metrics are of its model after training instead, before aggregation, and of the round's cohort alone.
+FedRep's code tests all clients this way after each aggregation, and so do the papers that use its settings. In
+contrast, a device's own metrics measure its model after training, before aggregation, and only in the round's cohort.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from hushfleet.simulator.run_folder import Simulation
 from hushfleet.training.local_round import LocalRound
 
 AT_ONCE = 25
-"""Models in one job at most: the first layers, as far as all have them alike, are computed once for each image."""
+"""Most models in one job: the first layers, as far as all models share them, are computed once per image."""
 
 
 def next_models_accuracy(simulation: Simulation, workers: WorkerPool, round: int, *, runtime: str) -> float:
-    """The mean over all devices, trained or not, of the accuracy on test images with the device's own mix of labels.
+    """Returns the mean accuracy over all devices, trained or not, on test images with the device's own label mix.
 
-    :param round: the last one that is closed; no device has trained since.
+    :param round: the last closed round; no device has trained since.
     """
     path = simulation.folder.path.absolute()
     jobs = [AfterRound(path, runtime, device.name, round) for device in simulation.fleet.devices]
@@ -38,13 +38,13 @@ def next_models_accuracy(simulation: Simulation, workers: WorkerPool, round: int
 
 
 def _test(jobs: Sequence[AfterRound]) -> list[float]:
-    """Each device's accuracy, in one of two ways that give the same."""
+    """Returns each device's accuracy, by one of two ways with the same result."""
     run = jobs[0].run
-    models: Iterator[np.ndarray] = map(begin_of, jobs)  # one at a time, where the network may be large
+    models: Iterator[np.ndarray] = map(begin_of, jobs)  # one at a time, because the network may be large
     parts = [part for job in jobs if (part := run.local_indices(job.device)) is not None]
     at_once = getattr(run.gradient, "logits_of_models", None)
     if at_once is not None and len(parts) == len(jobs):
-        compact = list(models)  # what is compiled is small
+        compact = list(models)  # compiled networks are small
         if run.spec.model.layout.layers_alike(compact):
             return accuracies_on_parts(at_once, compact, run.common_test, parts)
         models = iter(compact)
@@ -53,7 +53,7 @@ def _test(jobs: Sequence[AfterRound]) -> list[float]:
 
 
 def begin_of(job: AfterRound) -> np.ndarray:
-    """Gives the model that the device's next round begins with, float32 `[d]`."""
+    """Returns the model with which the device's next round starts, float32 `[d]`."""
     run, params = job.run, job.global_params()
     method, spec, files = run.method, run.spec, run.folder.device(job.device)
     state = method.init_state()

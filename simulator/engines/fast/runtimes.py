@@ -1,8 +1,8 @@
-"""The runtimes that compute gradients in the fast engine.
+"""Chooses and makes the runtimes that compute gradients in the fast engine.
 
-`onnx` are the devices' own graphs: its results are the live engine's, bit for bit. The others are quicker on some
+`onnx` runs the devices' own graphs: its results equal the live engine's bit for bit. The others are faster on some
 machines and networks, and sum in another order, so a run with them is the same experiment with other rounding. With
-`vmap`, a cohort is trained as arrays (`jobs`); `make_gradient` then gives PyTorch's for one client, which tests models.
+`vmap`, a cohort is trained as arrays (`jobs`); `make_gradient` then returns PyTorch's gradient of one client for tests.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ VMAP = "vmap"
 TORCH = "torch"
 RUNTIMES = (ON_DEVICES, NATIVE, TORCH, VMAP)
 LONG = 2e10
-"""Samples times parameters of a run that takes `onnx` about twenty seconds on two cores."""
+"""Samples times parameters of a run for which `onnx` takes about twenty seconds on two cores."""
 
 
 def unavailable(runtime: str, model: str) -> str | None:
-    """Why a runtime cannot compute the gradients of `model` here; None if it can."""
+    """Returns why a runtime cannot compute the gradients of `model` here; None if it can."""
     if runtime != NATIVE:
         return None
     return "it is your own network" if is_own(model) else native.unavailable(get_model(model))
 
 
 def quickest(model: str) -> str:
-    """The quickest runtime on this machine's processor: compiled kernels where the network has them.
+    """Returns the fastest runtime on this machine's processor: compiled kernels if the network has them.
 
-    For a ResNet, which has none, PyTorch takes two thirds of ONNX Runtime's time (batches of 16 to 64, one thread).
+    A ResNet has none: here PyTorch takes two thirds of ONNX Runtime's time (batches of 16 to 64, one thread).
     """
     if unavailable(NATIVE, model) is None:
         return NATIVE
@@ -54,9 +54,9 @@ def quickest(model: str) -> str:
 
 
 def choose_runtime(simulation: Simulation) -> str:
-    """The runtime that `auto` stands for. It is kept in the run folder, so that a resumed run rounds as before.
+    """Returns the runtime for `auto`. It is kept in the run folder, so that a resumed run has the same rounding.
 
-    A short run takes the devices' own graphs, whose results are the live engine's.
+    A short run uses the devices' own graphs, whose results equal the live engine's.
     """
     path = simulation.folder.runtime
     if path.exists():
@@ -70,7 +70,7 @@ def choose_runtime(simulation: Simulation) -> str:
 
 
 def _samples_in_all(simulation: Simulation) -> float:
-    """Samples that are trained on in the whole run, epochs counted."""
+    """Returns the number of samples trained in the whole run; each epoch counts."""
     devices, rules = simulation.fleet.devices, simulation.task.round
     cohort_share = min(rules.cohort_size or len(devices), len(devices)) / len(devices)
     config = simulation.prepared.method.config
@@ -88,9 +88,9 @@ def make_gradient(
     input_shape: tuple[int, int, int] | None = None,
 ) -> GradientFunction:
     """:param graph: the model's gradient graph under `objective`, ONNX bytes.
-    :param input_shape: of a model that takes any, as `get_model`.
+    :param input_shape: input shape of a model that accepts any, as in `get_model`.
     """
-    if runtime == ON_DEVICES or (is_offered(model) and parent_process() is not None):  # known to the parent alone
+    if runtime == ON_DEVICES or (is_offered(model) and parent_process() is not None):  # only the parent knows it
         return GradientGraph(graph, layout, objective=objective)
     network = get_model(model, classes=classes, input_shape=input_shape)
     if runtime == NATIVE:
@@ -102,19 +102,19 @@ def make_gradient(
     from hushfleet.models.torch_gradient import TorchGradient
 
     torch.set_num_threads(1)
-    torch.backends.cudnn.allow_tf32 = False  # float32 is meant
+    torch.backends.cudnn.allow_tf32 = False  # full float32
     device = "cuda" if runtime == VMAP and torch.cuda.is_available() else "cpu"
     return TorchGradient(network, device=device, objective=objective)
 
 
 def make_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Optimizer:
-    """The quickest implementation here; all of them give the same bits."""
+    """Makes the fastest optimizer implementation here; all of them compute the same bits."""
     make = native.make_native_optimizer if _has_compiler() else make_numpy_optimizer
     return make(name, learning_rate, momentum)
 
 
 def make_noise(seed: int, device_index: int, round: int) -> NoiseSource:
-    """Makes `SeededNoise` by the quickest implementation here; all of them give the same bits."""
+    """Makes `SeededNoise` with the fastest implementation here; all of them compute the same bits."""
     return (native.NativeNoise if _has_compiled_noise() else SeededNoise)(seed, device_index, round)
 
 

@@ -1,7 +1,7 @@
-"""Secure sums in the fast engine: the field's own, without the masks, which cancel in every sum.
+"""Computes secure sums in the fast engine as in the field, but without the masks, which cancel in every sum.
 
-A device sends its integers with noise as they are, and zeros for corrections, so that sizes stay; nobody is asked to
-answer. The global models are the live engine's, bit for bit; digests of updates are not.
+A device sends its noised integers without masks, and zeros as corrections, so that sizes stay the same; no committee is
+asked. The global models equal the live engine's bit for bit; digests of updates differ.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hushfleet.wire.format.identity import Identity
 
 
 class UnmaskedRound(SecureRound):
-    """Leaves masks out, so that updates show what devices send, with their part of the noise. FOR SIMULATION ONLY."""
+    """Omits the masks, so updates show the devices' values with their part of the noise. FOR SIMULATION ONLY."""
 
     def masked(self, agreement: KeyAgreement, device: str, values: np.ndarray) -> Masked:
         return Masked(values, np.zeros((self.rule.may_miss, self.width), np.uint32))
 
 
 def key_of(seed: int, index: int) -> Identity:
-    """Makes a device's key from the run's seed, since the draw follows from the keys. FOR SIMULATION ONLY."""
+    """Makes a device's key from the run's seed, because the draw depends on the keys. FOR SIMULATION ONLY."""
     return Identity.from_bytes(hashlib.sha256(f"hushfleet simulated device|{seed}|{index}".encode()).digest())
 
 

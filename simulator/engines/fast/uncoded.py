@@ -1,7 +1,7 @@
-"""The update format of simulations: values as they are, in files, beside blobs that nobody has signed.
+"""Defines the update format of simulations: values without encoding in files, and unsigned blobs beside them.
 
-The values are those that an aggregator would decode, to the last bit. Of an update's values a fixed sample is coded, so
-that its size on the wire is known.
+The values equal those that an aggregator would decode, to the last bit. A fixed sample of an update's values is
+encoded to determine its size on the wire.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hushfleet.wire.format.update import (
 )
 
 _CODED = struct.Struct("<II")
-"""The blob's values section: the number of the file, and how many bytes the coded values would take."""
+"""The blob's values section: the number of the file, and the bytes that the encoded values would take."""
 
 
 class UncodedUpdates(UpdateFormat):
@@ -46,7 +46,7 @@ class UncodedUpdates(UpdateFormat):
     def encode(
         self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity
     ) -> EncodedUpdate:
-        """Writes the file; the blob names it. Raises `StoreFull`, and what `forms.encode` raises."""
+        """Writes the file; the blob contains its number. Raises `StoreFull` and the errors of `UpdateFormat.encode`."""
         key = header.dither_key
         sent = codec_of(header.codec).seen(values, header.coding(counts))
         path = self._folder / str(self._place)
@@ -74,14 +74,14 @@ class UncodedUpdates(UpdateFormat):
         return values.astype(np.float32, copy=False)
 
     def sent_bytes(self, data: bytes) -> int:
-        """The bytes of the coded and signed blob, as the sample has them."""
+        """Returns the bytes of the encoded and signed blob, estimated from the sample."""
         return len(data) - _CODED.size + _CODED.unpack(read_coded(data))[1]
 
 
 def coded_bytes(header: UpdateHeader, values: np.ndarray, counts: Sequence[int]) -> int:
-    """How many bytes the codec needs for `values` float32 `[k]`, by a sample of one block of values.
+    """Returns how many bytes the codec needs for `values` float32 `[k]`, estimated from one block of values.
 
-    The sample is every n-th value of each layer. Up to 65,536 values are coded whole, and their size is exact.
+    The sample is every n-th value of each layer. Up to 65,536 values are encoded completely, so their size is exact.
     """
     stride = -(-values.size // BLOCK) or 1
     parts = [part[::stride] for part in np.split(values, np.cumsum(counts)[:-1])]

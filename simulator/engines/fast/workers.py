@@ -1,6 +1,6 @@
-"""Worker processes of the fast engine: one for each core, one thread each.
+"""Runs the worker processes of the fast engine: one for each core, with one thread each.
 
-Results do not depend on how many there are: every device's randomness is keyed by its number and the round.
+Results do not depend on their number: each device's randomness is derived from its number and the round.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from hushfleet.errors import HushfleetError
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-# One process with one thread for each core: threads of one process would compete for them. And glibc gives freed
-# megabytes back to the kernel at once, which zeroes them again for the next batch: keeping them is worth up to a third
-# of the time. glibc reads this when a process starts.
+# One process with one thread for each core: threads of one process would compete for the cores. Also, glibc returns
+# freed megabytes to the kernel immediately, which zeroes them again for the next batch: keeping them saves up to a
+# third of the time. glibc reads these variables when a process starts.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -41,15 +41,15 @@ _STARTING = threading.RLock()
 
 
 class WorkerPool(Protocol):
-    """Processes that work on a list of items: of this machine (`Workers`) or of a cluster (`RayWorkers`).
+    """Processes that work on a list of items: on this machine (`Workers`) or on a cluster (`RayWorkers`).
 
-    :param count: how many work at a time.
+    :param count: how many work at the same time.
     """
 
     count: int
 
     def map(self, function: Callable[[Item], Outcome], items: Iterable[Item]) -> Iterator[Outcome]:
-        """Outcomes in the order of the items, as they become ready."""
+        """Yields outcomes in the order of the items, as they become ready."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -60,8 +60,8 @@ class WorkerPool(Protocol):
 class Workers:
     """Runs functions of one item in `count` processes, or here when `count` is 1.
 
-    :param count: 0 takes one for each processor core. In a daemonic process, as Celery's, which may have no children,
-        it is 1.
+    :param count: 0 means one for each processor core. In a daemonic process, such as Celery's, which may not have
+        children, it is 1.
     """
 
     def __init__(self, count: int = 0) -> None:
@@ -71,7 +71,7 @@ class Workers:
         self._processes: set[BaseProcess] = set()
 
     def map(self, function: Callable[[Item], Outcome], items: Iterable[Item]) -> Iterator[Outcome]:
-        """Outcomes in the order of the items, as they become ready."""
+        """Yields outcomes in the order of the items, as they become ready."""
         if self.count == 1:
             return map(function, items)
         if self._pool is None:
@@ -85,10 +85,10 @@ class Workers:
         return _heard(outcomes)
 
     def processor_s(self) -> float:
-        """Processor time that this process and its workers have taken so far."""
+        """Returns the processor time that this process and its workers have used so far."""
         taken = time.process_time()
         for process in self._processes:
-            with suppress(psutil.Error):  # killed: `map` says so
+            with suppress(psutil.Error):  # it was killed: `map` reports that
                 times = psutil.Process(process.pid).cpu_times()
                 taken += times.user + times.system
         return taken
@@ -98,7 +98,7 @@ class Workers:
 
     def __exit__(self, kind: type[BaseException] | None, /, *_: object) -> None:
         if self._pool is not None:
-            if kind is KeyboardInterrupt:  # what is half done is done again, as after a power cut
+            if kind is KeyboardInterrupt:  # unfinished work is done again, as after a power cut
                 for process in self._processes:
                     process.kill()
             self._pool.shutdown(cancel_futures=True)
@@ -118,8 +118,8 @@ def _heard(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
 def inherited() -> Iterator[None]:
     """Lets processes that are started inside inherit `ENVIRONMENT` and leave Ctrl-C to this process.
 
-    It ends the others in order. They do not import the program that runs here, as spawned ones otherwise do: a script
-    without `if __name__ == "__main__"` would begin anew in each.
+    This process then ends the others properly. They do not import the main program, as spawned processes otherwise do:
+    a script without `if __name__ == "__main__"` would start again in each of them.
     """
     with _STARTING:
         before = {name: os.environ.get(name) for name in ENVIRONMENT}
@@ -139,9 +139,9 @@ def inherited() -> Iterator[None]:
 
 
 def begin_worker() -> None:
-    """The first thing that a process does that works for another one: one thread, and it ends with its parent.
+    """Initialises a worker process: it has one thread, and ends with its parent.
 
-    A signal to the whole group, as `timeout` and Slurm send, is left to the parent, too.
+    Only the parent receives a signal to the whole process group, as `timeout` and Slurm send.
     """
     os.setpgrp()
     if "torch" in sys.modules:
@@ -150,7 +150,7 @@ def begin_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """An orphan would wait for work for ever, and would hold a device's store while it trains."""
+    """Ends this process with its parent: an orphan would wait for work forever, and hold a device's store."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,1 +1,1 @@
-"""The live engine: a real broker, real processes, boards and links emulated."""
+"""The live engine: a real broker and real processes, with emulated boards and links."""

@@ -1,7 +1,7 @@
 """Emulates the speed, memory, storage and link of a board on this machine.
 
-All figures are the profile's, whose numbers are sourced or marked as estimates (`firmware_profiles`). No board was at
-hand: nothing here was compared with one.
+All figures come from the profile; each has a source there or is marked as an estimate (`firmware_profiles`). No board
+was available, so nothing here was compared with one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hushfleet.firmware_profiles import Board
 from hushfleet.simulator.engines.live.link_model import LinkConditions
 
 REFERENCE_GFLOP_S = 96.0
-"""One core of `generic-x86` at float32, which `relative_cpu_speed` is measured in: 32 operations a cycle at 3 GHz."""
+"""Float32 speed of one core of `generic-x86`, the unit of `relative_cpu_speed`: 32 operations per cycle at 3 GHz."""
 
 SERVICE_MEMORY = 0.8
 """The share of a board's memory at which systemd kills the client (MemoryMax in its unit)."""
 
 _SIZE = 512
 _TIMES = 15
-# In a process of its own, because this one's libraries have their threads already.
+# Runs in a separate process, because the libraries of this process already have their threads.
 _PRODUCTS = f"""
 import time
 import numpy as np
@@ -42,12 +42,12 @@ for _ in range({_TIMES}):
 
 @dataclass(frozen=True)
 class Emulation:
-    """A board, as this machine plays it.
+    """A board, as this machine emulates it.
 
     :param slowdown: work takes this many times its CPU time here; at least 1.
-    :param memory_mib: what the client's process may take there, `SERVICE_MEMORY` of the board's.
-    :param write_mb_s: of its storage, 10^6 bytes a second.
-    :param too_fast: the board is faster than this machine, which cannot be emulated: `slowdown` is 1 instead of less.
+    :param memory_mib: memory that the client's process may use there, `SERVICE_MEMORY` of the board's memory.
+    :param write_mb_s: write rate of its storage, 10^6 bytes per second.
+    :param too_fast: True if the board is faster than this machine; this cannot be emulated, so `slowdown` is 1.
     """
 
     slowdown: float
@@ -58,9 +58,9 @@ class Emulation:
 
 
 def emulation_of(board: Board, *, machine_speed: float) -> Emulation:
-    """:param machine_speed: one core of this machine, in cores of `generic-x86`.
+    """:param machine_speed: speed of one core of this machine, in cores of `generic-x86`.
 
-    Profiles state no jitter and no stalls, so the link has none.
+    Profiles define no jitter and no stalls, so the link has none.
     """
     slowdown = machine_speed / float(board.relative_cpu_speed)
     return Emulation(
@@ -78,7 +78,7 @@ def emulation_of(board: Board, *, machine_speed: float) -> Emulation:
 
 @cache
 def machine_speed() -> float:
-    """One core of this machine at float32 matrix products, in cores of `generic-x86`; measured once a process.
+    """Returns one core's speed here at float32 matrix products, in cores of `generic-x86`; measured once per process.
 
     Raises `HushfleetError` if it cannot be measured.
     """

@@ -1,9 +1,9 @@
-"""The live engine: a real broker, a real aggregator and real client processes, on this machine.
+"""Runs the live engine: a real broker, a real aggregator and real client processes, on this machine.
 
-Every process writes its log into the run folder. Nothing here knows the protocol: the aggregator ends when
-the task is finished, the clients end when they have nothing left to send, and this watches them.
+Each process writes its log into the run folder. This code does not know the protocol: the aggregator ends when the task
+is finished, the clients end when they have nothing left to send, and `LiveFleet` watches them.
 
-With `emulate` each client is as slow as its board, has the board's memory, and meets the broker over the board's link
+With `emulate` each client is as slow as its board, has the board's memory, and reaches the broker over the board's link
 (`hushfleet.simulator.engines.live.emulation`).
 """
 
@@ -49,22 +49,22 @@ class LiveFleet:
     """The processes of one live run.
 
     :param broker_kind: `auto`, `mosquitto` or `amqtt`.
-    :param restarts: how often a process that dies unexpectedly is started again, each.
-    :param client: what starts a client, before the name of its DEVICE.toml.
-    :param aggregator: what starts the aggregator, before its options.
-    :param emulate: each device behaves like its board.
+    :param restarts: how often each process that dies unexpectedly is started again.
+    :param client: command that starts a client, without the name of its DEVICE.toml.
+    :param aggregator: command that starts the aggregator, without its options.
+    :param emulate: whether each device behaves like its board.
     :param proxied: devices reach the broker through `network`, so that they can be cut off; implied by `emulate`.
-    :param boards: of devices, instead of the profiles that the fleet names: for a fleet with an uplink behind it.
-    :param links: of devices, instead of their boards' links.
+    :param boards: boards of devices, instead of the fleet's profiles: for a fleet with an uplink behind it.
+    :param links: links of devices, instead of their boards' links.
     :param absent: devices that are not started at the beginning.
-    :param write_mb_s: of devices with a slow disk, 10^6 bytes a second, with or without `emulate`.
-    :param memory_mib: of devices short of memory: what the process may take, instead of the board's.
-    :param tls: certificates of all; needs Mosquitto.
-    :param hosts: processes that hold many devices each (`hushfleet.simulator.engines.live.hosted`), by name; all other
-        devices have a process of their own.
+    :param write_mb_s: write rate of devices with a slow disk, 10^6 bytes per second, with or without `emulate`.
+    :param memory_mib: memory limit of processes of devices with little memory, instead of the board's.
+    :param tls: certificates of all processes; needs Mosquitto.
+    :param hosts: processes that hold many devices each (`hushfleet.simulator.engines.live.hosted`), by name; each other
+        device has its own process.
     :param tested: whether devices test their models on the simulation's test sets.
 
-    A process whose name is in `expected_down` is meant to be down: `check` leaves it alone.
+    A process whose name is in `expected_down` is intentionally down: `check` ignores it.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class LiveFleet:
 
     @contextmanager
     def running(self) -> Iterator[LiveFleet]:
-        """Starts broker, aggregator and clients; whatever happens, all of them are stopped afterwards."""
+        """Starts broker, aggregator and clients; stops all of them afterwards, also after an error."""
         folder = self.simulation.folder.path / "broker"
         try:
             with ExitStack() as stack:
@@ -141,7 +141,7 @@ class LiveFleet:
             self._ports[device.name] = self.network.add(device.name, link, seed=self.simulation.seed)
 
     def describe(self) -> list[str]:
-        """Describes what is emulated; empty without emulation."""
+        """Returns lines that describe the emulation; empty without emulation."""
         return describe_emulation(self.boards.values(), machine_speed=machine_speed()) if self._emulations else []
 
     @property
@@ -150,7 +150,7 @@ class LiveFleet:
 
     @property
     def clients(self) -> list[str]:
-        """The names of the processes of devices: a device's own, or its host's."""
+        """The names of the processes of devices: a device's own process, or its host."""
         return [device.name for device in self.devices if device.name not in self._hosted] + list(self.hosts)
 
     @property
@@ -160,7 +160,7 @@ class LiveFleet:
 
     @property
     def finished(self) -> bool:
-        """The aggregator has ended well: every round is closed."""
+        """True if the aggregator has ended without an error: every round is closed."""
         return "aggregator" not in self.expected_down and self._exit_status("aggregator") == 0
 
     def start_aggregator(self) -> None:
@@ -182,13 +182,13 @@ class LiveFleet:
         self._start("aggregator", command, folder.path / "aggregator.log")
 
     def _known_devices(self) -> Path:
-        """The list of the fleet, as an operator would keep it; the aggregator pins the first key of each."""
+        """Writes the list of devices, as an operator would keep it; the aggregator pins each device's first key."""
         path = self.simulation.folder.path / "devices.toml"
         path.write_text("[devices]\n" + "".join(f'"{device.name}" = "certificate"\n' for device in self.devices))
         return path
 
     def start_client(self, name: str) -> None:
-        """:param name: of a device, or of a host of many."""
+        """:param name: name of a device, or of a host of many devices."""
         if name in self.hosts:
             configs = [str(self._write_config(device)) for device in self.hosts[name]]
             command = [sys.executable, "-m", "hushfleet.simulator.engines.live.hosted", *configs]
@@ -210,9 +210,9 @@ class LiveFleet:
         return config
 
     def device_config(self, name: str) -> str:
-        """The text of its DEVICE.toml.
+        """Returns the text of the device's DEVICE.toml.
 
-        Budget and preference are what the task gives simulated devices, and they take its accounting: simulated data
+        The task sets budget and preference of simulated devices, and they accept its accounting, because simulated data
         have no owner.
         """
         (device,) = [device for device in self.devices if device.name == name]
@@ -249,7 +249,7 @@ class LiveFleet:
         return note + to_toml(sections)
 
     def kill(self, name: str) -> None:
-        """SIGKILL to `broker`, `aggregator` or a device, without a goodbye. It is revived, unless expected down."""
+        """Sends SIGKILL to `broker`, `aggregator` or a device. `check` restarts it, unless it is expected down."""
         if name == "broker":
             self._running_broker.kill()
         elif name in self._processes:
@@ -257,7 +257,7 @@ class LiveFleet:
             self._processes[name].wait()
 
     def stop(self, name: str) -> None:
-        """Asks it to end (SIGTERM), and does not wait: a client first ends its batch. It is expected down then."""
+        """Sends SIGTERM and does not wait: a client first ends its batch. From now on, `name` is expected down."""
         self.expected_down.add(name)
         if name == "broker":
             self._running_broker.stop()
@@ -265,15 +265,15 @@ class LiveFleet:
             self._processes[name].terminate()
 
     def cut(self, device: str) -> None:
-        """Takes the device's network away; its process lives on. Raises `BadInput` where there is none to take."""
+        """Cuts the device's network; its process continues. Raises `BadInput` if the network cannot be cut."""
         self._proxy.cut(device)
 
     def mend(self, device: str) -> None:
-        """Gives the network back."""
+        """Restores the network of the device."""
         self._proxy.mend(device)
 
     def start_again(self, name: str) -> None:
-        """Starts what was killed, has ended, or was absent; the broker comes back on its port without its memory."""
+        """Starts a process that was killed, has ended, or was absent; the broker keeps its port, but not its memory."""
         self.expected_down.discard(name)
         if name == "broker":
             self._running_broker.restart()
@@ -291,7 +291,7 @@ class LiveFleet:
         return self._processes[name].pid
 
     def check(self) -> None:
-        """Restarts what died unexpectedly, or raises `HushfleetError` with the end of its log."""
+        """Restarts processes that died unexpectedly, or raises `HushfleetError` with the end of the log."""
         if not self.is_running("broker") and "broker" not in self.expected_down:
             self._revive("broker", "ended")
         for name, process in list(self._processes.items()):
@@ -302,7 +302,7 @@ class LiveFleet:
     def _revive(self, name: str, what: str) -> None:
         if self._restarted[name] >= self.restarts:
             log = self._log_of(name)
-            if name in self._memory_mib:  # dying is what it was given so little memory for
+            if name in self._memory_mib:  # it has too little memory on purpose, so it may die
                 _log.warning("%s %s again and is given up; see %s", name, what, log)
                 self.expected_down.add(name)
                 return
@@ -311,7 +311,7 @@ class LiveFleet:
         self.start_again(name)
 
     def wait(self, end_within_s: float = STOP_TIMEOUT_S) -> None:
-        """Returns when the task is finished and the clients have ended, restarting what dies meanwhile."""
+        """Waits until the task is finished and the clients have ended; restarts processes that die before."""
         while not self.finished:
             self.check()
             time.sleep(_TICK_S)
@@ -372,5 +372,5 @@ def _tail(log: Path) -> str:
 
 
 def _trust(secure: SecureSpec | None) -> dict[str, object]:
-    """Gives the limits of secure sums, as `LimitsSection.of_simulation` does."""
+    """Returns the limits of secure sums, as `LimitsSection.of_simulation` does."""
     return {} if secure is None else {"min_devices": secure.min_devices, "honest_fraction": secure.honest_fraction}

@@ -1,10 +1,10 @@
-"""Many real devices in one process, each with store, key, link and thread: for fleets larger than a machine's memory.
+"""Runs many real devices in one process, for large fleets: each has its own store, key, link and thread.
 
     python -m hushfleet.simulator.engines.live.hosted DEVICE.toml...
 
-Each device is `Agent`, unchanged, with its DEVICE.toml. What differs from as many boards: the devices share one
-interpreter and train in turns; they share one ONNX Runtime session a graph, which holds no state of a device; and
-nothing is synced to the disk.
+Each device is an unchanged `Agent` with its DEVICE.toml. Separate processes of these devices would not fit into memory.
+Differences from real boards: the devices share one interpreter and train one at a time; they share one ONNX Runtime
+session per graph, which holds no state of a device; and nothing is synced to the disk.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from hushfleet.wire.link.mqtt import MqttLink
 
 STACK_BYTES = 512 << 10
 SWITCH_S = 0.2
-"""Each thread that waits for the interpreter wakes up this often to ask for it: with hundreds of them, the default of
-5 ms took more processor time than the devices' work."""
+"""Interval at which each thread that waits for the interpreter wakes up to request it: with hundreds of threads, the
+default of 5 ms took more processor time than the devices' work."""
 
 _log = logging.getLogger("hushfleet.simulator")
 
 
 class HostedDevice(threading.Thread):
-    """One device, until the task has finished or `stop` is set."""
+    """The thread of one device; it runs until the task has finished or `stop` is set."""
 
     def __init__(self, config: DeviceConfig, stop: threading.Event) -> None:
         super().__init__(name=config.device.id)
@@ -66,7 +66,7 @@ class HostedDevice(threading.Thread):
 
 
 def loaded_once(make: Callable[..., object]) -> Callable[..., object]:
-    """A graph is loaded once a process: a session takes megabytes, and all devices have the same one."""
+    """Returns a loader that loads each graph once: a session takes megabytes, and all devices can share it."""
     lock, made = threading.Lock(), dict[bytes, object]()
 
     def load(graph: bytes, spec: object, **options: Any) -> object:
@@ -79,7 +79,7 @@ def loaded_once(make: Callable[..., object]) -> Callable[..., object]:
 
 
 def in_turns(work: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, but one thread at a time."""
+    """Returns the same function, but only one thread at a time can run it."""
     turn = threading.Lock()
 
     def run(*args: Any, **options: Any) -> Any:
@@ -92,10 +92,10 @@ def in_turns(work: Callable[..., Any]) -> Callable[..., Any]:
 def main() -> int:
     stop, devices = threading.Event(), []
     logging.basicConfig(stream=sys.stderr, format="%(levelname)-7s %(threadName)s %(message)s", level=logging.WARNING)
-    logging.getLogger("hushfleet.edge").setLevel(logging.ERROR)  # each would warn that its noise has a seed
+    logging.getLogger("hushfleet.edge").setLevel(logging.ERROR)  # each device would warn that its noise has a seed
     runtime.GradientGraph = loaded_once(runtime.GradientGraph)  # type: ignore[assignment,attr-defined]
     runtime.InferenceGraph = loaded_once(runtime.InferenceGraph)  # type: ignore[assignment,attr-defined]
-    TaskHandler._load = in_turns(TaskHandler._load)  # type: ignore[method-assign]  # a graph of features is megabytes
+    TaskHandler._load = in_turns(TaskHandler._load)  # type: ignore[method-assign]  # a feature graph takes megabytes
     FeatureGraph.of = in_turns(FeatureGraph.of)  # type: ignore[method-assign]
     DeviceRound.run = in_turns(DeviceRound.run)  # type: ignore[method-assign]
     threading.stack_size(STACK_BYTES)

@@ -1,8 +1,8 @@
-"""Model of a network link, as arithmetic on times: no sockets, no clock, and seeded.
+"""Models a network link by arithmetic on times, with a seed, without sockets and without a clock.
 
-A direction of a link sends at a rate, and delivers later by a latency and some jitter. TCP hides lost packets: what
-an application sees of them is that nothing comes for a while, and then all of it, in order. So loss is modelled as
-stalls, and order is never changed.
+Each direction of a link sends at a rate, and delivers after a latency and some jitter. TCP hides lost packets: an
+application receives nothing for a while, and then everything in order. So loss is modelled as stalls, and the order
+never changes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _STREAMS = ("up.jitter", "up.stalls", "down.jitter", "down.stalls")
 
 @dataclass(frozen=True, kw_only=True)
 class LinkConditions:
-    """A device's link, as it is emulated.
+    """The conditions of a device's emulated link.
 
-    :param up_mbit_s: from the device, 10^6 bits a second; inf: no limit. Likewise `down_mbit_s`.
+    :param up_mbit_s: rate from the device, 10^6 bits per second; inf: no limit. `down_mbit_s`: rate to the device.
     :param latency_ms: one way, in each direction.
-    :param jitter_ms: each piece of data comes later by up to this much more.
-    :param stall_every_s: mean seconds, in each direction, between stalls; inf: never.
-    :param stall_s: mean length of a stall; each is half to one and a half times as long.
+    :param jitter_ms: largest additional delay of each piece of data.
+    :param stall_every_s: mean seconds between stalls, in each direction; inf: never.
+    :param stall_s: mean length of a stall; each is 0.5 to 1.5 times as long.
     """
 
     down_mbit_s: float = math.inf
@@ -55,21 +55,21 @@ class LinkConditions:
 
 
 class Stall(NamedTuple):
-    """Seconds since the link was made."""
+    """Start and end of a stall, in seconds since the link was made."""
 
     begins_s: float
     ends_s: float
 
 
 class Passage(NamedTuple):
-    """When a piece of data has left the sender, and when it reaches the receiver; seconds of the caller's clock."""
+    """Times at which a piece of data leaves the sender and reaches the receiver; seconds of the caller's clock."""
 
     sent_at: float
     delivered_at: float
 
 
 def stalls(conditions: LinkConditions, direction: DirectionName, *, seed: int, device: str) -> Iterator[Stall]:
-    """The stalls of one direction, one after the other; the same for the same arguments. Without end, or empty."""
+    """Yields the stalls of one direction, infinitely many or none; the same for the same arguments."""
     if math.isinf(conditions.stall_every_s) or conditions.stall_s == 0:
         return
     rng = _stream(f"{direction}.stalls", seed, device)
@@ -81,7 +81,7 @@ def stalls(conditions: LinkConditions, direction: DirectionName, *, seed: int, d
 
 
 def jitters(conditions: LinkConditions, direction: DirectionName, *, seed: int, device: str) -> Iterator[float]:
-    """Draws the seconds beyond the latency for each piece of data; the same for the same arguments."""
+    """Yields the additional delay in seconds of each piece of data; the same for the same arguments."""
     rng = _stream(f"{direction}.jitter", seed, device)
     while True:
         yield rng.uniform(0.0, conditions.jitter_ms) / 1000.0
@@ -90,7 +90,7 @@ def jitters(conditions: LinkConditions, direction: DirectionName, *, seed: int, 
 class Direction:
     """One direction of a device's link, which all its connections share.
 
-    :param made_at: when the link was made, on the clock that `passage` is told the time of.
+    :param made_at: when the link was made, on the clock of `passage`'s argument `now`.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Direction:
         self.bytes_passed = 0
         self.bytes_per_s = conditions.bytes_per_s(direction)
         self.latency_s = conditions.latency_ms / 1000.0
-        # What a sender may have on its way before it must wait for an acknowledgement.
+        # Bytes that a sender may have in flight before it must wait for an acknowledgement.
         delay_s = 2 * self.latency_s + conditions.jitter_ms / 1000.0
         self.window_bytes = 65536 + (int(self.bytes_per_s * delay_s) if math.isfinite(self.bytes_per_s) else 1 << 22)
         self._jitters = jitters(conditions, direction, seed=seed, device=device)
@@ -109,10 +109,10 @@ class Direction:
         self._free_at = made_at
 
     def passage(self, now: float, size: int) -> Passage:
-        """Lets `size` bytes pass that are ready at `now`; they queue behind those that passed before.
+        """Sends `size` bytes that are ready at `now`; they queue behind earlier bytes.
 
-        After a pause the first bytes pass as if they had been ready `BURST_S` earlier, so that a sender who wakes up a
-        little late each time still reaches the rate.
+        After a pause the first bytes are sent as if they had been ready `BURST_S` earlier, so that a sender that always
+        wakes up a little late still reaches the rate.
         """
         self.bytes_passed += size
         self._free_at = max(now - BURST_S, self._free_at) + size / self.bytes_per_s

@@ -1,9 +1,9 @@
-"""A client process that gets no more memory than its board has, by RLIMIT_AS: no privilege is needed.
+"""Limits a client process to the memory of its board, by RLIMIT_AS: no privilege is needed.
 
-The limit counts address space, which is more than memory: code that is mapped and never read, stacks of 8 MiB of which
-a few pages are used. How much more is measured once, on a process that has loaded what a client loads; a client with
-M MiB gets M MiB and that. What a process then meets is what it would meet on a board without swap: a failed allocation.
-(On a board whose memory is overcommitted it may be killed instead.)
+The limit counts address space, which is more than memory: mapped code that is never read, and stacks of 8 MiB of which
+a few pages are used. The difference is measured once, in a process that has loaded the client's code; a client with
+M MiB gets M MiB plus this difference. If memory runs out, the result is the same as on a board without swap: a failed
+allocation. (On a board with overcommitted memory, the process may be killed instead.)
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import NamedTuple
 from hushfleet.errors import HushfleetError
 
 ARENAS = {"MALLOC_ARENA_MAX": "1"}
-"""For the environment of limited processes: glibc reserves 64 MiB of address space for each further thread's heap."""
+"""Environment of limited processes: glibc reserves 64 MiB of address space for each further thread's heap."""
 
 START_MIB = 16
-"""What a client takes, above what is measured, to come up: store, connection, agent. Found by trying: 6 was not enough,
-12 was."""
+"""Memory that a client needs to start, beyond the measured memory: store, connection, agent. Found by trying: 6 was not
+enough, 12 was."""
 
 _LAUNCH = (
     "import os, resource, sys;"
@@ -44,8 +44,8 @@ threading.Thread(target=lambda: print(json.dumps(
 class ClientMemory(NamedTuple):
     """The memory of a client process on this machine.
 
-    :param resident_mib: of a process that has loaded a client.
-    :param overhead_mib: address space beyond that.
+    :param resident_mib: resident memory of a process that has loaded the client's code.
+    :param overhead_mib: address space beyond `resident_mib`.
     """
 
     resident_mib: int
@@ -54,7 +54,7 @@ class ClientMemory(NamedTuple):
 
 @cache
 def client_memory() -> ClientMemory | None:
-    """Measured once a process; None where there is no Linux. Raises `HushfleetError` if it cannot be measured."""
+    """Measures once per process; returns None if this is not Linux. Raises `HushfleetError` if measuring fails."""
     if sys.platform != "linux":
         return None
     measured = subprocess.run(
@@ -73,14 +73,14 @@ def client_memory() -> ClientMemory | None:
 
 
 def address_space_bytes(memory_mib: int, memory: ClientMemory) -> int:
-    """The limit of a process that may take `memory_mib`.
+    """Returns the limit of a process that may use `memory_mib`.
 
-    It is never so low that a client could not even start: it would say nothing, and be started again for ever. One
-    that has less than that is told so in its configuration, and declines its rounds.
+    It is always enough for a client to start: otherwise it would be restarted forever without any message. A client
+    with less memory than that reads `memory_mib` in its configuration, and declines its rounds.
     """
     return (max(memory_mib, memory.resident_mib + START_MIB) + memory.overhead_mib) << 20
 
 
 def limited(command: Sequence[str], size: int) -> list[str]:
-    """The command with `size` bytes of address space. The process id stays, since each step is an exec."""
+    """Returns the command, limited to `size` bytes of address space. It keeps its process id: each step is an exec."""
     return [sys.executable, "-I", "-S", "-c", _LAUNCH, str(size), *command]

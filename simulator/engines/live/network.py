@@ -1,8 +1,8 @@
-"""The devices' network: a loopback TCP proxy between each device and the broker that behaves like its link.
+"""Emulates the devices' network: a loopback TCP proxy between each device and the broker behaves like its link.
 
-One thread with one event loop; each device has a listening port of its own. What passes is bytes, untouched, so TLS
-does, too. Only as much is on its way as a sender may have unacknowledged, so a slow link slows its sender. No privilege
-and no feature of the kernel is needed.
+It uses one thread with one event loop; each device has its own listening port. Bytes pass unchanged, so TLS works too.
+Only as many bytes are in flight as a sender may have unacknowledged, so a slow link slows its sender. No privilege and
+no kernel feature is needed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.simulator.engines.live.link_model import Direction, LinkConditions
 
 _HOST = "127.0.0.1"
-_SOCKET_BUFFER_BYTES = 1 << 16  # else the kernel takes megabytes from a sender that should be waiting
-_PIECE_S = 0.01  # a piece of data is what the link sends in this time ...
+_SOCKET_BUFFER_BYTES = 1 << 16  # otherwise the kernel buffers megabytes of a sender that should wait
+_PIECE_S = 0.01  # a piece is the data that the link sends in this time ...
 _PIECE_BYTES = (1460, 1 << 16)  # ... within these bounds
 _HOLD_S = 0.02
 _HELD_BYTES = 1 << 16
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 class Traffic(NamedTuple):
-    """Bytes of TCP payload that the device's link took since it was made; `up` is from the device."""
+    """Bytes of TCP payload that passed the device's link since it was made; `up` is from the device."""
 
     up_bytes: int
     down_bytes: int
@@ -42,7 +42,7 @@ class Traffic(NamedTuple):
 class EmulatedNetwork:
     """The links of all devices to one broker; a context manager.
 
-    :param host: of the broker, likewise `port`.
+    :param host: host of the broker; `port`: port of the broker.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -62,24 +62,24 @@ class EmulatedNetwork:
         self._loop.close()
 
     def add(self, device: str, conditions: LinkConditions, *, seed: int) -> int:
-        """Makes a device's link; the loopback port at which the device finds its broker.
+        """Makes a device's link; returns the loopback port at which the device reaches the broker.
 
-        What the link draws depends on the seed and the device's name alone. Raises `BadInput` for a second link.
+        The link's random draws depend only on the seed and the device's name. Raises `BadInput` for a second link.
         """
         if device in self._links:
             raise BadInput(f"{device} has a link already")
         return self._do(self._add(device, conditions, seed))
 
     def cut(self, device: str) -> None:
-        """No byte passes and nobody is told. Connections live on until one of their ends gives up."""
+        """Stops all bytes without notice to either end. Connections stay open until one of their ends gives up."""
         self._do(_now(self._link(device).passes.clear))
 
     def mend(self, device: str) -> None:
-        """Lets bytes pass again; what was on its way goes on, as TCP sends again what was lost."""
+        """Lets bytes pass again; bytes in flight arrive later, as if TCP had retransmitted lost ones."""
         self._do(_now(self._link(device).passes.set))
 
     def reset(self, device: str) -> None:
-        """Breaks all connections of the device at once, by RST to both ends."""
+        """Breaks all connections of the device immediately, by RST to both ends."""
         self._do(self._link(device).reset())
 
     def traffic(self, device: str) -> Traffic:
@@ -103,7 +103,7 @@ class EmulatedNetwork:
         await asyncio.gather(*(link.close() for link in self._links.values()))
 
     def _do(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """In the loop's thread, which this one waits for."""
+        """Runs the work in the loop's thread, and waits for it."""
         if not self._thread.is_alive():
             work.close()
             raise HushfleetError("the emulated network is not running; use it inside its `with` block")
@@ -111,7 +111,7 @@ class EmulatedNetwork:
 
 
 class _Link:
-    """One device's link. Everything in here runs in the loop's thread."""
+    """One device's link. All its code runs in the loop's thread."""
 
     def __init__(self, device: str, conditions: LinkConditions, *, seed: int, target: tuple[str, int]) -> None:
         now = asyncio.get_running_loop().time()
@@ -146,7 +146,7 @@ class _Link:
         while True:
             try:
                 device, _ = await loop.sock_accept(self._listener)
-            except OSError as error:  # no file descriptors left, say: there may be some later
+            except OSError as error:  # for example, no file descriptors are left, but some may be free later
                 _log.warning("the emulated network cannot take a connection: %s", error)
                 await asyncio.sleep(1.0)
                 continue
@@ -155,7 +155,7 @@ class _Link:
             connection.add_done_callback(self._connections.discard)
 
     async def _serve(self, device: socket.socket) -> None:
-        """One connection, until it ends or breaks. Ends that are not in order are RST to both sides."""
+        """Serves one connection until it ends or breaks. If it breaks, both sides receive RST."""
         broker = socket.socket(socket.AF_INET6 if ":" in self._target[0] else socket.AF_INET, socket.SOCK_STREAM)
         loop = asyncio.get_running_loop()
         try:
@@ -164,7 +164,7 @@ class _Link:
             early = await self._hold(device)
             if early is None:
                 return
-            # Loopback has answered the handshake at once; here is the round trip that it takes.
+            # Loopback has answered the handshake immediately; this waits for the round trip that the link would take.
             await asyncio.sleep(2 * self.up.latency_s)
             await loop.sock_connect(broker, self._target)
             async with asyncio.TaskGroup() as both:
@@ -179,8 +179,8 @@ class _Link:
             broker.close()
 
     async def _hold(self, device: socket.socket) -> bytes | None:
-        """While the link is cut, a new connection gets no answer; None if the device gave up, so that the broker
-        never hears of it. Else what the device has said so far."""
+        """Holds a new connection without an answer while the link is cut. Returns the bytes received so far, or None if
+        the device gave up, so that the broker never hears of the connection."""
         early = b""
         while not self.passes.is_set():
             with contextlib.suppress(BlockingIOError):
@@ -207,9 +207,9 @@ class _Pipe:
         self._loop = asyncio.get_running_loop()
 
     async def run(self, early: bytes) -> None:
-        """Until the source has said its last byte and the sink has it.
+        """Runs until the source has sent its last byte and the sink has received it.
 
-        :param early: what was read from the source before.
+        :param early: bytes already read from the source.
         """
         async with asyncio.TaskGroup() as both:
             both.create_task(self._take(early))

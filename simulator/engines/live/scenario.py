@@ -1,13 +1,13 @@
-"""Makes the scenario happen to a live fleet: kills, stops, starts, cuts and mends its parts when their time comes.
+"""Plays the scenario on a live fleet: kills, stops, starts, cuts and mends its parts when they are due.
 
-It learns of rounds as anybody can, from the run's event log, and writes what it does to `scenario.jsonl` in the run
-folder, so that a run can be explained afterwards: `{"at", "event": "scenario", "action", "target"}`, where `action`
-is one of `Kind`, or `not-played` with a `reason`. It works in the thread that waits for the fleet, since a process
-dies with the thread that started it.
+It learns of rounds from the run's event log, and writes its actions to `scenario.jsonl` in the run folder, so that a
+run can be explained afterwards: `{"at", "event": "scenario", "action", "target"}`, where `action` is one of `Kind`, or
+`not-played` with a `reason`. It runs in the thread that waits for the fleet, because a process dies with the thread
+that started it.
 
-When the task is finished nothing more goes wrong: the server's processes and the networks are restored at once, so
-that all can say goodbye, and devices that are down stay so. A resumed run plays what belongs to the open round and to
-later ones; its seconds count anew.
+When the task is finished, no more failures are played: the server's processes and the networks are restored
+immediately, so that all can end properly, and devices that are down stay down. A resumed run plays the actions of the
+open round and of later ones; its seconds start again at 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNDONE_BY = {"kill": "start", "stop": "start", "cut": "mend"}
 
 
 class ScenarioPlayer:
-    """Follows a schedule through one live run. Made before the fleet starts: it looks where the run stands.
+    """Plays a schedule in one live run. Make it before the fleet starts, because it reads the progress of the run.
 
     :param clock: monotonic seconds.
     """
@@ -45,7 +45,7 @@ class ScenarioPlayer:
         self._is_over = False
         self._down = set(self._playback.absent)
         self._cut: set[str] = set()
-        self._to_start: list[str] = []  # they are still ending
+        self._to_start: list[str] = []  # to start as soon as their old process has ended
 
     @property
     def absent(self) -> frozenset[str]:
@@ -53,7 +53,7 @@ class ScenarioPlayer:
         return self._playback.absent
 
     def play(self, fleet: LiveFleet) -> None:
-        """Returns when the task is finished and the clients have ended. Raises as `LiveFleet.check` does."""
+        """Plays until the task is finished and the clients have ended. Raises the errors of `LiveFleet.check`."""
         while not fleet.finished:
             self.tick(fleet)
             fleet.check()
@@ -62,7 +62,7 @@ class ScenarioPlayer:
         fleet.wait()
 
     def tick(self, fleet: LiveFleet) -> None:
-        """Does what is due. The first call is the run's start."""
+        """Carries out the actions that are due. The first call is the run's start."""
         now = self._clock()
         if self._began is None:
             self._began = now
@@ -85,7 +85,7 @@ class ScenarioPlayer:
             self._do(fleet, action)
 
     def end(self, fleet: LiveFleet) -> None:
-        """The task is finished: restores the networks, and writes down what of the scenario never happened."""
+        """Ends a finished task: restores servers and networks, and logs the outages that never happened."""
         self._is_over = True
         self._restore(fleet)
         self._log_unplayed(self._playback.unplayed, "the run was over before")
@@ -93,7 +93,7 @@ class ScenarioPlayer:
     def _do(self, fleet: LiveFleet, action: Action) -> None:
         _, kind, name = action
         if kind == "start":
-            # Two processes must never share a store, and a device that was told to stop first finishes its batch.
+            # Two processes must never share a store, and a stopped device first finishes its batch.
             if fleet.is_running(name):
                 self._to_start.append(name)
             else:
@@ -133,7 +133,7 @@ class ScenarioPlayer:
     # the log
 
     def _log_what_came_back(self) -> None:
-        """Logs what an interruption has restored, unless the scenario keeps it down."""
+        """Logs the parts that an interruption has restored, except those that the scenario keeps down."""
         missing: dict[tuple[str, str], None] = {}
         for event in iterate_events(self._log):
             action, target = event["action"], event["target"]
@@ -158,5 +158,5 @@ class ScenarioPlayer:
 
 
 def _last(history: Iterable[dict[str, Any]], kind: str) -> int:
-    """The last round of which this is told; 0: none."""
+    """Returns the last round with an event of this kind; 0 if there is none."""
     return max((event["round"] for event in history if event.get("event") == kind), default=0)

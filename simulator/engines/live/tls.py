@@ -1,4 +1,4 @@
-"""The certificates of a live run with mutual TLS, in one folder."""
+"""Locates the certificates of a live run with mutual TLS, in one folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AGGREGATOR = "aggregator"
 
 @dataclass(frozen=True)
 class FleetTls:
-    """`ca.pem`, and `NAME.pem` with `NAME.key` for `broker`, `aggregator` and each device."""
+    """A folder with `ca.pem`, and `NAME.pem` and `NAME.key` for `broker`, `aggregator` and each device."""
 
     folder: Path
 
@@ -36,7 +36,7 @@ class FleetTls:
         )
 
     def files(self, name: str) -> dict[str, str]:
-        """Gives the files under the keys of `[broker]` in DEVICE.toml, which are the aggregator's options, too."""
+        """Returns the files under the keys of `[broker]` in DEVICE.toml, which are also the aggregator's options."""
         return {
             "ca_file": str(self.ca_file.resolve()),
             "cert_file": str(self.cert_file(name).resolve()),

@@ -1,6 +1,6 @@
-"""The versions that two machines must share to compute the same bits.
+"""Determines the versions that two machines must share to compute the same bits.
 
-Versions alone do not tell: an editable installation has one version and many states, so the code itself is digested.
+Version numbers alone are not enough: an editable installation has one version and many states, so the code is hashed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _SOURCES = frozenset({".py", ".c", ".h", ".toml"})
 
 @lru_cache(maxsize=2)
 def fingerprint(*, compiled: bool = False) -> dict[str, str]:
-    """Part -> its version here: of this process's Python, code, arithmetic and processor.
+    """Returns the version of each part of this process: Python, code, arithmetic libraries and processor.
 
-    :param compiled: gradients are computed by code that is compiled here, so the compiler counts too.
+    :param compiled: whether gradients are computed by code that is compiled here, so that the compiler matters too.
     """
     import torch
 
     parts = {"python": platform.python_version(), "hushfleet": f"{version('hushfleet')}, code {code_digest()[:12]}"}
     parts |= {name: version(name) for name in _ARITHMETIC}
-    # Kernels are chosen by it, and another one sums in another order.
+    # The processor determines the kernels, and another kernel sums in another order.
     parts["processor"] = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     if compiled:
         parts["compiler"] = _compiler()
@@ -41,7 +41,7 @@ def _compiler() -> str:
     from hushfleet.models.native.build import find_compiler  # comes with torch
 
     try:
-        macros = find_compiler().macros  # what it says of itself and of this very processor
+        macros = find_compiler().macros  # they describe the compiler and this processor
     except HushfleetError:
         return "none"
     return hashlib.sha256(macros.encode()).hexdigest()[:12]
@@ -49,8 +49,8 @@ def _compiler() -> str:
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """SHA-256 of all source files of the project's packages, hexadecimal."""
-    files = {}  # by name, since a package lies inside `hushfleet` or, in a checkout, beside it
+    """Returns the SHA-256 of all source files of the project's packages, hexadecimal."""
+    files = {}  # by name, because a package is inside `hushfleet` or, in a checkout, beside it
     for package in PACKAGES:
         root = Path(str(import_module(package).__file__)).parent
         for path in root.rglob("*"):

@@ -1,10 +1,10 @@
-"""The fast engine's workers on a Ray cluster: more than one machine, with the run folder on a file system in common.
+"""Runs the fast engine's workers on a Ray cluster: several machines, with the run folder on a shared file system.
 
-A node, a worker or this process may die at any moment: a job that is done again computes the same, as each device's
-randomness is keyed by its number and the round, and a device's store answers for a round that it has committed.
+A node, a worker or this process may die at any moment: a repeated job computes the same, because each device's
+randomness is derived from its number and the round, and a device's store answers for a round that it has committed.
 
-Ray does not ship the code. The bits also depend on the versions of numpy, onnxruntime and torch and on the
-processor's vector units. So every worker compares its `fingerprint` with ours and refuses to work where it differs.
+Ray does not distribute the code. The bits also depend on the versions of numpy, onnxruntime and torch and on the
+processor's vector units. So each worker compares its `fingerprint` with the sender's and refuses to work if it differs.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from hushfleet.methods import allowed_file
 from hushfleet.simulator.engines.fast.workers import ENVIRONMENT, Item, Outcome
 from hushfleet.simulator.engines.ray.fingerprint import differences, fingerprint
 
-RETRIES = 5  # of a job whose worker or node died
-AHEAD = 4  # jobs that are handed to Ray before the first of them is done, for each core
+RETRIES = 5  # for a job whose worker or node died
+AHEAD = 4  # jobs for each core that are passed to Ray before the first of them is done
 _REACH_S = 10.0
 _JOINING = {"RAY_NUM_REDIS_GET_RETRIES": "1"}  # Ray tries for a quarter of an hour otherwise
 
 
 class RayWorkers:
-    """`Workers` on a Ray cluster. One for a process at a time.
+    """`Workers` on a Ray cluster. A process can have one at a time.
 
-    :param count: how many jobs at a time, each with one core; 0 takes all cores.
-    :param address: `host:port` of a cluster's head, or `auto` for the one that this machine belongs to; empty starts
-        a Ray of this process alone, which nobody else can join.
-    :param object_store_bytes: of a Ray of our own; by default what Ray thinks fit.
+    :param count: number of jobs at a time, each with one core; 0 means all cores.
+    :param address: `host:port` of a cluster's head, or `auto` for the cluster of this machine; empty starts a Ray only
+        for this process, which no other process can join.
+    :param object_store_bytes: size of the object store of such an own Ray; by default Ray chooses.
 
-    Raises `BadInput` where ray is not installed or the cluster cannot be reached.
+    Raises `BadInput` if ray is not installed or the cluster cannot be reached.
     """
 
     def __init__(self, count: int = 0, *, address: str = "", object_store_bytes: int | None = None) -> None:
@@ -51,15 +51,15 @@ class RayWorkers:
         self.count = self._count()
 
     def map(self, function: Callable[[Item], Outcome], items: Iterable[Item]) -> Iterator[Outcome]:
-        """Outcomes in the order of the items. An item's `path`, if it has one, is a folder that the nodes must see.
+        """Yields outcomes in the order of the items. An item's `path`, if any, is a folder that the nodes must see.
 
-        Jobs whose outcomes nobody takes run to their end, or until this process leaves the cluster. To cancel one that
-        ends at the same moment aborts the process: ray-project/ray#54798, still so in 2.60.
+        Jobs whose outcomes are not read run to their end, or until this process leaves the cluster. They are not
+        cancelled: that can abort the process if a job ends at the same moment (ray-project/ray#54798, still in 2.60).
 
-        Raises what `function` raises, and `HushfleetError` for a job that died `RETRIES` times more.
+        Raises the errors of `function`, and `HushfleetError` for a job that died in all `RETRIES` retries too.
         """
         self.count = self._count()
-        # Ray keeps the others waiting, except where somebody else is to have the rest of the cluster.
+        # Ray queues jobs beyond its cores; with fewer workers than cores, it must not get more jobs than workers.
         most = self.count if self.count < self._cores() else AHEAD * self.count
         under_way: deque[Any] = deque()
         for item in items:
@@ -74,7 +74,7 @@ class RayWorkers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends a Ray of our own, or leaves the cluster."""
+        """Ends the own Ray, or leaves the cluster."""
         self._ray.shutdown()
 
     def _get(self, reference: Any) -> Any:
@@ -133,7 +133,7 @@ def _one_thread() -> None:
 def _import_ray(*, local: bool) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if "ray" not in sys.modules:
-        # Ray listens on all interfaces and runs what it is sent; and it reads this when it is imported.
+        # Ray listens on all interfaces and runs any code that it receives: it needs a token. Its import reads these.
         guard = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if local else _JOINING
         for name, value in guard.items():
             os.environ.setdefault(name, value)
@@ -165,7 +165,7 @@ def _join(ray: Any, count: int, address: str, object_store_bytes: int | None) ->
 
 
 def _check_address(address: str) -> None:
-    """Raises `BadInput` where nobody listens: Ray would try for minutes."""
+    """Raises `BadInput` if nothing listens at the address: Ray would try for minutes."""
     if "://" in address:
         raise BadInput(
             f"--ray-address {address!r}: give HOST:PORT of the head node, or auto, from a node of the cluster"

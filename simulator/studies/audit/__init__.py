@@ -1,16 +1,16 @@
 """Audits: lower bounds on epsilon, measured on the code that devices run.
 
-A ledger's epsilon is an upper bound that arithmetic gives. An audit plays the game that the bound is about, "was it in,
-or not?", many times, and says with a stated confidence how much at least can be told. Where that is more than the
-ledger says, the code does not do what is charged for.
+A ledger's epsilon is a computed upper bound. An audit plays the game on which the bound is defined, "was it in, or
+not?", many times, and computes a lower bound on epsilon with a stated confidence. If the lower bound is above the
+ledger's epsilon, the code does not add the noise that is charged.
 
-bounds    from counts of errors to epsilon; nothing here knows a mechanism
-claims    what a charge says about every delta, and what noise a measured point allows at most
-canary    the worst case that is inserted: an update, or records' gradients
-subject   the device that is audited
+bounds    computes epsilon from error counts, independent of any mechanism
+claims    the epsilon of a charge at each delta, and the largest noise that a measured point allows
+canary    the inserted worst case: an update, or records' gradients
+subject   the audited device
 device    the game for a device's whole update
-sums      the game for either of them, where a server sees sums alone
-record    the games for one record, where each gradient is noised
-finding   scores of a game against the claim
-games     those that fit a task
+sums      the game for an update or a record, if a server sees only sums
+record    the games for one record, if each gradient is noised
+finding   compares the scores of a game with the claim
+games     the games for a task
 """

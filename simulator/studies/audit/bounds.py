@@ -1,11 +1,11 @@
-"""From counts of an adversary's errors to lower bounds, by arithmetic that knows no mechanism.
+"""Computes lower bounds on epsilon from counts of an adversary's errors, independent of the mechanism.
 
-A test between two worlds errs at a false positive rate a (it says "in", and it was out) and a false negative rate b.
-Any (epsilon, delta)-private mechanism keeps `a + e^epsilon b >= 1 - delta` and `b + e^epsilon a >= 1 - delta` (Kairouz,
+A test between two worlds has a false positive rate a (it says "in", and it was out) and a false negative rate b. Each
+(epsilon, delta)-private mechanism satisfies `a + e^epsilon b >= 1 - delta` and `b + e^epsilon a >= 1 - delta` (Kairouz,
 Oh and Viswanath 2015, Theorem 2.1), so upper bounds on a and b give a lower bound on epsilon.
 
-With n trials without an error a rate is known to be below some 3.7 / n at best: no audit of n trials can certify more
-than about log(n / 4). That is why claims of 1 to 3 can be measured, and claims of 8 cannot.
+Even n trials without an error only show that a rate is below about 3.7 / n: no audit of n trials can certify more than
+about log(n / 4). So claims of 1 to 3 can be measured, and claims of 8 cannot.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _LARGEST_EPSILON = 700.0
 
 
 class ErrorRates(NamedTuple):
-    """Upper bounds that hold together, at the confidence that they were made for."""
+    """Upper bounds on two error rates that hold together, at the confidence for which they were computed."""
 
     false_positive: float
     false_negative: float
 
 
 def rate_at_most(errors: int, trials: int, *, risk: float) -> float:
-    """Clopper and Pearson 1934: the rate is below this, but for a probability of at most `risk`.
+    """Returns the bound of Clopper and Pearson 1934: the rate is above it with a probability of at most `risk`.
 
-    The largest rate at which so few errors, or fewer, still have the probability `risk`.
+    It is the largest rate at which `errors` or fewer errors still have the probability `risk`.
     """
     if not 0 <= errors <= trials or trials < 1 or not 0 < risk < 1:
         raise ValueError(f"{errors} errors in {trials} trials at risk {risk}")
@@ -37,22 +37,22 @@ def rate_at_most(errors: int, trials: int, *, risk: float) -> float:
 
 
 def epsilon_at_least(rates: ErrorRates, delta: float) -> float:
-    """Gives the least epsilon at `delta` of a mechanism with errors below `rates`; 0 where nothing is shown."""
+    """Returns the least epsilon at `delta` of a mechanism with errors below `rates`; 0 if the rates show nothing."""
     ratios = [(1 - delta - kept) / given for given, kept in (rates, (rates.false_negative, rates.false_positive))]
     return max(0.0, *(math.log(ratio) for ratio in ratios if ratio > 0), 0.0)
 
 
 def separation_at_least(rates: ErrorRates) -> float:
-    """mu of Gaussian differential privacy (Dong, Roth and Su 2022): how many standard deviations lie between two
-    normal distributions that can be told apart with such errors, at least. Negative where nothing is shown."""
+    """Returns mu of Gaussian differential privacy (Dong, Roth and Su 2022): the least distance, in standard deviations,
+    of two normal distributions that can be distinguished with such errors. Negative if the rates show nothing."""
     return -sum(float(special.ndtri(min(max(rate, 1e-300), 1 - 1e-16))) for rate in rates)
 
 
 def one_run_epsilon(canaries: int, guesses: int, correct: int, *, delta: float, risk: float) -> float:
-    """Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run", Theorem 5.2.
+    """Returns the largest epsilon that one run's guesses reject at `risk`.
 
-    Each of `canaries` was put in by a fair coin of its own, into one and the same run; the adversary guessed at
-    `guesses` of the coins, and at so many correctly. The largest epsilon that such a result rejects at `risk`.
+    Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run", Theorem 5.2: each of `canaries` was
+    inserted by its own fair coin into the same run; the adversary guessed `guesses` coins, `correct` of them correctly.
     """
     if not 0 <= correct <= guesses <= canaries:
         raise ValueError(f"{correct} correct of {guesses} guesses at {canaries} canaries")
@@ -66,10 +66,10 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, *, delta: float, 
 
 
 def _one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Theorem 5.2 as their Appendix D computes it: beta + 2 m delta alpha.
+    """Returns the p-value of Theorem 5.2, computed as in the paper's Appendix D: beta + 2 m delta alpha.
 
     beta = P[B >= v] and alpha = max over i of P[v > B >= v - i] / i, with B binomial of `guesses` and the accuracy
-    e^epsilon / (1 + e^epsilon) that randomised response has.
+    e^epsilon / (1 + e^epsilon) of randomised response.
     """
     if correct == 0:
         return 1.0

@@ -1,7 +1,7 @@
-"""The worst case that an audit inserts: an update as long as clipping allows, or records with such gradients.
+"""Makes the worst case that an audit inserts: an update as long as clipping allows, or records with such gradients.
 
-A real device's update, or a real image, is easier to hide than the worst one, and a promise is about the worst one. So
-canaries are made, not found (Nasr et al. 2021, "Adversary instantiation": gradient canaries).
+A real device's update, or a real image, is easier to hide than the worst one, and a privacy claim covers the worst one.
+So canaries are constructed, not real (Nasr et al. 2021, "Adversary instantiation": gradient canaries).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from hushfleet.gradients.batch import GradientFunction
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.params import ParamLayout
 
-# Times the clip norm: a canary that is not clipped stands out.
+# Multiple of the clip norm: a canary that is not clipped is obvious.
 LENGTH = 1000.0
 
 
 def signs(layout: ParamLayout, rng: np.random.Generator) -> np.ndarray:
-    """float32 `[d]` of +1 and -1, as many of each in every layer as can be, at random places.
+    """Returns float32 `[d]` of +1 and -1 at random positions, with equal numbers in each layer if possible.
 
-    Each layer has a mean of zero, for thresholds that follow a layer's spread over its mean; each entry has a part, so
-    that noise that is missing anywhere is found.
+    Each layer has mean zero, for thresholds that depend on a layer's spread around its mean; no entry is zero, so that
+    missing noise in any entry is found.
     """
     out = np.empty(layout.size, np.float32)
     for layer in layout.layers:
@@ -33,7 +33,7 @@ def signs(layout: ParamLayout, rng: np.random.Generator) -> np.ndarray:
 
 
 def canary_update(layout: ParamLayout, clip_norm: float, rng: np.random.Generator) -> np.ndarray:
-    """float32 `[d]`, in each layer `LENGTH` times as long as `clip_norm`."""
+    """Returns float32 `[d]`, whose norm in each layer is `LENGTH` times `clip_norm`."""
     update = signs(layout, rng)
     for layer in layout.layers:
         update[layer.start : layer.stop] *= LENGTH * finite(clip_norm) / math.sqrt(layer.size)
@@ -45,7 +45,7 @@ def finite(clip_norm: float) -> float:
 
 
 class WorstData:
-    """Answers what a method asks of a device's data so that its reports tell as much as they can."""
+    """Answers a method's questions about a device's data so that its reports reveal as much as possible."""
 
     def __init__(self, classes: int, rng: np.random.Generator) -> None:
         self._classes, self._rng = classes, rng
@@ -66,10 +66,10 @@ class WorstData:
 class CanaryGradient:
     """A gradient function in which records with labels beyond the classes are canaries: `classes + i` is the i-th.
 
-    Canary i has a gradient on its own block of coordinates, all others' blocks excluded. Of the other records
-    a network is asked; without one their gradient is 0.
+    Canary i has a gradient only on its own block of coordinates, disjoint from the others' blocks. The network computes
+    the gradients of other records; without a network they are 0.
 
-    :param blocks: float32 `[m, b]` of directions with norm 1, and int `[m, b]` where they lie.
+    :param blocks: float32 `[m, b]` of directions with norm 1, and int `[m, b]` of their coordinates.
     :param length: norm of a canary's gradient.
     """
 
@@ -112,7 +112,7 @@ class CanaryGradient:
 
 
 def disjoint_blocks(layout: ParamLayout, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Directions `[count, b]` of norm 1 and their places `[count, b]`: disjoint, at random, as long as they can be."""
+    """Returns directions `[count, b]` of norm 1 and their coordinates `[count, b]`: disjoint, random, b maximal."""
     width = layout.size // count
     if count == 1:
         places = np.arange(width)[None]

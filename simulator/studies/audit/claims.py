@@ -1,7 +1,7 @@
-"""The claim of a ledger: an epsilon at every delta, and so a whole trade-off curve.
+"""Computes the claim of a ledger: an epsilon at each delta, and so a whole trade-off curve.
 
-That is what makes small audits sharp. At the task's own delta a thousand trials cannot show that a noise was halved; at
-a delta of a tenth, where the same ledger makes a claim as well, they can.
+All deltas together make small audits effective. At the task's own delta, a thousand trials cannot show that the noise
+is only half; at delta 0.1, for which the same ledger also makes a claim, they can.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from hushfleet.simulator.studies.audit.bounds import ErrorRates, epsilon_at_leas
 
 DELTAS = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.4)
 _ROUNDING = 1 - 1e-9
-_MOST = 8.0  # times the noise that is charged: beyond it a measurement shows next to nothing
+_MOST = 8.0  # multiple of the charged noise: beyond it, a measurement shows almost nothing
 _STEP, _PRECISION = 0.3, 0.005  # of the logarithm of a sampled mechanism's noise
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The claim of the ledger about `rounds` rounds that are charged alike.
+    """The claim of the ledger about `rounds` rounds with the same charge.
 
-    :param accountant: the task's; what is measured is always put into numbers by the exact one.
+    :param accountant: the task's accountant; measured noise is always converted by the exact one.
     """
 
     charge: Charge
@@ -36,11 +36,11 @@ class Claim:
 
     @property
     def is_made(self) -> bool:
-        """Whether an epsilon is claimed at all: nothing leaves without noise."""
+        """True if an epsilon is claimed at all, because nothing is sent without noise."""
         return self.charge.mechanism != "none" and not self.charge.raw
 
     def epsilon(self, delta: float) -> float:
-        """Against whoever sees the device's own updates; inf where something leaves without noise."""
+        """Returns epsilon against an observer of the device's own updates; inf if something is sent without noise."""
         if not self.is_made:
             return math.inf
         charge = self.charge
@@ -49,34 +49,34 @@ class Claim:
 
     @property
     def of_noised_values(self) -> Claim:
-        """The same without what leaves raw beside them."""
+        """The same claim without the raw values that are sent beside the noised ones."""
         return replace(self, charge=replace(self.charge, raw=()))
 
     def over(self, rounds: int) -> Claim:
         return replace(self, rounds=rounds)
 
     def with_noise(self, multiplier: float) -> Claim:
-        """A mechanism of this form with other noise, and what it really costs."""
+        """Returns the claim of the same mechanism with another noise multiplier, by the exact accountant."""
         charge = replace(self.charge, mechanism="gaussian", noise_multiplier=multiplier, raw=())
         return replace(self, charge=charge, accountant="exact")
 
     def refuted_at(self, rates: ErrorRates, delta: float) -> float | None:
-        """A delta at which errors below `rates` contradict the claim, `delta` or one of `DELTAS`; None without one."""
+        """Returns `delta` or one of `DELTAS` at which errors below `rates` contradict the claim, or None."""
         if not self.is_made:
             return None
         excess = {each: self._excess(rates, each) for each in (delta, *self._worth_a_look(rates))}
         most = max(excess, key=excess.__getitem__)
         if excess[most] > 0:
             return most
-        # The Gaussian curve itself, between the deltas that were looked at.
+        # The Gaussian curve itself, between the deltas that were checked.
         charged = self.charge.noise_multiplier * _ROUNDING
         return most if self.charge.sample_rate == 1 and self.multiplier_at_most(rates) < charged else None
 
     def multiplier_at_most(self, rates: ErrorRates) -> float:
-        """The most noise that a mechanism of the claimed form can have had, with errors below `rates`.
+        """Returns the largest noise multiplier of a mechanism of the claimed form with errors below `rates`.
 
-        Exact for the Gaussian mechanism, by its trade-off curve; a sampled one is held to its accountant's epsilon, at
-        the delta that tells most. inf where the errors show nothing.
+        Exact for the Gaussian mechanism, by its trade-off curve; a sampled one is compared with its accountant's
+        epsilon at the delta that shows most. inf if the errors show nothing.
         """
         charge = self.charge
         if charge.sample_rate == 1:
@@ -91,14 +91,14 @@ class Claim:
             return self.with_noise(charge.noise_multiplier * math.exp(log_times))._excess(rates, delta)
 
         low, high = 0.0, math.log(_MOST)
-        while excess(low) > 0:  # by steps: the accountant is slow where there is next to no noise
+        while excess(low) > 0:  # in steps: the accountant is slow with very little noise
             low, high = low - _STEP, low
         if excess(high) <= 0:
             return math.inf
         return charge.noise_multiplier * math.exp(optimize.brentq(excess, low, high, xtol=_PRECISION) + _PRECISION)
 
     def curve(self, false_positives: np.ndarray) -> np.ndarray:
-        """The least false negative rate that the claim leaves at each false positive rate."""
+        """Returns the least false negative rate that the claim allows at each false positive rate."""
         least = np.zeros_like(false_positives)
         for delta in DELTAS:
             ratio = math.exp(min(self.epsilon(delta), 700))

@@ -24,7 +24,7 @@ VIOLATED = 1
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions(TaskSettings):
-    """How an audit is played."""
+    """Options of an audit."""
 
     # fmt: off
     unit: Annotated[Unit | None, Option(help="Unit of privacy; replaces privacy.unit.")] = None

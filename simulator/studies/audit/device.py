@@ -1,13 +1,13 @@
-"""The game for a device: is this update the device's, or nothing?
+"""Plays the game for a device: does this update contain the device's data, or nothing?
 
-In one world local training ends with the canary update, in the other with no change at all (add or remove, as the
-ledger has it). All else is what a board runs: `DeviceRound.run` with its store and ledger, the method's release, the
+In one world local training ends with the canary update, in the other with no change at all (add or remove, as in the
+ledger). Everything else is the code of a board: `DeviceRound.run` with its store and ledger, the method's release, the
 codec. The adversary is the server: it decodes each update as the aggregator does and has its header and report. It also
-asks for each round a second time, as after a lost acknowledgement; if other bytes come, it takes the mean of both.
+requests each round twice, as after a lost acknowledgement; if the bytes differ, it uses the mean of both.
 
-The score is the likelihood ratio of two normal distributions with the same variances: observed along what the method
-sends without noise, each value by its own precision. Variances are measured, in trials that are not counted, and not
-taken from the header: noise that is missing somewhere must not be believed.
+The score is the likelihood ratio of two normal distributions with the same variances: the projection on the values that
+the method sends without noise, weighted by each value's precision. Variances are measured in trials that are not
+counted. They are not taken from the header, which may state noise that is missing.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from hushfleet.wire.format.update import UpdateHeader, decode_update
 
 SERVER = "server: update, header, report"
 VALUES = "server: noised values alone"
-MEASURED = 32  # trials of each world that variances are measured in
+MEASURED = 32  # trials of each world in which variances are measured
 _EARLIER_ROUNDS = 2
 _SHOWN_OUTRIGHT = 1e6
 
 
 class DecodedRound(NamedTuple):
-    """One round, decoded: float64 values `[d]` with the report after them, and what the header says of the noise."""
+    """One decoded round: float64 values `[d]` followed by the report, and the header's fields about the noise."""
 
     vector: np.ndarray
     header: tuple[float, ...]
 
 
 def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
-    """The scores of two adversaries: of all that is sent, and of the noised values alone.
+    """Returns the scores of two adversaries: one sees everything that is sent, the other only the noised values.
 
-    `trials` rounds in each world, or fewer where `keep_going` says no.
+    Plays `trials` rounds in each world, or fewer if `keep_going` returns False.
     """
     game = _Game(subject)
     moments, headers = {True: Moments(), False: Moments()}, {True: set[Any](), False: set[Any]()}
@@ -56,9 +56,9 @@ def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scor
     means = game.expected
     weights = means / np.maximum(variances, np.maximum(FLOOR * means**2, 1e-300))
     of_values = np.where(np.arange(len(weights)) < subject.spec.model.layout.size, weights, 0.0)
-    # The canary without noise then scores 1 by either, and nothing at all scores 0.
+    # With both weights, the canary without noise then scores 1, and an empty update scores 0.
     weights, of_values = (each / max(float(each @ means), 1e-300) for each in (weights, of_values))
-    # What the header says in the one world and never in the other.
+    # The header, if it is constant in the world with the canary and never occurs in the other.
     telling = headers[True] if len(headers[True]) == len(headers[False]) == 1 else set()
     telling = telling - headers[False]
     scores: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
@@ -80,7 +80,7 @@ class _Game:
         self.nothing[: subject.spec.model.layout.size] = 0
 
     def trials(self, stage: int, count: int, keep_going: KeepGoing) -> Iterator[tuple[DecodedRound, bool]]:
-        """Trials of both worlds in turn, each world in lives of its own; and whether the canary was in."""
+        """Yields trials of both worlds in turn, each world on its own devices, and whether the canary was in."""
         rounds, life = min(self.subject.spec.rounds, ROUNDS_A_LIFE), stage << 32
         for first in range(0, count, rounds):
             with ExitStack() as lives:
@@ -98,7 +98,7 @@ class _Game:
                     yield outside._replace(vector=outside.vector - self.nothing), False
 
     def _seen(self, trainer: Trainer, trained: Trained, round: int) -> DecodedRound:
-        """Gives what the server receives in a round that it asks for twice."""
+        """Returns the decoded round that the server receives after requesting it twice."""
         plan = self.subject.plan(round)
         sent = [_ScriptedRound(trainer, plan, trained).run(self.subject.initial).data for _ in range(2)]
         seen = [self._decoded(trainer, data) for data in dict.fromkeys(sent)]
@@ -118,9 +118,9 @@ class _Game:
 
 
 def _round_of_a_member(subject: Subject, rng: np.random.Generator) -> RoundContext:
-    """Gives the round of a device that has taken part before: its personal part and its clip norms have moved.
+    """Returns the round of a device that has taken part before: its personal part and its clip norms have changed.
 
-    It has no model of its own, so that its training begins with the global one: what is sent is then the update.
+    It has no own model, so its training starts with the global one, and the sent values are the update.
     """
     method, initial = subject.method, subject.initial
     state, data = method.init_state(), WorstData(subject.classes, rng)
@@ -134,25 +134,25 @@ def _round_of_a_member(subject: Subject, rng: np.random.Generator) -> RoundConte
 
 
 def _ended(subject: Subject, state: DeviceState, data: WorstData) -> RoundContext:
-    """The context after a training that has changed nothing."""
+    """Returns the context after a training that has changed nothing."""
     initial = subject.initial
     return LocalRound(subject.method, state, initial, subject.terms, data).ended(initial, initial, 0.0, {}).context
 
 
 class _ScriptedRound(DeviceRound):
-    """A round whose local training ends as the audit says."""
+    """A round whose local training returns a result set by the audit."""
 
     def __init__(self, trainer: Trainer, plan: RoundPlan, ends_with: Trained) -> None:
         super().__init__(trainer, plan)
         self.ends_with = ends_with
 
     def train(self, *arguments: Any, **more: Any) -> Trained:
-        _ = self.charge  # refuses the round
+        _ = self.charge  # raises if the device declines the round
         return self.ends_with
 
 
 class _Silence(NoiseSource):
-    """A noise source that leaves it out."""
+    """A noise source that adds no noise."""
 
     def normal(self, size: int) -> np.ndarray:
         return np.zeros(size)

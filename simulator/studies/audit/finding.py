@@ -1,8 +1,8 @@
-"""Scores of a game against the claim: what is measured, with what confidence, and whether the claim holds.
+"""Compares the scores of a game with the claim: what is measured, with what confidence, and whether the claim holds.
 
-Two thresholds are chosen on scores that are not counted afterwards: one where two normal distributions are told apart
-best, one where the bound at the task's delta is expected to be largest. Both error rates at both are bounded by Clopper
-and Pearson, each with a quarter of the risk, so that everything said here holds together at the stated confidence.
+Two thresholds are chosen on scores that are not counted afterwards: one at which two normal distributions are separated
+best, one at which the expected bound at the task's delta is largest. Both error rates at both thresholds are bounded by
+Clopper and Pearson, each with a quarter of the risk, so that all statements hold together at the stated confidence.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ FindingVerdict = Literal["holds", "VIOLATED", "no claim"]
 class Finding:
     """One game's outcome.
 
-    :param adversary: what it sees, in words.
-    :param game: how it was played, in words.
-    :param trials: those that are counted: in each world, or canaries of one run.
-    :param rounds: of the whole task, or those of the one run.
-    :param claim: of one round.
-    :param points: error rates at most, at some thresholds; empty for the one-run game.
+    :param adversary: text that describes what the adversary sees.
+    :param game: text that describes how the game was played.
+    :param trials: number of counted trials in each world, or of canaries of one run.
+    :param rounds: rounds of the whole task, or of the one run.
+    :param claim: claim about one round.
+    :param points: upper bounds on error rates, at some thresholds; empty for the one-run game.
     :param proven: lower bound on epsilon without any assumption: for one round, or for all rounds of the one run.
     :param refuted_at: a delta at which the measured errors contradict the ledger, if any.
-    :param scores: of the trials that are counted.
+    :param scores: scores of the counted trials.
     """
 
     adversary: str
@@ -86,8 +86,8 @@ class Finding:
 
     @cached_property
     def noise_measured(self) -> float | None:
-        """The noise multiplier that a mechanism of the claimed form can have had at most (Nasr et al. 2023, "Tight
-        auditing of differentially private machine learning"); None for the one-run game."""
+        """The largest noise multiplier that a mechanism of the claimed form can have (Nasr et al. 2023, "Tight auditing
+        of differentially private machine learning"); None for the one-run game."""
         return min((self.claim.multiplier_at_most(point) for point in self.points), default=None)
 
     @property
@@ -97,17 +97,17 @@ class Finding:
 
     @property
     def measured_round_of_form(self) -> float | None:
-        """The same, where the mechanism has the form that is charged and as much noise as the errors allow."""
+        """The same, if the mechanism has the charged form and as much noise as the errors allow."""
         return self._of_form(1) if self.points else None
 
     @property
     def measured(self) -> float:
-        """Lower bound for `rounds` rounds: of that form, but for the one-run game, which assumes nothing."""
+        """Lower bound for `rounds` rounds, if the mechanism has that form; the one-run game assumes nothing."""
         return self._of_form(self.rounds)
 
     @property
     def raw(self) -> list[str]:
-        """Names what leaves without noise."""
+        """The names of the values that are sent without noise."""
         return list(self.claim.charge.raw)
 
     def _of_form(self, rounds: int) -> float:
@@ -117,7 +117,7 @@ class Finding:
         return max(self.proven, self.claim.over(rounds).with_noise(noise).epsilon(self.delta))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; an unbounded number is None."""
+        """Returns plain values for JSON; an unbounded number is None."""
         plain = {name: getattr(self, name) for name in _PLAIN}
         return {name: None if value == math.inf else value for name, value in plain.items()}
 
@@ -130,7 +130,7 @@ _PLAIN = (
 
 
 def two_worlds(scores: Scores, claim: Claim, *, rounds: int, delta: float, adversary: str, game: str) -> Finding:
-    """Tests a claim about one round, which is what a trial plays, by the scores of the game of two worlds."""
+    """Tests a claim about one round by the scores of the game of two worlds; a trial is one round."""
     risk = (1 - CONFIDENCE) / 4
     tuning = max(_LEAST_TUNING, round(_TUNING_SHARE * len(scores.inside)))
     tuned, tested = (Scores(*(each[part] for each in scores)) for part in (slice(tuning), slice(tuning, None)))
@@ -158,7 +158,7 @@ def two_worlds(scores: Scores, claim: Claim, *, rounds: int, delta: float, adver
 
 
 def one_run(run: OneRun, claim: Claim, *, delta: float, adversary: str, game: str) -> Finding:
-    """The best of a few numbers of guesses, each at its share of the risk."""
+    """Returns the best bound over a few numbers of guesses, each with an equal part of the risk."""
     risk = (1 - CONFIDENCE) / len(_GUESSES)
     included = run.included[np.argsort(-run.scores, kind="stable")]
     canaries, measured = len(included), 0.0
@@ -180,7 +180,7 @@ def one_run(run: OneRun, claim: Claim, *, delta: float, adversary: str, game: st
 
 
 def _thresholds(scores: Scores, trials: int, delta: float, risk: float) -> tuple[float, float]:
-    """Bounds the separation, and epsilon at `delta`, by normal distributions with the scores' moments."""
+    """Returns thresholds with the best expected separation and epsilon at `delta`, for normally distributed scores."""
     inside, outside = (NormalDist(float(s.mean()), max(float(s.std()), 1e-9)) for s in (scores.inside, scores.outside))
     low, high = sorted((outside.mean - 4 * outside.stdev, inside.mean + 4 * inside.stdev))
 

@@ -1,4 +1,4 @@
-"""The games that fit a task, each as a finding."""
+"""Plays the games that fit a task, and returns each as a finding."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from hushfleet.simulator.studies.audit.subject import KeepGoing, Subject
 
 _LEAST_TRIALS = 60
 _CANARIES = 256
-_GRADIENT_S = 5e-4  # of one record, about; a guess is enough to choose how many rounds one run has
-_ONE_RUN_SHARE = 0.5  # of the time
+_GRADIENT_S = 5e-4  # rough time for one record; an estimate is enough to choose the rounds of one run
+_ONE_RUN_SHARE = 0.5  # share of the time
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is played.
+    """Limits on the size of a game.
 
-    :param trials: in each world.
-    :param seconds: after which a game ends with the trials that it has; what is measured is then less, not wrong.
+    :param trials: trials in each world.
+    :param seconds: time after which a game ends with the trials that it has; the bound is then lower, but not wrong.
     """
 
     trials: int
@@ -40,7 +40,7 @@ def subject_of(prepared: PreparedTask, *, seed: int, field_noise: bool = False) 
 
 
 def findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda done: True) -> Iterator[Finding]:
-    """Plays the game of two worlds for the task's unit of privacy; a finding for each adversary."""
+    """Plays the game of two worlds for the task's unit of privacy; yields a finding for each adversary."""
     ends = time.monotonic() + effort.seconds
 
     def keep_going(done: int) -> bool:
@@ -61,7 +61,7 @@ def findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda done: T
 def one_run_finding(prepared: PreparedTask, subject: Subject, effort: Effort) -> Finding | None:
     """Plays many canaries in one training; the unit is the record.
 
-    None without data in a simulation, and for secure sums, where nobody sees what one device adds to it.
+    Returns None without simulation data, and for secure sums, in which nobody sees the part of one device.
     """
     spec, model, privacy = subject.spec, subject.spec.model, subject.spec.privacy
     if prepared.dataset is None or privacy.secure is not None:

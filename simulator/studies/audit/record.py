@@ -1,13 +1,13 @@
-"""The games for one record, where each gradient is noised: DP-SGD on a device.
+"""Plays the games for one record, if each gradient is noised: DP-SGD on a device.
 
-The adversary here sees every noised gradient, as the ledger's claim allows it to: stronger than a server, which has
-only where a round began and where it ended. Who is in which batch stays hidden from it. The score of a record is its
-likelihood ratio, batch by batch: with q the sample rate and s the projections of a batch's gradients on the record's,
-log(1 - q + q exp(sum of (2 s - 1) / (2 sigma^2))). All gradients of one batch share one draw of the batch.
+The adversary here sees each noised gradient, which the ledger's claim covers: it is stronger than a server, which only
+knows the model at the start and at the end of a round. It does not know which records are in which batch. The score of
+a record is its likelihood ratio, batch by batch: with q the sample rate and s the projections of a batch's gradients on
+the record's gradient, log(1 - q + q exp(sum of (2 s - 1) / (2 sigma^2))). All gradients of a batch share its draw.
 
 `play` is the game of two worlds: canaries that are among a device's records, and canaries that are not; other records
-are absent, which is the worst case. `play_one_run` inserts many canaries at once into a training of the
-real network on real images, each by a fair coin (Steinke, Nasr and Jagielski 2023, Algorithm 1).
+are absent, which is the worst case. `play_one_run` inserts many canaries at once into a training of the real network on
+real images, each by a fair coin (Steinke, Nasr and Jagielski 2023, Algorithm 1).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from hushfleet.wire.format.messages import RoundPlan
 
 GRADIENTS = "sees every noised gradient"
 UPDATE = "server: update"
-MEASURED = 4  # rounds without a canary that variances are measured in
+MEASURED = 4  # rounds without a canary in which variances are measured
 _CANARIES_A_ROUND = 64  # canaries in one round
-LEAST_WIDTH = 4  # coordinates for each
+LEAST_WIDTH = 4  # coordinates for each canary
 _LARGEST_LOG = 700.0
 
 Keep = Callable[[np.ndarray], Any]
-"""What is kept of a noised gradient, float32 `[d]`."""
+"""Returns the part of a noised gradient, float32 `[d]`, that is kept."""
 
 
 class OneRun(NamedTuple):
@@ -53,11 +53,11 @@ class OneRun(NamedTuple):
 
 
 def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
-    """The scores of whoever sees every noised gradient, and of whoever sees only where the round ended.
+    """Returns the scores of an adversary that sees each noised gradient, and of one that only sees the round's update.
 
-    At least `trials` canaries in each world, or fewer where `keep_going` says no. Canaries of one round lie on
-    coordinates of their own, half of them among the device's records. Since each record's gradient is clipped by itself
-    and each value has noise of its own, they are as independent as canaries of separate rounds, and cost a fraction.
+    Plays at least `trials` canaries in each world, or fewer if `keep_going` returns False. Canaries of one round have
+    disjoint coordinates; half of them are among the device's records. Each record's gradient is clipped separately, and
+    each value has its own noise, so they are as independent as canaries of separate rounds, and need much less time.
     """
     game = _TwoWorlds(subject)
     weights, spreads = game.measured()
@@ -85,7 +85,7 @@ def play_one_run(
     canaries: int,
     rounds: int,
 ) -> OneRun:
-    """One training of `rounds` rounds on `samples` and about half of `canaries`."""
+    """Plays one training of `rounds` rounds on `samples` and about half of `canaries`."""
     mechanism = _mechanism(subject)
     rng = np.random.default_rng(subject.seed)
     included = rng.random(canaries) < 0.5
@@ -109,10 +109,10 @@ def play_one_run(
 
 
 def log_ratio(batches: list[np.ndarray], rate: float, spread: np.ndarray | float) -> Any:
-    """Log-likelihood ratio of "it is among the records" over "it is not", summed over batches.
+    """Returns the log-likelihood ratio of "it is among the records" over "it is not", summed over batches.
 
-    :param batches: of each, the projections of its gradients `[g, ...]`: normal with standard deviation `spread`, a
-        number or `[...]`, and mean 1 where the record is in the batch, else 0.
+    :param batches: for each batch, the projections of its gradients `[g, ...]`: normal with standard deviation
+        `spread`, a number or `[...]`, and mean 1 if the record is in the batch, else 0.
     """
     total: Any = 0.0
     for projections in batches:
@@ -137,8 +137,8 @@ class _TwoWorlds:
         self._gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=length * 3)
 
     def measured(self) -> tuple[np.ndarray, np.ndarray]:
-        """How each value of a canary's block counts, float64 `[m, b]`, and the standard deviation `[m]` of what they
-        add up to by noise alone. A canary's clipped gradient adds up to 1."""
+        """Returns the weight of each value of a canary's block, float64 `[m, b]`, and the standard deviation `[m]` of
+        the weighted sum of the noise alone. The weighted sum of a canary's clipped gradient is 1."""
         moments = Moments()
         with self._life(0, np.zeros(0, np.int64)) as trainer:
             for round in range(1, min(MEASURED, self.subject.spec.rounds) + 1):
@@ -151,7 +151,7 @@ class _TwoWorlds:
         return weights, np.sqrt((weights**2 * variances).sum(axis=1))
 
     def rounds(self, trials: int) -> Iterator[tuple[np.ndarray, Trainer, int]]:
-        """Which canaries are in, the device, and its next round; without end short of `trials` in each world."""
+        """Yields which canaries are in, the device, and its next round, until each world has `trials`."""
         lengths, done, life = min(self.subject.spec.rounds, ROUNDS_A_LIFE), 0.0, 0
         while done < trials:
             life += 1
@@ -168,22 +168,22 @@ class _TwoWorlds:
 
     @contextmanager
     def _life(self, number: int, inserted: np.ndarray) -> Iterator[Trainer]:
-        """A device whose records are the canaries `inserted`."""
+        """Opens a device whose records are the canaries `inserted`."""
         samples = zero_samples(self.subject.spec.model, inserted + self.subject.classes)
         with self.subject.device(number, gradient=self._gradient, samples=samples, logits_of=_no_logits) as trainer:
             yield trainer
 
     def seen(self, trainer: Trainer, round: int, keep: Keep) -> tuple[list[np.ndarray], np.ndarray]:
-        """Gives what is seen of a round that the server asked for twice: all noised gradients, and the last update."""
+        """Returns the adversary's view of a round requested twice: all noised gradients, and the last update."""
         batches, moved = _NewcomersRound(trainer, self.subject.plan(round), keep=keep).watch(self.subject.initial, 2)
         return [np.array(batch, np.float64) for batch in batches], moved
 
 
 @dataclass(frozen=True)
 class _WatchedMechanism(RecordMechanism):
-    """The device's own mechanism, with an adversary who is handed each noised gradient.
+    """The device's own mechanism, with an adversary that receives each noised gradient.
 
-    :param seen: of each batch what `keep` makes of its noised gradients.
+    :param seen: for each batch, the results of `keep` for its noised gradients.
     """
 
     seen: list[list[Any]] = field(default_factory=list)
@@ -206,9 +206,9 @@ def _mechanism(subject: Subject) -> RecordMechanism:
 
 
 class _WatchedRound(DeviceRound):
-    """A round that an adversary watches, who is handed each noised gradient.
+    """A round with an adversary that receives each noised gradient.
 
-    :param keep: makes of a noised gradient what is kept of it.
+    :param keep: computes the part of a noised gradient that is kept.
     """
 
     def __init__(self, trainer: Trainer, plan: RoundPlan, *, keep: Keep) -> None:
@@ -216,13 +216,13 @@ class _WatchedRound(DeviceRound):
         self._keep, self._batches = keep, list[list[Any]]()
 
     def begun(self, published: np.ndarray, samples: OwnSamples) -> LocalRound:
-        """The device's local round, with a mechanism that shows what it noises."""
+        """Returns the device's local round, with a mechanism that records its noised gradients."""
         begun = super().begun(published, samples)
         begun.record = _WatchedMechanism(**vars(begun.record), seen=self._batches, keep=self._keep)
         return begun
 
     def watch(self, start: np.ndarray, times: int = 1) -> tuple[list[list[Any]], np.ndarray]:
-        """Runs the round as often as it is asked for; returns each batch's gradients, as kept, and the last update."""
+        """Runs the round `times` times; returns each batch's gradients, as kept, and the last update."""
         moved: list[np.ndarray] = []
         self.trainer.observer = lambda _, __, release: moved.append(release.values)
         for _ in range(times):
@@ -231,7 +231,7 @@ class _WatchedRound(DeviceRound):
 
 
 class _NewcomersRound(_WatchedRound):
-    """A round that a device begins as if it had never taken part, so that rounds are alike."""
+    """A round that a device starts as if it had never taken part, so that all rounds are equal."""
 
     def state(self) -> DeviceState:
         return self.method.init_state()

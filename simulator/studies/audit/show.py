@@ -1,4 +1,4 @@
-"""A finding for people and for programs: the table, the sentences below it, JSON, and the trade-off curve on a page."""
+"""Shows findings: a table, the sentences below it, JSON for programs, and a page with the trade-off curve."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def print_findings(console: Console, title: str, findings: Sequence[Finding]) ->
 
 
 def _lines(findings: Sequence[Finding]) -> list[list[str]]:
-    """The table's lines, as `_HEAD`."""
+    """Returns the table's lines, with the columns of `_HEAD`."""
     lines = []
     for each in findings:
         first, rounds = [each.adversary, each.game, f"{each.trials:,}"], f"{each.rounds} rounds"
@@ -58,7 +58,7 @@ def _lines(findings: Sequence[Finding]) -> list[list[str]]:
 
 
 def sentences(findings: Sequence[Finding]) -> list[str]:
-    """Explains what the numbers mean, and what they do not."""
+    """Returns sentences that explain what the numbers mean, and what they do not mean."""
     first = findings[0]
     most = math.log(max(first.trials, 4) / 4)
     said = [
@@ -92,7 +92,7 @@ def format_epsilon(value: float | None) -> str:
 
 
 def render_page(title: str, findings: Sequence[Finding]) -> str:
-    """The findings as HTML: the table, and for each game of two worlds its trade-off curve."""
+    """Returns the findings as HTML: the table, and the trade-off curve of each game of two worlds."""
     plots = [_plot(each) for each in findings if each.scores is not None]
     lead = f"Errors of the adversary's tests at every threshold; dots: rates at most, {findings[0].confidence:.0%}."
     table = page.Table(_HEAD, _lines(findings), names=2)
@@ -106,7 +106,7 @@ def render_page(title: str, findings: Sequence[Finding]) -> str:
 
 
 def _plot(found: Finding) -> page.Plot:
-    """Errors of the adversary's tests at every threshold, and the curve below which the claim lets none be."""
+    """Plots the adversary's errors at each threshold, and the claim's curve, below which no errors are possible."""
     assert found.scores is not None
     inside, outside = np.sort(found.scores.inside), np.sort(found.scores.outside)
     thresholds = np.unique(np.concatenate((inside, outside)))

@@ -1,4 +1,4 @@
-"""The device that is audited: what a board runs, with an empty store, and with what the audit puts into it."""
+"""Makes the audited device: the code of a board, with an empty store, and with the audit's inputs."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from hushfleet.simulator.engines.fast.sums import key_of
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 
 DEVICE = "audited"
-ROUNDS_A_LIFE = 32  # a ledger is read as a whole for each entry
+ROUNDS_A_LIFE = 32  # rounds before a new store, because each entry reads the whole ledger
 FLOOR = 1e-12
 
 KeepGoing = Callable[[int], bool]
-"""Asked with how many trials are done."""
+"""Called with the number of finished trials; returns whether to continue."""
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """The device and task that are audited.
+    """The audited device and task.
 
     :param spec: the task package; the audit needs none of its graphs.
     :param initial: float32 `[d]`, a global model.
-    :param cohort: how many devices a round has, among whom noise may be divided.
-    :param field_noise: noise as in the field, which no seed repeats.
-    :param fleet: devices of the roster, where the task has secure sums.
+    :param cohort: number of devices in a round; noise may be divided among them.
+    :param field_noise: whether the noise is not seeded, as in the field.
+    :param fleet: number of devices in the roster, if the task has secure sums.
     """
 
     spec: TaskSpec
@@ -61,7 +61,7 @@ class Subject:
 
     @cached_property
     def terms(self) -> RoundTerms:
-        """The terms of a round, as the aggregator's plans have them."""
+        """The terms of a round, as in the aggregator's plans."""
         controls = self.method.server.controls(self.method.server.initial(self.seed), 1)
         return RoundTerms(min(self.spec.privacy.noise_split, self.cohort), controls)
 
@@ -76,7 +76,7 @@ class Subject:
 
     @cached_property
     def roster(self) -> Roster | None:
-        """The roster of a task of secure sums."""
+        """The roster, if the task has secure sums."""
         if self.spec.privacy.secure is None:
             return None
         names = self._names(self.fleet)
@@ -110,9 +110,9 @@ class Subject:
         logits_of: LogitsOf | None = None,
         samples: LabelledSamples | None = None,
     ) -> Iterator[Trainer]:
-        """A device with an empty store; each `life` has noise of its own.
+        """Opens a device with an empty store; each `life` has its own noise.
 
-        It takes what its task asks for: what that is worth is what the audit finds.
+        It accepts all terms of its task: the audit measures how much privacy they give.
         """
         privacy = self.spec.privacy
         with (
@@ -139,7 +139,7 @@ def _not_asked(*_: Any, **__: Any) -> Any:
 
 
 class Scores(NamedTuple):
-    """The adversary's scores, float64 `[trials]` in each world; higher says "in"."""
+    """The adversary's scores, float64 `[trials]` in each world; a higher score means "in"."""
 
     inside: np.ndarray
     outside: np.ndarray
@@ -147,7 +147,7 @@ class Scores(NamedTuple):
 
 @dataclass
 class FreshNoise:
-    """A device's `Randomness` of which no two draws are alike, as in the field; but for `field`, repeatable."""
+    """A device's `Randomness` in which each draw is different, as in the field; repeatable unless `field` is set."""
 
     seed: int
     life: int

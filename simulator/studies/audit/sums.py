@@ -1,11 +1,11 @@
-"""The game for a secure sum: is this device's update, or this record of it, in the sum?
+"""Plays the game for a secure sum: is this device's update, or this record of the device, in the sum?
 
-The adversary is a server with as many corrupt devices as the task stands: it knows what these sent, and sees the sum.
-Hidden in it are the parts of the honest devices that the task counts on. One of them is what a board runs:
-`DeviceRound` with its store, ledger, release and ring, without the masks, which cancel. The adversary knows what the
-others have trained, so they have nothing here, and add noise by the ring. For a device the canary is what its training
-ends with; for a record it is the only one that it trains on, with the gradient's clipping and the round's step. The
-server asks twice for each round, and takes the mean where other bytes come.
+The adversary is a server with as many corrupt devices as the task tolerates: it knows their updates, and sees the sum.
+Only the parts of the honest devices that the task assumes are hidden. One of them runs the code of a board:
+`DeviceRound` with its store, ledger, release and ring, without the masks, which cancel. The adversary knows the results
+of the other honest devices' training. So their updates are zero here, and they only add noise by the ring. For a
+device, the canary is the result of its training; for a record, it is the only record that it trains on, with the
+gradient's clipping and the round's step. The server requests each round twice, and uses the mean if the bytes differ.
 
 The score is the likelihood ratio of two normal distributions, as in `device`; variances are measured.
 """
@@ -34,12 +34,12 @@ from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import decode_masked
 
 SUM = "server, with all corrupt devices: the sum"
-MEASURED = 32  # trials of each world that variances are measured in
-_OTHERS = 1 << 40  # numbers of the other devices' noise
+MEASURED = 32  # trials of each world in which variances are measured
+_OTHERS = 1 << 40  # first number for the other devices' noise
 
 
 def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
-    """The scores of whoever sees sums, of `trials` rounds in each world, or fewer where `keep_going` says no."""
+    """Returns the scores of a server that sees sums: `trials` rounds per world, or fewer if `keep_going` ends it."""
     game, moments = _Game(subject), {True: Moments(), False: Moments()}
     for seen, inside in game.trials(1, MEASURED, lambda _: True):
         moments[inside].add(seen)
@@ -54,7 +54,7 @@ def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scor
 
 class _Game:
     def __init__(self, subject: Subject) -> None:
-        """Raises `BadInput` for a task whose devices send no sums."""
+        """Prepares the game. Raises `BadInput` for a task without secure sums."""
         if subject.spec.privacy.secure is None:
             raise BadInput("the game for a sum needs a task of secure sums")
         self.subject, self.secure = subject, subject.spec.privacy.secure
@@ -68,13 +68,13 @@ class _Game:
         self.shared = ~subject.method.init_state().public.mask
         with self.device(0, inside=True) as trainer:
             trained = self._round(trainer, subject.plan(1), inside=True).train(subject.initial)
-            noise = trainer.randomness.noise(1)  # which the ring adds, and not the release
+            noise = trainer.randomness.noise(1)  # the ring adds noise, and not the release
             released = subject.method.release(trained.context, trained.update, noise)
         self.expected = released.values[self.shared].astype(np.float64)
 
     @contextmanager
     def device(self, life: int, *, inside: bool) -> Iterator[Trainer]:
-        """A device with the canary, or without anything."""
+        """Opens a device with the canary, or without any record."""
         canary = np.full(int(inside), self.subject.classes)
         with self.subject.device(
             life,
@@ -86,13 +86,13 @@ class _Game:
             yield trainer
 
     def _round(self, trainer: Trainer, plan: RoundPlan, *, inside: bool) -> _SumRound:
-        """A round of such a device. With the unit `device` training moves the canary, or nothing."""
+        """Returns a round of such a device. With the unit `device`, training returns the canary, or no change."""
         scripted = self.subject.spec.privacy.unit == "device"
         moves = (self.update * np.float32(inside), self.data) if scripted else None
         return _SumRound(trainer, plan, self.subject.roster, moves)
 
     def trials(self, stage: int, count: int, keep_going: KeepGoing) -> Iterator[tuple[np.ndarray, bool]]:
-        """Sums of both worlds in turn, each world in lives of its own; and whether the canary was in."""
+        """Yields sums of both worlds in turn, each world on its own devices, and whether the canary was in."""
         rounds, life = min(self.subject.spec.rounds, ROUNDS_A_LIFE), stage << 32
         for first in range(0, count, rounds):
             life += 2
@@ -104,7 +104,7 @@ class _Game:
                     yield self._seen(other, round, inside=False), False
 
     def _seen(self, trainer: Trainer, number: int, *, inside: bool) -> np.ndarray:
-        """The sum of a round that the server asked for twice, float64 `[k]`."""
+        """Returns the sum of a round that the server requests twice, float64 `[k]`."""
         subject, cost, plan = self.subject, self.cost, self.subject.plan(number)
         round = self._round(trainer, plan, inside=inside)
         sent = [round.run(subject.initial).data for _ in range(2)]
@@ -126,9 +126,9 @@ class _Game:
 
 
 class _SumRound(DeviceRound):
-    """A round that a device begins as if it had never taken part, so that rounds are alike.
+    """A round that a device starts as if it had never taken part, so that all rounds are equal.
 
-    :param moves: what training moves, if it is not run, and what a method may ask of the data.
+    :param moves: update that replaces training, and answers to a method's questions about the data; None to train.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The inversion attack: seeks training images in the updates that they cause.
+"""The inversion attack: reconstructs training images from the updates that they cause.
 
-attack    from an update to an image
-views     what the server is shown of an image: raw, clipped, noised, in a sum; and how well it was found
-study     of a task
+attack    computes an image from an update
+views     the server's views of an image: raw, clipped, noised, in a sum; and how well the image was found
+study     the attack on a task
 show      the table, JSON and the picture
 """

@@ -1,8 +1,8 @@
-"""A training image from the update that it caused, by whoever knows the network.
+"""Reconstructs a training image from the update that it caused, by an attacker that knows the network.
 
-Geiping et al., Inverting Gradients, NeurIPS 2020: an image whose gradient points where the one that was seen points
-(cosine distance, which no clipping changes), and which is smooth (total variation), by Adam on the signs of that
-objective's gradient. All images are sought at once, each for itself and from several beginnings.
+Geiping et al., Inverting Gradients, NeurIPS 2020: searches for an image whose gradient has the same direction as the
+observed one (cosine distance, which clipping does not change), and which is smooth (total variation), by Adam on the
+signs of this objective's gradient. All images are searched at once, independently and from several starts.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from hushfleet.models.model import Model
 from hushfleet.progress import doing
 from hushfleet.torch_threads import one_torch_thread
 
-STEP = 0.1  # of Adam, in normalised pixels; Geiping et al. decay it at these parts of the way
+STEP = 0.1  # of Adam, in normalised pixels; as in Geiping et al., it decays after these parts of the steps
 DECAYS = (3 / 8, 5 / 8, 7 / 8)
 
 
 def gradients(model: Model, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Gradients of the cross-entropy of each image: `x [B, C, H, W]`, `y [B]` -> `[B, d]`, differentiable by `x`."""
+    """Returns cross-entropy gradients of each image: `x [B, C, H, W]`, `y [B]` -> `[B, d]`, differentiable by `x`."""
 
     def loss(tensors: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
         return F.cross_entropy(model.forward(tensors, image[None]), label[None])
@@ -42,15 +42,15 @@ def reconstruct(
     smooth: float = 1e-3,
     seed: int = 0,
 ) -> np.ndarray:
-    """Gives the attacker's guess of the images behind `updates`.
+    """Returns the attacker's guess of the images behind `updates`.
 
-    :param params: float32 `[d]`, the global model that the devices began with.
-    :param updates: float32 `[B, d]`, what was seen; only directions count.
+    :param params: float32 `[d]`, the global model with which the devices started.
+    :param updates: float32 `[B, d]`, the observed updates; only their directions count.
     :param labels: int64 `[B]`, known to the attacker.
     :param limits: least and greatest normalised pixel of each channel, `[C]` each.
-    :param tries: how often each search begins anew; the one with the least objective counts.
+    :param tries: number of starts of each search; the one with the lowest objective counts.
     :param smooth: weight of the total variation.
-    :param seed: decides where searches begin, the same for all updates.
+    :param seed: draws the starts of the searches, the same for all updates.
     :return: float32 `[B, C, H, W]`, normalised pixels.
     """
     low, high = (torch.from_numpy(np.asarray(each, np.float32))[:, None, None] for each in limits)
@@ -65,7 +65,7 @@ def reconstruct(
 
     adam = torch.optim.Adam([x], lr=STEP)
     decay = torch.optim.lr_scheduler.MultiStepLR(adam, [int(part * steps) for part in DECAYS], gamma=0.1)
-    # Each step is some hundred small operations: threads wait for each other longer than they work.
+    # Each step has some hundred small operations: several threads would wait for each other longer than they work.
     with one_torch_thread(), doing("inverting updates", total=steps) as work:
         for _ in range(steps):
             (slope,) = torch.autograd.grad(objective().sum(), x)
@@ -82,6 +82,6 @@ def reconstruct(
 
 
 def _variation(x: Tensor) -> Tensor:
-    """Mean absolute difference of neighbours, across and down: `[B]`; none where a side has one pixel."""
+    """Returns the mean absolute difference of neighbours, across and down: `[B]`; 0 along sides of one pixel."""
     sides = [x.diff(dim=axis).abs().flatten(1) for axis in (2, 3) if x.shape[axis] > 1]
     return sum((each.mean(1) for each in sides), torch.zeros(len(x)))

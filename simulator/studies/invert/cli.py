@@ -14,7 +14,7 @@ from hushfleet.simulator.options import DataDir, TaskSettings
 
 @dataclass(frozen=True, kw_only=True)
 class InvertOptions(TaskSettings):
-    """How the attack is run."""
+    """Options of the attack."""
 
     # fmt: off
     images: Annotated[int, Option(min=1, max=50, help="Number of images to seek; the seed draws them.")] = 6

@@ -1,4 +1,4 @@
-"""Shows what the attacker found: the table, JSON, and the picture with the originals above."""
+"""Shows the attacker's results: the table, JSON, and the picture with the originals at the top."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def table(title: str, views: Sequence[ImageView]) -> Table:
 
 
 def to_json(task: str, classmates: float, views: Sequence[ImageView]) -> str:
-    """:param classmates: among how many images of its class one is to be recognised, on average."""
+    """:param classmates: mean number of images of a class, among which one must be recognised."""
     plain = [
         {
             "view": view.name,

@@ -1,4 +1,4 @@
-"""The study of a task: its network, its data as its devices have them, and what it adds to an update."""
+"""Runs the attack on a task: with its network, its devices' data, and the noise that it adds to an update."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ FIGURES, PICTURE = "invert.json", "invert.png"
 class AttackTarget:
     """The attack on the first device of a task.
 
-    :param title: network, data and what the epsilons are for.
-    :param classmates: among how many images of its class one is to be recognised, on average.
+    :param title: text with network, data, and the rounds and delta of the epsilons.
+    :param classmates: mean number of images of a class, among which one must be recognised.
     :param originals: float32 `[n, C, H, W]`, 0..1.
     """
 
@@ -42,7 +42,7 @@ class AttackTarget:
         return to_json(self.task.name, self.classmates, self.views)
 
     def save(self, folder: Path) -> None:
-        """The figures, and the picture."""
+        """Writes the figures and the picture."""
         write_whole(folder / FIGURES, self.json + "\n")
         draw(self.originals, self.views, folder / PICTURE)
 
@@ -57,9 +57,9 @@ def invert(
     tries: int = 4,
     seed: int = 0,
 ) -> AttackTarget:
-    """Seeks training images in updates of the task's first round; the parameters are those of the command.
+    """Searches training images in updates of the task's first round; the parameters are the command's options.
 
-    Raises `BadInput`.
+    Raises `BadInput` for a task that cannot be attacked.
     """
     if task.data.name in OWN_DATA:
         raise BadInput(f"data.name = {task.data.name!r}: the attack seeks images of the public data sets only")
@@ -89,7 +89,7 @@ def invert(
 
 
 def _of_a_device(task: Task, samples: int) -> float | None:
-    """The noise multiplier of what one device sends; None where that is not noised, or hidden in a sum."""
+    """Returns the noise multiplier of one device's update; None if it is not noised, or hidden in a sum."""
     if not task.noises_updates or task.privacy.accounting == "secure":
         return None
     privacy = task.privacy_spec(train_samples=samples)

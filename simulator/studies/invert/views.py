@@ -1,7 +1,7 @@
-"""The views that a server has of an image, and how much of the image an attack finds in each.
+"""Makes the views that a server has of an image, and measures how much of the image an attack finds in each.
 
-The worst case for a device: its whole update is one step of SGD (learning rate 1) on one image, and the attacker
-knows the label. A round of more images and steps shows less of each.
+This is the worst case for a device: its whole update is one step of SGD (learning rate 1) on one image, and the
+attacker knows the label. A round with more images and steps shows less of each image.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from hushfleet.simulator.fleet import Fleet
 from hushfleet.simulator.studies.invert.attack import gradients, reconstruct
 
 LITTLE = 0.005
-"""A noise multiplier of negligible protection: its epsilon is in the hundreds of thousands."""
+"""A noise multiplier with almost no protection: its epsilon is several hundred thousand."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """A task's promise.
+    """A task's privacy parameters.
 
     :param clip_norm: C, finite.
-    :param rounds: that the epsilons are for.
-    :param devices: of a secure sum.
-    :param noise_multiplier: of what one device of the task sends; None where that is not noised.
+    :param rounds: number of rounds that the epsilons cover.
+    :param devices: number of devices in a secure sum.
+    :param noise_multiplier: noise multiplier of one device's update; None if it is not noised.
     """
 
     clip_norm: float
@@ -46,8 +46,8 @@ class Terms:
 class ImageView:
     """One way of looking at the same images.
 
-    :param epsilon_server: of the task's rounds; None without noise, where it is infinite.
-    :param images: float32 `[n, C, H, W]`, what the attacker finds, 0..1.
+    :param epsilon_server: epsilon of the task's rounds; None without noise: then it is infinite.
+    :param images: float32 `[n, C, H, W]`, the images that the attacker finds, 0..1.
     :param psnr: float64 `[n]`, decibels.
     :param recognised: bool `[n]`, see `recognised`.
     """
@@ -62,9 +62,10 @@ class ImageView:
 def look(
     model: Model, params: np.ndarray, fleet: Fleet, terms: Terms, *, count: int, steps: int, tries: int, seed: int
 ) -> tuple[np.ndarray, list[ImageView]]:
-    """Attacks `count` images of the fleet's first device: the originals float32 `[n, C, H, W]`, 0..1, and the views.
+    """Attacks `count` images of the fleet's first device; returns originals float32 `[n, C, H, W]`, 0..1, and views.
 
-    :param fleet: of a sum, each device has one image; those of the others are drawn from what the others have.
+    :param fleet: fleet of the task. In a sum, each device has one image; the other devices' images are drawn from all
+        images that the first device does not have.
     :param seed: draws the images.
     """
     device = fleet.devices[0].train
@@ -101,9 +102,9 @@ def look(
 def make_views(
     updates: np.ndarray, count: int, terms: Terms, *, seed: int
 ) -> list[tuple[str, float | None, np.ndarray]]:
-    """Name, epsilon_server and vectors float32 `[count, d]` of each view.
+    """Returns name, epsilon_server and vectors float32 `[count, d]` of each view.
 
-    :param updates: float32 `[count + devices - 1, d]`: of the images that are sought, then of the others in a sum.
+    :param updates: float32 `[count + devices - 1, d]`: of the attacked images, then of the others in a sum.
     """
     clipped = clip(updates, terms.clip_norm)
     single, others = clipped[:count], clipped[count:].sum(axis=0)
@@ -126,7 +127,7 @@ def make_views(
 
     task, sums = terms.noise_multiplier, single + others
     return [
-        ("raw, or clipped", None, single),  # one direction, which is all that the attack looks at
+        ("raw, or clipped", None, single),  # both have the same direction, and the attack uses nothing else
         ("a little noise", spent(LITTLE), noised(single, LITTLE)),
         *([] if task is None else [("noised, as the task does", spent(task), noised(single, task))]),
         ("noised", 8.0, noised(single, multiplier(8))),
@@ -137,16 +138,16 @@ def make_views(
 
 
 def psnr(found: np.ndarray, originals: np.ndarray) -> np.ndarray:
-    """Peak signal-to-noise ratio of images `[n, C, H, W]`, 0..1: float64 `[n]`, decibels, at most 100."""
+    """Returns the peak signal-to-noise ratio of images `[n, C, H, W]`, 0..1: float64 `[n]`, decibels, at most 100."""
     errors = np.square(found.astype(np.float64) - originals).mean(axis=(1, 2, 3))
     return np.asarray(-10 * np.log10(np.maximum(errors, 1e-10)))
 
 
 def recognised(found: np.ndarray, places: np.ndarray, images: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Whether of all `images` of its class, the original is the most alike (correlation): bool `[n]`.
+    """Returns whether the original is the most similar (correlation) of all `images` of its class: bool `[n]`.
 
-    :param found: `[n, C, H, W]`; one without any contrast is like nothing.
-    :param places: int64 `[n]`, where the originals are in `images [N, C, H, W]` with `labels [N]`.
+    :param found: `[n, C, H, W]`; an image without any contrast is similar to none.
+    :param places: int64 `[n]`, indices of the originals in `images [N, C, H, W]` with `labels [N]`.
     """
 
     def centred(values: np.ndarray) -> np.ndarray:

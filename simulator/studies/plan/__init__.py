@@ -1,1 +1,1 @@
-"""`hushfleet plan`: will it pay, and what would it take."""
+"""`hushfleet plan`: is taking part worth it, and what does it need."""

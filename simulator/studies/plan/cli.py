@@ -17,7 +17,7 @@ FEATURES = ("scattering", "filters")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """The fleet that is asked about."""
+    """The fleet to estimate."""
 
     # fmt: off
     devices: Annotated[int, Option(min=2, max=100_000, help="Number of devices in a round.")]
@@ -144,7 +144,7 @@ def plan(options: PlanOptions) -> None:
 
 
 def read_shape(text: str | None) -> tuple[int, int, int] | None:
-    """Raises `BadInput` for anything but three whole numbers of 1 or more, the first of them 1 or 3."""
+    """Reads a shape. Raises `BadInput` unless it is three whole numbers of 1 or more, the first of them 1 or 3."""
     if text is None:
         return None
     parts = text.split(",")

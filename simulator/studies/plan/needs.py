@@ -18,25 +18,25 @@ from hushfleet.secure.prime_field import PRIMES
 
 HEADER_BYTES = 400  # signature, header and messages around an update or an answer
 ROSTER_BYTES = 48  # a device in the roster: its name and its key
-DIFFERENCE_BITS = 3.2  # a value of a coded change of the global model, at half a standard deviation of its noise
+DIFFERENCE_BITS = 3.2  # per value of an encoded model difference, with steps of half a standard deviation of noise
 ROUND_S = 0.05
-"""CPU seconds of one core of generic-x86 for the rest of a round: five steps on the head, noise, masks, store. Rounded
-up: without masks it is 2 ms."""
+"""CPU seconds of one core of generic-x86 for a round without transfers: five steps on the head, noise, masks, store.
+Rounded up: without masks it is 2 ms."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """The needs of a fleet; bytes are of one device.
+    """The needs of a fleet; bytes are for one device.
 
-    :param directions: leading directions of the features that a shared head is given; None: they have no order.
-    :param noise_multiplier: of a sum, over the honest devices.
-    :param share_std: of the noise that one device adds, in clip norms.
-    :param bits: of a value on the wire; 0: the update is not masked.
-    :param up: bytes of a masked update, a round.
-    :param answer: of a committee member's answer, in rounds in which the device is one.
-    :param down: of the global model, a round.
-    :param once: of the feature extractor, the roster and the task package.
-    :param epsilon_exchange: for exchanging a device's data for others, where epsilon is for adding or removing it.
+    :param directions: number of leading feature directions for the shared head; None: they have no order.
+    :param noise_multiplier: noise multiplier of a sum, over the honest devices.
+    :param share_std: standard deviation of the noise that one device adds, in clip norms.
+    :param bits: bits of a value on the wire; 0: the update is not masked.
+    :param up: bytes of an update per round.
+    :param answer: mean bytes of a committee answer per round; the device is not a member in each round.
+    :param down: bytes of the global model per round.
+    :param once: bytes of the feature extractor, the roster and the first model, received once.
+    :param epsilon_exchange: epsilon for exchanging a device's data for others; epsilon is for adding or removing them.
     """
 
     rounds: int
@@ -63,9 +63,9 @@ class Needs:
 
 
 def needs(asked: Question, table: GainTable | None = None) -> Needs:
-    """Returns the needs of a fleet. Raises `BadInput` or `PrivacyError` where so few devices make no secure sum.
+    """Returns the needs of a fleet. Raises `BadInput` or `PrivacyError` if there are too few devices for a secure sum.
 
-    :param table: default the one that comes with the package.
+    :param table: gain table; by default the package's own.
     """
     steps = rule(devices=asked.counted, epsilon=asked.epsilon, delta=asked.delta)
     multiplier = noise_multiplier_for(epsilon=asked.epsilon, delta=asked.delta, steps=steps.rounds)
@@ -108,7 +108,7 @@ def needs(asked: Question, table: GainTable | None = None) -> Needs:
 
 @dataclass(frozen=True)
 class BoardCosts:
-    """Seconds that a board works, and watt-hours: the features of its images, once, and each round with its transfers.
+    """A board's work in seconds and watt-hours: for the features of its images, once, and for a round with transfers.
 
     Energy is the profile's active power while the board computes, and its idle power while it transfers.
     """
@@ -121,7 +121,7 @@ class BoardCosts:
 
     @classmethod
     def of(cls, board: Board, asked: Question, needed: Needs, table: GainTable | None = None) -> BoardCosts:
-        """:param table: as of `needs`."""
+        """:param table: as for `needs`."""
         speed = float(board.relative_cpu_speed)
         up_s = (needed.up + needed.answer) * 8e-6 / float(board.network_up_mbit_s)
         down_s = needed.down * 8e-6 / float(board.network_down_mbit_s)
@@ -139,6 +139,6 @@ class BoardCosts:
 
 
 def feature_figures(asked: Question, table: GainTable | None = None) -> dict[str, float]:
-    """Measured by `benchmarks/private_gain.py`; of features that were not measured, scattering's."""
+    """Returns the figures of `benchmarks/private_gain.py`; for features without a measurement, those of scattering."""
     known = (table or gain_table()).features
     return dict(known.get(asked.measured_as) or known["scattering"])

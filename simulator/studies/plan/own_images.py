@@ -1,4 +1,4 @@
-"""The table of gains for one fleet, measured on public images that are like the user's own: `hushfleet plan --data`."""
+"""Measures the gain table of one fleet on public images similar to the user's own, for `hushfleet plan --data`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hushfleet.simulator.studies.plan.simulated import Figures, Images, Simulate
 
 SEEDS = (0, 1, 2)
 TIMES = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""The epsilons that are measured, in units of the one that is asked for: where the answer turns is between them."""
+"""The measured epsilons, as multiples of the requested one; the answer changes somewhere between them."""
 MOST_TRAIN, MOST_TEST, TEST_SHARE = 6000, 1000, 0.25
 LEAST_DEVICES = 8
 _CHOICE_SEED = 0
@@ -33,7 +33,7 @@ _CHOICE_SEED = 0
 class OwnImages:
     """Public images with labels, to train on and to test with.
 
-    :param name: where they come from, in words.
+    :param name: text that names their source.
     """
 
     name: str
@@ -45,7 +45,7 @@ class OwnImages:
 def own_images(data: str, shape: tuple[int, int, int], *, data_dir: Path | None) -> OwnImages:
     """Reads a data set by its name, or a folder with one sub-folder of images for each class.
 
-    :param shape: of the images of a folder, which are resized to it.
+    :param shape: images of a folder are resized to this shape.
     :raises BadInput: there are no such images, or fewer than two classes, or a class of one image.
     """
     if data in set_names():
@@ -71,10 +71,10 @@ def own_images(data: str, shape: tuple[int, int, int], *, data_dir: Path | None)
 
 
 def measured_table(asked: Question, own: OwnImages) -> GainTable:
-    """Simulates the fleet of a question, with the images that there are. Raises `BadInput` for too few of them.
+    """Simulates the fleet of a question with the available images. Raises `BadInput` if there are too few.
 
-    A gain depends on r, and hardly on the number of devices. So a fleet for which there are too few images is simulated
-    by a smaller one with the same r.
+    A gain depends on r, and very little on the number of devices. So if there are too few images for a fleet, a smaller
+    fleet with the same r is simulated.
     """
     devices = min(asked.devices, len(own.train) // asked.images)
     if devices < min(LEAST_DEVICES, asked.devices):
@@ -82,7 +82,7 @@ def measured_table(asked: Question, own: OwnImages) -> GainTable:
             f"--data {own.name}: {len(own.train)} images to train on are too few for {LEAST_DEVICES} devices with "
             f"{asked.images} each; give more of them, or fewer to a device (--images)"
         )
-    given = _some(own.train, 2 * devices * asked.images)  # so that seeds have other images
+    given = _some(own.train, 2 * devices * asked.images)  # enough for different images with each seed
     extractor = get_features(asked.features, given.images.shape[1:])
     graph = FeatureGraph(lambda: extractor.graph, extractor.spec)
     began = time.process_time()
@@ -121,7 +121,7 @@ def measured_table(asked: Question, own: OwnImages) -> GainTable:
 
 
 def _features(graph: FeatureGraph, samples: Samples) -> np.ndarray:
-    """float32 `[n, F]`, of pixels in [0, 1]."""
+    """Returns features float32 `[n, F]` of pixels in [0, 1]."""
     channels = len(samples.mean)
     raw = replace(samples, mean=(0.0,) * channels, std=(1.0,) * channels)
     return graph.of(raw).features[:, :, 0, 0]

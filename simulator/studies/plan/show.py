@@ -1,4 +1,4 @@
-"""The answer of `hushfleet plan`, for people and for programs."""
+"""Shows the answer of `hushfleet plan`, as text and as JSON values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def to_plain(advice: Advice, needed: Needs, boards: list[BoardCosts], year: Year
 
 
 def show(console: Console, advice: Advice, needed: Needs, boards: list[BoardCosts], year: Year | None) -> None:
-    """Prints the answer for people."""
+    """Prints the answer as text."""
     asked, found = advice.question, advice.estimate.accuracies
     console.print(f"[{_STYLES[advice.answer]}]{escape(advice.in_words)}[/].\n", soft_wrap=True)
     accuracy = Table("accuracy, about", title_justify="left")

@@ -1,8 +1,8 @@
-"""Simulates in seconds what the devices of a fleet gain by taking part: method `hush` with secure sums.
+"""Simulates in seconds how much the devices of a fleet gain by taking part: method `hush` with secure sums.
 
-The sums are exact, their noise is drawn at once, and all devices' local steps are one array; nothing is quantised.
-Features, own heads, the server's half, the rule for rounds, clip norm and directions, and the ways to learn alone are
-the product's own. The noise depends on r alone (`hushfleet.methods.hush_rule`), and so does a simulation.
+The sums are exact, the noise of a sum is drawn as a whole, and all devices' local steps are one array; nothing is
+quantised. Features, own heads, the server's half, the rule for rounds, clip norm and directions, and the ways to learn
+alone are the product's own code. The noise depends only on r (`hushfleet.methods.hush_rule`), and so does a simulation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hushfleet.params import ParamLayout
 from hushfleet.simulator.engines.fast.alone_on_features import predict_alone
 
 STEPS, RATE = 5, 16.0  # of a device's gradient descent in a round
-JUDGED = 12  # devices of a fleet that are compared with training alone
+JUDGED = 12  # number of devices of a fleet that are compared with training alone
 
 Figures = dict[str, Any]
 
@@ -50,7 +50,7 @@ class Images:
         return Images(self.x[train], self.y[train], self.test_x[test], self.test_y[test])
 
     def by_class(self, guesses: np.ndarray) -> np.ndarray:
-        """Accuracy on each class of the test set, `[..., C]`, of guesses `[..., n]`."""
+        """Returns the accuracy on each class of the test set, `[..., C]`, of guesses `[..., n]`."""
         right = guesses == self.test_y
         return np.stack([right[..., self.test_y == c].mean(-1) for c in range(self.classes)], -1)
 
@@ -59,7 +59,7 @@ class Images:
 class Dealt:
     """Features `[n, m, F]` and labels `[n, m]` of n devices with m images.
 
-    :param mixes: `[n, C]`, the shares of the classes where a device's images come from; its few images have others.
+    :param mixes: `[n, C]`, the class shares with which a device's images are drawn; its few images have other shares.
     """
 
     x: np.ndarray
@@ -72,7 +72,7 @@ class Dealt:
 
     @property
     def prior(self) -> np.ndarray:
-        """The log of the own label shares with one image added to each class, as method `hush` has it."""
+        """The log of the own label shares with one image added to each class, as in method `hush`."""
         counts = np.stack([np.bincount(y, minlength=self.classes) for y in self.y]) + 1
         logs: np.ndarray = np.log(counts / counts.sum(1, keepdims=True)).astype(np.float32)
         return logs
@@ -82,10 +82,10 @@ class Dealt:
 
 
 def deal(images: Images, *, devices: int, each: int, seed: int, alpha: float | None = None) -> Dealt:
-    """Draws each device's mix, and then its images by that; a class that is used up is replaced by the others.
+    """Draws each device's mix, and then its images by this mix; other classes replace a class without remaining images.
 
-    :param each: images a device.
-    :param alpha: of the Dirichlet by which mixes are drawn; None: all classes are alike.
+    :param each: images per device.
+    :param alpha: parameter of the Dirichlet distribution of the mixes; None: all classes have equal shares.
     """
     if devices * each > len(images.y):
         raise BadInput(f"{len(images.y)} images are too few for {devices} devices with {each} each")
@@ -107,16 +107,16 @@ def deal(images: Images, *, devices: int, each: int, seed: int, alpha: float | N
 
 
 def leading(features: np.ndarray, directions: int) -> np.ndarray:
-    """Returns the features that a shared head gets: the leading ones, as the task's graph gives them, or all."""
+    """Returns the features for the shared head: the leading ones, as in the task's graph, or all."""
     if directions >= features.shape[-1] - 1:
         return features
     return unit_with_bias(torch.from_numpy(features[..., :directions])).numpy()
 
 
 def shared_head(dealt: Dealt, server: TailMean, rng: np.random.Generator) -> np.ndarray:
-    """The head `[F, C]` that a task ends with.
+    """Returns the head `[F, C]` at the end of a task.
 
-    :param server: with the noise multiplier of the sum of all devices.
+    :param server: server half, with the noise multiplier of the sum of all devices.
     """
     devices, count, features = dealt.x.shape
     flat, prior = dealt.x.reshape(-1, features), dealt.prior[:, None]
@@ -142,10 +142,10 @@ def shared_head(dealt: Dealt, server: TailMean, rng: np.random.Generator) -> np.
 
 @dataclass(frozen=True, eq=False)
 class SimulatedFleet:
-    """Accuracies are means over the judged devices.
+    """A simulated fleet; accuracies are means over the judged devices.
 
-    :param seed: of the noise.
-    :param have_order: whether the features begin with those that say most, so that the first ones alone travel.
+    :param seed: seed of the noise.
+    :param have_order: whether the most important features come first, so that only the first ones are sent.
     """
 
     images: Images
@@ -163,14 +163,14 @@ class SimulatedFleet:
 
     @cached_property
     def _alone(self) -> np.ndarray:
-        """Accuracy by class of each way to learn alone, `[ways, devices, C]`."""
+        """Accuracy per class of each way to learn alone, `[ways, devices, C]`."""
         train = [_samples(x, y) for x, y in zip(self.judged.x, self.judged.y, strict=True)]
         said = [list(predict_alone(each, [self._test], classes=self.images.classes)[0].values()) for each in train]
         return self.images.by_class(np.array(said).swapaxes(0, 1))
 
     @cached_property
     def _best(self) -> np.ndarray:
-        """Accuracy on the own mix of each device, of the way that is best for all of them, in hindsight."""
+        """Accuracy on each device's own mix, of the way that is best for all devices on the test."""
         ways = (self._alone * self.judged.mixes).sum(-1)
         best: np.ndarray = ways[ways.mean(1).argmax()]
         return best
@@ -180,7 +180,7 @@ class SimulatedFleet:
         return {"common": float(self._alone.mean((1, 2)).max()), "own": float(self._best.mean())}
 
     def shared(self, signal: float) -> tuple[np.ndarray, Figures]:
-        """The head `[F, C]` that all have in the end, and its accuracies."""
+        """Returns the final shared head `[F, C]`, and its accuracies."""
         rounds, clip_norm, directions = steps_at(signal)
         given, tested = self._given(self.dealt.x, directions), self._given(self.images.test_x, directions)
         server = TailMean(rounds, 0.0, clip_norm, math.sqrt(rounds) * len(self.dealt.y) / signal)
@@ -189,10 +189,10 @@ class SimulatedFleet:
         return head, {"common": float(by_class.mean()), "own": float((self.judged.mixes @ by_class).mean())}
 
     def at(self, signal: float) -> Figures:
-        """Returns the figures of a fleet of this r: `shared`, the common head; `chosen`, each device's own head.
+        """Returns the figures of a fleet with this r: `shared`, the common head; `chosen`, each device's own head.
 
-        `error` is the standard error of the gain's mean over the judged devices; `worse` the share of them that are
-        more than a hundredth below alone.
+        `error` is the standard error of the gain's mean over the judged devices; `worse` is the share of them that are
+        more than 0.01 below training alone.
         """
         rounds, clip_norm, directions = steps_at(signal)
         head, shared = self.shared(signal)
@@ -218,7 +218,7 @@ class SimulatedFleet:
         return leading(features, directions) if self.have_order else features
 
     def _with_leading(self, features: np.ndarray, labels: np.ndarray, directions: int) -> FeatureSamples:
-        """Returns samples as a task's graph gives them: the features of the shared head, and then all."""
+        """Returns samples as from a task's graph: the features of the shared head, followed by all features."""
         given = self._given(features, directions)
         if given is features:
             return _samples(features, labels)
@@ -226,9 +226,9 @@ class SimulatedFleet:
 
 
 def over_seeds(lines: list[Figures]) -> Figures:
-    """Means over the seeds of a fleet, and the standard deviations of the values that depend on the seed.
+    """Returns means over the seeds of a fleet, and standard deviations of the values that depend on the seed.
 
-    :param lines: for each seed `alone`, and the figures of each `epsilon`.
+    :param lines: for each seed, `alone` and the figures of each `epsilon`.
     """
     points = []
     for epsilon, first in lines[0]["epsilon"].items():

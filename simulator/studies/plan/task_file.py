@@ -1,4 +1,4 @@
-"""The task file that a plan ends in."""
+"""Writes the task file of a plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hushfleet.simulator.studies.plan.needs import Needs
 
 
 def task_text(asked: Question, needed: Needs) -> str:
-    """A task for boards with class folders; the classes' names are left to fill in."""
+    """Returns a task for boards with class folders; the user fills in the class names."""
     names = ", ".join(f'"class-{index}"' for index in range(1, asked.classes + 1))
     accounting = "strict" if asked.local else "secure"
     honest = "" if asked.local else f"honest_fraction = {asked.honest_fraction:g}\n"

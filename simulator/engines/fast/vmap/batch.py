@@ -1,4 +1,4 @@
-"""One step's batches of many clients, as `hushfleet.gradients.batch.Batch` for arrays `[c, d]`."""
+"""Implements `hushfleet.gradients.batch.Batch` for arrays `[c, d]`: one step's batches of many clients."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hushfleet.simulator.engines.fast.vmap.replay import ReplayedGradient
 class CohortBatch(Batch):
     """The raw gradients of the clients that still train.
 
-    :param single: takes gradients of single samples.
-    :param at_once: samples of each client that it takes in one pass.
-    :param out: float32 `[c, d]`, where a gradient is written.
-    :param scratch: rows for single samples' gradients, kept from step to step since fresh pages take time.
+    :param single: computes gradients of single samples.
+    :param at_once: samples of each client that `single` computes in one pass.
+    :param out: float32 `[c, d]`; a gradient is written to it.
+    :param scratch: rows for single samples' gradients, reused in each step because fresh pages take time.
     """
 
     gradient: TorchGradient | ReplayedGradient
@@ -50,7 +50,7 @@ class CohortBatch(Batch):
         return losses, grads
 
     def clipped_sum(self, params: Tensor, clip_norm: float, out: Tensor, entries: Entries = ALL) -> Tensor:
-        """A few records at a time, so that memory does not grow with the batch."""
+        """Sums a few clipped records at a time, so that memory does not grow with the batch."""
         losses = params.new_zeros(len(params))
 
         def gradients() -> Iterator[Tensor]:
@@ -65,7 +65,7 @@ class CohortBatch(Batch):
         return losses / self.sizes.clamp(min=1)
 
     def _rows(self, params: Tensor, width: int) -> Tensor:
-        """Room for gradients `[c, width, d]`."""
+        """Returns memory for gradients `[c, width, d]`."""
         rows = self.scratch.get("each")
         if rows is None or rows.shape[1] < width:
             rows = self.scratch["each"] = params.new_empty(len(params), width, params.shape[1])
@@ -77,8 +77,8 @@ class CohortBatch(Batch):
             yield slice(first, min(first + self.at_once, width))
 
     def _some(self, params: Tensor, columns: slice, out: Tensor) -> Tensor:
-        """Losses `[c, k]` of some samples of each client, and gradients `[c, k, d]` in `out`; zero where a client has
-        no more."""
+        """Returns losses `[c, k]` of some samples of each client, and writes gradients `[c, k, d]` to `out`; both are
+        zero for padding."""
         step = self.step
         masks = [mask[:, columns] for mask in step.masks]
         losses, _ = self.single.records(

@@ -1,15 +1,15 @@
-"""The batches of many clients as arrays `[c, B, ...]`, cut on the device from images that stay there as bytes.
+"""Makes the batches of many clients as arrays `[c, B, ...]`, cropped on the device from images kept there as bytes.
 
 Client i takes its own batches at steps 0 to n_i - 1, without gaps, in the order in which one client alone would draw
-them. Clients are in falling order of n_i, so those that still train are always the first rows of everything, and
-who has finished is simply no longer looked at. A batch smaller than its step's largest one is padded with copies of
-its own first sample, of weight zero: padding can then be no worse a number than what it pads. Batches of the privacy
-unit `record` may be empty, and are padded with the client's first sample.
+them. Clients are in descending order of n_i, so the clients that still train are always the first rows, and the rows
+of finished clients are ignored. A batch smaller than the largest one of its step is padded with copies of its own first
+sample, of weight zero, so that padding cannot produce worse values (such as NaN) than the batch itself. Batches of the
+privacy unit `record` may be empty, and are padded with the client's first sample.
 
-The generators are NumPy's on the host, whatever the device: a processor and an accelerator train on the same order,
-the same shifts and under the same masks. What crosses to the device at a step is one row of sample numbers for each
-client, where each image is cut and whether it is mirrored, and the dropout masks where a network has them. All leave
-from pinned memory, so nobody waits.
+The generators are NumPy's on the host for every device: a processor and an accelerator train with the same order, the
+same crops and the same dropout masks. In each step, one row of sample numbers for each client is copied to the device,
+the crop and flip of each image, and the dropout masks if the network has them. All copies start from pinned memory, so
+nothing waits for them.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class SamplesOnDevice:
         return len(self._held)
 
     def of(self, samples: LabelledSamples) -> tuple[Tensor, Tensor]:
-        """Images uint8 `[n, C, H, W]`, or features float32, and labels int64 `[n]` or targets float32."""
+        """Returns images uint8 `[n, C, H, W]`, or features float32, and labels int64 `[n]` or targets float32."""
         if samples not in self._held:
             self._held[samples] = _on(samples.kept, self.device), _on(samples.y, self.device)
         return self._held[samples]
 
     def keep_only(self, wanted: Collection[LabelledSamples]) -> None:
-        """Forgets all others."""
+        """Drops all other samples from the device."""
         for samples in set(self._held) - set(wanted):
             del self._held[samples]
 
@@ -60,14 +60,14 @@ class SamplesOnDevice:
 class CohortStep:
     """One step of the clients that still train: the first `active` rows of their group.
 
-    :param epoch: of the first client; others may be in another.
+    :param epoch: epoch of the first client; others may be in another one.
     :param x: float32 `[active, B, C, H, W]`, augmented and normalised.
     :param y: int64 `[active, B]`, or float32 `[active, B, outputs]`.
     :param masks: dropout, float32 `[active, B, *shape]` each.
     :param sizes: int64 `[active]`, on the device: samples in each client's own batch.
-    :param weights: float32 `[active, B]`, 1 for a sample and 0 for padding; None where nothing is padded.
+    :param weights: float32 `[active, B]`, 1 for a sample and 0 for padding; None without padding.
     :param teacher: logits float32 `[active, B, classes]`, and `distill` `[active, B]`, 0 for a client without a
-        teacher; None where nobody has one.
+        teacher; None if no client has one.
     """
 
     active: int
@@ -82,7 +82,7 @@ class CohortStep:
 
 
 class _Drawn(NamedTuple):
-    """A client's batch: sample numbers, offsets and flips (none: images as they are), dropout masks."""
+    """A client's batch: sample numbers, offsets and flips (None: images unchanged), dropout masks."""
 
     epoch: int
     indices: np.ndarray
@@ -91,12 +91,12 @@ class _Drawn(NamedTuple):
 
 
 class GroupBatches:
-    """All steps of a group of clients; iterating draws from their generators, so it can be done once.
+    """All steps of a group of clients; it can be iterated only once, because iterating draws from the generators.
 
-    :param samples: of each client, those with most batches first.
-    :param rngs: of each client; draws what is in a batch, the augmentation and the dropout masks.
-    :param record: of the privacy unit `record`; its noise is not looked at.
-    :param teachers: of each client, or nothing at all.
+    :param samples: samples of each client; clients with most batches first.
+    :param rngs: generator of each client for its batches, the augmentation and the dropout masks.
+    :param record: mechanism for the privacy unit `record`; its noise is not used here.
+    :param teachers: teacher of each client; empty without any.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class GroupBatches:
         images, labels = zip(*(on_device.of(each) for each in samples), strict=True)
         self._images, self._labels = torch.cat(images), torch.cat(labels)
         self._firsts = np.cumsum([0] + [len(each) for each in samples])
-        # As Samples.x has it, to the bit.
+        # The same bits as Samples.x.
         self._scale = _on(np.stack([each.scale for each in samples])[:, None, :, None, None], self.device)
         self._shift = _on(np.stack([each.shift for each in samples])[:, None, :, None, None], self.device)
         self._teachers = self._teaching(samples, teachers)
@@ -126,7 +126,7 @@ class GroupBatches:
 
     def __iter__(self) -> Iterator[CohortStep]:
         active = len(self.steps)
-        # Dropout masks take longer to draw than an accelerator to train on; NumPy lets other threads go on meanwhile.
+        # Drawing dropout masks takes longer than training on an accelerator; NumPy lets other threads run meanwhile.
         threads = min(len(os.sched_getaffinity(0)), active) if self.inputs.dropout else 1
         with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
             for step in range(self.steps[0]):
@@ -135,7 +135,7 @@ class GroupBatches:
                 yield self._batch(list((pool.map if pool else map)(next, self._draws[:active])))
 
     def _draw(self, count: int, rng: np.random.Generator) -> Iterator[_Drawn]:
-        """In the order of one client alone."""
+        """Yields a client's batches in the order in which one client alone draws them."""
         for epoch, batches in enumerate(epochs(count, self.config, self.record)):
             for indices in drawn_batches(count, self.config.batch_size, batches, self.record, rng):
                 crops = draw_flip_crop(len(indices), rng) if self.inputs.augment == "flip-crop" else None
@@ -144,7 +144,7 @@ class GroupBatches:
     def _teaching(
         self, samples: Sequence[LabelledSamples], teachers: Sequence[Teacher | None]
     ) -> tuple[Tensor, Tensor] | None:
-        """Logits of all clients' samples `[n, classes]` and each client's weight `[c]`, on the device."""
+        """Returns logits of all clients' samples `[n, classes]` and each client's weight `[c]`, on the device."""
         classes = next((each.logits.shape[1] for each in teachers if each is not None), None)
         if classes is None:
             return None
@@ -185,8 +185,8 @@ class GroupBatches:
         return CohortStep(active, drawn[0].epoch, x, y, masks, placed_sizes, weights, teacher, distill)
 
     def _crops(self, drawn: list[_Drawn], width: int) -> Tensor:
-        """int64 `[active, width, 3]`: row and column of each crop, and 1 where it is mirrored. Padding is cut as what
-        it copies."""
+        """Returns int64 `[active, width, 3]`: row and column of each crop, and 1 if it is mirrored. Padding has the
+        crop of the sample that it copies."""
         host = self._host((len(drawn), width, 3), torch.int64)
         table = host.numpy()
         for row, (_, indices, crops, _) in enumerate(drawn):
@@ -206,7 +206,7 @@ class GroupBatches:
         return self._sent(host)
 
     def _host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Fresh at each step: a pinned block is used again only when its transfer is over, the allocator sees to it."""
+        """Returns new host memory for a step: the allocator reuses a pinned block only after its transfer has ended."""
         return torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
 
     def _sent(self, host: Tensor) -> Tensor:
@@ -214,12 +214,12 @@ class GroupBatches:
 
 
 def step_count(samples: int, config: TrainingConfig, record: RecordMechanism | None = None) -> int:
-    """How many batches a client with so many samples trains on."""
+    """Returns the number of batches on which a client with `samples` samples trains."""
     return sum(epochs(samples, config, record))
 
 
 def _cut(images: Tensor, crops: Tensor) -> Tensor:
-    """`hushfleet.data.augment.apply_flip_crop` for bytes `[c, B, C, H, W]`, where black is 0, at `crops [c, B, 3]`."""
+    """Does `hushfleet.data.augment.apply_flip_crop` for bytes `[c, B, C, H, W]`, black is 0, with `crops [c, B, 3]`."""
     height, width = images.shape[3:]
     row, column, flip = (crops[..., i, None, None] for i in range(3))
     device = images.device
@@ -233,5 +233,5 @@ def _cut(images: Tensor, crops: Tensor) -> Tensor:
 
 
 def _on(array: np.ndarray, device: torch.device) -> Tensor:
-    # PyTorch has no read-only tensors; nothing here writes to its inputs, but it warns.
+    # PyTorch has no read-only tensors and would warn, although nothing here writes to its inputs.
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)

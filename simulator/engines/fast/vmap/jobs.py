@@ -1,6 +1,6 @@
-"""The runtime `vmap`: a cohort's local training as arrays in this process, the rest of each round in the workers.
+"""Runs the runtime `vmap`: a cohort's local training as arrays in this process, the rest of each round in the workers.
 
-It takes the accelerator where there is one. While a group is trained, the workers finish the group before it.
+It uses the accelerator if there is one. While a group is trained, the workers finish the previous group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hushfleet.simulator.engines.fast.workers import WorkerPool
 
 
 def train_at_once(jobs: Sequence[Job], workers: WorkerPool) -> Iterator[JobAnswer]:
-    """Trains and commits like `hushfleet.simulator.engines.fast.jobs.train`; answers in the order of the jobs."""
+    """Trains and commits like `hushfleet.simulator.engines.fast.jobs.train`; yields answers in the jobs' order."""
     before: Iterator[JobAnswer] = iter(())
     first = 0
     while first < len(jobs):
@@ -36,7 +36,7 @@ def train_at_once(jobs: Sequence[Job], workers: WorkerPool) -> Iterator[JobAnswe
 
 @lru_cache(maxsize=2)
 def cohort_trainer(files: LoadedRun) -> CohortTrainer:
-    """This process's trainer for a run; the clients' images stay on its device from round to round."""
+    """Returns this process's trainer for a run; the clients' images stay on its device from round to round."""
     spec = files.spec.model
     model = get_model(files.network, classes=spec.outputs, input_shape=spec.input_shape)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -53,7 +53,7 @@ def _group_size(job: Job) -> int:
 
 
 def _train(group: Sequence[Job]) -> tuple[dict[str, JobAnswer], list[TrainedJob]]:
-    """Answers of the devices that have committed this round before or decline it, and the others, trained."""
+    """Returns answers of the devices that have already committed this round or decline it, and trains the others."""
     known: dict[str, JobAnswer] = {}
     jobs: list[Job] = []
     members: list[Member] = []
@@ -90,7 +90,7 @@ def _train(group: Sequence[Job]) -> tuple[dict[str, JobAnswer], list[TrainedJob]
 def _one_by_one(
     jobs: Sequence[Job], known: dict[str, JobAnswer], error: Exception
 ) -> tuple[dict[str, JobAnswer], list[TrainedJob]]:
-    """After a refusal in the middle of a training: begun anew by each alone, so that who must declines for itself."""
+    """Trains each device alone after a group's training was refused, so that only devices that must decline do so."""
     if len(jobs) == 1:
         with device_of(jobs[0], loaded_run(jobs[0].path, jobs[0].runtime)) as trainer:
             return {**known, jobs[0].device: declined(jobs[0], trainer, error)}, []

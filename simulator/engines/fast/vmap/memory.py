@@ -1,11 +1,11 @@
-"""Counts the memory of one of many clients that are trained at once, before anything of that size is allocated.
+"""Counts the memory per client when many clients are trained at once, before anything of this size is allocated.
 
-Two parts: vectors of length d, which are known, and what the network's forward and backward pass hold at their peak,
-which is counted. The count runs the pass of two clients on PyTorch's meta device (shapes without numbers) and follows
-every tensor from its making to its end. Scratch space inside a kernel is not seen by it; the share of the memory that
-is left free is for that.
+There are two parts: vectors of length d, whose number is known, and the peak memory of the network's forward and
+backward pass, which is counted. The count runs the pass of two clients on PyTorch's meta device (shapes without
+numbers) and follows each tensor from creation to deletion. It does not see scratch space inside a kernel; part of the
+memory is left free for it.
 
-What a rule for gradients remembers from batch to batch is a few numbers and is left out.
+A gradient rule's memory between batches is only a few numbers and is left out.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from hushfleet.privacy.record import RecordMechanism
 
 FLOAT_BYTES = 4
 
-# Parameters, where they started, gradient, the device's own model, and three temporaries of method and optimizer.
+# Parameters, their start values, gradient, the device's own model, and three temporaries of method and optimizer.
 VECTORS = 7
 MOMENTS = {"adam": 2, "sgd": 0}
 
-# With privacy unit `record`: the sum, which is twice as wide; and of each record of a pass its gradient, by tensors and
-# as a vector, and that clipped.
+# With privacy unit `record`: the sum, which has twice the width; and for each record of a pass its gradient as tensors,
+# as a vector, and clipped.
 SUM_VECTORS = 2
 RECORD_VECTORS = 3
 
-# Of each sample, where a method asks for single gradients: its gradient, and what the method makes of it.
+# For each sample, if a method asks for single gradients: its gradient, and the method's result from it.
 SAMPLE_VECTORS = 2
 
 RECORD_ENTRIES = 1 << 26
 """Largest number of entries in the gradients of one client's records in one pass. On an accelerator, launching a pass
 of one record takes as long as launching one of many."""
-CPU_RECORD_ENTRIES = 1 << 22  # what leaves the processor's cache costs more than a pass saves
+CPU_RECORD_ENTRIES = 1 << 22  # more would not fit the processor's cache, which costs more than fewer passes save
 MOST_RECORDS = 64
 
-SECOND_VECTORS = 2  # what the first training ended with, and where the second begins
+SECOND_VECTORS = 2  # the end of the first training, and the start of the second one
 
 REPLAY_VECTORS = 2  # parameters and gradient of a recorded pass
 
-CROP_BYTES = 40  # for each pixel of one channel: where it comes from and whether it is in the image, in several steps
+CROP_BYTES = 40  # for each pixel of one channel: its source, and whether it is inside the image, in several steps
 
 
 def bytes_per_client(
@@ -66,16 +66,16 @@ def bytes_per_client(
     records_at_once: int = 1,
     replayed: bool = False,
 ) -> int:
-    """Peak bytes that one more client adds to a group.
+    """Returns the peak bytes that one more client adds to a group.
 
-    :param parts: how many optimizers each client has.
-    :param samples: how many the largest client has.
-    :param image_bytes: of these; they are held twice, as kept and as joined for the group.
-    :param each: whether gradients of single samples are taken.
+    :param parts: number of optimizers of each client.
+    :param samples: number of samples of the largest client.
+    :param image_bytes: bytes of these samples; they are held twice, as kept and as joined for the group.
+    :param each: whether gradients of single samples are computed.
     :param second: whether there is a second model.
-    :param record: of the privacy unit `record`; a batch may be larger than the mean, by as much as hardly ever happens.
-    :param records_at_once: how many single gradients are taken in a pass.
-    :param replayed: whether passes are recorded, which then have memory of their own.
+    :param record: mechanism for the privacy unit `record`; the largest likely batch counts (mean + 6 deviations).
+    :param records_at_once: number of single gradients computed in one pass.
+    :param replayed: whether passes are recorded; each recording then has its own memory.
     """
     size, model = gradient.layout.size, gradient.model
     channels, height, width = model.input_shape
@@ -93,7 +93,7 @@ def bytes_per_client(
         beside += FLOAT_BYTES * model.classes * samples
     if inputs.augment != "none":
         beside += CROP_BYTES * batch_size * height * width
-    # Two, since vmap takes short cuts with one.
+    # Two clients, because vmap takes short cuts with one.
     at_once = batch_size if record is None else min(records_at_once, batch_size)
     network = pass_bytes(gradient, 2, batch_size=at_once, dropout=dropout) // 2
     if replayed:
@@ -104,7 +104,7 @@ def bytes_per_client(
 
 
 def records_at_once(size: int, device_type: str) -> int:
-    """Records of each client whose gradients are taken in one pass, for a network with `size` parameters."""
+    """Returns the number of a client's records in one gradient pass, for a network with `size` parameters."""
     entries = CPU_RECORD_ENTRIES if device_type == "cpu" else RECORD_ENTRIES
     return min(max(1, entries // size), MOST_RECORDS)
 
@@ -114,9 +114,9 @@ def _most_drawn(samples: int, rate: float) -> int:
     return int(np.ceil(mean + 6 * np.sqrt(mean * (1 - rate)) + 1))
 
 
-@lru_cache(maxsize=16)  # it takes as long as some steps, and is asked for in every round
+@lru_cache(maxsize=16)  # it takes as long as some training steps, and is called in every round
 def pass_bytes(gradient: TorchGradient, clients: int, *, batch_size: int, dropout: tuple[DropoutSpec, ...]) -> int:
-    """Peak bytes of one `gradient.clients` call, with its batch and masks, but without parameters and `out`."""
+    """Returns peak bytes of one `gradient.clients` call, with batch and masks, but without parameters and `out`."""
     shape, meta = (clients, batch_size), torch.device("meta")
     params = torch.empty(clients, gradient.layout.size, device=meta)
     out = torch.empty_like(params)
@@ -135,7 +135,7 @@ def pass_bytes(gradient: TorchGradient, clients: int, *, batch_size: int, dropou
 
 
 class AliveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors made within, while they are alive; `peak` is the most there were at once."""
+    """Counts the bytes of living tensors that were made inside; `peak` is the largest number at one time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
-"""The optimizers of `hushfleet.gradients.optim` for a cohort `[c, d]` of PyTorch tensors, each in one kernel.
+"""Implements the optimizers of `hushfleet.gradients.optim` for a cohort `[c, d]` of PyTorch tensors, one kernel each.
 
-The chain of array operations there passes over the memory some fifteen times a step, and for an accelerator each pass
-is a launch and a temporary of `[c, d]`. PyTorch's fused forms read and write each entry once: some five times faster on
-a processor too. They agree to the rounding of float32.
+The array operations there pass over the memory about fifteen times per step, and on an accelerator each pass costs a
+launch and a temporary `[c, d]`. PyTorch's fused versions read and write each entry once: they are also about five times
+faster on a processor. Results are equal up to the rounding of float32.
 
-Clients that have finished leave from the end: `step` is given the first rows, never more than before. Those have all
-taken each step, so one count of steps serves them.
+Finished clients are removed from the end: `step` receives the first rows, never more than before. These clients have
+all taken each step, so one step counter is enough.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A cohort's gradients on CUDA: what one pass launches is recorded once for each shape, and then replayed.
+"""Computes a cohort's gradients on CUDA: the launches of a pass are recorded once for each shape, and then replayed.
 
-A pass of a compact network is some 150 launches, and the interpreter takes longer to make them than the device to work
-them off: 5.0 ms against 0.9 ms for ten clients of `mnist-cnn` with batches of 16 on an H100. The kernels are the same,
-and so are the bits. A recording reads and writes memory of its own, so inputs and gradients are copied; that is counted
-in `memory.bytes_per_client`.
+A pass of a compact network has about 150 launches, and the interpreter needs more time to make them than the device to
+run them: 5.0 ms against 0.9 ms for ten clients of `mnist-cnn` with batches of 16 on an H100. The kernels are the same,
+so the bits are the same. A recording has its own memory, so inputs and gradients are copied; this is counted in
+`memory.bytes_per_client`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hushfleet.simulator.engines.fast.vmap.streams import StreamedGradient
 log = logging.getLogger("hushfleet.simulator")
 
 EAGER = 3
-"""Passes of a shape in one training before it is recorded: ends of epochs have shapes that do not come again."""
+"""Passes of a shape in one training before it is recorded: shapes at the end of epochs may not come again."""
 MOST = 32
-"""Recordings that are kept; the one that was not used for longest goes first."""
+"""Most recordings that are kept; the least recently used one is dropped first."""
 
 Key = tuple[object, ...]
 
@@ -37,27 +37,27 @@ class _Recording(NamedTuple):
 
 
 class ReplayedGradient:
-    """`clients` of a gradient on CUDA tensors, with the same bits. Recordings last from round to round."""
+    """Implements `clients` of a gradient on CUDA tensors, with the same bits. Recordings are kept between rounds."""
 
     def __init__(self, gradient: TorchGradient | StreamedGradient) -> None:
         self.gradient = gradient
         self._seen: Counter[Key] = Counter()
         self._refused: set[Key] = set()
-        self._recordings: dict[Key, _Recording] = {}  # what was used last comes last
+        self._recordings: dict[Key, _Recording] = {}  # the last used recording comes last
         self._room: dict[str, Tensor] = {}  # flat, for the inputs and `out` of all recordings
         self._pool = torch.cuda.graph_pool_handle()
 
     @property
     def held_bytes(self) -> int:
-        """Counts the bytes of inputs and gradients, beside what a pass itself takes."""
+        """Bytes of inputs and gradients, without the memory of a pass itself."""
         return sum(room.nbytes for room in self._room.values())
 
     def begin(self) -> None:
-        """A training begins."""
+        """Starts a training."""
         self._seen.clear()
 
     def forget(self) -> None:
-        """Gives all memory back."""
+        """Releases all memory."""
         self._recordings.clear()
         self._room.clear()
         self._pool = torch.cuda.graph_pool_handle()
@@ -73,7 +73,7 @@ class ReplayedGradient:
         weights: Tensor | None = None,
         **learned: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Computes what the gradient's `clients` computes."""
+        """Computes the same as the gradient's `clients`."""
         masks = {f"mask {number}": mask for number, mask in enumerate(dropout)}
         inputs = {"params": params, "x": x, "y": y, **masks, **learned}
         if weights is not None:
@@ -93,7 +93,7 @@ class ReplayedGradient:
         return recording.losses.clone(), out.copy_(recording.out)
 
     def _record(self, key: Key, inputs: dict[str, Tensor], out: Tensor) -> _Recording | None:
-        """None where it cannot be recorded; such a pass is made anew each time."""
+        """Records a pass; returns None if this is impossible, and then such passes are never recorded."""
         own = {name: self._place(name, each).copy_(each) for name, each in inputs.items()}
         own_out = self._place("out", out)
         named = {name: own[name] for name in ("teacher", "distill", "weights") if name in own}
@@ -109,7 +109,7 @@ class ReplayedGradient:
         try:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                run()  # libraries get what they need for this stream
+                run()  # lets libraries allocate their workspace for this stream
             torch.cuda.current_stream().wait_stream(stream)
             with torch.cuda.graph(graph, pool=self._pool, stream=stream):
                 losses = run()
@@ -121,9 +121,9 @@ class ReplayedGradient:
         return _Recording(graph, own, losses, own_out)
 
     def _place(self, name: str, like: Tensor) -> Tensor:
-        """Memory that all recordings share: only one is replayed at a time."""
+        """Returns memory that all recordings share, because only one is replayed at a time."""
         room = self._room.get(name)
         if room is None or room.numel() < like.numel() or room.dtype != like.dtype:
-            self._recordings.clear()  # they know the memory that goes
+            self._recordings.clear()  # they refer to the memory that is replaced
             room = self._room[name] = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
         return room[: like.numel()].view(like.shape)

@@ -1,8 +1,8 @@
-"""A cohort's gradients of a large network on CUDA: one client after the other, on several streams.
+"""Computes a cohort's gradients of a large network on CUDA: one client after the other, on several streams.
 
-vmap turns a convolution with each client's own weights into a grouped one, and cuDNN runs its groups one by one, at a
-small part of the GPU's speed. A large network fills the GPU with one client's batch or a few, so each client has
-kernels of its own here, and streams let those of several clients overlap.
+vmap turns a convolution with each client's own weights into a grouped convolution, and cuDNN runs its groups one by
+one, at a fraction of the GPU's speed. A large network fills the GPU with the batches of one or a few clients, so each
+client has its own kernels here, and streams let the kernels of several clients overlap.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 from hushfleet.models.torch_gradient import TorchGradient
 
 LARGE = 1 << 20
-"""A network with so many parameters is large: ResNet-18 has 11 million, `svhn-cnn` 1.6, `fashion-mnist-cnn` 1.2."""
+"""A network is large from this size on: ResNet-18 has 11 million, `svhn-cnn` 1.6, `fashion-mnist-cnn` 1.2."""
 STREAMS = 8
 
 
 class StreamedGradient:
-    """`TorchGradient.clients` on CUDA tensors, equal up to the rounding of float32."""
+    """Implements `TorchGradient.clients` on CUDA tensors, equal up to the rounding of float32."""
 
     def __init__(self, gradient: TorchGradient, streams: int = STREAMS) -> None:
         self.gradient = gradient
@@ -37,7 +37,7 @@ class StreamedGradient:
         weights: Tensor | None = None,
         **learned: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Computes what `TorchGradient.clients` computes."""
+        """Computes the same as `TorchGradient.clients`."""
         out = torch.empty_like(params) if out is None else out
         losses = torch.empty(len(params), device=params.device)
         by_client = {**learned, **({} if weights is None else {"weights": weights})}

@@ -1,19 +1,19 @@
-"""Local training of many clients at once: arrays `[c, d]` in one vmapped step, on the processor or on CUDA.
+"""Trains many clients locally at once: arrays `[c, d]` in one vmapped step, on the processor or on CUDA.
 
-It is the loop of `hushfleet.training.local_round` with an executor for many clients, and equals `LocalRound.train`,
-client by client, up to the rounding of float32: the same order of samples, augmentation and dropout masks, each
-client's own count of steps, with the privacy unit `record` each client's own noise. What a method asks of a device's
-own data before and after the training is answered client by client. What follows in a round (noise, codec, ledger,
-store) stays with the device's own code.
+It uses the loop of `hushfleet.training.local_round` with an executor for many clients, and equals `LocalRound.train`
+for each client up to the rounding of float32: the same order of samples, augmentation and dropout masks, each client's
+own number of steps, and with the privacy unit `record` each client's own noise. A method's computations on a device's
+own data before and after the training are done client by client. The rest of a round (noise, codec, ledger, store)
+stays in the device's own code.
 
-Clients of a group are in step, not in the same epoch, since an epoch of many samples has more batches. Where epochs
-train different parts, groups are of clients whose epochs end together.
+Clients of a group are at the same step, but not in the same epoch, because an epoch of many samples has more batches.
+If epochs train different parts, a group only contains clients whose epochs end together.
 
-On CUDA a step of a compact network is some hundred launches, each longer than its arithmetic. So a group is as large as
-the memory allows, the passes of a network are recorded and replayed (`replay`), and nothing in the loop waits for the
-device: batches are cut there (`device_data`), losses stay there, the optimizer is one kernel.
+On CUDA a step of a compact network has some hundred launches, each of which takes longer than its arithmetic. So a
+group is as large as the memory allows, the passes of a network are recorded and replayed (`replay`), and nothing in the
+loop waits for the device: batches are cropped there (`device_data`), losses stay there, the optimizer is one kernel.
 
-On a processor vmap saves the interpreter's time and costs grouped convolutions and fresh memory: 4 to 5 times faster
+On a processor, vmap saves the interpreter's time and costs grouped convolutions and fresh memory: 4 to 5 times faster
 than one by one for `digits-cnn` in batches of 10, no faster for `mnist-cnn` in batches of 64.
 """
 
@@ -53,17 +53,17 @@ from hushfleet.simulator.engines.fast.vmap.streams import LARGE, StreamedGradien
 from hushfleet.training.local_round import BatchStep, LocalRound, Trained, train_vector
 
 CPU_BUDGET_BYTES = 1 << 30
-CUDA_SHARE = 0.8  # of what is free; the rest is for kernels' scratch space and for fragments
+CUDA_SHARE = 0.8  # of the free memory; the rest is for kernels' scratch space and for fragmentation
 
 
 @dataclass(frozen=True)
 class Member:
     """A client of a round.
 
-    :param state: what it begins the round with.
-    :param rng: draws the order of its samples, or which are in a batch, the augmentation and its dropout masks.
-    :param terms: what the round asks of it.
-    :param noise: of its gradients, with privacy unit `record`.
+    :param state: its state at the start of the round.
+    :param rng: draws the order of its samples or the samples of a batch, the augmentation and its dropout masks.
+    :param terms: terms of the round.
+    :param noise: noise of its gradients, with privacy unit `record`.
     """
 
     state: DeviceState
@@ -74,7 +74,7 @@ class Member:
 
 
 class Grouping(NamedTuple):
-    """How a cohort was split: clients of each group, bytes that a client needs, and bytes that there were."""
+    """The groups of a cohort: number of clients in each, bytes that a client needs, and available bytes."""
 
     sizes: tuple[int, ...]
     bytes_per_client: int
@@ -82,13 +82,13 @@ class Grouping(NamedTuple):
 
 
 class CohortTrainer:
-    """Trains cohorts on one device, where the clients' data stays from round to round.
+    """Trains cohorts on one device, on which the clients' data stay from round to round.
 
-    :param memory_bytes: what a group may take. By default 0.8 of what is free on CUDA when a cohort begins, and
-        1 GiB on a processor.
+    :param memory_bytes: memory that a group may use. By default 0.8 of the free memory on CUDA when a cohort starts,
+        and 1 GiB on a processor.
 
-    A compact network is trained in float32 without TF32. A large one takes TF32 in its convolutions, as PyTorch does
-    by default: such networks are there for papers whose authors trained that way.
+    A compact network is trained in float32 without TF32. A large one uses TF32 in its convolutions, PyTorch's default,
+    because the authors of the papers with such networks trained this way.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class CohortTrainer:
         self._is_large = gradient.layout.size >= LARGE
         if self.device.type == "cuda":
             self.replayed = ReplayedGradient(StreamedGradient(gradient) if self._is_large else gradient)
-        self.grouping: Grouping | None = None  # of the last cohort
+        self.grouping: Grouping | None = None  # grouping of the last cohort
         self._most_clients = math.inf
 
     def train(
@@ -118,13 +118,13 @@ class CohortTrainer:
         *,
         inputs: Inputs,
     ) -> list[Trained]:
-        """Local training of a round, of all members, in their order.
+        """Trains all members locally for a round; returns the results in their order.
 
-        Members that cannot be trained together (private arrays of other shapes, another number of parts) are put in
-        groups of their own. The method sees one stacked context: `mask`, `own` and `start` `[c, d]`, private arrays
+        Members that cannot be trained together (private arrays of other shapes, another number of parts) are put into
+        separate groups. The method sees one stacked context: `mask`, `own` and `start` `[c, d]`, private arrays
         `[c, ...]`, all on the device.
 
-        :param published: float32, read-only, as `TaskMethod.split` takes it.
+        :param published: float32, read-only, as for `TaskMethod.split`.
         :raises BadInput: a member has no samples.
         """
         if not members:
@@ -150,9 +150,9 @@ class CohortTrainer:
         return [results[index] for index in range(len(members))]
 
     def clients_at_once(self, method: TaskMethod, members: Sequence[Member], *, inputs: Inputs) -> int:
-        """How many such clients fit the memory together now, at least 1."""
+        """Returns how many such clients fit into the memory together now, at least 1."""
         params = self.gradient.model.init(0)
-        # One sample each tells how many parts a method trains.
+        # One sample each is enough to find how many parts a method trains.
         ready = [self._ready(method, each, each.samples.take(slice(0, 1)), params) for each in members]
         return self._fitting(*self._memory(method, ready, inputs))
 
@@ -164,7 +164,7 @@ class CohortTrainer:
         return _Ready(member, begun)
 
     def _memory(self, method: TaskMethod, ready: Sequence[_Ready], inputs: Inputs) -> tuple[int, int]:
-        """Bytes that a client needs, and bytes that there are."""
+        """Returns the bytes that a client needs, and the available bytes."""
         needed = max(
             bytes_per_client(
                 self.gradient,
@@ -187,7 +187,7 @@ class CohortTrainer:
         return int(min(max(1, budget // needed), self._most_clients))
 
     def _groups(self, method: TaskMethod, ready: Sequence[_Ready], most: int) -> list[list[int]]:
-        """Indices of members, like with like, those with most samples first, in groups of nearly one size."""
+        """Returns groups of indices of similar members, most samples first; groups of a kind have nearly one size."""
         if most < len(ready):
             self.on_device.keep_only({each.member.samples for each in ready})
         alike: dict[object, list[int]] = {}
@@ -212,9 +212,9 @@ class CohortTrainer:
         group: Sequence[_Ready],
         inputs: Inputs,
     ) -> list[Trained] | None:
-        """The group's training; None if memory ran out, with generators and progress as they were before."""
+        """Trains a group; if memory runs out, returns None and restores the generators."""
         generators = [each.member.rng.bit_generator.state for each in group]
-        # Noise has no state that could be put back, so all but the last attempt draw from copies.
+        # The state of a noise source cannot be restored, so all attempts except the last one draw from copies.
         tried = group if len(group) == 1 else [each.with_noise(deepcopy(each.member.noise)) for each in group]
         try:
             return self._train_group(method, tried, inputs)
@@ -234,7 +234,7 @@ class CohortTrainer:
         group: Sequence[_Ready],
         inputs: Inputs,
     ) -> list[Trained]:
-        """Does what `LocalRound.train` does."""
+        """Does the same as `LocalRound.train`."""
         if self.replayed is not None:
             self.replayed.begin()
         context = self._stacked([each.round.context for each in group])
@@ -262,7 +262,7 @@ class CohortTrainer:
         states, first = [context.state for context in contexts], contexts[0]
         public = PublicState(
             self._upload([state.public.mask for state in states]),
-            0,  # nobody asks in training
+            0,  # not used in training
         )
         own = None if first.state.own is None else self._upload([state.own for state in states])
         private = {name: self._upload([state.private[name] for state in states]) for name in first.state.private}
@@ -283,7 +283,7 @@ class CohortTrainer:
 
 
 class _Ready(NamedTuple):
-    """A member at the beginning of its round."""
+    """A member at the start of its round."""
 
     member: Member
     round: LocalRound
@@ -327,7 +327,7 @@ class _ManyClients:
 
     @property
     def losses(self) -> Tensor:
-        """Mean per sample of each client, float64 `[c]`."""
+        """Mean loss per sample of each client, float64 `[c]`."""
         return self._loss_sums / self._seen.clamp(min=1)
 
     def optimizer(self) -> Optimizer:
@@ -355,13 +355,13 @@ class _ManyClients:
 
 
 def _trainings(method: TaskMethod) -> list[tuple[Sgd, bool]]:
-    """Those of a round, and whether noise is in them."""
+    """Returns the trainings of a round, each with True if its gradients are noised."""
     second = method.parts.own_training
     return [(method.training, method.by_record), *([] if second is None else [(second, False)])]
 
 
 def _kind(method: TaskMethod, ready: _Ready) -> tuple[object, ...]:
-    """Members of one kind can be trained together: their states can be stacked, and each step trains the same parts."""
+    """Returns a member's kind. Within a kind, states can be stacked, and each step trains the same parts."""
     context = ready.round.context
     arrays = sorted((name, np.shape(value)) for name, value in context.state.private.items())
     rhythms = (_rhythm(method, training, ready, noised) for training, noised in _trainings(method))
