@@ -165,7 +165,7 @@ class TaskRuntime:
         try:
             for each in self._store.ledger.entries(entry.task):
                 if each.round == entry.round:
-                    check_stored(each.charge, self.spec, self.trainer.limits)
+                    check_stored(each.charge, self.spec.method, self.trainer.limits)
         except Declined:
             self._store.set_status(entry.task, entry.round, "refused:owner")
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hushfleet.aggregator.config.question import noise_factor
@@ -18,6 +18,7 @@ from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.view import BoardView
 from hushfleet.aggregator.rounds.policy import least_devices
 from hushfleet.aggregator.rounds.schedule import Schedule
+from hushfleet.firmware_profiles.cards.device_toml import decline_of
 from hushfleet.methods import make_method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.params import ParamLayout
@@ -52,7 +53,8 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
         charge, limits = first_charge(task), folder.config.device.get("limits", {})
         if (over := _is_over(task)) is not None:
             found.append(f"{over}, so no round of {task.name} ever opens")
-        found += _not_allowed(task, charge, limits.get("accounting", "strict"))
+        if (why := decline_of(limits, charge, task.method.name, task.privacy_spec().secure)) is not None:
+            found.append(f"every board declines {task.name}: {why} (cards get [device.limits] of fleet.toml)")
         spending = Spending(limits)
         if found or spending.budget is None:
             return found
@@ -148,15 +150,3 @@ def mean_charge(task: Task) -> Charge:
     at this charge cost what the whole task does."""
     charge = first_charge(task)
     return replace(charge, noise_multiplier=charge.noise_multiplier / noise_factor(task))
-
-
-def _not_allowed(task: Task, charge: Charge, allowed: str) -> Iterator[str]:
-    """Yields reasons why boards decline the task.
-
-    :param allowed: `limits.accounting` of the cards.
-    """
-    change = f"limits.accounting of the cards ([device.limits] in fleet.toml) is {allowed!r}"
-    if task.privacy.accounting == "secure" and allowed == "strict":
-        yield f"{task.name} has secure sums, which every board declines: {change}, which trusts nobody"
-    if charge.raw and allowed != "as-published":
-        yield f"{task.name} sends without noise: {', '.join(charge.raw)}, which every board declines: {change}"

@@ -32,19 +32,19 @@ def allowed_charge(
     charge = method.charge(terms)
     if spec.privacy.secure is not None:
         check_trust(spec.privacy.secure, limits)
-    _check_raw(charge, spec, limits)
+    _check_raw(charge, spec.method, limits)
     _check_split(plan, spec, charge.noise_split, limits)
     _check_multiplier(charge, limits)
     limits.budget.check(ledger, charge, now=now)
     return charge
 
 
-def check_stored(charge: Charge, spec: TaskSpec, limits: LimitsSection) -> None:
+def check_stored(charge: Charge, method: str, limits: LimitsSection) -> None:
     """Checks, before a stored update is sent, that the owner still allows it. Raises `Declined`.
 
     The update is already charged, so the spent budget is not checked.
     """
-    _check_raw(charge, spec, limits)
+    _check_raw(charge, method, limits)
     if 0 < limits.noise_split < charge.noise_split:
         raise _no_privacy(
             f"the round divides the noise among {charge.noise_split} devices; this device's limits.noise_split is "
@@ -53,10 +53,10 @@ def check_stored(charge: Charge, spec: TaskSpec, limits: LimitsSection) -> None:
     _check_multiplier(charge, limits)
 
 
-def _check_raw(charge: Charge, spec: TaskSpec, limits: LimitsSection) -> None:
+def _check_raw(charge: Charge, method: str, limits: LimitsSection) -> None:
     if charge.raw and limits.accounting != "as-published":
         raise _no_privacy(
-            f"{spec.method} would send without noise: {', '.join(charge.raw)}. This device's limits.accounting is "
+            f"{method} would send without noise: {', '.join(charge.raw)}. This device's limits.accounting is "
             f'"{limits.accounting}": run the task with privacy.accounting = "strict", or let the device\'s owner set '
             f'limits.accounting = "as-published"'
         )

@@ -1,13 +1,18 @@
-"""Checks a card's DEVICE.toml, and the parts of it that fleet.toml has, by the board's own rules."""
+"""Checks a card's DEVICE.toml, the parts of it that fleet.toml has, and tasks for such cards, by the board's rules."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from hushfleet.config.spec import SecureSpec
 from hushfleet.config.written import faults
-from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.schema import bare, hints, missing, parse_toml, require
+from hushfleet.edge_client.board.config import DeviceConfig, LimitsSection
+from hushfleet.edge_client.board.consent import check_stored, check_trust
+from hushfleet.edge_client.declines import Declined
+from hushfleet.privacy.mechanism import Charge
+from hushfleet.schema import bare, from_plain, hints, missing, parse_toml, require
 
 _OF_FLEET = ("device", "broker", "data", "limits", "fleet")
 """The sections that fleet.toml may set. `simulation` would make the noise of every board predictable."""
@@ -31,3 +36,20 @@ def check_sections(sections: Mapping[str, Any], where: str) -> None:
 def faults_of(text: str) -> list[str]:
     """Finds everything for which a board would refuse this DEVICE.toml, each with the name of its key."""
     return faults(DeviceConfig, parse_toml(text))
+
+
+def decline_of(limits: Mapping[str, Any], charge: Charge, method: str, secure: SecureSpec | None) -> str | None:
+    """Returns the reason why a board with these `[limits]` declines each round of a task; None if it declines none.
+
+    What the board has spent is not checked.
+
+    :param charge: the charge of a round.
+    """
+    section = from_plain(LimitsSection, {"epsilon_server": math.inf, **limits})
+    try:
+        if secure is not None:
+            check_trust(secure, section)
+        check_stored(charge, method, section)
+    except Declined as declined:
+        return str(declined)
+    return None

@@ -43,6 +43,7 @@ def task_file(path: Path, *changes: tuple[str, str], name: str = "next") -> Path
     return path
 
 
+SECURE = (("[privacy]", '[privacy]\naccounting = "secure"'), ("devices = 2\n[round]", "devices = 30\n[round]"))
 OF_FIVE = (("devices = 2\n[round]", "devices = 5\n[round]"), ("min_devices = 2", "min_devices = 5"))
 
 
@@ -174,8 +175,29 @@ def test_a_task_that_every_board_declines_is_refused(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "fleet")
     paper = (("[method]\nname = \"dp-fedavg\"", "[method]\nname = \"fedglp-adp\""),
              ("[privacy]\n", '[privacy]\naccounting = "as-published"\n'))  # fmt: skip
-    with pytest.raises(BadInput, match=r"sends without noise: .*every board declines: limits.accounting"):
+    with pytest.raises(BadInput, match=r"every board declines next: fedglp-adp would send without noise: .*fleet.toml"):
         set_task(folder, task_file(tmp_path / "next.toml", *paper))
+
+
+@pytest.mark.parametrize(
+    ("limit", "accounting", "reason"),
+    [
+        ("min_noise_multiplier = 50.0", "strict", r"noise multiplier of 1; its limits.min_noise_multiplier is 50"),
+        ("min_devices = 400", "secure", r"limits.min_devices is 400"),
+        ("honest_fraction = 0.2", "secure", r"limits.honest_fraction is 0.2"),
+        ("noise_split = 2", "secure", r"limits.noise_split is 2"),
+        ("", "secure", r"limits.accounting is \"strict\", which trusts nobody"),
+    ],
+)
+def test_no_limit_of_the_cards_is_forgotten(tmp_path: Path, limit: str, accounting: str, reason: str) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    text = (folder.path / FILE_NAME).read_text()
+    allowed = f'accounting = "{accounting}"\n{limit}\n' if limit else ""
+    (folder.path / FILE_NAME).write_text(text.replace("epsilon_server = 8.0\n", f"epsilon_server = 8.0\n{allowed}"))
+    task = load_task(task_file(tmp_path / "next.toml", *SECURE if accounting == "secure" else ()))
+    assert any(
+        re.search(f"every board declines next: .*{reason}", why) for why in obstacles(task, FleetFolder(folder.path))
+    )
 
 
 @pytest.mark.parametrize("name", ["digits-hush.toml", "digits-fedglp-adp.toml"])
