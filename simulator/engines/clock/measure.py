@@ -49,6 +49,7 @@ _FEW = 2  # batches
 _MANY = (6, 80)  # at least, at most
 _MANY_S = 0.3  # of the longer rounds: enough to separate a small network's batches from the rest
 _REPETITIONS = 3
+_DISTINCT = 64  # samples; they are repeated, because features of thousands of images take minutes
 _ROUNDS = 1 + 2 * _REPETITIONS
 
 
@@ -185,15 +186,17 @@ def _pair_s(prepared: PreparedTask) -> float:
 
 
 def _samples(prepared: PreparedTask, count: int) -> LabelledSamples:
-    """Returns `count` samples of the task's data, repeated if there are fewer; random ones if there are none."""
-    if prepared.dataset is not None and len(prepared.dataset.train):
-        train = prepared.dataset.train
-        return inputs_of(train.take(np.arange(count) % len(train)), prepared.features)
-    model, rng = prepared.spec.model, np.random.default_rng(0)
-    images = rng.integers(0, 256, (count, *model.image_shape), dtype=np.uint8)
-    labels = model.targets.objective(CROSS_ENTROPY).loss.random(count, len(model.class_names), rng)
-    samples = Samples(images, labels, model.mean, model.std, model.targets)
-    return inputs_of(samples, prepared.features)
+    """Returns `count` samples, which repeat a few of the task's data, or random ones if there are none."""
+    distinct = min(count, _DISTINCT)
+    if prepared.dataset is not None and (stored := len(prepared.dataset.train)):
+        distinct = min(distinct, stored)
+        samples = prepared.dataset.train.take(np.arange(distinct) * stored // distinct)
+    else:
+        model, rng = prepared.spec.model, np.random.default_rng(0)
+        images = rng.integers(0, 256, (distinct, *model.image_shape), dtype=np.uint8)
+        labels = model.targets.objective(CROSS_ENTROPY).loss.random(distinct, len(model.class_names), rng)
+        samples = Samples(images, labels, model.mean, model.std, model.targets)
+    return inputs_of(samples, prepared.features).take(np.arange(count) % distinct)
 
 
 def _start_s() -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -25,7 +27,7 @@ from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.boards import BoardKind, FleetMix
 from hushfleet.simulator.engines.clock.device import Broadcasts, make_devices
 from hushfleet.simulator.engines.clock.device_time import Costs, device_times
-from hushfleet.simulator.engines.clock.measure import measure_costs
+from hushfleet.simulator.engines.clock.measure import _samples, measure_costs
 from hushfleet.simulator.engines.clock.sizes import Sizes, sizes_of
 from hushfleet.simulator.schedule import schedule_of
 from hushfleet.wire.format.chunks import split
@@ -102,6 +104,23 @@ def test_a_trial_with_the_unit_record_counts_each_pass_over_the_samples(
     task = short_task(method={"name": "dp-fedavg", "local_steps": 5}, privacy=privacy, round={"rounds": 1})
     costs = measure_costs(prepare(task, run_id="seed7"), machine_speed=1.0)
     assert (costs.sample_s, costs.batch_s, costs.release_s) == (pytest.approx(1), pytest.approx(0), pytest.approx(0))
+
+
+def test_a_trial_computes_features_of_few_images(
+    short_task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Samples] = []
+
+    def counted(samples: Samples, features: object) -> Samples:
+        seen.append(samples)
+        return samples
+
+    monkeypatch.setattr("hushfleet.simulator.engines.clock.measure.inputs_of", counted)
+    prepared = prepare(short_task(round={"rounds": 1}), run_id="seed7")
+    many = _samples(prepared, 1000)
+    assert (len(many), len(seen[0])) == (1000, 64)
+    assert len(np.unique(many.kept.reshape(1000, -1), axis=0)) == 64
+    assert len(_samples(replace(prepared, dataset=None), 1000)) == 1000
 
 
 def test_a_scenario_can_slow_the_disk_and_take_memory_away() -> None:
