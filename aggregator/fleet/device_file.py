@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hushfleet.aggregator.fleet import keys
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.folder import FleetConfig, FleetFolder
 from hushfleet.aggregator.fleet.registry import RegisteredBoard
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.config.toml_text import to_toml
@@ -18,6 +18,14 @@ DATA = {"kind": "folder", "path": "/var/lib/hushfleet-images"}
 CA_FILE = "/etc/hushfleet/ca.pem"
 
 
+def card_limits(config: FleetConfig) -> dict[str, Any]:
+    """Returns the section `limits` of the cards. Limits on secure sums are on the card, and not only in the roster, so
+    they also bind those who sign later."""
+    sums = config.secure_sums
+    given: dict[str, Any] = config.device.get("limits", {})
+    return {"honest_fraction": sums.honest_fraction, "min_devices": sums.min_devices, **given}
+
+
 def device_toml(
     folder: FleetFolder,
     board: RegisteredBoard,
@@ -25,11 +33,7 @@ def device_toml(
     state_dir: str = STATE_DIR,
     ca_file: str = CA_FILE,
 ) -> str:
-    """Writes the text of the file. The defaults of fleet.toml's `[device]` go before ours in each section.
-
-    What secure sums may count on is on the card, and not only in the roster, so it also binds those who sign later.
-    """
-    sums = folder.config.secure_sums
+    """Writes the text of the file. The defaults of fleet.toml's `[device]` go before ours in each section."""
     plain: dict[str, Any] = {
         "device": {
             "id": board.device,
@@ -48,7 +52,7 @@ def device_toml(
             "enrol_url": folder.enrolment_url,
             "token_file": str(PurePosixPath(state_dir) / "enrol.token"),
         },
-        "limits": {"honest_fraction": sums.honest_fraction, "min_devices": sums.min_devices},
+        "limits": card_limits(folder.config),
     }
     for section, values in {"data": DATA, **copy.deepcopy(folder.config.device)}.items():
         plain.setdefault(section, {}).update(values)

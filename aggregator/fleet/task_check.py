@@ -11,6 +11,7 @@ from dataclasses import replace
 from hushfleet.aggregator.config.question import noise_factor
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet.device_file import card_limits
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.payment import Payment, pace
 from hushfleet.aggregator.fleet.registry import FleetRegistry
@@ -50,11 +51,11 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
         buffer = task.round.buffer_size or 0
         if rows and len(able) < buffer:
             found.append(f"{_never_full(task, len(able))}; {_ADD} round.buffer_size to {max(1, len(able))} or fewer")
-        charge, limits = first_charge(task), folder.config.device.get("limits", {})
+        charge, limits = first_charge(task), card_limits(folder.config)
         if (over := _is_over(task)) is not None:
             found.append(f"{over}, so no round of {task.name} ever opens")
         if (why := decline_of(limits, charge, task.method.name, task.privacy_spec().secure)) is not None:
-            found.append(f"every board declines {task.name}: {why} (cards get [device.limits] of fleet.toml)")
+            found.append(f"every board declines {task.name}: {why} (fleet.toml: [device.limits], [secure_sums])")
         spending = Spending(limits)
         if found or spending.budget is None:
             return found

@@ -200,6 +200,17 @@ def test_no_limit_of_the_cards_is_forgotten(tmp_path: Path, limit: str, accounti
     )
 
 
+def test_sums_as_small_as_the_cards_allow_are_not_declined(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet", boards=5)
+    text = (folder.path / FILE_NAME).read_text()
+    secure = text.replace("epsilon_server = 8.0\n", 'epsilon_server = inf\naccounting = "secure"\n')
+    task = load_task(task_file(tmp_path / "next.toml", *OF_FIVE, SECURE[0]))
+    for allowed, declined in ((10, True), (2, False)):
+        (folder.path / FILE_NAME).write_text(secure.replace("min_devices = 10", f"min_devices = {allowed}"))
+        found = [why for why in obstacles(task, FleetFolder(folder.path)) if "every board declines" in why]
+        assert bool(found) == declined, found
+
+
 @pytest.mark.parametrize("name", ["digits-hush.toml", "digits-fedglp-adp.toml"])
 def test_a_charge_needs_no_network(name: str) -> None:
     task = load_task(TASKS / name)
