@@ -1,4 +1,4 @@
-"""DEVICE.toml of a board of the fleet, as its card or `hushfleet push` writes it."""
+"""Makes DEVICE.toml of a board of the fleet, for its card or for `hushfleet push`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hushfleet.config.toml_text import to_toml
 
 STATE_DIR = "/var/lib/hushfleet"
 DATA = {"kind": "folder", "path": "/var/lib/hushfleet-images"}
-"""The section `data` where fleet.toml has none."""
+"""The section `data` if fleet.toml has none."""
 CA_FILE = "/etc/hushfleet/ca.pem"
 
 
@@ -25,9 +25,9 @@ def device_toml(
     state_dir: str = STATE_DIR,
     ca_file: str = CA_FILE,
 ) -> str:
-    """Writes the text of the file. The defaults of fleet.toml's `[device]` go before ours in each section.
+    """Returns the text of the file. In each section, the values of fleet.toml's `[device]` override the values here.
 
-    What secure sums may count on is on the card, and not only in the roster, so it also binds those who sign later.
+    The limits of secure sums are on the card as well as in the roster, so they also bind those who sign rosters later.
     """
     sums = folder.config.secure_sums
     plain: dict[str, Any] = {
