@@ -1,1 +1,1 @@
-"""The fleet: its folder, who is in it, how boards come in, are watched and are updated. A process of its own."""
+"""The fleet: its folder, its boards, and how boards enrol, are watched and are updated. A process of its own."""

@@ -1,8 +1,8 @@
-"""Derives all files that follow from the registry, for broker, aggregator and boards.
+"""Writes all files that are derived from the registry, for broker, aggregator and boards.
 
-`apply` is called after each change, by commands and by the fleet service, and at the service's start. It may be called
-at any time and by several processes, which wait for each other: it compares, and writes each file whole. A lock-out
-therefore needs nothing but the registry's row; a crash between row and files is mended at the next call.
+Commands and the fleet service call `apply` after each change, and the service also calls it at its start. Several
+processes may call it at any time, and wait for each other. It compares, and replaces each changed file as a whole. So a
+lock-out needs only the registry's row; after a crash between row and files the next call repairs the files.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from hushfleet.aggregator.fleet.roster import sign_here, waiting
 
 PID_FILE, ENROLMENT_PID_FILE = "mosquitto.pid", "enrolment.pid"
 BY_FLEET = "by the fleet's operator: "
-"""How the register's reason of a lock-out begins, beside those of the aggregator's own."""
+"""The prefix of the register's reason if the fleet's operator, and not the aggregator, locked the device out."""
 
 
 def apply(folder: FleetFolder, registry: FleetRegistry, register: DeviceRegister | None = None) -> RosterChanges:
-    """Makes register, access lists and roster follow the registry. Returns what the operator has still to sign
-    elsewhere.
+    """Updates register, access lists and roster from the registry. Returns the changes that the operator must still
+    sign elsewhere.
 
-    :param register: the aggregator's, where it is open: to open it reads the charges of all rounds.
+    :param register: the aggregator's, if it is open already, because opening it reads the charges of all rounds.
 
-    Raises `StoreError`, and, when all but the roster is written, `BadInput` where the fleet's keys do not fit.
+    Raises `StoreError`; and `BadInput` if the fleet's keys do not fit, after all except the roster is written.
     """
     with contextlib.ExitStack() as opened:
         opened.enter_context(locked(folder))
@@ -63,7 +63,7 @@ def apply(folder: FleetFolder, registry: FleetRegistry, register: DeviceRegister
 
 @contextlib.contextmanager
 def locked(folder: FleetFolder) -> Iterator[None]:
-    """Holds a lock while files are written: commands and the service write the same ones."""
+    """Holds a lock while files are written, because commands and the service write the same files."""
     with (folder.path / "apply.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -105,7 +105,7 @@ def _write_broker_files(folder: FleetFolder, registry: FleetRegistry) -> bool:
 
 
 def lists_written(folder: FleetFolder) -> list[int]:
-    """Gives when the files that a broker reloads were written; it changes after each change of them."""
+    """Returns when the files that a broker reloads were written; these times differ after each change."""
     written = []
     for name in ("access.acl", "enrolment.acl", "revoked.pem", "broker.pem"):
         with contextlib.suppress(OSError):
@@ -123,14 +123,14 @@ def reload_brokers(folder: FleetFolder) -> int:
         with contextlib.suppress(OSError, ValueError):
             pid = int((folder.broker / file).read_text())
             name = Path(f"/proc/{pid}/comm")
-            if not name.exists() or name.read_text().strip() == "mosquitto":  # another may have the number by now
+            if not name.exists() or name.read_text().strip() == "mosquitto":  # another process may have this pid by now
                 os.kill(pid, signal.SIGHUP)
                 asked += 1
     return asked
 
 
 def derive_register(registry: FleetRegistry, register: DeviceRegister) -> None:
-    """Makes the aggregator's register follow the registry. Devices that the aggregator itself has blocked stay so."""
+    """Updates the aggregator's register from the registry. Devices that the aggregator itself has blocked stay so."""
     boards = {board.device: board for board in registry.boards()}
     known = {row.device: row for row in register.devices()}
     for device in known.keys() - boards.keys():
@@ -144,8 +144,8 @@ def derive_register(registry: FleetRegistry, register: DeviceRegister) -> None:
         if row is not None and row.blocked is not None and row.blocked.startswith(BY_FLEET):
             register.unblock(device)
             row = replace(row, blocked=None)
-        # A row without a key is of a lock-out before the first card came. Once that has ended it would take the first
-        # key that comes; until then it holds for every card.
+        # A row without a key comes from a lock-out before the first card was seen. After the lock-out such a row would
+        # accept the first key that comes; during the lock-out it blocks every card.
         if row is not None and (row.blocked is None if row.public_key is None else row.public_key != board.public_key):
             register.forget(device)
             row = None
@@ -158,11 +158,11 @@ def _write_revoked(folder: FleetFolder, registry: FleetRegistry) -> bool:
     file, serials = folder.broker / "revoked.pem", registry.revoked_serials(now=now.timestamp())
     with contextlib.suppress(OSError, ValueError):
         before = read_revocations(file.read_bytes())
-        # with a date to come, as a clock that was ahead has written it, brokers would refuse everybody
+        # with a date in the future, which a clock that was ahead has written, brokers would refuse everybody
         if before.serials == serials and before.date <= now:
             return False
         if 0 <= (now - before.date).total_seconds() < 1:
-            time.sleep(1)  # the broker tells lists apart by their second
+            time.sleep(1)  # the broker distinguishes lists by their date in seconds
             now = datetime.datetime.now(datetime.UTC)
     authority = Authority.load(folder.ca / "ca.pem", folder.ca / "ca.key")
     atomic_file.write_whole(file, authority.revocation_list(serials, now=now), durable=True)

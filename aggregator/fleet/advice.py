@@ -1,4 +1,4 @@
-"""Advice on the problems of boards and aggregator: the codes of docs/field.md in short."""
+"""Advice on the problems of boards and aggregator: a short form of the codes in docs/field.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DECLINES = {
     "paused": "Nothing: its owner lets it leave rounds out while it has too few new samples.",
     "error": "The board's log has the cause: journalctl -u hushfleet-client.",
 }
-"""What to do about a decline's code."""
+"""The advice for each code of a decline."""
 REFUSALS = {
     "late": "A longer round.deadline_s, or a lower quorum; in buffered rounds a higher round.max_staleness.",
     "not-in-cohort": "Nothing.",
@@ -36,7 +36,7 @@ REFUSALS = {
     "duplicate": "Two boards with a copy of one state directory, or an old copy put back.",
     "store-full": "Free space beside the aggregator.",
 }
-"""What to do about a refusal's code."""
+"""The advice for each code of a refusal."""
 DAY_S = 86400.0
 CERTIFICATE_DAYS = 14
 OWN_CERTIFICATE_DAYS = 30
@@ -48,8 +48,8 @@ _HARMLESS = {"not-in-cohort", "state-unknown", "unknown-device", "late"}
 def with_problems(board: BoardView, *, now: float, newest_round: int, service_runs: bool) -> BoardView:
     """Adds the board's problems.
 
-    :param newest_round: of the run; an older decline is history.
-    :param service_runs: whether somebody has listened to the boards' health.
+    :param newest_round: newest round of the run; an older decline or refusal is no problem any more.
+    :param service_runs: whether the fleet service runs, and so receives the boards' health.
     """
     return replace(board, problems=tuple(_problems(board, now, newest_round, service_runs)))
 
@@ -58,7 +58,7 @@ def certificate_problems(own: Mapping[str, float], authority: float | None, *, n
     """Finds certificates of the fleet's own processes that end soon.
 
     :param own: end of each certificate, unix seconds.
-    :param authority: end of the authority, with which all of them end.
+    :param authority: end of the authority's certificate; no other certificate is valid longer.
     """
     found = []
     for stem, end in own.items():
@@ -86,7 +86,7 @@ def _problems(board: BoardView, now: float, newest_round: int, service_runs: boo
     if board.state == "lost" and board.seen is not None:
         found.append(Problem("was cut off", "Power or network of the board.", urgent=now - board.seen > SILENT_S))
     told = board.health_at
-    silent_s = DAY_S if board.state == "training" else SILENT_S  # a board that trains says nothing of its health
+    silent_s = DAY_S if board.state == "training" else SILENT_S  # a board that trains does not report its health
     if board.is_there and service_runs and told is not None and now - told > silent_s:
         found.append(Problem("is connected, but says nothing of itself", DECLINES["error"]))
     end = board.certificate_end

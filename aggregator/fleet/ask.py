@@ -1,7 +1,7 @@
-"""A fleet's question about its boards' data: a task of one round that trains nothing, and the way back to the former.
+"""Asks a fleet's boards about their data by a task of one round that trains nothing; then sets the former task again.
 
-The statistic goes the way of every task: boards hear of it, their owners' limits decide, and its charge is in each
-ledger. So the fleet does one of both at a time: it asks, or it trains.
+The statistic is handled like every task: boards receive it, their owners' limits decide, and its charge is in each
+ledger. So at any time the fleet either asks or trains.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ POLL_S = 1.0
 
 
 def statistic_task(folder: FleetFolder, asked: StatisticSection, epsilon: float) -> Task:
-    """Makes the task that asks, with the data, the boards and the trust of the fleet's present task.
+    """Makes the task that asks, with the data, the boards and the trust model of the fleet's present task.
 
-    :param epsilon: at the delta of the boards' limits, so that it is the number that their owners know.
+    :param epsilon: at the delta of the boards' limits, because their owners know epsilon at this delta.
     """
     present = load_task(folder.task)
     number = 1
@@ -55,7 +55,7 @@ def statistic_task(folder: FleetFolder, asked: StatisticSection, epsilon: float)
                 accounting=trust, clip_norm=1.0, epsilon=epsilon, delta=delta, honest_fraction=honest_fraction
             ),
             data=replace(present.data, augment="none", unlabelled=0, window=None),
-            schedule=ScheduleSection(),  # whoever asks waits for the answer
+            schedule=ScheduleSection(),  # the person who asks waits for the answer
             round=replace(
                 present.round,
                 rounds=1,
@@ -75,7 +75,7 @@ def statistic_task(folder: FleetFolder, asked: StatisticSection, epsilon: float)
 
 
 def expected_error(task: Task) -> float:
-    """The error that each value of the answer will have, if all boards answer; known before anybody is asked."""
+    """Returns the error of each value of the answer if all boards answer; it is known before any board is asked."""
     names, devices = task.data.class_names or ("a", "b"), task.cohort_size
     question = question_of(task, noise_multiplier=task.privacy_spec().noise_multiplier, classes=len(names))
     assert question is not None
@@ -88,10 +88,10 @@ def expected_error(task: Task) -> float:
 def ask(
     folder: FleetFolder, task: Task, *, sleep: Callable[[float], None] = time.sleep, say: Callable[[str], None] = print
 ) -> Result:
-    """Gives the fleet the task, waits for the result, and gives it the former task back if that was begun.
+    """Sets the fleet's task, waits for the result, and sets the former task again if its run had begun.
 
-    Raises `BadInput` where the fleet is paused, the boards' limits do not allow it, there are too few boards, or the
-    fleet is given another task meanwhile.
+    Raises `BadInput` if the fleet is paused, the boards' limits do not allow the task, there are too few boards, or
+    the fleet gets another task meanwhile.
     """
     if folder.paused.exists():
         raise BadInput(
@@ -100,7 +100,7 @@ def ask(
     former, begun = folder.task.read_bytes(), folder.run
     goes_on = begun.exists()
     back = begun / "task.toml" if goes_on else folder.path / f"kept-{begun.name}.toml"  # a task may be named "task"
-    if not goes_on:  # nothing else has the text of a task that was never begun
+    if not goes_on:  # no other file has the text of a task whose run has not begun
         _check_kept(folder, back, former)
         atomic_file.write_whole(back, former, durable=True)
     with TemporaryDirectory() as made:
@@ -130,9 +130,9 @@ def ask(
 
 
 def _check_kept(folder: FleetFolder, back: Path, former: bytes) -> None:
-    """Raises `BadInput` where the fleet's task is a question already, or another file would be lost.
+    """Raises `BadInput` if the fleet's task is a question already, or if another file would be overwritten.
 
-    :param back: shall keep the present task, whose text is `former`.
+    :param back: the file that will keep the present task, whose text is `former`.
     """
     if load_task(folder.task).statistic is not None:
         raise BadInput(

@@ -1,8 +1,8 @@
-"""The fleet's certificate authority: who may connect to the broker, and under which name.
+"""The fleet's certificate authority, which decides who may connect to the broker, and under which name.
 
-The broker goes by a certificate's common name alone. So the authority takes only the public key from a signing request,
-and sets name, purpose and dates itself. Extensions are those that a strict verifier asks for
-(RFC 5280; Python 3.13 checks so by default): key usage, key identifiers.
+The broker identifies a client by the certificate's common name alone. So the authority takes only the public key from a
+signing request, and sets name, purpose and dates itself. Certificates have the extensions that a strict verifier
+requires (RFC 5280; Python 3.13 checks them by default): key usage, key identifiers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CURVE = ec.SECP256R1
 CA_DAYS = 7300
 BROKER_DAYS = 3650
 MAX_COMMON_NAME = 64  # RFC 5280, ub-common-name
-# Of the authority and the broker. Boards without a clock battery start at the date of their image: a certificate that
-# begins before any image that we support is valid for them at once, and its first day protects nobody.
+# Start of the authority's and the broker's certificates. Boards without a clock battery start at the date of their
+# image. A certificate that begins before any supported image is valid for them at once; a later start protects nobody.
 EARLIEST = datetime.datetime(2023, 1, 1, tzinfo=datetime.UTC)
 _BACKDATED = datetime.timedelta(hours=1)  # a broker's clock may be a little behind
 
@@ -45,7 +45,7 @@ class Issued:
     """A certificate that was signed.
 
     :param pem: the certificate, without the authority's.
-    :param serial: of the certificate.
+    :param serial: serial number of the certificate.
     :param not_after: unix seconds.
     """
 
@@ -63,7 +63,7 @@ class Authority:
 
     @classmethod
     def create(cls, name: str, *, now: datetime.datetime) -> Authority:
-        """Makes a new authority, for twenty years.
+        """Makes a new authority, which is valid for twenty years.
 
         :param name: the federation, part of the common name.
         """
@@ -80,7 +80,7 @@ class Authority:
 
     @classmethod
     def load(cls, certificate_file: Path, key_file: Path) -> Authority:
-        """Raises `BadInput` for files that are missing or hold something else."""
+        """Loads both files. Raises `BadInput` for files that are missing or have other content."""
         try:
             certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
         except (OSError, ValueError) as error:
@@ -95,7 +95,7 @@ class Authority:
         return self._certificate.public_bytes(Encoding.PEM)
 
     def key_pem(self) -> bytes:
-        """Gives the private key as PEM, which is secret."""
+        """Returns the private key as PEM, which is secret."""
         return private_pem(self._key)
 
     def sign_client(self, name: str, key: ec.EllipticCurvePublicKey, *, days: float, now: datetime.datetime) -> Issued:
@@ -109,7 +109,7 @@ class Authority:
     def revocation_list(self, serials: Collection[int], *, now: datetime.datetime) -> bytes:
         """Signs the list of revoked certificates, PEM. The list is valid as long as the authority.
 
-        A broker that reads it again keeps the earlier one beside it and goes by the later date, which counts seconds.
+        A broker that reloads the list keeps the earlier one too, and uses the one with the later date (in seconds).
         """
         builder = (
             x509.CertificateRevocationListBuilder()
@@ -154,7 +154,7 @@ class Authority:
 
 
 def read_request(der: bytes, *, device: str) -> ec.EllipticCurvePublicKey:
-    """Gives the public key of a signing request whose sender holds the private key.
+    """Returns the public key of a signing request, after checking that the sender holds the private key.
 
     Raises `Malformed` for a request that does not parse, is not signed by its own key, names another device, or has a
     key of another kind.
@@ -176,19 +176,19 @@ def read_request(der: bytes, *, device: str) -> ec.EllipticCurvePublicKey:
 
 
 def key_digest(key: ec.EllipticCurvePublicKey) -> bytes:
-    """Gives SHA-256 of a public key, as SubjectPublicKeyInfo in DER."""
+    """Returns SHA-256 of a public key, as SubjectPublicKeyInfo in DER."""
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
 
 
 def tls_key_of(pem: bytes) -> bytes:
-    """Gives `key_digest` of the key that a certificate of this authority is for."""
+    """Returns `key_digest` of the public key in a certificate of this authority."""
     key = x509.load_pem_x509_certificate(pem).public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)
     return key_digest(key)
 
 
 def is_fresh(pem: bytes, *, now: float) -> bool:
-    """Whether a certificate is in the first half of its life at `now`, unix seconds."""
+    """Returns whether a certificate is in the first half of its life at `now`, unix seconds."""
     certificate = x509.load_pem_x509_certificate(pem)
     begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
     return begin <= now < (begin + end) / 2
@@ -202,7 +202,7 @@ class Revocations(NamedTuple):
 
 
 def read_revocations(pem: bytes) -> Revocations:
-    """Raises `ValueError`."""
+    """Reads a revocation list. Raises `ValueError`."""
     revoked = x509.load_pem_x509_crl(pem)
     return Revocations({each.serial_number for each in revoked}, revoked.last_update_utc)
 
@@ -224,7 +224,7 @@ def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Gives the private key as PEM, which is secret."""
+    """Returns the private key as PEM, which is secret."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
@@ -267,7 +267,7 @@ def _name(common_name: str) -> x509.Name:
 
 
 def general_name(name: str) -> x509.GeneralName:
-    """Gives an IP address where `name` is one, else a host name. Raises `BadInput`."""
+    """Returns an IP address if `name` is one, else a host name. Raises `BadInput`."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Cards of a fleet's boards: which boards, with which release, and with which content."""
+"""Prepares the cards of a fleet's boards: chooses the boards and the release, and makes the content."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from hushfleet.progress import doing
 from hushfleet.release import add_signature
 from hushfleet.schema import read_file
 
-_OLD_PYTHON = "3.11"  # of Raspberry Pi OS Bookworm, the newest system that `firstrun` is for
-_HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # by the unit of the client
+_OLD_PYTHON = "3.11"  # the Python of Raspberry Pi OS Bookworm, the newest system that `firstrun` supports
+_HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # hidden by the client's systemd unit
 
 
 def choose_boards(
@@ -36,7 +36,7 @@ def choose_boards(
 ) -> list[RegisteredBoard]:
     """Chooses the boards with these ids, or the first `count` (None: all) that have no card yet.
 
-    :param again: also those that have a card or are enrolled. Raises `BadInput` where there are not enough.
+    :param again: also those that have a card or are enrolled. Raises `BadInput` if there are not enough.
     """
     if devices:
         chosen = [registry.needed(device) for device in dict.fromkeys(devices)]
@@ -49,8 +49,8 @@ def choose_boards(
                     f"--force, then let it in with: hushfleet fleet renew DIR {row.device} --new-card"
                 )
         return chosen
-    # One whose key was given runs already. Pending, and not approved: somebody has asked in its name, who need not have
-    # its card.
+    # A board whose key was given runs already. If it is pending and not approved, somebody has asked in its name,
+    # maybe without its card.
     free = [row for row in registry.boards() if row.state in ("new", "pending") and row.public_key is None]
     if not again:
         free = [row for row in free if not registry.tokens(row.device, now=now)]
@@ -66,7 +66,7 @@ def choose_boards(
 class ReleasePlatform:
     """The Python and the architecture that a release is made for.
 
-    :param why: how that is known, in words.
+    :param why: how this is known, in words.
     """
 
     python: str
@@ -82,7 +82,8 @@ class ReleasePlatform:
 def choose_target(
     boards: Sequence[RegisteredBoard], writer: SeedWriter, system: System, *, python: str | None = None
 ) -> ReleasePlatform:
-    """Chooses by the image, or else by the boards' profiles. Raises `BadInput` for boards of several kinds."""
+    """Chooses the platform by the image, or else by the boards' profiles. Raises `BadInput` for boards of several
+    kinds."""
     profiles = {row.board: load_board(row.board) for row in boards}
     arches = {profile.architecture for profile in profiles.values()}
     if len(arches) > 1:
@@ -119,7 +120,7 @@ def choose_target(
 
 
 def require_python(python: str) -> None:
-    """Raises `BadInput` where no release is made for it."""
+    """Raises `BadInput` if no release is made for this Python version."""
     if python not in bundle.PYTHONS:
         raise BadInput(
             f"there is no release for Python {python!r}, only for {', '.join(bundle.PYTHONS)}: write a system that has "
@@ -128,7 +129,7 @@ def require_python(python: str) -> None:
 
 
 def release_for(registry: FleetRegistry, target: ReleasePlatform) -> FleetRelease | None:
-    """Gives the newest release for it that the fleet knows; None where there is none."""
+    """Returns the newest release for `target` that the fleet knows; None if there is none."""
     return next((each for each in releases(registry) if each.platform == target.platform), None)
 
 
@@ -145,9 +146,9 @@ def build_release(
 ) -> Path:
     """Builds a release of the software that is installed here; for the arguments see `bundle.build`.
 
-    It is signed by those keys that are in the fleet's folder, and lies in `unsigned` until `add_release` takes it.
+    The keys that are in the fleet's folder sign it. It stays in `unsigned` until `add_release` takes it.
 
-    Raises `BadInput` where the version is taken, or wheels are missing.
+    Raises `BadInput` if the version exists already, or if wheels are missing.
     """
     if find_release(registry, version, target.platform) is not None:
         raise BadInput(
@@ -176,9 +177,9 @@ def build_release(
 def release_of(
     folder: FleetFolder, registry: FleetRegistry, targets: Sequence[ReleasePlatform], *, wheels: Path | None = None
 ) -> FleetRelease:
-    """Gives the newest release for the first target that has one; else builds it for the first target.
+    """Returns the newest release for the first target that has a release; if none has, builds one for the first target.
 
-    Raises `BadInput` where a signature is missing.
+    Raises `BadInput` if a signature is missing.
     """
     known = next(filter(None, (release_for(registry, target) for target in targets)), None)
     if known is not None:
@@ -201,7 +202,7 @@ def describe_signing(folder: FleetFolder, out: Path) -> str:
 
 
 def _next_serial(registry: FleetRegistry) -> int:
-    """Gives a serial above all earlier ones, also where a clock was put back."""
+    """Returns a serial above all earlier ones, even if a clock was set back."""
     return max([int(time.time()), *(1 + each.manifest.downgrade_serial for each in releases(registry))])
 
 
@@ -214,9 +215,9 @@ def card_of(
     user: str = "hushfleet-admin",
     ssh_keys: Sequence[str] = (),
 ) -> Card:
-    """Makes the card with a new token, without its release: that takes minutes to build, so errors come before.
+    """Makes the card with a new token, without its release: building that takes minutes, so errors are raised first.
 
-    :param images: a folder with one for each board, named by its id. Raises `BadInput`.
+    :param images: a folder with a subfolder for each board, named by the board's id. Raises `BadInput`.
     """
     keys_in_force(folder)
     trusted = trust(folder)
@@ -244,7 +245,7 @@ def card_of(
         ca=(folder.ca / "ca.pem").read_bytes(),
         root_key=trusted.root,
         release_keys=trusted.line,
-        token=secrets.token_urlsafe(32),  # one-time: the registry keeps its SHA-256 alone
+        token=secrets.token_urlsafe(32),  # one-time: the registry keeps only its public key
         images_path=data["path"] if data["kind"] == "folder" else "",
         classes=classes,
         images=own,
@@ -263,7 +264,7 @@ def _check_seen(path: PurePosixPath) -> None:
 
 
 def read_ssh_key(path: Path) -> str:
-    """Reads the line of a public key file. Raises `BadInput` for anything else, first of all for a private key."""
+    """Reads the line of a public key file. Raises `BadInput` for anything else, such as a private key."""
     try:
         line = path.read_text("utf-8").strip()
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Makes the folder of a fleet: authority, keys, certificates, configuration. It is there whole or not at all."""
+"""Makes the folder of a fleet: authority, keys, certificates, configuration. The folder is complete or not there."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def create_fleet(
 
     :param config: without a section `device`, which gets defaults that allow what the task asks.
     :param task: copied to `task.toml`, with the files that it names beside itself; checked by the caller.
-    :param classes: take the place of the task's `class_names`.
+    :param classes: replace the task's `class_names`.
     :param operator: public key of the operator, whose private key lies elsewhere; None: a key is made in the folder.
     :param root: public key of root, or a file with its private key, which stays there; None: it is made in `path`.
 
-    Raises `BadInput`, and leaves nothing behind, where `path` is not empty or a name cannot be used.
+    Raises `BadInput`, and leaves nothing behind, if `path` is not empty or a name cannot be used.
     """
     path = path.resolve()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -82,7 +82,7 @@ def create_fleet(
     try:
         _fill(part, config, text, operator=operator, root=root)
         for file in beside:
-            if beside.keys().isdisjoint(file.parents):  # else it comes with its folder
+            if beside.keys().isdisjoint(file.parents):  # otherwise it is copied with its folder
                 _copy(task.parent / file, part / file)
         os.replace(part, path)
     except OSError as error:
@@ -121,7 +121,7 @@ def _fill(path: Path, config: FleetConfig, task: str, *, operator: bytes | None,
 def _copy(source: Path, target: Path) -> None:
     """Copies a file, or a folder of data.
 
-    Raises `OSError`, and `BadInput` where the fleet has something of this name.
+    Raises `OSError`, and `BadInput` if the fleet has a file of this name already.
     """
     if target.exists():
         raise BadInput(f"the fleet has a file {target.name} already: rename {source}, which the task names")
@@ -141,7 +141,7 @@ def _task_text(task: Path, classes: Sequence[str]) -> str:
 
 
 def _device_defaults(task: str) -> dict[str, Any]:
-    """Makes defaults of DEVICE.toml that allow what the task asks, else every board would decline."""
+    """Makes defaults of DEVICE.toml that allow what the task asks; without them every board would decline."""
     privacy = tomllib.loads(task).get("privacy", {})
     limits: dict[str, Any] = {"epsilon_server": 8.0, "delta": 1e-5}
     if "accounting" in privacy:

@@ -1,4 +1,4 @@
-"""A fleet described in words, the same on the terminal and on the page."""
+"""Describes a fleet in words, the same on the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def summary(view: FleetView) -> str:
 
 
 def named(devices: Sequence[str]) -> str:
-    """Gives the first of them, and how many more there are."""
+    """Returns the first names, and how many more there are."""
     more = len(devices) - SHOWN_NAMES
     return ", ".join(devices[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
@@ -51,7 +51,7 @@ def progress(run: RunView) -> str:
 
 
 def next_round(view: FleetView) -> str:
-    """Describes the next opening: `next round: tomorrow 01:00 (Europe/Berlin)`; empty where no time is waited for."""
+    """Describes the next opening: `next round: tomorrow 01:00 (Europe/Berlin)`; empty if no round waits for a time."""
     if view.paused is not None:
         return f"training is paused, {ago(view.paused, view.at)}; let it go on: hushfleet fleet resume DIR"
     run = view.run
@@ -63,7 +63,7 @@ def next_round(view: FleetView) -> str:
 
 
 def figures(view: FleetView) -> list[str]:
-    """Gives more figures, for engineers and whoever answers for privacy, a line each."""
+    """Returns more figures, one per line, for engineers and for the person responsible for privacy."""
     found = [certificates(view)]
     if (run := view.run) is not None:
         found = [f"task {run.task}, method {run.method}", run_privacy(run, view.lifetime), traffic(run), *found]
@@ -81,7 +81,7 @@ def run_privacy(run: RunView, lifetime: Lifetime | None) -> str:
 
 
 def meaning(run: RunView) -> str:
-    """Rates epsilon: ` (weak protection)`; nothing where no epsilon is known yet."""
+    """Rates epsilon: ` (weak protection)`; empty if no epsilon is known yet."""
     return "" if run.epsilon is None else f" ({protection(run.epsilon)})"
 
 
@@ -108,7 +108,7 @@ def roster(sums: SumsView) -> str:
 
 
 def certificates(view: FleetView) -> str:
-    """Describes ends: `its certificates end 2036-11-20, its authority 2046-11-18`; empty where it is not known."""
+    """Describes the ends: `its certificates end 2036-11-20, its authority 2046-11-18`; empty if they are not known."""
     if view.certificates_end is None or view.authority_end is None:
         return ""
     own, authority = (f"{date.fromtimestamp(end):%Y-%m-%d}" for end in (view.certificates_end, view.authority_end))
@@ -120,7 +120,7 @@ def refused_device(refused: RefusedBirth) -> str:
 
 
 def state(board: BoardView) -> str:
-    """Its part in the run, unless its standing says that it has none."""
+    """Describes the board's state in the run, or its standing if it takes no part."""
     if board.standing == "pending":
         return "waits for approval"
     if board.standing == "blocked":
@@ -142,7 +142,7 @@ def health(board: BoardView) -> str:
 
 
 def spent(board: BoardView) -> str:
-    """Describes privacy spent: `3.2 of 8` over all tasks, of what its card allows; or of this task alone."""
+    """Describes privacy spent over all tasks, and its card's limit: `3.2 of 8`; if not known, of this task alone."""
     if board.spent is None:
         return "-" if board.epsilon is None else number(board.epsilon)
     if board.is_above_limit:
@@ -158,8 +158,8 @@ def sent(board: BoardView) -> str:
 def sentences(view: FleetView) -> dict[str, str]:
     """Answers the four questions of a fleet's owner, by name.
 
-    Are the boards well; how many photographs are used; is the fleet's model better than a board's own; how much privacy
-    is left, and for how many rounds. Results that follow from a board's photographs without a charge stay on the board
+    Are the boards well? How many photographs are used? Is the fleet's model better than a board's own? How much privacy
+    is left, and for how many rounds? Results that depend on a board's photographs and are not charged stay on the board
     (docs/privacy.md, "Health"), so the second and the third answer say where to read them.
     """
     return {
@@ -191,7 +191,7 @@ def model(view: FleetView) -> str:
 
 
 def gain(evaluation: EvaluationRow) -> str:
-    """Gives the gain in points with its error: `+11 ± 3`."""
+    """Returns the gain in points with its error: `+11 ± 3`."""
     gained = f"{100 * evaluation.gain.value:+.0f}".replace("-", MINUS)
     return f"{gained} ± {100 * evaluation.gain.error:.0f}"
 

@@ -1,4 +1,4 @@
-"""DEVICE.toml of a board of the fleet, as its card or `hushfleet push` writes it."""
+"""Makes DEVICE.toml of a board of the fleet, for its card or for `hushfleet push`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hushfleet.config.toml_text import to_toml
 
 STATE_DIR = "/var/lib/hushfleet"
 DATA = {"kind": "folder", "path": "/var/lib/hushfleet-images"}
-"""The section `data` where fleet.toml has none."""
+"""The section `data` if fleet.toml has none."""
 CA_FILE = "/etc/hushfleet/ca.pem"
 
 
 def card_limits(config: FleetConfig) -> dict[str, Any]:
-    """Returns the section `limits` of the cards. Limits on secure sums are on the card, and not only in the roster, so
-    they also bind those who sign later."""
+    """Returns the section `limits` of the cards. The limits of secure sums are on the card as well as in the roster, so
+    they also bind those who sign rosters later."""
     sums = config.secure_sums
     given: dict[str, Any] = config.device.get("limits", {})
     return {"honest_fraction": sums.honest_fraction, "min_devices": sums.min_devices, **given}
@@ -33,7 +33,7 @@ def device_toml(
     state_dir: str = STATE_DIR,
     ca_file: str = CA_FILE,
 ) -> str:
-    """Writes the text of the file. The defaults of fleet.toml's `[device]` go before ours in each section."""
+    """Returns the text of the file. In each section, the values of fleet.toml's `[device]` override the values here."""
     plain: dict[str, Any] = {
         "device": {
             "id": board.device,

@@ -1,13 +1,13 @@
-"""Decides who gets a certificate: `Enroller.answer` is the whole rule, without a network.
+"""Decides which board gets a certificate: `Enroller.answer` is the whole rule, without a network.
 
 A board proves that it has its card's token. The proof covers its id, its identity and its signing request
 (`proven_by_token`), so nobody who sees a request can use it for another key. A board whose identity is known
-needs no token: it has signed the request by it. That is how certificates are renewed, also those that have ended.
+needs no token, because this identity has signed the request. Certificates are renewed this way, even after their end.
 
-A board keeps its TLS key. So a request for a key whose certificate is in the first half of its life gets that
-certificate again: whoever lost power before it was stored has it then, and a request that is sent again is of use to
-the owner of the TLS key only. A board has certificates for a few keys at most. So whoever asks once a second for
-another key makes nothing grow, and takes nothing from the board whose key has a certificate.
+A board keeps its TLS key. So a request for a key whose certificate is in the first half of its life gets the same
+certificate again: a board that lost power before it stored the certificate then has it, and a replayed request helps
+only the owner of the TLS key. A board has certificates for a few TLS keys at most. So a sender that asks once a second
+for another key cannot make the registry grow, and takes nothing from the board whose key has a certificate.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from hushfleet.wire.format.identity import verify
 
 PENDING_RETRY_S = 30
 REFUSED_RETRY_S = 600
-REFUSED_A_SECOND = 1.0  # of those without a token; each is a synced write
+REFUSED_A_SECOND = 1.0  # requests without a token; each is a synced write
 MAX_REFUSED_BURST = 50
-MAX_TLS_KEYS = 8  # of one board, with certificates that hold
-CHARGES_AT_ONCE = 4096  # what a request costs is bounded, whatever a board has spent
-_RANGE_BYTES, _CARRIED_BYTES = 11, 40  # at most, as msgpack: a range; `CarriedRounds` beside its task and charge
+MAX_TLS_KEYS = 8  # TLS keys of one board with valid certificates
+CHARGES_AT_ONCE = 4096  # limits the cost of a request, whatever a board has spent
+_RANGE_BYTES, _CARRIED_BYTES = 11, 40  # most bytes as msgpack: a range; `CarriedRounds` without task and charge
 
 log = logging.getLogger("hushfleet.fleet")
 
 
 class Enroller:
-    """Answers requests from what the registry and the policy say.
+    """Answers requests according to the registry and the policy.
 
     :param on_granted: called after the registry has a board's new key or certificate.
     :param clock: unix seconds.
@@ -73,7 +73,7 @@ class Enroller:
         self._warned = set[str]()
 
     def answer(self, request: EnrolRequest) -> EnrolAnswer:
-        """Answers a request, whose frame was signed by the key that it names. Raises `StoreError`."""
+        """Answers a request. Its frame must have been signed by the key that it names. Raises `StoreError`."""
         board = self._registry.board(request.device)
         if board is None:
             return _no(request, f"this fleet has no board {request.device}; its operator can add it")
@@ -110,9 +110,9 @@ class Enroller:
         return EnrolAnswer(request.device, request.nonce, "granted", pem, "", 0, carried, up_to)
 
     def names_known_key(self, device: str, frame: bytes) -> bool:
-        """Whether the key by which the board is known is in the frame, as in its request for the next certificate.
+        """Returns whether the frame contains the board's known key, as its request for the next certificate does.
 
-        Nothing is parsed and no signature is checked, since that costs more. Raises `StoreError`.
+        Nothing is parsed and no signature is checked, because that costs more. Raises `StoreError`.
         """
         board = self._registry.board(device)
         return (
@@ -123,7 +123,7 @@ class Enroller:
         )
 
     def _token_of(self, request: EnrolRequest) -> bytes | None:
-        """Gives the public key of the token that the request proves, if any."""
+        """Returns the public key of the token that the request proves; None if it proves none."""
         signed = proven_by_token(
             federation=self._config.federation,
             device=request.device,
@@ -137,7 +137,7 @@ class Enroller:
         return None
 
     def _why_not(self, board: RegisteredBoard, *, has_token: bool) -> tuple[Verdict, str] | None:
-        """Says why a board with an unknown key gets no certificate; None: it gets one."""
+        """Says why a board with an unknown key gets no certificate; None if it gets one."""
         policy, device = self._config.enrolment.policy, board.device
         if board.public_key is not None:
             return "pending", (
@@ -178,9 +178,9 @@ class Enroller:
 def carried_part(
     charges: Sequence[tuple[str, int, bytes]], at_once: int
 ) -> tuple[tuple[CarriedRounds, ...], SpentRound | None]:
-    """Takes as many of the first charges as one answer has room for; and the last of them, where more may follow.
+    """Returns as many of the first charges as fit into one answer, and the last of these if more may follow.
 
-    :param charges: what follows in the register, at most `at_once`.
+    :param charges: the next charges in the register, at most `at_once`.
     """
     room, count, latest = MAX_CARRIED_BYTES, 0, dict[tuple[str, bytes], int]()
     for task, round, packed in charges:
@@ -196,7 +196,7 @@ def carried_part(
 
 
 def carried_rounds(charges: Iterable[tuple[str, int, bytes]]) -> tuple[CarriedRounds, ...]:
-    """Joins the rounds of a task that cost the same, from what `DeviceRegister.charges` gives."""
+    """Joins the rounds of a task that have the same charge. `DeviceRegister.charges` returns such an input."""
     rounds: dict[tuple[str, bytes], list[int]] = {}
     for task, round, packed in charges:
         rounds.setdefault((task, packed), []).append(round)
@@ -212,7 +212,7 @@ def carried_rounds(charges: Iterable[tuple[str, int, bytes]]) -> tuple[CarriedRo
 def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Joins whole numbers to ranges `(start, stop)`.
 
-    :param numbers: rising.
+    :param numbers: in ascending order.
     """
     ranges: list[tuple[int, int]] = []
     for number in numbers:

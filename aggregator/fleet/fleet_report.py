@@ -1,4 +1,4 @@
-"""The report of a fleet over all its tasks: one page for the person who owns it, made from the fleet's folder alone."""
+"""Makes the report of a fleet over all its tasks: one page for the fleet's owner, from the fleet's folder alone."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ NEVER = "never"
 
 @dataclass
 class TaskHistory:
-    """One task of the fleet, as the log of its run tells it.
+    """One task of the fleet, read from the log of its run.
 
     :param run: the name of its run's folder.
     :param opened: when its rounds opened, unix seconds.
-    :param took_part: the accepted updates of each board.
-    :param without: rounds that closed without a new model.
-    :param outages_s: how long the aggregator was without the broker, each time.
+    :param took_part: number of accepted updates of each board.
+    :param without: number of rounds that closed without a new model.
+    :param outages_s: length of each time in which the aggregator had no connection to the broker.
     """
 
     run: str = ""
@@ -78,13 +78,13 @@ class TaskHistory:
 
 
 def histories(folder: FleetFolder) -> list[TaskHistory]:
-    """Reads the fleet's tasks of which a round has opened, the oldest first."""
+    """Reads the fleet's tasks that have opened a round, the oldest first."""
     found = (TaskHistory.read(file) for file in folder.path.glob(f"runs/*/{EVENTS}"))
     return sorted((task for task in found if task.opened), key=lambda task: task.opened[0])
 
 
 def render_fleet_report(folder: FleetFolder, *, now: float | None = None) -> str:
-    """Makes the report as HTML text. Raises `StoreError` where a file of the fleet is damaged.
+    """Makes the report as HTML text. Raises `StoreError` if a file of the fleet is damaged.
 
     :param now: unix seconds; by default the clock.
     """
@@ -155,7 +155,7 @@ def _privacy(worst: Lifetime | None, budget: Budget | None) -> str:
 
 
 def _paid(tasks: Sequence[TaskHistory]) -> str:
-    """Says whether training together has paid, by the newest task that has measured it."""
+    """Says whether training together was worth it, by the newest task that has measured it."""
     for task in reversed(tasks):
         if task.course.evaluation is not None:
             return f"{evaluated(task.course.evaluation)} (task {task.course.task})."
@@ -170,14 +170,14 @@ def _paid(tasks: Sequence[TaskHistory]) -> str:
 
 
 def _present_run(folder: FleetFolder) -> str:
-    """Gives the name of the run of the fleet's task; empty where its file cannot be read."""
+    """Returns the name of the run of the fleet's task; empty if its file cannot be read."""
     with contextlib.suppress(BadInput):
         return folder.run.name
     return ""
 
 
 def _tasks(tasks: Sequence[TaskHistory], present: str) -> Section:
-    """:param present: the run that goes on."""
+    """:param present: name of the present run."""
     rows = [
         (
             task.course.task,
@@ -220,7 +220,7 @@ def _boards(
     budget: Budget | None,
     locked_out: Mapping[str, str],
 ) -> Section:
-    """:param locked_out: why, by the operator or the aggregator."""
+    """:param locked_out: reason of each lock-out, by the operator or by the aggregator."""
     query = "SELECT id, COUNT(DISTINCT public_key) FROM certificates GROUP BY id"
     cards: dict[str, int] = {row[0]: row[1] for row in registry.rows(query)}
     known, rounds, seen = {board.device: board for board in boards}, Counter[str](), dict[str, float]()
@@ -256,7 +256,7 @@ def _boards(
 
 
 def _standing(board: RegisteredBoard | None, cards: int) -> str:
-    """Says how a board came, or that it is gone."""
+    """Says since when a board is enrolled, or that it has left the fleet."""
     if board is None:
         return "left the fleet"
     since = f"since {_day(board.enrolled)}" if board.enrolled else "not enrolled yet"
@@ -275,7 +275,7 @@ def _software(folder: FleetFolder, registry: FleetRegistry, boards: Sequence[Reg
         file = folder.releases / each.file
         came = f"added {_day(file.stat().st_mtime)}, " if file.exists() else ""
         rows.append((f"{each.version} for {each.platform}", f"{came}{size(each.size)}"))
-    seen = sightings(registry)  # of boards that are gone as well, and of former cards
+    seen = sightings(registry)  # also of boards that have left, and of former cards
     heard = [(seen.get(board.device), board) for board in boards if board.state == "enrolled"]
     running = Counter(one.version for one, board in heard if one and one.version and one.public_key == board.public_key)
     rows += rolled

@@ -1,8 +1,8 @@
 """The folder of a fleet. `hushfleet fleet init` makes it, and all other commands take it.
 
-Whoever has `ca/ca.key` can admit any device; whoever has the operator's private key decides who may be in a secure sum.
-The latter may lie elsewhere; `operator.pub` is its public half. The aggregator needs neither: it reads `aggregator/`,
-`task.toml`, `fleet.toml` and `roster`, and writes to `WRITTEN_BY_AGGREGATOR` alone.
+Anyone with `ca/ca.key` can admit any device; anyone with the operator's private key decides who may be in a secure sum.
+The operator's key may be elsewhere; `operator.pub` is its public half. The aggregator needs neither key: it reads
+`aggregator/`, `task.toml`, `fleet.toml` and `roster`, and writes only to `WRITTEN_BY_AGGREGATOR`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ Policy = Literal["token", "list", "manual"]
 class BrokerPart(Checked):
     """The addresses of the broker.
 
-    :param names: host names and addresses in the broker's certificate; boards are told the first.
+    :param names: host names and addresses in the broker's certificate; boards use the first.
     :param port: for devices with a certificate.
     :param enrolment_port: for boards that have none yet.
-    :param connect: where the aggregator and the fleet service reach it; in its certificate, too.
+    :param connect: where the aggregator and the fleet service reach the broker; also in its certificate.
     """
 
     names: Annotated[tuple[Host, ...], Meta(min_length=1)]
@@ -60,9 +60,9 @@ class BrokerPart(Checked):
 class EnrolmentPart(Checked):
     """The rules of enrolment.
 
-    :param policy: `token`: whoever has a valid token; `list`: only boards whose public key was given to `fleet add`;
-        `manual`: after `hushfleet fleet approve`. A board whose key is known comes in under each of them.
-    :param token_days, certificate_days: how long they hold.
+    :param policy: `token`: any board with a valid token; `list`: only boards whose public key was given to `fleet add`;
+        `manual`: after `hushfleet fleet approve`. Each policy admits a board whose key is known.
+    :param token_days, certificate_days: how long they are valid.
     """
 
     policy: Policy = "token"
@@ -74,11 +74,11 @@ class EnrolmentPart(Checked):
 class UpdatesPart(Checked):
     """The stages of a roll-out: to one board, then to a share of them, then to all.
 
-    :param second_stage: that share.
-    :param error_budget: of a stage's boards, the share that may go back, or fall silent, before the roll-out stops; of
-        the first board it is none.
+    :param second_stage: the share of the boards in the second stage.
+    :param error_budget: the share of a stage's boards that may go back, or fall silent, before the roll-out stops; in
+        the first stage no board may.
     :param soak_minutes: how long the boards of a stage run the release before the next stage begins.
-    :param kib_per_second: at most so much of a release is sent, whatever the number of boards.
+    :param kib_per_second: limit of the rate at which a release is sent, whatever the number of boards.
     """
 
     second_stage: Share = 0.1
@@ -106,7 +106,7 @@ class HomeAssistantPart(Checked):
 class SecureSumsPart(Checked):
     """The operator's limits for secure sums, which are signed into the roster and written on each card.
 
-    :param honest_fraction: of the boards, at least. Boards decline a task that counts on more.
+    :param honest_fraction: least share of honest boards. Boards decline a task that assumes more.
     :param min_devices: the fewest boards in a sum. Boards decline a task that opens smaller ones.
     """
 
@@ -116,7 +116,7 @@ class SecureSumsPart(Checked):
 
 @dataclass(frozen=True)
 class FleetConfig(Checked):
-    """fleet.toml.
+    """The content of fleet.toml.
 
     :param device: defaults for DEVICE.toml, by section: above all `data` and `limits`.
     """
@@ -136,9 +136,9 @@ class FleetConfig(Checked):
 
 
 def check_ports(broker: BrokerPart, page: PagePart) -> None:
-    """Raises `BadInput` where one port is asked for twice.
+    """Raises `BadInput` if one port is used twice.
 
-    Brokers and page of one machine each need their own; that the page runs beside the broker is what `connect` says.
+    Brokers and page on one machine need different ports; a local `connect` means that the page runs beside the broker.
     """
     named = {"broker.port": broker.port, "broker.enrolment_port": broker.enrolment_port}
     if broker.connect in ("127.0.0.1", "::1", "localhost"):
@@ -149,7 +149,7 @@ def check_ports(broker: BrokerPart, page: PagePart) -> None:
 
 
 class FleetFolder:
-    """Paths below DIR, and its configuration. Raises `BadInput` where DIR is no fleet's folder."""
+    """Paths below DIR, and its configuration. Raises `BadInput` if DIR is no fleet's folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -159,16 +159,16 @@ class FleetFolder:
         # `cert.pem`, `cert.key`, `identity.key`, which boards pin, and the register, `devices.sqlite`
         self.aggregator = self.path / "aggregator"
         # `cert.pem` and `cert.key` for the broker, `page.pem` and `page.key` for the status page, and `identity.key`,
-        # which signs what boards are told
+        # which signs the messages to boards
         self.service = self.path / "service"
         self.service_key = self.service / "identity.key"
         self.operator_public = self.path / "operator.pub"
-        self.operator_key = self.path / "operator.key"  # may be elsewhere, as may the next
+        self.operator_key = self.path / "operator.key"  # may be elsewhere; so may `release_key`
         self.release_key = self.path / "release.key"
-        self.root_key = self.path / "root.key"  # signs who signs releases; it belongs elsewhere
+        self.root_key = self.path / "root.key"  # signs the list of release keys; should be elsewhere
         self.root_public = self.path / "root.pub"
         self.release_keys = self.path / "release_keys"
-        self.newest_key = self.service / "newest.key"  # says each day which release is the newest
+        self.newest_key = self.service / "newest.key"  # signs each day which release is the newest
         self.roster = self.path / "roster"
         self.paused = self.path / "paused"  # while it exists, the aggregator lets nobody train
         self.releases = self.path / "releases"
@@ -191,7 +191,7 @@ class FleetFolder:
             )
 
     def wifi(self, profile: str) -> Path:
-        """Gives the file with network and password of a Wi-Fi profile."""
+        """Returns the file with network and password of a Wi-Fi profile."""
         return self.path / "wifi" / f"{profile}.toml"
 
     @property
@@ -218,5 +218,5 @@ class FleetFolder:
 
 
 def url_host(name: str) -> str:
-    """Writes a host name or an IP address as a URL has it."""
+    """Formats a host name or an IP address for a URL."""
     return f"[{name}]" if ":" in name else name

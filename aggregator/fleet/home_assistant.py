@@ -1,8 +1,9 @@
-"""The figures of `/metrics` for Home Assistant, by its MQTT discovery: a part of the fleet service, off by default.
+"""Publishes the figures of `/metrics` for Home Assistant by its MQTT discovery; this part is off by default.
 
 Fleet and boards are devices of Home Assistant. Each is described by one retained message, a device discovery payload
 (https://www.home-assistant.io/integrations/mqtt/#device-discovery-payload), and its figures are one JSON object on a
-topic of its own. All are published when they change, and again once a minute: Mosquitto keeps nothing over a restart.
+topic of its own. All are published when they change, and again once a minute, because Mosquitto keeps no retained
+messages over a restart.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ UNITS: dict[str, dict[str, str]] = {
     "_celsius": {"device_class": "temperature", "unit_of_measurement": "°C", "state_class": "measurement"},
     "_ratio": {"unit_of_measurement": "%", "state_class": "measurement"},
 }
-"""Properties of a sensor for Home Assistant, by the end of its metric's name; the first that fits counts."""
+"""Properties of a sensor for Home Assistant, by the end of its metric's name; the first that matches is used."""
 
 _log = logging.getLogger("hushfleet.fleet")
 
 
 def availability(federation: str) -> str:
-    """Gives the topic that says whether the fleet service publishes."""
+    """Returns the topic that says whether the fleet service publishes."""
     return f"{STATES}/{federation}/available"
 
 
@@ -67,7 +68,7 @@ class HomeAssistant(ServicePart):
     def act(self, service: Service, now: float) -> None:
         try:
             messages, again = messages_of(self._make_view()), now >= self._again_at
-        except HushfleetError as error:  # boards must come in all the same
+        except HushfleetError as error:  # boards must still be able to enrol
             if str(error) != self._complaint:
                 _log.error("Home Assistant is told nothing new: %s", error)
             self._complaint = str(error)
@@ -86,9 +87,9 @@ class HomeAssistant(ServicePart):
             self._again_at = now + AGAIN_S
 
     def _remove(self, service: Service, topic: str, before: bytes, payload: bytes) -> None:
-        """Tells of figures that are gone, such as those of the former task, by their platform alone.
+        """Removes figures that are gone, such as those of the former task: sends only their platform.
 
-        Home Assistant would show the last value of a figure that is only left out.
+        Home Assistant would still show the last value of a figure that is only left out.
         """
         was, described = json.loads(before)["components"], json.loads(payload)
         gone = {key: {"platform": was[key]["platform"]} for key in was.keys() - described["components"].keys()}
@@ -102,7 +103,7 @@ class HomeAssistant(ServicePart):
 
 
 def messages_of(view: FleetView) -> dict[str, bytes]:
-    """Gives all retained messages, by topic."""
+    """Returns all retained messages, by topic."""
     of_fleet, of_boards = list[_Figure](), {board.device: list[_Figure]() for board in view.boards}
     for metric, described in METRICS.items():
         for labels, value in described.samples(view):
@@ -122,7 +123,7 @@ def messages_of(view: FleetView) -> dict[str, bytes]:
 
 
 class _Figure(NamedTuple):
-    """A sample of a metric; of a board, without the label that names it."""
+    """A sample of a metric. A board's sample has no label with the board's name."""
 
     metric: str
     labels: tuple[str, ...]
@@ -137,7 +138,7 @@ class _Figure(NamedTuple):
 def _device(
     federation: str, unique: str, states: str, about: Mapping[str, str], figures: Sequence[_Figure]
 ) -> dict[str, bytes]:
-    """Gives a device's description and its figures.
+    """Returns a device's description and its figures.
 
     :param states: the topic of the figures.
     """
@@ -174,7 +175,7 @@ def _component(figure: _Figure, unique: str) -> dict[str, str]:
 
 
 def _format_figure(figure: _Figure) -> Any:
-    """Gives the value as Home Assistant takes it; None is unknown to it, too."""
+    """Returns the value in Home Assistant's form; None means unknown there as well."""
     metric, value = figure.metric, figure.value
     if metric.endswith("_info"):
         return ", ".join(filter(None, figure.labels))

@@ -1,4 +1,4 @@
-"""The keys that a fleet's boards trust: the operator's, whose private half may lie elsewhere, and the service's."""
+"""The keys that a fleet's boards trust: the operator's, whose private half may be elsewhere, and the service's."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hushfleet.wire.format.identity import KEY_BYTES, Identity
 
 
 def operator(folder: FleetFolder) -> Identity | None:
-    """Gives the operator's private key, where it lies in the folder; None where it lies elsewhere.
+    """Returns the operator's private key if it is in the folder; None if it is elsewhere.
 
-    Raises `BadInput` for a key that is not the one which boards were told of.
+    Raises `BadInput` for a key that does not match the public key that boards know.
     """
     if not folder.operator_key.exists():
         return None
@@ -28,7 +28,7 @@ def operator(folder: FleetFolder) -> Identity | None:
 
 
 def operator_public(folder: FleetFolder) -> bytes:
-    """Gives the operator's public key. Raises `BadInput` where neither half is in the folder."""
+    """Returns the operator's public key. Raises `BadInput` if neither half is in the folder."""
     if folder.operator_public.exists():
         return _public(folder)
     key = operator(folder)  # of a fleet that an earlier version made
@@ -41,18 +41,18 @@ def operator_public(folder: FleetFolder) -> bytes:
 
 
 def service(folder: FleetFolder) -> Identity:
-    """Gives the key by which the fleet service signs its messages to boards: its own.
+    """Returns the fleet service's own key, with which it signs its messages to boards.
 
-    In a fleet of an earlier version it is the operator's, since the boards know no other. Raises `BadInput`.
+    In a fleet of an earlier version it is the operator's key, because the boards know no other. Raises `BadInput`.
     """
     own = folder.service_key if folder.service_key.exists() else folder.operator_key
     return load(own)
 
 
 def in_folder(folder: FleetFolder) -> tuple[str, ...]:
-    """Names the private keys in the folder that are enough to read what single boards send in secure sums.
+    """Names the private keys in the folder. Each of them is enough to read what single boards send in secure sums.
 
-    Whoever signs releases can make boards run anything; root decides who does.
+    Anyone who signs releases can make boards run any code; root decides who signs them.
     """
     files = (folder.operator_key, folder.release_key, folder.path / "root.key")
     return tuple(file.name for file in files if file.exists())

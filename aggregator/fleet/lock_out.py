@@ -1,13 +1,13 @@
-"""The connection of a board that was locked out is ended, without a restart of the broker.
+"""Ends the connection of a board that was locked out, without a restart of the broker.
 
-Mosquitto reads its lists again when it is told to, and closes no connection for them: a board that is connected would
-stay so, deaf and mute, and not know why. But of two connections with one client id MQTT ends the older one, and the
-fleet's broker takes the client id from the certificate. So the authority signs one in the board's name, and whoever has
-its key connects with it once: that is this service alone, since the key is made here and forgotten. The board's own
-certificate is revoked by then; it asks for another one, and is told why it gets none.
+Mosquitto reads its lists again on a signal, but closes no connection because of them: a connected board would stay
+connected, could neither send nor receive, and would not know why. But MQTT ends the older of two connections with the
+same client id, and the fleet's broker takes the client id from the certificate. So the authority signs a certificate in
+the board's name, and this service connects with it once. Nobody else can, because the key is made here and discarded.
+The board's own certificate is revoked by then; the board asks for another one, and is told why it gets none.
 
-A session that the broker was asked to keep ends by that as well, with all that waits in it. What the board has had
-retained is cleared.
+This also ends a session that the broker was asked to keep, with all messages that wait in it. Messages that the board
+had the broker retain are cleared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("hushfleet.fleet")
 
 
 class LockOut(ServicePart):
-    """A part of the fleet service. It acts once for each board that is locked out, and at the service's start."""
+    """A part of the fleet service. It acts once for each locked-out board, and again after the service's start."""
 
     every_s = LOOK_EVERY_S
 
@@ -57,7 +57,7 @@ class LockOut(ServicePart):
         self._since = {device: self._since.get(device, now) for device in blocked}
         self._done &= blocked
         ripe = [device for device, since in self._since.items() if now >= since + _LISTS_READ_S]
-        # the latest first: a service that has just started has all that were ever locked out before it
+        # the latest first: after its start the service has to handle all boards that were ever locked out
         for device in sorted(set(ripe) - self._done, key=lambda each: (-self._since[each], each))[:1]:
             for topic in ever_retained(service.topics, device):
                 service.clear(topic)
@@ -69,7 +69,7 @@ class LockOut(ServicePart):
 
 
 class _Session:
-    """A second connection in a board's name. Its files are needed until it is there, and nobody else may read them."""
+    """A second connection in a board's name. Its files are needed until it is up, and nobody else may read them."""
 
     def __init__(self, folder: FleetFolder, device: str, *, give_up: float) -> None:
         ca_file, key, now = folder.ca / "ca.pem", make_key(), datetime.datetime.now(datetime.UTC)
@@ -86,7 +86,7 @@ class _Session:
         self._link.open()
 
     def has_ended(self, now: float) -> bool:
-        """Whether it was there, or has waited for too long."""
+        """Returns whether the connection was up, or has waited for too long; in both cases it is closed."""
         came = isinstance(self._link.receive(0.0), LinkUp)
         if came:
             log.info("%s is locked out, and its connection has ended", self._device)

@@ -1,4 +1,4 @@
-"""The boards to be added: counted, or from a CSV file. Everything is checked before anything is written."""
+"""Makes the list of boards to add, by a count or from a CSV file. Everything is checked before anything is written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_board_name(name: str) -> str:
 def counted(
     prefix: str, count: int, *, known: Iterable[str], board: str, place: str = "", wifi: str = ""
 ) -> list[RegisteredBoard]:
-    """Gives the next `count` boards: PREFIX-01, PREFIX-02, ..., after the highest number that there is."""
+    """Returns the next `count` boards: PREFIX-01, PREFIX-02, ..., after the highest number in use."""
     if not 1 <= count <= MAX_BOARDS:
         raise BadInput(f"--count {count}: must be 1 to {MAX_BOARDS}")
     load_board(board)
@@ -46,7 +46,7 @@ def counted(
 def from_csv(file: Path, *, board: str | None, wifi: str = "") -> list[RegisteredBoard]:
     """Reads boards from a CSV file. Raises `BadInput` that names the line.
 
-    :param board: profile of the rows that name none.
+    :param board: profile for rows that name none.
     """
     try:
         text = file.read_text("utf-8-sig")

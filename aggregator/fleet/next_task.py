@@ -1,8 +1,8 @@
-"""A fleet's next task: its run has a folder of its own, and boards go on with the ledgers that they have.
+"""Sets a fleet's next task: its run has a folder of its own, and boards keep their ledgers.
 
-The name of the task in `task.toml` says which run the aggregator goes on with, so changing from one to another is one
-file that is written whole, and changing back is the same. What boards have spent is in `aggregator/devices.sqlite`, for
-all runs.
+The name of the task in `task.toml` determines which run the aggregator continues. So to change from one run to another,
+and to change back, one file is replaced as a whole. `aggregator/devices.sqlite` has what boards have spent, for all
+runs.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from hushfleet.errors import BadInput
 
 
 def task_text(task: Path) -> str:
-    """Reads a task file. Raises `BadInput` for a run's JSON, which `load_task` takes as well."""
+    """Reads a task file. Raises `BadInput` for a run's JSON, although `load_task` accepts it."""
     if task.suffix == ".json":
         raise BadInput(
             f"{task} is JSON, and a fleet keeps its task as TOML: give the file that the run was started with"
         )
-    return task.read_text("utf-8-sig")  # editors on Windows begin a file with a mark
+    return task.read_text("utf-8-sig")  # editors on Windows begin a file with a byte order mark
 
 
 def set_task(folder: FleetFolder, task: Path) -> bool:
-    """Sets the task that the aggregator runs from its next start on. Returns whether its run was begun before.
+    """Sets the task that the aggregator runs from its next start on. Returns whether its run had begun before.
 
-    Raises `BadInput` where it is no task, its secure sums count on more than the fleet's do, the fleet has too few
-    boards for it or none that can pay for it, a run of another task has its name, or files that it names beside itself
-    are not in the fleet's folder as well; and `StoreFull`.
+    Raises `BadInput` if the file is no task, its secure sums assume more than the fleet's limits allow, the fleet has
+    too few boards for it or too few that can pay for it, a run of another task has its name, or files that it names
+    beside itself are not in the fleet's folder as well; and `StoreFull`.
     """
     checked, data, current = load_task(task), task_text(task).encode(), folder.run
     check_sums(checked, folder.config.secure_sums)
@@ -52,7 +52,7 @@ def set_task(folder: FleetFolder, task: Path) -> bool:
 
 
 def check_sums(task: Task, sums: SecureSumsPart) -> None:
-    """Raises `BadInput` for secure sums that count on more than the fleet's: every board would decline them."""
+    """Raises `BadInput` for secure sums that exceed the fleet's limits, because every board would decline them."""
     secure = task.secure_spec()
     if secure is None:
         return

@@ -1,7 +1,7 @@
-"""The certificates of a fleet's own processes: of its brokers and its page, and of aggregator and fleet service.
+"""Writes the certificates of a fleet's own processes: brokers, page, aggregator and fleet service.
 
-Their keys stay when they are renewed, so each certificate is one file, written whole: a broker that is started, or told
-to read its files, at any moment has a certificate and the key to it.
+A renewal keeps the keys and replaces each certificate's file as a whole. So a broker that starts or reloads its files
+at any moment finds a certificate that fits its key.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _SERVERS = ("broker/broker", "service/page")
 _CLIENTS = {"aggregator/cert": AGGREGATOR_NAME, "service/cert": SERVICE_NAME}
 STEMS = (*_SERVERS, *_CLIENTS)
-"""Where they are in the fleet's folder: STEM.pem, and STEM.key beside it."""
+"""Their paths in the fleet's folder: STEM.pem, and STEM.key beside it."""
 AUTHORITY = "ca/ca"
 HOME_ASSISTANT = "home-assistant"
 
 
 def write_own(path: Path, config: FleetConfig, authority: Authority, *, now: datetime.datetime) -> None:
-    """Writes all of them, for the keys that are there.
+    """Writes all these certificates, for the existing keys.
 
     Raises `BadInput` for a key that cannot be read, and `StoreFull`.
     """
@@ -48,7 +48,7 @@ def write_own(path: Path, config: FleetConfig, authority: Authority, *, now: dat
 
 
 def write_home_assistant(folder: FleetFolder) -> None:
-    """Writes `service/home-assistant.pem` and `.key`, by which Home Assistant reaches the broker, once."""
+    """Writes `service/home-assistant.pem` and `.key`, once. Home Assistant connects to the broker with them."""
     pem, key_file = (folder.service / f"{HOME_ASSISTANT}.{end}" for end in ("pem", "key"))
     if pem.exists():
         return
@@ -61,14 +61,14 @@ def write_home_assistant(folder: FleetFolder) -> None:
 
 
 def lost_names(folder: FleetFolder) -> list[str]:
-    """Gives names of the broker's certificate that fleet.toml no longer has. Boards that use one would be lost."""
+    """Returns names of the broker's certificate that fleet.toml no longer has. Boards that use one would be lost."""
     found = _read(folder.path / "broker/broker.pem").extensions.get_extension_for_class(x509.SubjectAlternativeName)
     kept = [general_name(each) for each in (*folder.config.broker.names, folder.config.broker.connect, *_LOCAL_NAMES)]
     return [str(each.value) for each in found.value if each not in kept]
 
 
 def ends(folder: FleetFolder) -> dict[str, float]:
-    """Gives when they end, and `AUTHORITY`, in unix seconds, by stem. Raises `BadInput`."""
+    """Returns the end of each certificate and of `AUTHORITY`, unix seconds, by stem. Raises `BadInput`."""
     return {stem: _read(folder.path / f"{stem}.pem").not_valid_after_utc.timestamp() for stem in (*STEMS, AUTHORITY)}
 
 

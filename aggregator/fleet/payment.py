@@ -1,4 +1,4 @@
-"""Whether the boards of a fleet can pay for a task with the privacy that their cards allow, and what they could pay."""
+"""Checks whether a fleet's boards can pay for a task within the limits of their cards, and what they could pay for."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _CHANGE = (
 class Payment:
     """A task, and the boards that may pay for it.
 
-    :param charge: of a round of training, with its part of the task's evaluations (`task_check.mean_charge`).
-    :param budget: that the cards allow.
-    :param spent: the charges of each board; an empty list in place of a fleet without boards.
-    :param needed: so many boards a round takes.
-    :param boards: their number.
+    :param charge: charge of a training round, with its part of the task's evaluations (`task_check.mean_charge`).
+    :param budget: the budget that the cards allow.
+    :param spent: the charges of each board; one empty list for a fleet without boards.
+    :param needed: number of boards that a round needs.
+    :param boards: number of boards that may pay.
     """
 
     task: Task
@@ -40,9 +40,9 @@ class Payment:
     boards: int
 
     def obstacle(self, *, begun: bool) -> str | None:
-        """Returns why too few boards can pay, and what could be paid; None where enough can.
+        """Returns why too few boards can pay, and what they could pay for; None if enough can pay.
 
-        :param begun: whether the task goes on with a run; then a round must be paid, else all rounds.
+        :param begun: whether the task continues a run; then boards must be able to pay for one round, else for all.
         """
         name, budget, rounds = self.task.name, self.budget, 1 if begun else self.task.round.rounds
         costs = [epsilon_server_of([*each, self.charge], delta=budget.delta) for each in ([], *self.spent)]
@@ -69,9 +69,9 @@ class Payment:
     def _enough(self, paid: Sequence[int], at_most: int) -> float:
         """Returns how many rounds the boards can pay for together, `at_most` at most.
 
-        :param paid: how many rounds each of them can pay.
+        :param paid: how many rounds each of them can pay for.
 
-        A round takes so many boards. In buffered rounds it may be others each time, and each sends one update a round.
+        A round needs `needed` boards. In buffered rounds they may differ each time, and each sends one update a round.
         """
         if not self.task.round.buffered:
             return _nth(paid, self.needed)
@@ -79,19 +79,19 @@ class Payment:
         return bisect_left(rounds, True, key=lambda each: sum(min(own, each) for own in paid) < each * self.needed)
 
     def _has_raised(self, spent: Sequence[Charge]) -> bool:
-        """Whether the board has spent more than its card allows: its owner has raised the limit, nobody here knows how
-        far."""
+        """Returns whether the board has spent more than its card allows. Then its owner has raised the limit, to a
+        value that is not known here."""
         return epsilon_server_of(spent, delta=self.budget.delta) > self.budget.lifetime
 
     def _rounds(self, spent: Sequence[Charge], at_most: int) -> int:
-        """Returns how many rounds a board can pay, `at_most` at most."""
+        """Returns how many rounds a board can pay for, `at_most` at most."""
         if self._has_raised(spent):
             return at_most
         budget = self.budget
         return min(at_most, rounds_left(spent, self.charge, delta=budget.delta, limit=budget.lifetime, at_most=at_most))
 
     def _proposal(self) -> str:
-        """Proposes the largest epsilon of the whole task that enough boards can pay; empty where noise cannot help."""
+        """Proposes the largest epsilon of the whole task that enough boards can pay; empty if noise cannot help."""
         if self.charge.raw or self.charge.sample_rate < 1 or not self.charge.noise_multiplier:
             return ""
         largest = _nth([self._largest(each) for each in self.spent], self.needed)
@@ -116,7 +116,7 @@ class Payment:
 
 
 def pace(task: Task, charge: Charge, budget: Budget) -> str | None:
-    """Describes how the periods of the owners' limits spread the rounds of a task; None where they do not.
+    """Describes how the periods of the owners' limits spread the rounds of a task; None if they do not.
 
     :param charge: as in `Payment`.
     """
@@ -134,5 +134,5 @@ def pace(task: Task, charge: Charge, budget: Budget) -> str | None:
 
 
 def _nth(values: Sequence[float], place: int) -> float:
-    """Returns what so many of the values reach; 0 where there are fewer."""
+    """Returns the value at `place`, from 1, in descending order; 0 if there are fewer values."""
     return sorted(values, reverse=True)[place - 1] if place <= len(values) else 0

@@ -39,9 +39,9 @@ log = logging.getLogger("hushfleet.fleet")
 class FleetProcess:
     """One process of the fleet.
 
-    :param log_file: where its output goes; None: to this terminal.
-    :param port: where it listens, if others wait for that.
-    :param when_done: what is said when it has ended well; empty: it is expected to go on for ever.
+    :param log_file: file for its output; None: this terminal.
+    :param port: port on which it listens, if others wait for that.
+    :param when_done: message when it has ended successfully; empty: it should never end.
     """
 
     name: str
@@ -64,7 +64,7 @@ class FleetProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C is for us, who end them in order
+                start_new_session=True,  # Ctrl-C reaches only this process, which ends them in order
             )
 
     def stop(self) -> None:
@@ -82,7 +82,7 @@ class FleetProcess:
         self.start()
 
     def watch(self, now: float) -> None:
-        """Starts it again where it has died."""
+        """Starts the process again if it has died."""
         if self.process is None or self.over:
             return
         status = self.process.poll()
@@ -104,7 +104,7 @@ class FleetProcess:
 
 
 def run_fleet(folder: FleetFolder, stop: threading.Event) -> None:
-    """Runs all of them until `stop` is set. Raises `BadInput` where they cannot start, and `HushfleetError`."""
+    """Runs all processes until `stop` is set. Raises `BadInput` if they cannot start, and `HushfleetError`."""
     ports, run = folder.config.broker, folder.run
     with started(folder, brokers_of(folder)) as brokers, started(folder, _services_of(folder)) as services:
         print(f"the broker listens on the ports {ports.port} and {ports.enrolment_port}; logs are in {folder.logs}")
@@ -121,7 +121,7 @@ def run_fleet(folder: FleetFolder, stop: threading.Event) -> None:
 
 
 def _print_obstacles(folder: FleetFolder) -> None:
-    """Boards may come while the fleet runs, so these are notes and no errors."""
+    """Prints obstacles as notes and not as errors, because boards may come while the fleet runs."""
     with contextlib.suppress(BadInput):  # the aggregator says what is wrong with the task
         for why in obstacles(load_task(folder.task), folder):
             print(f"note: {why}", flush=True)
@@ -129,7 +129,7 @@ def _print_obstacles(folder: FleetFolder) -> None:
 
 @contextlib.contextmanager
 def started(folder: FleetFolder, children: Sequence[FleetProcess]) -> Iterator[Sequence[FleetProcess]]:
-    """Runs them for the length of a block; a broker is waited for."""
+    """Runs the processes during a `with` block, which begins when each broker listens."""
     folder.logs.mkdir(mode=0o700, exist_ok=True)
     try:
         for child in children:
@@ -146,7 +146,7 @@ def started(folder: FleetFolder, children: Sequence[FleetProcess]) -> Iterator[S
 
 
 def brokers_of(folder: FleetFolder) -> list[FleetProcess]:
-    """Gives both brokers, with the configuration that the registry asks for. Raises `BadInput`."""
+    """Returns both brokers, after writing their configuration from the registry. Raises `BadInput`."""
     mosquitto = find_mosquitto()
     if mosquitto is None:
         raise BadInput("Mosquitto was not found; install it (Debian: apt install mosquitto)")

@@ -1,4 +1,4 @@
-"""Installs a board by ssh as a card does: for Jetsons, and for boards that run already.
+"""Installs the client on a board by ssh, as a card does: for Jetsons, and for boards that run already.
 
 The folder of a card's boot partition is copied to the board, and its `install.sh` runs there as root. ssh asks for
 passwords and checks the host as it always does. Only what is installed stays on the board. The command may be
@@ -29,7 +29,7 @@ _LOOK = (
     f"for p in {' '.join(f'python{each}' for each in reversed(PYTHONS))} python3; do "
     "$p -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])' 2> /dev/null; done; :"
 )
-_PLACE = ".hushfleet-push"  # in the home of who logs in; one that was left behind is replaced
+_PLACE = ".hushfleet-push"  # in the home of the user that logs in; an old one is replaced
 _CLEANED = f"trap 'rm -rf {_PLACE}' EXIT; trap 'exit 130' HUP INT TERM; "
 _RECEIVE = f"umask 077; {_CLEANED}rm -rf {_PLACE}; mkdir {_PLACE} && tar -x -C {_PLACE} && trap - EXIT"
 _INSTALL = f"{_CLEANED}%ssh {_PLACE}/{FOLDER}/install.sh"
@@ -42,7 +42,7 @@ class SshHost:
 
     :param destination: as ssh takes it: `user@host`.
     :param options: of ssh, such as `-p 2222`.
-    :param arch: as `uname -m` says; :param bits: of its programs, 32 also on a 64-bit kernel.
+    :param arch: as `uname -m` says; :param bits: of its programs, which may be 32 on a 64-bit kernel.
     :param is_root: whether the user that logs in is root.
     :param pythons: versions that are installed, such as `3.11`.
     """
@@ -56,9 +56,9 @@ class SshHost:
 
 
 def look_at(destination: str, options: Sequence[str] = ()) -> SshHost:
-    """Logs in and reads what the machine is.
+    """Logs in and reads the properties of the machine.
 
-    Raises `BadInput` for what cannot be a destination, and `HushfleetError`.
+    Raises `BadInput` for an invalid destination, and `HushfleetError`.
     """
     if destination.startswith("-") or not destination.strip():
         raise BadInput(f"{destination!r} is not a destination for ssh; write user@host")
@@ -79,7 +79,7 @@ def push(host: SshHost, card: Card) -> None:
         stage(card, _NoWriter(), MountedBoot(folder), folder)
         with tarfile.open(fileobj=archive, mode="w") as tar:
             tar.add(folder / FOLDER, FOLDER, filter=_owned_by_nobody)
-        # A line each and no more: ssh may be asking for a password on this terminal.
+        # Only one line per step: ssh may be asking for a password on this terminal.
         print(f"copying {archive.tell() / 1e6:.0f} MB to {host.destination}", flush=True)
         archive.seek(0)
         _ssh(host.destination, host.options, _RECEIVE, stdin=archive)
@@ -89,7 +89,7 @@ def push(host: SshHost, card: Card) -> None:
 
 
 class _NoWriter:
-    """The board has started already: nothing is for its first start."""
+    """A seed writer without files: the board has started already, so it needs none for its first start."""
 
     name = "push"
     secrets: Sequence[str] = ()
@@ -109,11 +109,11 @@ def _ssh(
     stdin: IO[bytes] | int | None = subprocess.DEVNULL,
     stdout: int | None = None,
 ) -> bytes:
-    """Runs a script of sh, whatever the login's own shell is. What goes wrong is said on this terminal, by ssh.
+    """Runs a script with sh, whatever the login shell is. ssh prints errors on this terminal.
 
-    Raises `HushfleetError`; `KeyboardInterrupt` where Ctrl-C was pressed on a terminal that ssh had for itself.
+    Raises `HushfleetError`; `KeyboardInterrupt` if Ctrl-C was pressed while ssh had the terminal for itself.
     """
-    command = ["ssh", *options, destination, f"exec sh -c {shlex.quote(script)}"]  # exec: Ctrl-C ends it by a code
+    command = ["ssh", *options, destination, f"exec sh -c {shlex.quote(script)}"]  # exec: Ctrl-C ends it with a code
     done = subprocess.run(command, stdin=stdin, stdout=stdout, check=False)
     if done.returncode == _INTERRUPTED:
         raise KeyboardInterrupt

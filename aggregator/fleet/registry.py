@@ -1,6 +1,6 @@
-"""The registry of a fleet in one SQLite file: boards, tokens, certificates, releases, roll-outs, health heard last.
+"""The registry of a fleet in one SQLite file: boards, tokens, certificates, releases, roll-outs, latest health.
 
-It is the truth about who belongs to the fleet. The aggregator's register is derived from it (`access.derive_register`).
+It decides which boards belong to the fleet. The aggregator's register is derived from it (`access.derive_register`).
 Commands and the fleet service have it open at the same time; each change is one transaction.
 """
 
@@ -24,7 +24,7 @@ SCHEMA_VERSION = 3
 FILE_NAME = "fleet.sqlite"
 MAX_REFUSED_REQUESTS = 8
 LISTED_AFTER_END_S = 86400.0
-KEPT_AFTER_END_S = 366 * 86400.0  # a clock that is ahead for less than that, and then set, harms nothing
+KEPT_AFTER_END_S = 366 * 86400.0  # a clock that is ahead by less than this, and then corrected, does no harm
 BoardState = Literal["new", "pending", "enrolled", "blocked"]
 _WHILE_BLOCKED, _FOR_GOOD = 1, 2  # how a certificate is revoked
 
@@ -64,7 +64,7 @@ CREATE TABLE offered (
 ) WITHOUT ROWID;
 """
 
-# Version 1 had SHA-256 of tokens, with which whoever could read them could enrol, and of signing requests.
+# Version 1 had SHA-256 of tokens, with which anyone who could read them could enrol, and of signing requests.
 _UPGRADES = {
     1: (
         "PRAGMA secure_delete = ON",
@@ -85,7 +85,7 @@ class RegisteredBoard:
 
     :param board: its profile, as `hushfleet boards` lists them.
     :param wifi: name of the Wi-Fi profile on its card.
-    :param public_key: of its identity; None before it has enrolled.
+    :param public_key: of its identity; None while no key is accepted.
     :param state: `new`: no card has come yet; `pending`: it waits for `approve`; `enrolled`; `blocked`.
     :param reason: why it is blocked, or waits.
     :param certificate_end, enrolled: unix seconds.
@@ -127,15 +127,15 @@ class FleetRegistry(SqliteFile):
             Path(folder) / FILE_NAME, schema=_SCHEMA, version=SCHEMA_VERSION, upgrades=_UPGRADES, functions=functions
         )
         self._seen_version = self.row("PRAGMA data_version")
-        self.healths: dict[str, tuple[bytes | None, Health | None]] = {}  # by `sightings`, as they were read last
+        self.healths: dict[str, tuple[bytes | None, Health | None]] = {}  # cache of `sightings`: the last that it read
 
     def was_changed(self) -> bool:
-        """Whether another opener has changed it since the last call."""
+        """Returns whether another connection has changed the registry since the last call."""
         before, self._seen_version = self._seen_version, self.row("PRAGMA data_version")
         return before != self._seen_version
 
     def boards(self) -> list[RegisteredBoard]:
-        """Gives all, by id."""
+        """Returns all boards, sorted by id."""
         return [_board(row) for row in self.rows(f"SELECT {_COLUMNS} FROM boards ORDER BY id")]
 
     def board(self, device: str) -> RegisteredBoard | None:
@@ -143,7 +143,7 @@ class FleetRegistry(SqliteFile):
         return None if row is None else _board(row)
 
     def needed(self, device: str) -> RegisteredBoard:
-        """Raises `BadInput` where the fleet has no such board."""
+        """Returns a board. Raises `BadInput` if the fleet has no such board."""
         board = self.board(device)
         if board is None:
             raise BadInput(
@@ -152,9 +152,9 @@ class FleetRegistry(SqliteFile):
         return board
 
     def add(self, boards: Iterable[RegisteredBoard], *, along: Callable[[], None] | None = None) -> None:
-        """Adds all of them or none. Raises `BadInput` where one is there already, or its key is.
+        """Adds all boards or none. Raises `BadInput` if the fleet has one of them, or its key, already.
 
-        :param along: called when nothing is in their way any more; what it raises keeps them out.
+        :param along: called after all checks; if it raises, no board is added.
         """
         with self.transaction():
             for new in boards:
@@ -174,7 +174,7 @@ class FleetRegistry(SqliteFile):
                 along()
 
     def add_token(self, device: str, token: bytes, *, expires: float) -> None:
-        """Keeps the public key of a new token for `device`; its earlier tokens become invalid.
+        """Stores the public key of a new token for `device`; its earlier tokens become invalid.
 
         :param expires: unix seconds.
         """
@@ -184,16 +184,16 @@ class FleetRegistry(SqliteFile):
             self.write("INSERT INTO tokens VALUES (?, ?, ?, 1)", (key, device, expires))
 
     def tokens(self, device: str, *, now: float) -> list[bytes]:
-        """Gives the public keys of valid tokens: a proof of a token is a signature by its key."""
+        """Returns the public keys of valid tokens: a proof of a token is a signature by its key."""
         query = "SELECT public_key FROM tokens WHERE id = ? AND expires > ? AND uses_left > 0"
         return [key for (key,) in self.rows(query, (device, now))]
 
     # certificates
 
     def certificates(self, device: str, public_key: bytes, tls_key: bytes, *, now: float) -> list[bytes]:
-        """Gives the valid certificates for a TLS key of the board, PEM.
+        """Returns the valid certificates for a TLS key of the board, PEM.
 
-        :param tls_key: SHA-256 of it.
+        :param tls_key: SHA-256 of the TLS key.
         """
         query = (
             "SELECT pem FROM certificates WHERE id = ? AND public_key = ? AND tls_key = ? AND not_after > ? "
@@ -202,7 +202,7 @@ class FleetRegistry(SqliteFile):
         return [pem for (pem,) in self.rows(query, (device, public_key, tls_key, now))]
 
     def tls_keys(self, device: str, public_key: bytes, *, now: float) -> set[bytes]:
-        """Gives SHA-256 of the TLS keys for which the board has valid certificates."""
+        """Returns SHA-256 of the TLS keys for which the board has valid certificates."""
         query = (
             "SELECT DISTINCT tls_key FROM certificates WHERE id = ? AND public_key = ? AND not_after > ? "
             "AND revoked = 0"
@@ -219,11 +219,11 @@ class FleetRegistry(SqliteFile):
         token: bytes | None,
         now: float,
     ) -> None:
-        """Enrols the board with this key and certificate; one use of the token is gone.
+        """Enrols the board with this key and certificate, and uses up one use of the token.
 
-        :param board: as it was when that was decided. Raises `StoreError` where its operator has changed it since.
+        :param board: as it was when this was decided. Raises `StoreError` if its operator has changed it since.
         :param tls_key: SHA-256 of the TLS key that the certificate is for.
-        :param token: its public key; None where none was needed.
+        :param token: public key of the token; None if none was needed.
         """
         device = board.device
         with self.transaction():
@@ -245,12 +245,12 @@ class FleetRegistry(SqliteFile):
             self.write("DELETE FROM refused_requests WHERE id = ?", (device,))
 
     def revoked_serials(self, *, now: float) -> set[int]:
-        """Gives the serials for the revocation list. One that ended a day ago is left out: its date refuses it."""
+        """Returns the revocation list's serials. One that ended a day ago is left out, because its date refuses it."""
         query = "SELECT serial FROM certificates WHERE revoked AND not_after > ?"
         return {int(serial, 16) for (serial,) in self.rows(query, (now - LISTED_AFTER_END_S,))}
 
     def locked_out(self) -> list[str]:
-        """Gives ids that must not be connected: blocked, forgotten, or of a card that no new one has replaced yet."""
+        """Returns ids that must not connect: blocked, forgotten, or with a revoked card that has no successor yet."""
         query = (
             "SELECT id FROM boards WHERE state = 'blocked' UNION "
             "SELECT id FROM certificates WHERE revoked AND id NOT IN (SELECT id FROM boards WHERE state = 'enrolled')"
@@ -260,7 +260,7 @@ class FleetRegistry(SqliteFile):
     # requests that were not granted
 
     def add_refused_request(self, refused: RefusedRequest) -> None:
-        """Notes a request of a board of the fleet; of each board the latest `MAX_REFUSED_REQUESTS` keys are kept."""
+        """Stores a refused request; keeps `MAX_REFUSED_REQUESTS` per board: with a token first, then the latest."""
         with self.transaction():
             self.write("INSERT OR REPLACE INTO refused_requests VALUES (?, ?, ?, ?, ?)", astuple(refused))
             self.write(
@@ -274,7 +274,7 @@ class FleetRegistry(SqliteFile):
             )
 
     def refused_requests(self, device: str | None = None) -> list[RefusedRequest]:
-        """Gives those of one board or of all: with a token first, the latest first."""
+        """Returns refused requests of one board or of all: by id, then those with a token first, then the latest."""
         query = "SELECT * FROM refused_requests WHERE ?1 IS NULL OR id = ?1 ORDER BY id, has_token DESC, at DESC"
         return [
             RefusedRequest(name, key, bool(token), reason, at)
@@ -298,7 +298,7 @@ class FleetRegistry(SqliteFile):
     def expect_new_card(self, device: str) -> None:
         """Revokes the former key and its certificates, and accepts the board's next card.
 
-        No card is written for a board that is locked out, so its token is that of a former card, and ends here.
+        No card is written for a board that is locked out, so its token belongs to a former card and is removed here.
         """
         with self.transaction():
             self._drop_card(device)
@@ -332,15 +332,15 @@ class FleetRegistry(SqliteFile):
                 self.write(f"DELETE FROM {table} WHERE id = ?", (device,))
 
     def _drop_card(self, device: str) -> None:
-        """Revokes the board's certificates, and drops what was heard of it and offered to it: the next card has done
-        nothing yet."""
+        """Revokes the board's certificates, and removes its sightings and offers, because the next card has none
+        yet."""
         self.write("UPDATE certificates SET revoked = ?2 WHERE id = ?1", (device, _FOR_GOOD))
         for table in ("sightings", "offered"):
             self.write(f"DELETE FROM {table} WHERE id = ?", (device,))
 
 
 def _key_of_token_digest(digest: bytes) -> bytes:
-    """Gives the public key of the token with this SHA-256."""
+    """Returns the public key of the token with this SHA-256."""
     return Identity.from_bytes(token_seed(digest)).public_key
 
 

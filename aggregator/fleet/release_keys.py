@@ -1,7 +1,7 @@
-"""The keys that sign a fleet's releases, named by statements of the root key, which may lie on another machine.
+"""The keys that sign a fleet's releases, named by statements of the root key, which may be on another machine.
 
-`root.pub` has the fleet's first root, `release_keys` the statements that boards are sent: the newest, and those before
-it that named another root, since a board takes each from the root that it knows.
+`root.pub` has the fleet's first root. `release_keys` has the statements that boards receive: the newest, and those
+before it that named another root, because a board accepts a statement only from the root that it knows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNSIGNED_FILE = "release_keys.unsigned"
 
 
 def trust(folder: FleetFolder) -> Trust:
-    """Gives the trust of a new card. Raises `BadInput`."""
+    """Returns the root key and the statements for a new card. Raises `BadInput`."""
     if not folder.root_public.exists():
         raise BadInput(
             f"there is no {folder.root_public}: this fleet was made by an earlier version, which had no root key. Make "
@@ -32,7 +32,7 @@ def trust(folder: FleetFolder) -> Trust:
 
 
 def keys_in_force(folder: FleetFolder) -> ReleaseKeys:
-    """Raises `BadInput` where root has signed no statement yet."""
+    """Returns the keys in force. Raises `BadInput` if root has signed no statement yet."""
     found = trust(folder).keys
     if found is None:
         raise BadInput(
@@ -46,9 +46,9 @@ def keys_in_force(folder: FleetFolder) -> ReleaseKeys:
 def next_statement(
     folder: FleetFolder, *, keys: Sequence[str], threshold: int, new_daily_key: bool = False, next_root: str = ""
 ) -> Signed[ReleaseKeys]:
-    """Makes the statement after the present one, not signed yet. A new daily key waits until `take`.
+    """Makes the statement after the present one, not signed yet. A new daily key is not in use before `take`.
 
-    Raises `BadInput`, or `Malformed` for what cannot be.
+    Raises `BadInput`, or `Malformed` for invalid values.
     """
     known = trust(folder)
     daily = Identity.generate() if new_daily_key else load_or_create(folder.newest_key)
@@ -60,9 +60,9 @@ def next_statement(
 
 
 def new_release_key(folder: FleetFolder) -> str:
-    """Makes a new `release.key` and gives its public half; the former one is kept as `release.key.old`.
+    """Makes a new `release.key` and returns its public half; the former one is kept as `release.key.old`.
 
-    A key that was made before, and waits for root's statement, is taken.
+    If a key was made before and still waits for root's statement, it is used and no new one is made.
     """
     known = trust(folder).keys
     if folder.release_key.exists() and known and load(folder.release_key).public_key.hex() in known.keys:
@@ -71,14 +71,14 @@ def new_release_key(folder: FleetFolder) -> str:
 
 
 def _next_daily(folder: FleetFolder) -> Path:
-    """The place of a daily key that root has not named yet: until then the former one is in use."""
+    """Returns the file of a daily key that root has not named yet; until then the former key is in use."""
     return folder.newest_key.with_name("newest.key.next")
 
 
 def take(folder: FleetFolder, text: str) -> ReleaseKeys:
-    """Takes signed statements, which boards are sent from now on, and the daily key that waits for the newest.
+    """Takes signed statements, to be sent to boards from now on, and the waiting daily key if the newest names it.
 
-    Raises `BadInput` where none is newer, or `BadSignature`.
+    Raises `BadInput` if none is newer, or `BadSignature`.
     """
     known = trust(folder)
     after, came = known, list[Signed[ReleaseKeys]]()
@@ -94,14 +94,14 @@ def take(folder: FleetFolder, text: str) -> ReleaseKeys:
     waits = _next_daily(folder)
     if waits.exists() and load(waits).public_key.hex() == after.keys.newest_key:
         waits.replace(folder.newest_key)
-        atomic_file.sync_folder(folder.service)  # before the statement: the same one can be taken once more
+        atomic_file.sync_folder(folder.service)  # before the statement, so the same one can be taken again
     atomic_file.write_whole(folder.release_keys, text.encode(), durable=True)
     (folder.path / UNSIGNED_FILE).unlink(missing_ok=True)
     return after.keys
 
 
 def write_first(path: Path, *, root: str | None) -> None:
-    """Writes the first statement of a fleet that is being made in `path`, signed where root's private key is at hand.
+    """Writes the first statement of a fleet that is being made in `path`, signed if root's private key is available.
 
     :param root: 64 hex digits, or a file with the private key, which stays there; None: root's key is made in `path`.
     """

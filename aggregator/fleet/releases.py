@@ -22,7 +22,7 @@ _COLUMNS = "version, platform, file, head, digest, size"
 class FleetRelease:
     """A release in the fleet's folder.
 
-    :param platform: of the Python that it is for, as boards say it in `Health`: `cp313-aarch64`.
+    :param platform: of the Python that it is for, as boards report it in `Health`: `cp313-aarch64`.
     :param file: its name in the fleet's folder `releases`.
     :param head: its manifest with the signature.
     :param digest, size: of the whole file; SHA-256 and bytes.
@@ -41,15 +41,15 @@ class FleetRelease:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """To compare versions."""
+        """The key for comparing versions."""
         return self.manifest.order
 
 
 def add_release(folder: FleetFolder, registry: FleetRegistry, path: Path) -> FleetRelease:
-    """Checks the file all through, copies it to the folder where it is not there, and notes it.
+    """Checks the whole file, copies it to the folder if it is not there, and adds it to the registry.
 
-    A release that is known may come again with other signatures. Raises `BadInput` for other content of a version and
-    platform that are known, `BadSignature` where too few of the keys in force have signed it, and `Malformed`.
+    A release that is known may come again with other signatures. Raises `BadInput` if a known version and platform
+    come with other content, `BadSignature` if too few of the keys in force have signed it, and `Malformed`.
     """
     with path.open("rb") as file:
         head = read_head(file)
@@ -74,7 +74,7 @@ def add_release(folder: FleetFolder, registry: FleetRegistry, path: Path) -> Fle
 
 
 def releases(registry: FleetRegistry) -> list[FleetRelease]:
-    """Gives all releases, the newest version first."""
+    """Returns all releases, the newest version first."""
     found = [FleetRelease(*row) for row in registry.rows(f"SELECT {_COLUMNS} FROM releases")]
     return sorted(found, key=lambda each: (each.order, each.platform), reverse=True)
 
@@ -85,7 +85,7 @@ def find_release(registry: FleetRegistry, version: str, platform: str) -> FleetR
 
 
 def check_signed(folder: FleetFolder, registry: FleetRegistry, version: str | None) -> None:
-    """Raises `BadSignature` where boards would refuse the release `version` (None: the newest) by the keys in force."""
+    """Raises `BadSignature` if boards, with the keys in force, would refuse release `version` (None: the newest)."""
     found = [each for each in releases(registry) if version in (None, each.version)]
     for each in found:
         if each.version == found[0].version:
@@ -93,7 +93,7 @@ def check_signed(folder: FleetFolder, registry: FleetRegistry, version: str | No
 
 
 def mapped(folder: FleetFolder, found: Sequence[FleetRelease]) -> dict[bytes, memoryview]:
-    """Gives the files by SHA-256, mapped into memory and not read; those that are gone are left out."""
+    """Returns the files by SHA-256, mapped into memory and not read; files that are gone are left out."""
     maps = {}
     for release in found:
         path = folder.releases / release.file

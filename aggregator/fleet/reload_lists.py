@@ -1,8 +1,8 @@
 """Tells the brokers to read their lists a second time, some time after each change.
 
-Mosquitto clears its note of a signal when it has read its files, so a signal that comes while it reads is lost: of two
-changes one after the other the second one would never hold, and a board with a new card would stay deaf and mute, or
-one that is locked out would stay connected.
+Mosquitto clears its flag for a signal after it has read its files, so a signal that comes while it reads is lost. With
+one signal only, the second of two quick changes would never take effect: a board with a new card could not send or
+receive, or a board that is locked out would stay connected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clears messages that boards have asked the broker to retain where nothing is to be retained.
+"""Clears messages that boards have asked the broker to retain on topics where nothing should be retained.
 
 Mosquitto has no setting for that: an access list allows a topic or forbids it, and a message that a subscriber hears
 live does not say that it was retained. So the fleet service clears these topics again and again, without looking.
@@ -36,10 +36,10 @@ class ClearRetained(ServicePart):
 
 
 def never_retained(topics: Topics, device: str) -> tuple[str, ...]:
-    """Gives topics that a board may write, and on which nothing is retained (docs/wire.md, "Topics")."""
+    """Returns topics that a board may write, and on which nothing should be retained (docs/wire.md, "Topics")."""
     return topics.msg(device), topics.chunk(device), topics.renewal(device), topics.wants(device)
 
 
 def ever_retained(topics: Topics, device: str) -> tuple[str, ...]:
-    """Gives all topics that a board may write."""
+    """Returns all topics that a board may write."""
     return topics.state(device), topics.health(device), *never_retained(topics, device)

@@ -1,4 +1,4 @@
-"""Rolls a release out: to one board, then to a share, then to all, and no further when too many go back.
+"""Rolls a release out: to one board, then to a share, then to all; it stops if too many boards go back.
 
 A roll-out is a few rows of the registry; the state of each board follows from its health. An offer is sent when a board
 has just been heard, and is never retained by the broker: a withdrawn offer is not repeated, and a board that was away
@@ -21,14 +21,14 @@ from hushfleet.errors import BadInput
 
 STAGES = ("one board", "a share of the boards", "all boards")
 HEARD_S = 180.0
-"""A board that said how it is so long ago at most is there."""
+"""A board counts as present if its last health message is not older than this."""
 SILENT_S = 6 * 3600.0
-"""A board that took an offer and was not heard for so long is lost, until it is heard again."""
+"""A board that took an offer counts as failed if it was not heard for longer than this, until it is heard again."""
 LONGEST_S = 24 * 3600.0
-"""As is one that is heard, and has not finished in this time."""
+"""A board that took an offer and is heard counts as failed if it has not finished in this time."""
 
 LISTENING = "roll-out"
-"""In `processes`: since when somebody has listened without a gap, so that silence means something."""
+"""The entry of `processes` for the start of listening without a gap; earlier silence of a board does not count."""
 
 RolloutState = Literal["running", "paused", "stopped", "cancelled"]
 Outcome = Literal["away", "waits", "offered", "good", "failed", "unmanaged", "no release"]
@@ -38,9 +38,9 @@ Outcome = Literal["away", "waits", "offered", "good", "failed", "unmanaged", "no
 class Rollout:
     """One roll-out; the one with the highest number is in force.
 
-    :param number: boards take it for the attempt at this release (`ReleaseOffer.attempt`).
-    :param state: `stopped` by itself, the rest by a person.
-    :param stage: of `STAGES`; :param began: unix seconds.
+    :param number: sent to boards as the number of the attempt (`ReleaseOffer.attempt`).
+    :param state: `stopped` is set by the fleet service, all others by a person.
+    :param stage: index in `STAGES`; :param began: unix seconds.
     """
 
     number: int
@@ -55,7 +55,7 @@ class Rollout:
 class BoardRollout:
     """The state of a board in a roll-out.
 
-    :param outcome: `away`: not heard since; `unmanaged`: it takes no releases; `no release`: for its platform.
+    :param outcome: `away`: not heard lately; `unmanaged`: it takes no releases; `no release`: none for its platform.
     :param good_at: unix seconds; :param offered: whether an offer was made to it.
     """
 
@@ -72,7 +72,7 @@ def current(registry: FleetRegistry) -> Rollout | None:
 
 
 def begin(registry: FleetRegistry, version: str | None, *, now: float) -> Rollout:
-    """Begins a roll-out, in place of the one before. Raises `BadInput` where there is no such release.
+    """Begins a roll-out, in place of the one before. Raises `BadInput` if there is no such release.
 
     :param version: None: the newest.
     """
@@ -90,7 +90,7 @@ def begin(registry: FleetRegistry, version: str | None, *, now: float) -> Rollou
 
 
 def change(registry: FleetRegistry, state: RolloutState, reason: str = "") -> Rollout:
-    """Pauses, resumes, stops or cancels the roll-out in force. Raises `BadInput` where there is none."""
+    """Pauses, resumes, stops or cancels the roll-out in force. Raises `BadInput` if there is none."""
     found = current(registry)
     if found is None or found.state == "cancelled":
         raise BadInput("there is no roll-out; begin one with: hushfleet fleet rollout DIR")
@@ -99,7 +99,7 @@ def change(registry: FleetRegistry, state: RolloutState, reason: str = "") -> Ro
 
 
 def board_rollouts(registry: FleetRegistry, rollout: Rollout, *, now: float) -> list[BoardRollout]:
-    """Gives the state of each board that may take part."""
+    """Returns the state of each board that may take part."""
     heard = sightings(registry)
     offered = {
         device: (at, good_at)
@@ -127,7 +127,7 @@ def _board_rollout(
 ) -> BoardRollout:
     """Finds the state of one board.
 
-    :param since: nobody listened before, or the roll-out stood still: that time does not count against a board.
+    :param since: start of listening (`LISTENING`), unix seconds; earlier silence does not count against a board.
     """
     at, good_at = offered or (None, None)
     health, heard_at = (None, 0.0) if seen is None else (seen.health, seen.health_at or 0.0)
@@ -147,7 +147,7 @@ def _board_rollout(
     if at is not None and tried and health.slot == "returned":
         return found("failed", "it refused the release, or went back")
     if good_at is not None and tried:
-        return found("good")  # and runs another by now, from a stick
+        return found("good")  # by now it runs another release, from a USB stick
     if at is not None and health.attempt > rollout.number:
         later = f"it has answered roll-out {health.attempt}, which this registry does not know"
         return found("failed", f"{later}; begin roll-outs until their number is higher")
@@ -164,9 +164,9 @@ def _board_rollout(
 class RolloutStep:
     """The next actions of a roll-out.
 
-    :param offer: boards that are to be offered the release, anew or again.
-    :param stage: the one that holds now.
-    :param stop: why the roll-out must stop; empty where it goes on.
+    :param offer: boards to which the release is to be offered, for the first time or again.
+    :param stage: the current stage.
+    :param stop: why the roll-out must stop; empty if it goes on.
     """
 
     offer: tuple[str, ...]
@@ -175,7 +175,7 @@ class RolloutStep:
 
 
 def next_step(rollout: Rollout, found: list[BoardRollout], rules: UpdatesPart, *, now: float) -> RolloutStep:
-    """Decides from the boards' states alone."""
+    """Decides the next step from the boards' states alone."""
     managed = [board for board in found if board.outcome not in ("unmanaged", "no release")]
     taking = [board for board in managed if board.offered]
     failed = [board for board in taking if board.outcome == "failed"]
@@ -195,12 +195,12 @@ def next_step(rollout: Rollout, found: list[BoardRollout], rules: UpdatesPart, *
 
 
 def stage_sizes(boards: int, rules: UpdatesPart) -> tuple[int, int, int]:
-    """Gives how many boards have been offered the release by the end of each stage."""
+    """Returns the number of boards to which the release has been offered by the end of each stage."""
     return 1, max(1, math.ceil(rules.second_stage * boards)), max(1, boards)
 
 
 def rollout_view(registry: FleetRegistry, *, now: float) -> RolloutView | None:
-    """Describes the roll-out in force; None where there is none."""
+    """Describes the roll-out in force; None if there is none."""
     found = current(registry)
     if found is None or found.state == "cancelled":
         return None

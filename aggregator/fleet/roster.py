@@ -1,8 +1,8 @@
-"""The roster of boards for secure sums: as the registry asks for it, as the operator has signed it, and the difference.
+"""The roster for secure sums: as the registry asks for it, as the operator has signed it, and the difference.
 
-A fleet with the operator's private key in its folder has each change signed by `access.apply`. With the key elsewhere a
-change waits: the list is exported, signed there, and taken here. Until then rounds go on with the roster that holds; a
-board of it that is locked out reaches no broker, and counts as one that is missing.
+If the operator's private key is in the fleet's folder, `access.apply` signs each change. If the key is elsewhere, a
+change waits: the list is exported, signed there, and imported here. Until then rounds use the valid roster; a board in
+it that is locked out cannot reach the broker, and counts as missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hushfleet.wire.format.identity import Identity
 
 
 def wanted(folder: FleetFolder, register: DeviceRegister) -> RosterContent | None:
-    """Gives the list that the operator should sign now; None where no board has enrolled."""
+    """Returns the list that the operator should sign now; None if no board has enrolled."""
     known = {row.device: row.public_key for row in register.devices() if row.blocked is None and row.public_key}
     if not known:
         return None
@@ -35,20 +35,20 @@ def wanted(folder: FleetFolder, register: DeviceRegister) -> RosterContent | Non
 
 
 def held(folder: FleetFolder) -> Roster | None:
-    """Gives the valid roster, the last that the operator has signed; None before the first."""
+    """Returns the valid roster, the last one that the operator has signed; None before the first."""
     return last_signed(folder.roster, keys.operator_public(folder))
 
 
 def waiting(folder: FleetFolder, register: DeviceRegister) -> RosterChanges:
-    """Gives the changes that the operator has not signed yet; none while no board is enrolled."""
+    """Returns the changes that the operator has not signed yet; none while no board is enrolled."""
     asked, has = wanted(folder, register), held(folder)
     return RosterChanges.between(has, has if asked is None else asked)
 
 
 def sign_here(folder: FleetFolder, register: DeviceRegister, operator: Identity) -> None:
-    """Signs the list where it has changed: each signature draws other committees. Raises `StoreError`.
+    """Signs the list only if it has changed, because each signature draws other committees. Raises `StoreError`.
 
-    Without any board the last one stays, so that its number is not lost; nobody of it is accepted by the aggregator.
+    If there is no board, the last roster stays, so its number is not lost; the aggregator accepts none of its boards.
     """
     asked, has = wanted(folder, register), held(folder)
     if asked is not None and (has is None or has.content != asked):
@@ -58,7 +58,7 @@ def sign_here(folder: FleetFolder, register: DeviceRegister, operator: Identity)
 def to_sign(folder: FleetFolder, register: DeviceRegister, *, at: float | None = None) -> Roster:
     """Makes the list for the machine with the operator's key, with a number above the valid one.
 
-    :param at: unix seconds; None: now. Raises `BadInput` where no board has enrolled.
+    :param at: unix seconds; None: now. Raises `BadInput` if no board has enrolled.
     """
     asked, has = wanted(folder, register), held(folder)
     if asked is None:
@@ -70,7 +70,7 @@ def to_sign(folder: FleetFolder, register: DeviceRegister, *, at: float | None =
 def take(folder: FleetFolder, register: DeviceRegister, data: bytes) -> Roster:
     """Takes a signed roster, which is valid from the next round on.
 
-    Raises `BadInput` for one that must not, and `StoreError`.
+    Raises `BadInput` for a roster that must not be used, and `StoreError`.
     """
     try:
         signed = Roster.from_bytes(data, operator=keys.operator_public(folder))
@@ -110,7 +110,7 @@ def describe_waiting(changes: RosterChanges) -> str:
 
 
 def export_command(folder: str = "DIR") -> str:
-    """Gives the command that writes the list to be signed."""
+    """Returns the command that writes the list to be signed."""
     return f"hushfleet fleet roster export {folder} --out FILE"
 
 

@@ -1,4 +1,4 @@
-"""The fleet service as a process: its parts are made of the fleet's folder, and run."""
+"""Runs the fleet service as a process, with parts that are made from the fleet's folder."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ log = logging.getLogger("hushfleet.fleet")
 
 
 class _Applied:
-    """Writes the files that follow from the registry, and logs once that a roster waits to be signed."""
+    """Writes the files that are derived from the registry, and logs once that a roster waits to be signed."""
 
     def __init__(self, folder: FleetFolder, registry: FleetRegistry, register: DeviceRegister) -> None:
         self._folder, self._registry, self._register = folder, registry, register
         self._warned_of = ""
 
     def apply(self) -> None:
-        """Raises `StoreError`."""
+        """Writes the files. Raises `StoreError`."""
         try:
             changes = apply(self._folder, self._registry, self._register)
             told = f"{roster.describe_waiting(changes)}: {roster.export_command()}" if changes else ""
-        except BadInput as error:  # boards must come in all the same
+        except BadInput as error:  # boards must still be able to enrol
             told = f"the roster of secure sums stays as it is: {error}"
         if told and told != self._warned_of:
             log.warning("%s", told)
@@ -86,7 +86,7 @@ def serve(path: Path, stop: threading.Event) -> None:
         service = FleetService(
             federation=federation,
             identity=identity,
-            # only who has the service's key can tell this client id, so nobody else can take the session
+            # only the owner of the service's key knows this client id, so nobody else can take the session
             enrolment_link=MqttLink(for_enrolment, client_id=identity.client_id(SERVICE_NAME)),
             fleet=MqttLink(fleet, client_id=SERVICE_NAME, will=will(federation) if for_home else None),
             enroller=enroller,
@@ -98,6 +98,6 @@ def serve(path: Path, stop: threading.Event) -> None:
             try:
                 page = opened.enter_context(PageServer.of(folder))
                 log.info("the status page listens on port %d; its address: hushfleet fleet page %s", page.port, path)
-            except (BadInput, StoreFull) as error:  # boards must come in all the same
+            except (BadInput, StoreFull) as error:  # boards must still be able to enrol
                 log.error("there is no status page: %s", error)
             service.run(stop)

@@ -1,7 +1,7 @@
-"""The fleet service: one thread, one loop over two brokers, that for enrolment and that of the fleet.
+"""The fleet service: one thread with one loop over two brokers, the enrolment broker and the fleet's broker.
 
-Its work is in its parts: enrolment here, others in their own files (`ServicePart`). It keeps nothing that must survive:
-it may be killed at any moment, and boards ask again.
+Its work is in its parts: enrolment here, others in their own files (`ServicePart`). It keeps no state that must
+survive: it may be killed at any moment, and boards ask again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ MAX_WARNED = 1000
 WAIT_S = 0.1
 APPLY_AGAIN_S = 5.0
 REST = 5.0
-"""A part that looks at 10,000 boards acts less often: it leaves so many times as long to messages and other parts."""
+"""The shortest time between the starts of a part's action and of its next one, in multiples of the first's duration.
+
+A part that looks at 10,000 boards therefore acts less often, and leaves time for messages and other parts.
+"""
 
 log = logging.getLogger("hushfleet.fleet")
 
@@ -59,11 +62,11 @@ class ServicePart:
     _act_at = 0.0
 
     def filters(self, topics: Topics) -> Sequence[str]:
-        """Gives the topic filters that it needs at the fleet's broker."""
+        """Returns the topic filters that the part needs at the fleet's broker."""
         return ()
 
     def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
-        """Takes a message on one of its filters, or another part's. Raises a `WireError` for a wrong one."""
+        """Takes a message that matches a filter of this part or of another. Raises a `WireError` for a wrong one."""
 
     def advance(self, service: Service, now: float) -> None:
         """Acts if it is due; called several times a second while the link is up. `now`: monotonic seconds."""
@@ -85,8 +88,8 @@ class FleetService:
 
     :param enrolment_link: link to the broker that boards without a certificate reach.
     :param fleet: link to the broker of all others.
-    :param identity: signs all that boards are told.
-    :param apply: writes what follows from the registry (`access.apply`); called at the start and after changes.
+    :param identity: signs all messages to boards.
+    :param apply: writes the files derived from the registry (`access.apply`); called at the start and after changes.
     :param was_changed: whether another process has changed the registry.
     """
 
@@ -108,14 +111,14 @@ class FleetService:
         self._identity, self._enrolment_link, self._fleet = identity, enrolment_link, fleet
         self._enroller, self._apply, self._was_changed, self._clock = enroller, apply, was_changed, clock
         self._requests = TokenBucket(REQUESTS_A_SECOND, MAX_REQUESTS_BURST, now=clock())
-        # Of each board: who has no certificate is not heard at the fleet's broker, who has one on its own topic alone.
+        # One bucket per board. At the fleet's broker a board needs a certificate, and writes only to its own topics.
         self._renewals = _BoardBuckets(clock)
-        # The same for boards whose certificate has ended, at the broker for enrolment. Whoever has a board's public key
-        # can spend these, since no signature is checked before: so they are none of the above.
+        # The same at the enrolment broker, for boards whose certificate has ended. Anyone with a board's public key can
+        # use these up, because no signature is checked before. So they are separate from the buckets above.
         self._returns = _BoardBuckets(clock)
         self._up = False
         self._other_versions = set[str]()
-        self._stale, self._apply_at = False, 0.0  # whether the registry is ahead of what `apply` writes
+        self._stale, self._apply_at = False, 0.0  # whether `apply` has not written the newest changes yet
 
     def run(self, stop: threading.Event) -> None:
         """Runs until `stop` is set."""
@@ -157,7 +160,7 @@ class FleetService:
             log.error("%s", error)
 
     def _apply_changes(self) -> None:
-        """Applies changes; one that cannot be written, as on a full disk, is written later. Raises `StoreError`."""
+        """Applies changes; a change that cannot be written (full disk) is written later. Raises `StoreError`."""
         self._stale |= self._was_changed()
         if self._stale and self._clock() >= self._apply_at:
             self._apply_at = self._clock() + APPLY_AGAIN_S
@@ -182,7 +185,7 @@ class FleetService:
             try:
                 take(event)
             except (LinkLost, StoreError) as error:  # the board asks again
-                self._stale |= isinstance(error, StoreError)  # what was granted may not be applied
+                self._stale |= isinstance(error, StoreError)  # a granted certificate may not be applied yet
                 log.warning("%s", error)
             except OtherVersion as error:
                 self._warn_of_version(event.topic, error)
@@ -209,7 +212,7 @@ class FleetService:
     def _on_delivery(self, delivery: Delivery) -> None:
         topic = self.topics.parse(delivery.topic)
         if not delivery.payload:
-            return  # what was retained is cleared, by this service or by a board
+            return  # a retained message is cleared, by this service or by a board
         if topic.kind == "renew" and topic.device is not None:
             _check_rate(self._renewals.take(topic.device))
             self.publish(self.topics.fleet(topic.device), self._answered(topic.device, delivery.payload))

@@ -1,8 +1,8 @@
-"""Keeps presence and health of boards, and the aggregator's state, in the registry.
+"""Stores presence and health of boards, and the aggregator's state, in the registry.
 
-A message counts only if it is signed by the key that the registry or the aggregator's register has of the board, and is
-not older than the last one: a will of an earlier session, or a replayed message, changes nothing. Messages are written
-once a second, in one transaction, however many boards there are.
+A message counts only if it is signed by the board's key in the registry or in the aggregator's register, and is not
+older than the last one: a will of an earlier session, or a replayed message, changes nothing. Messages are written once
+a second, in one transaction, for any number of boards.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Sighting:
 
 
 def sightings(registry: FleetRegistry) -> dict[str, Sighting]:
-    """Gives all boards that were heard, by id."""
+    """Returns all boards that were heard, by id."""
     rows = registry.rows(
         "SELECT id, public_key, state, session, version, seen, health, health_at FROM sightings ORDER BY id"
     )
@@ -62,12 +62,12 @@ def sightings(registry: FleetRegistry) -> dict[str, Sighting]:
 
 
 def processes(registry: FleetRegistry) -> dict[str, tuple[str, float]]:
-    """Gives the state of `service` and `aggregator`, and since when it is known (unix seconds)."""
+    """Returns the state of `service` and `aggregator`, and since when it is known (unix seconds)."""
     return {name: (state, at) for name, state, at in registry.rows("SELECT name, state, at FROM processes")}
 
 
 def key_of(registry: FleetRegistry, register: DeviceRegister, device: str) -> bytes | None:
-    """Gives a board's key by the registry, or by the aggregator's register where the fleet has no such board."""
+    """Returns a board's key from the registry, or from the aggregator's register if the registry has no key of it."""
     board, known = registry.board(device), register.device(device)
     found = board.public_key if board is not None else None
     return found or (known.public_key if known is not None else None)
@@ -76,7 +76,7 @@ def key_of(registry: FleetRegistry, register: DeviceRegister, device: str) -> by
 class Listener(ServicePart):
     """A part of the fleet service that writes the messages of boards and aggregator to the registry.
 
-    :param key_of: the public key that a board's messages must be signed with; None: it is not known, and not believed.
+    :param key_of: the public key that must have signed a board's messages; None: not known, so they are refused.
     :param clock: unix seconds.
     """
 
@@ -93,7 +93,7 @@ class Listener(ServicePart):
         return topics.all_states, topics.all_health, topics.server
 
     def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
-        """Raises a `WireError` for a message that is not believed."""
+        """Takes a message. Raises a `WireError` for one that is refused."""
         federation, payload = service.topics.federation, delivery.payload
         if topic.kind == "server" and payload:
             state = decode_message(payload, federation=federation)
@@ -129,9 +129,9 @@ class Listener(ServicePart):
         self._boards[device] = self._changed[device] = heard
 
     def flush(self, now: float) -> None:
-        """Writes new messages, if a second has passed; and now and then that the service listens. Raises `StoreError`.
+        """Writes new messages once a second, and each `HEARTBEAT_S` a note that the service runs. Raises `StoreError`.
 
-        :param now: monotonic seconds: a clock that is set back must not end it.
+        :param now: monotonic seconds, because a clock that is set back must not stop the writing.
         """
         if now < self._next_flush:
             return
@@ -154,12 +154,12 @@ class Listener(ServicePart):
 
 
 def _order(health: Health) -> tuple[int, bool, int]:
-    """Orders what a board says: its trial of a release comes after a client of the same session, and counts anew."""
+    """Orders health messages: a release on trial follows the client of the same session, and its uptime restarts."""
     return health.session, health.slot == "trial", health.uptime_s
 
 
 def _health(body: bytes | None) -> Health | None:
-    """Unpacks a health; None also for one of another version."""
+    """Unpacks a health message; returns None also for one of another version."""
     try:
         return None if body is None else unpack(Health, body, what="the health")
     except Malformed:

@@ -1,7 +1,8 @@
-"""The privacy that each board has spent against its limit, by the charges that the aggregator noted.
+"""Computes the privacy that each board has spent against its limit, from the charges that the aggregator recorded.
 
-The board's own ledger is what counts, and its own file says what it may spend. What is known here is what was noted
-before each round, which is too small in one case alone (`devices.charge_book`), and what the card was written with.
+The board's own ledger decides, and its own DEVICE.toml has its limit. The aggregator knows only the charges that it
+recorded before each round, which are too low in one case only (`devices.charge_book`), and the limit with which the
+card was written.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.periods import Period
 from hushfleet.schema import unpack
 
-MOST_ROUNDS = 1000  # so many more are counted
+MOST_ROUNDS = 1000  # at most so many further rounds are counted
 
 
 class Spending:
-    """Epsilons of boards; each is computed again only when its charges have changed.
+    """The epsilons of boards; each is computed again only when the board's charges have changed.
 
     :param limits: of the cards: `[device.limits]` in fleet.toml.
     :param clock: unix seconds.
@@ -36,14 +37,14 @@ class Spending:
         self.limit = None if self.budget is None else self.budget.lifetime
         self.delta = float(limits.get("delta", DEFAULT_DELTA))
         self._clock = clock
-        self._known: dict[str, tuple[int, float]] = {}  # id -> hash of its charges, which would be many MB; epsilon
+        self._known: dict[str, tuple[int, float]] = {}  # id -> hash of its charges (they are many MB), epsilon
         self._is_known = False
         self._most: dict[tuple[str, str, int, int, int], tuple[Lifetime, PrivacyLeft]] = {}
 
     def update(self, register: DeviceRegister) -> dict[str, float]:
-        """Gives epsilon_server over all tasks by id, at the cards' delta. Raises `StoreError`."""
+        """Returns epsilon_server over all tasks by id, at the cards' delta. Raises `StoreError`."""
         if register.was_changed() or not self._is_known:
-            self._is_known = False  # also after a `StoreError`, since a change is told once
+            self._is_known = False  # also after a `StoreError`, because a change is reported once
             self._known = {device: self._of(device, register) for device in register.charged_devices()}
             self._is_known = True
         return {device: epsilon for device, (_, epsilon) in self._known.items()}
@@ -56,19 +57,19 @@ class Spending:
         return digest, epsilon_server_of(_charges(counts), delta=self.delta)
 
     def charges(self, device: str, register: DeviceRegister | None) -> list[Charge]:
-        """Gives all charges of a board. Raises `StoreError`.
+        """Returns all charges of a board. Raises `StoreError`.
 
-        :param register: None where nothing was charged yet.
+        :param register: None if nothing was charged yet.
         """
         return [] if register is None else _charges(register.charge_counts(device))
 
     def most(
         self, task: str, register: DeviceRegister, *, among: Iterable[str] | None = None, window_s: int = 0
     ) -> tuple[Lifetime, PrivacyLeft] | None:
-        """Gives what the board that has spent most has spent, and what is left to it for rounds of `task`.
+        """Returns what the board that has spent most has spent, and what it has left for rounds of `task`.
 
-        Rounds of the task cost as its first. It holds as of the last `update`; None: nothing was charged. Raises
-        `StoreError`.
+        Each round of the task is taken to cost as much as the first. The result is as of the last `update`; None:
+        nothing was charged. Raises `StoreError`.
 
         :param among: the boards that may take part; None: all that were ever charged.
         :param window_s: length of the windows of data of the task; 0: it has none.
@@ -78,7 +79,7 @@ class Spending:
             return None
         device = max(charged, key=lambda device: self._known[device][1])
         digest, spent = self._known[device]
-        minute = int(self._clock() // 60)  # a period ends, and may be an hour long
+        minute = int(self._clock() // 60)  # a period can end meanwhile, and may be an hour long
         key = device, task, digest, minute, window_s
         if key not in self._most:
             first, rounds = register.charges(device, after=(task, -1), at_most=1), None
@@ -95,20 +96,20 @@ class Spending:
         return self._most[key]
 
     def _against_limits(self, device: str, register: DeviceRegister) -> Iterator[tuple[list[Charge], float]]:
-        """Yields the charges of each of the owner's limits, and the limit."""
+        """Yields the charges that count against each of the owner's limits, and the limit."""
         assert self.budget is not None
         yield _charges(register.charge_counts(device)), self.budget.lifetime
         if self.budget.period_s:
             yield self._in_period(device, register), self.budget.in_period
 
     def _in_period(self, device: str, register: DeviceRegister) -> list[Charge]:
-        """Gives the charges of the present period, by the aggregator's clock. The board counts time by itself."""
+        """Returns the charges of the present period, by the aggregator's clock. The board uses its own clock."""
         assert self.budget is not None
         period = Period.of(self._clock(), self.budget.period_s)
         return _charges(register.charge_counts(device, since=period.start))
 
     def _period(self, device: str, register: DeviceRegister) -> str:
-        """Describes the present period against its limit; empty where cards have no such limit."""
+        """Describes the present period against its limit; empty if cards have no such limit."""
         if self.budget is None or not self.budget.period_s:
             return ""
         spent = epsilon_server_of(self._in_period(device, register), delta=self.delta)
@@ -116,9 +117,9 @@ class Spending:
         return describe_period(spent, self.budget, left_s=Period.of(now, self.budget.period_s).stop - now)
 
     def _window(self, device: str, register: DeviceRegister, task: str, window_s: int) -> str:
-        """Describes what counts for samples of the present window alone; empty where the task has no windows.
+        """Describes the privacy spent on samples of the present window alone; empty if the task has no windows.
 
-        Whether another task had windows is not known here, so all of its charges count.
+        It is not known here whether another task had windows, so all of that task's charges count.
         """
         if not window_s:
             return ""
@@ -128,7 +129,7 @@ class Spending:
         return f"whoever appears in the samples of the present window of {length} alone: {spent:.3g}"
 
     def _lifetime(self, device: str, register: DeviceRegister, task: str, window_s: int) -> Lifetime:
-        """Counts all tasks and cards of this id that are noted."""
+        """Returns the figures over all recorded tasks and cards of this id."""
         charges = _charges(register.charge_counts(device))
         return Lifetime(
             epsilon_server=epsilon_server_of(charges, delta=self.delta),
@@ -140,9 +141,9 @@ class Spending:
         )
 
     def lifetimes(self, register: DeviceRegister, task: str = "", *, window_s: int = 0) -> Mapping[str, Lifetime]:
-        """Gives the lifetime of each board that was charged, by id. Raises `StoreError`.
+        """Returns the lifetime of each board that was charged, by id. Raises `StoreError`.
 
-        :param window_s: as in `most`, and so is `task`.
+        :param task, window_s: as in `most`.
         """
         return {device: self._lifetime(device, register, task, window_s) for device in register.charged_devices()}
 
@@ -152,5 +153,5 @@ def _charges(counts: Sequence[tuple[bytes, int]]) -> list[Charge]:
 
 
 def _times(charge: Charge, rounds: int) -> Charge:
-    """Joins rounds that cost the same: a fleet may have a thousand boards, each with hundreds of rounds."""
+    """Joins rounds of equal cost, because a fleet may have a thousand boards, each with hundreds of rounds."""
     return replace(charge, steps=charge.steps * rounds)

@@ -16,7 +16,7 @@ from hushfleet.wire.format.health import Problem
 
 
 def sum_facts(folder: FleetFolder) -> SumFacts:
-    """Gives a fleet's facts: its boards take a roster of the operator only."""
+    """Returns a fleet's facts: its boards take a roster of the operator only."""
     return SumFacts("operator", keys.in_folder(folder))
 
 
@@ -28,7 +28,7 @@ class SumsWatch:
         self._file = RosterFile(folder.roster)
 
     def view(self, register: DeviceRegister | None) -> tuple[SumsView | None, list[Problem]]:
-        """Gives the present state and its problems. Raises `BadInput` for a task file that cannot be read.
+        """Returns the present state and its problems. Raises `BadInput` for a task file that cannot be read.
 
         :param register: None before there is one.
         """
@@ -65,7 +65,7 @@ def _problems(holds: Roster | None, changes: RosterChanges) -> list[Problem]:
 
 
 def _opens_none(holds: Roster, *, missing: int) -> bool:
-    """Whether a sum opened with all boards of the roster, and does not without `missing` of them."""
+    """Returns whether a sum opens with all boards of the roster, but not without `missing` of them."""
     rule = committee_rule(len(holds.devices), honest_fraction=holds.honest_fraction)
     there = len(holds.devices) - missing
     return missing > rule.may_miss or there < holds.min_devices <= len(holds.devices)

@@ -1,4 +1,4 @@
-"""A fleet as a table for a terminal."""
+"""Draws a fleet as a table for a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ URGENT = "#e07b5a"
 def table(view: FleetView, *, details: bool = False) -> RenderableType:
     """Draws the fleet for a terminal.
 
-    :param details: what engineers and whoever answers for privacy ask besides.
+    :param details: whether to add figures for engineers and for the person responsible for privacy.
     """
     sentences = Table.grid(Column(style=SOFT, no_wrap=True), "", padding=(0, 2, 0, 0))
     for name, said in descriptions.sentences(view).items():

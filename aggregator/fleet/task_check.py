@@ -1,4 +1,4 @@
-"""Whether a fleet can do a task: whether it has the boards that a round opens with, and these can pay for one."""
+"""Checks whether a fleet can do a task: it needs the boards with which a round opens, and these must be able to pay."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _ANY_LAYOUT = ParamLayout(("weight", "bias"), ((2, 2), (2,)))
 
 
 def obstacles(task: Task, folder: FleetFolder) -> list[str]:
-    """Gives the reasons why the fleet as it is cannot do the task, a sentence each.
+    """Returns the reasons why the fleet as it is cannot do the task, one sentence each.
 
-    In a fleet without boards only the task is checked. Raises `BadInput` where its noise cannot be found, and
+    In a fleet without boards only the task is checked. Raises `BadInput` if its noise cannot be computed, and
     `StoreError`.
     """
     with FleetRegistry(folder.path) as registry:
@@ -66,15 +66,15 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
 
 
 def spread(task: Task, folder: FleetFolder) -> str | None:
-    """Describes how the owners' limits spread the rounds of a task over time; None where they do not."""
+    """Describes how the owners' limits spread the rounds of a task over time; None if they do not."""
     budget = Budget.of(folder.config.device.get("limits", {}))
     return None if budget is None else pace(task, mean_charge(task), budget)
 
 
 def boards_needed(task: Task, *, blocked: int = 0) -> int:
-    """Gives the number of boards with which a round opens, as `RoundCycle` counts them.
+    """Returns the number of boards with which a round opens, as `RoundCycle` counts them.
 
-    :param blocked: boards of the fleet that are locked out: a round of the whole fleet does without them.
+    :param blocked: number of boards that are locked out; a round of the whole fleet does not need them.
     """
     rules, drawn = task.round, task.privacy.accounting == "secure"
     least = least_devices(rules, devices=task.data.devices, drawn=drawn)
@@ -104,11 +104,11 @@ def _never_full(task: Task, boards: int) -> str:
 def waits(
     folder: FleetFolder, boards: Sequence[BoardView], *, round: int, heard: bool, is_open: bool = False
 ) -> list[Problem]:
-    """Finds what the next round waits for, if it does. Raises `BadInput` for a task file that cannot be read.
+    """Finds what the next round waits for, if it waits. Raises `BadInput` for a task file that cannot be read.
 
-    :param round: its number.
+    :param round: number of this round.
     :param heard: whether it is known which boards are there.
-    :param is_open: whether the round is open, and may only wait for boards that the fleet does not have.
+    :param is_open: whether the round is open; then it can only wait for boards that the fleet does not have.
     """
     task = load_task(folder.task)
     if (over := _is_over(task)) is not None:
@@ -132,22 +132,22 @@ def waits(
 
 
 def _is_over(task: Task) -> str | None:
-    """Says that the task's last day has passed; None where it has not."""
+    """Says that the task's last day has passed; None if it has not."""
     until = task.schedule.until
     over = until is not None and math.isinf(Schedule(task.schedule).opens(time.time(), last=None))
     return f"until schedule.until = {until} no window opens any more" if over else None
 
 
 def first_charge(task: Task) -> Charge:
-    """Gives the charge of a round. No network is needed: only the charges of DP-FedSim depend on the number of layers,
-    and more layers cost more."""
+    """Returns the charge of a round. No network is needed, because only the charges of DP-FedSim depend on the number
+    of layers, and more layers cost more."""
     privacy = task.privacy_spec()
     method = make_method(task.method.name, task.method.settings, privacy, _ANY_LAYOUT, rounds=task.round.rounds)
     return method.charge(RoundTerms(privacy.noise_split))
 
 
 def mean_charge(task: Task) -> Charge:
-    """Gives the charge of a round of training with its part of the task's evaluations, so that all rounds of training
-    at this charge cost what the whole task does."""
+    """Returns the charge of a training round with its part of the task's evaluations. All training rounds at this
+    charge cost as much as the whole task."""
     charge = first_charge(task)
     return replace(charge, noise_multiplier=charge.noise_multiplier / noise_factor(task))

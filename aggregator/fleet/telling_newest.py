@@ -23,15 +23,15 @@ from hushfleet.wire.format.fleet_messages import ReleaseNews
 LOOK_EVERY_S = 1.0
 SIGN_EVERY_S = 86400.0
 TELL_AGAIN_S = 3600.0
-"""A board that stays connected is told again, since a message may be lost."""
+"""A board that stays connected receives the news again after this time, because a message may be lost."""
 
 _log = logging.getLogger("hushfleet.fleet")
 
 
 class TellingNewest(ServicePart):
-    """Tells a board when it was heard some minutes ago at most, as it is offered a release.
+    """Tells each board that was heard in the last `HEARD_S` seconds; release offers have the same condition.
 
-    `service/newest` has the last statement: a clock that was put back must not make the next one older.
+    `service/newest` has the last statement, so that a clock that was set back does not make the next one older.
 
     :param wall: unix seconds.
     """
@@ -41,7 +41,7 @@ class TellingNewest(ServicePart):
     def __init__(self, folder: FleetFolder, registry: FleetRegistry, *, wall: Callable[[], float] = time.time) -> None:
         self._folder, self._registry, self._wall = folder, registry, wall
         self._news: ReleaseNews | None = None
-        self._made_of: object = None  # what the news was made of
+        self._made_of: object = None  # the values that the news was made from
         self._sign_at = 0.0  # monotonic seconds
         self._sent: dict[str, tuple[ReleaseNews, float]] = {}  # device -> what, and when in monotonic seconds
         self._complaint = ""
@@ -49,7 +49,7 @@ class TellingNewest(ServicePart):
     def act(self, service: Service, now: float) -> None:
         try:
             news = self._newest_news(now)
-        except HushfleetError as error:  # boards must come in all the same
+        except HushfleetError as error:  # boards must still be able to enrol
             if str(error) != self._complaint:
                 _log.error("boards are not told which release is the newest: %s", error)
             self._complaint = str(error)
@@ -69,7 +69,7 @@ class TellingNewest(ServicePart):
             self._sent[device] = news, now
 
     def _newest_news(self, now: float) -> ReleaseNews:
-        """Makes the news once a day, at the service's start, and where keys or the roll-out have changed."""
+        """Returns the news, made once a day, at the service's start, and when keys or the roll-out have changed."""
         named = keys_in_force(self._folder)
         keys, versions = self._folder.release_keys.read_bytes(), self._versions()
         if self._news is None or now >= self._sign_at or self._made_of != (keys, versions):
@@ -79,7 +79,7 @@ class TellingNewest(ServicePart):
         return self._news
 
     def _say(self, versions: dict[str, str], named: str) -> str:
-        """Signs and keeps the statement before anybody hears it.
+        """Signs the statement, and stores it before any board receives it.
 
         Raises `BadInput` for a key that root has not named.
         """
@@ -97,7 +97,7 @@ class TellingNewest(ServicePart):
         return line
 
     def _versions(self) -> dict[str, str]:
-        """Gives the version that boards should run, by platform: the release of the roll-out in force."""
+        """Returns the version that boards should run, by platform: the release of the roll-out in force."""
         rollout = current(self._registry)
         if rollout is None or rollout.state not in ("running", "paused"):
             return {}

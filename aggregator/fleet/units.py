@@ -1,8 +1,8 @@
 """systemd units for the four processes of a fleet. Each sees only what it needs of the folder.
 
-All run as one user, so the kernel's view of files keeps the authority's key from aggregator and broker. The aggregator
-may not write to the folder itself: whoever may can put a journal beside the registry, which SQLite reads into it, or
-another folder in the place of `ca`.
+All run as one user, so the units restrict which files a process sees: aggregator and broker cannot read the authority's
+key. The aggregator may not write to the folder itself, because with this right it could put a journal beside the
+registry, which SQLite would apply to it, or put another folder in the place of `ca`.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ SystemCallErrorNumber=EPERM
 WantedBy=multi-user.target
 """
 _NO_DEVICES = "PrivateDevices=yes\nDevicePolicy=closed"  # the aggregator may need a GPU
-# To systemd, one that is killed by the signal to read its files again, before it can take it, has ended well.
+# Restart=always: for systemd, a broker that SIGHUP kills before the broker can handle it has ended successfully.
 _OF_BROKER = (
     "Restart=always\nLimitNOFILE=65536\nExecReload=/bin/kill -HUP $MAINPID\nMemoryDenyWriteExecute=yes\n" + _NO_DEVICES
 )
 _OF_AGGREGATOR = "# Who stops it has not found a fault.\nSuccessExitStatus=130"
-_OF_STRANGERS = "MemoryMax=256M"  # it remembers nothing that boards need: it is started anew, and they ask again
+_OF_STRANGERS = "MemoryMax=256M"  # it keeps no state that boards need: after a restart they ask again
 
 
 def write_units(folder: FleetFolder) -> list[Path]:
@@ -79,7 +79,7 @@ def write_units(folder: FleetFolder) -> list[Path]:
     here, own = _word(path), f"{_word(sys.executable)} -m hushfleet.aggregator.commands"
     mosquitto = find_mosquitto() or "/usr/sbin/mosquitto"
     broker = f"{PREFIX}-broker.service {PREFIX}-enrolment-broker.service"
-    signing = ["release.key", "release.key.old", "root.key"]  # boards may not have heard yet that the second is old
+    signing = ["release.key", "release.key.old", "root.key"]  # boards may not know yet that the second is old
     keys = ["ca/ca.key", "operator.key", *signing]
     of_broker = _files(path, writes=["broker"], hidden=[*keys, "service", "aggregator", "fleet.sqlite", "wifi"])
     brokers = (
@@ -121,7 +121,7 @@ def write_units(folder: FleetFolder) -> list[Path]:
             ),
         ),
     }
-    for each in WRITTEN_BY_AGGREGATOR:  # systemd starts no service that may write where nothing is
+    for each in WRITTEN_BY_AGGREGATOR:  # systemd starts no service if a path that it may write to does not exist
         (path / each).mkdir(mode=0o700, exist_ok=True)
     written = []
     for name, (description, after, command, own_lines, files) in units.items():

@@ -1,4 +1,4 @@
-"""The part of the fleet service that offers releases, serves their chunks, and moves the roll-out on."""
+"""The part of the fleet service that offers releases, serves their chunks, and advances the roll-out."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hushfleet.wire.link.interface import Delivery
 
 LOOK_EVERY_S = 1.0
 GAP_S = 60.0
-"""Who has not looked for so long has not listened: the service was stopped, its broker away, the clock set."""
+"""After this time without a look, the service has not listened: it was stopped, its broker away, or the clock set."""
 LOOKED = "roll-out looked"
-"""In `processes`: when somebody last looked after a roll-out that runs, to within `HEARTBEAT_S`."""
+"""The entry of `processes` for the last look at a roll-out that runs, accurate to `HEARTBEAT_S`."""
 MOST_FRAMES = 16  # in one turn of the service's loop, so that boards which enrol need not wait
 
 _log = logging.getLogger("hushfleet.fleet")
@@ -32,7 +32,7 @@ _log = logging.getLogger("hushfleet.fleet")
 class Updating(ServicePart):
     """Offers releases and serves them.
 
-    :param key_of: the public key of a board, whose wishes it must have signed; None: not known.
+    :param key_of: the public key that must have signed a board's requests; None: not known.
     :param wall: unix seconds.
     """
 
@@ -45,13 +45,13 @@ class Updating(ServicePart):
         self._rules = folder.config.updates
         self._files: dict[bytes, memoryview] = {}
         self._chunks = ChunkServer(self._files.get, chunk_bytes=RELEASE_CHUNK_BYTES)
-        self._answered: dict[str, float] = {}  # device -> the moment of its `Health` that an offer has answered
-        # the roll-out that the two above belong to, and its files: a release that is signed anew is another file
+        self._answered: dict[str, float] = {}  # device -> when the `Health` came that an offer has answered
+        # the roll-out of the two above, and its files, because a release that is signed again is another file
         self._of: tuple[int, frozenset[bytes]] | None = None
-        # unix seconds, and what the registry has of it: a restart within the gap is none, a pause before it is one
+        # unix seconds, and its value in the registry: a restart within `GAP_S` is no gap, a pause before it is one
         _, self._looked = processes(registry).get(LOOKED, ("", -GAP_S))
         self._noted = self._looked
-        self._sent_until = 0.0  # monotonic seconds: what was sent so far is paid for then
+        self._sent_until = 0.0  # monotonic seconds: the rate limit allows no frame before
 
     def filters(self, topics: Topics) -> Sequence[str]:
         return (topics.all_wants,)
@@ -109,9 +109,9 @@ class Updating(ServicePart):
         self._offer(service, rollout, step.offer, wall)
 
     def _listen_anew(self, rollout: Rollout, wall: float) -> None:
-        """Boards were not heard, or the roll-out stood still.
+        """Starts listening again, after boards were not heard or the roll-out stood still.
 
-        What was noted by a clock that was ahead is past, and such a board is not there until it is heard again.
+        Times that a clock noted while it was ahead become past times; such a board is away until it is heard again.
         """
         away = wall - HEARD_S
         with self._registry.transaction():
@@ -133,7 +133,7 @@ class Updating(ServicePart):
             release = find_release(self._registry, rollout.version, seen.health.platform)
             if release is None:
                 continue
-            # the row first: a board that has taken an offer is counted, whenever this process ends
+            # the row first, so that a board that has taken an offer is counted even if this process ends now
             self._registry.write("INSERT OR IGNORE INTO offered VALUES (?, ?, ?, NULL)", (rollout.number, device, wall))
             offer = ReleaseOffer(device, release.version, release.head, release.digest, release.size, rollout.number)
             service.publish(service.topics.fleet(device), offer)
@@ -150,7 +150,7 @@ class Updating(ServicePart):
             self._sent_until = max(self._sent_until, now - 0.1) + len(frame.data) / second
 
     def _stop_serving(self) -> None:
-        """Drops what boards have asked for; they ask again."""
+        """Drops the requests of boards; they ask again."""
         self._chunks.clear()
         self._files.clear()
         self._answered.clear()

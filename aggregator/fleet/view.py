@@ -1,6 +1,6 @@
-"""The state of a fleet at one moment. Terminal, page and metrics are made of this value.
+"""The state of a fleet at one moment. Terminal, page and metrics are made from this value.
 
-Times are unix seconds. None means not known; nothing that was not measured is shown as zero.
+Times are unix seconds. None means not known; a value that was not measured is never shown as zero.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hushfleet.plain_json import to_json
 from hushfleet.wire.format.health import Health, Problem
 
 Standing = Literal["new", "pending", "enrolled", "blocked", "unlisted"]
-"""A board in the registry; `unlisted`: the aggregator knows it, the fleet does not."""
+"""A board's state in the registry; `unlisted`: the aggregator knows the board, the fleet does not."""
 Process = Literal["running", "stopped", "unknown"]
 THERE: frozenset[Activity] = frozenset(
     ("ready", "fetching", "training", "sending", "accepted", "late", "declined", "refused")
@@ -45,7 +45,7 @@ class BoardView:
     :param reason: why it waits or is locked out.
     :param state: its part in the run, or how it was seen last.
     :param seen: when its last message came.
-    :param health: its newest message about itself, and `health_at` when that came; None: nothing was heard.
+    :param health: its newest `Health` message, and `health_at` when that came; None: no such message came.
     :param rounds: how many of its updates were accepted in this run.
     :param epsilon: epsilon_server of this task, as the board's latest update says.
     :param spent: epsilon_server over all tasks and cards of this id, as the aggregator has noted it (`Spending`);
@@ -81,7 +81,7 @@ class BoardView:
 
     @property
     def is_above_limit(self) -> bool:
-        """Whether it has spent more than its card allows, which its owner alone can allow; open rounds do not count."""
+        """True if it has spent more than its card allows, as only its owner can permit; open rounds do not count."""
         return self.spent is not None and self.limit is not None and self.spent > self.limit and not self.undecided
 
     @property
@@ -104,12 +104,12 @@ class RunView:
     """The present run, or the last one.
 
     :param open_round: None between two rounds.
-    :param asked: number of devices in the open round, 0 where that is not known; `answered` and `accepted` count them.
-    :param next_opening: when the next round opens, or the open one that rests goes on; None where it needs no time.
-    :param accuracy: accuracy of the global model on a public test set; None where the task names none.
-    :param evaluation: the newest one; None where the task has none, or had none yet.
-    :param epsilon: the largest epsilon_server that a board was charged for in this task; `epsilon_release`: against
-        readers of the models alone.
+    :param asked: number of devices in the open round, 0 if that is not known; `answered` and `accepted` count them.
+    :param next_opening: when the next round opens, or an open round that rests goes on; None if it waits for no time.
+    :param accuracy: accuracy of the global model on a public test set; None if the task names none.
+    :param evaluation: the newest one; None if the task has none, or had none yet.
+    :param epsilon: the largest epsilon_server that a board was charged for in this task; `epsilon_release`: epsilon
+        against readers of the models alone.
     :param raw_values: names of the values that leave boards without noise.
     :param declines, refusals: counts by code.
     """
@@ -162,9 +162,9 @@ class SumsView:
 
     :param server_sees: in words.
     :param roster: its number and date, in words; empty before the first.
-    :param boards: in it. `honest`: of these at least, as the operator has it; `min_devices`: no smaller sum is opened.
-    :param joining, leaving: how many boards are in it, with their present key, or out of it, once the operator has
-        signed the next one.
+    :param boards: number in the roster. `honest`: how many of them at least are honest, by the operator's limit;
+        `min_devices`: no smaller sum is opened.
+    :param joining, leaving: how many boards the next signed roster adds (also with a new key), and how many it removes.
     """
 
     server_sees: str
@@ -178,11 +178,11 @@ class SumsView:
 
 @dataclass(frozen=True)
 class PrivacyLeft:
-    """The privacy budget that is left to the board that has spent most, of those that may take part.
+    """The remaining privacy budget of the board that has spent most, among the boards that may take part.
 
     :param spent: epsilon_server over all tasks and cards of its id; `limit`: what its card allows, None: not known.
     :param rounds: how many more rounds of the run's task fit into that, `MOST_ROUNDS` at most; None: not known.
-    :param period: the present period against its limit, in words; empty where cards have no such limit.
+    :param period: the present period against its limit, in words; empty if cards have no such limit.
     :param since: when its first charge was noted, unix seconds; 0: not known.
     """
 
@@ -200,12 +200,12 @@ class FleetView:
 
     :param aggregator, service: whether these processes run, as the broker and the registry say.
     :param certificates_end, authority_end: when the first of its own certificates ends, and when its authority; None
-        where they cannot be read.
-    :param sums: None where the task has no secure sums.
-    :param lifetime: of the board that has spent most over all tasks, which may be gone; `privacy_left`: of those that
-        may take part. None: nothing was charged.
+        if they cannot be read.
+    :param sums: None if the task has no secure sums.
+    :param lifetime: of the board that has spent most over all tasks, even if it has left; `privacy_left`: of the board
+        that has spent most among those that may take part. None: nothing was charged.
     :param paused: since when an operator has paused training; None: nobody has.
-    :param problems: of the fleet as a whole; those of boards stand with them.
+    :param problems: of the fleet as a whole; each board in `boards` has its own.
     """
 
     federation: str
@@ -234,11 +234,11 @@ class FleetView:
 
     @property
     def versions(self) -> dict[str, int]:
-        """How many boards said that they run it, the commonest first."""
+        """The number of boards that report each version, the most common version first."""
         return dict(Counter(board.version for board in self.boards if board.version).most_common())
 
     def to_json(self) -> dict[str, Any]:
-        """Gives standard JSON for `--json` (docs/watching.md)."""
+        """Returns standard JSON for `--json` (docs/watching.md)."""
         counted = {"present": self.present, "pending": len(self.pending), "versions": self.versions}
         refused = [{**asdict(each), "public_key": each.public_key.hex()} for each in self.refused_devices]
         plain: dict[str, Any] = to_json({**asdict(self), "refused_devices": refused, **counted})

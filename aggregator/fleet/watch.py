@@ -1,6 +1,6 @@
 """Reads the state of a fleet from its folder: the registry, the aggregator's register and the log of its run.
 
-It writes nothing and asks nobody, so any process that may read the folder sees the same.
+It writes nothing and sends no requests, so any process that may read the folder sees the same.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Course(RunState):
         self.codes: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def view(self) -> RunView | None:
-        """Gives the run; None before it has begun."""
+        """Returns the run; None before it has begun."""
         if not self.task:
             return None
         parts = Counter(device.part for device in self.devices.values())
@@ -142,7 +142,7 @@ class Course(RunState):
 class FleetWatch:
     """Makes a `FleetView` of a fleet's folder, as often as it is asked; used by one thread.
 
-    Raises `StoreError` where a file is damaged.
+    Raises `StoreError` if a file is damaged.
     """
 
     def __init__(self, folder: FleetFolder) -> None:
@@ -155,7 +155,7 @@ class FleetWatch:
         self._spending = Spending(folder.config.device.get("limits", {}))
 
     def _window_s(self) -> int:
-        """Gives the length of the task's windows of data, seconds; 0: it has none, or its file cannot be read."""
+        """Returns the length of the task's windows of data, seconds; 0: it has none, or its file cannot be read."""
         try:
             window = read_file(self._folder.task).get("data", {}).get("window")
             return 0 if window is None else int(duration_s(str(window)))
@@ -168,7 +168,7 @@ class FleetWatch:
             self._register.close()
 
     def view(self, now: float | None = None) -> FleetView:
-        """Gives the fleet now.
+        """Returns the fleet now.
 
         :param now: unix seconds; by default the clock.
         """
@@ -190,7 +190,7 @@ class FleetWatch:
         for board in self._registry.boards():
             rows[board.device] = board, rows.get(board.device, (None, None))[1]
         window_s, task = self._window_s(), self._course.task
-        able = [name for name, each in rows.items() if not _is_blocked(*each)]  # who is gone needs no budget
+        able = [name for name, each in rows.items() if not _is_blocked(*each)]  # a blocked board needs no budget
         most = left = None
         if self._register is not None:
             most = self._spending.most(task, self._register, window_s=window_s)
@@ -246,10 +246,10 @@ class FleetWatch:
             return None, []
 
     def _certificates(self) -> tuple[dict[str, float], float | None]:
-        """Gives when the fleet's own certificates end, and its authority; nothing where they cannot be read."""
+        """Returns when the fleet's own certificates end, and its authority; nothing if they cannot be read."""
         try:
             found = ends(self._folder)
-        except BadInput:  # whoever uses them says so
+        except BadInput:  # the process that uses them reports it
             return {}, None
         return found, found.pop(AUTHORITY)
 
@@ -264,14 +264,14 @@ class FleetWatch:
         while events is None or events:
             before = self._tail.offset
             events = self._tail.read(LOG_PIECE_BYTES)
-            if self._tail.offset < before:  # a run that was begun anew
+            if self._tail.offset < before:  # a run that was started again
                 self._course = Course()
             for event in events:
                 self._course.apply(event)
             add_activity(self._course.activity, events)
 
     def _processes(self, now: float) -> tuple[Process, Process]:
-        """Gives the states of fleet service and aggregator; the latter is unknown while nobody listens."""
+        """Returns the states of fleet service and aggregator; the latter is unknown while the service does not run."""
         known = processes(self._registry)
         state, at = known.get(SERVICE, ("unknown", 0.0))
         service: Process = "running" if state == "running" and now - at < LOST_HEARTBEATS * HEARTBEAT_S else "stopped"
@@ -323,7 +323,7 @@ def _is_blocked(registered: RegisteredBoard | None, known: KnownDevice | None) -
 
 
 def _state(part: Activity, seen: Sighting | None) -> Activity:
-    """Combines its presence at the broker with its part in the run."""
+    """Combines a board's presence at the broker with its part in the run."""
     if seen is None or seen.state == "absent":
         return part
     if seen.state in ("lost", "sleeping"):

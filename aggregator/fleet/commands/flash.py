@@ -23,7 +23,7 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True, kw_only=True)
 class FlashOptions:
-    """Which cards are written, and what goes onto them."""
+    """The cards to write, and their content."""
 
     # fmt: off
     fleet: Annotated[Path, Option(metavar="DIR", help="The fleet's folder.")]
@@ -105,7 +105,7 @@ def flash(
             card_of(folder, row, target=target, images=options.images, user=options.ssh_user, ssh_keys=ssh_keys)
             for row in boards
         ]
-        # what is wrong on the partition is said before a release is built
+        # errors of the partition are reported before a release is built
         kept = [name for name in how.files(cards[0], partition) if original(partition, name) is not None]
         with show_progress(Console()):
             release = release_of(folder, registry, [target], wheels=options.wheels)
@@ -120,7 +120,7 @@ def flash(
 
 @contextlib.contextmanager
 def _unpacked(image: Path, out: Path) -> Iterator[Path]:
-    """Gives the image itself, or the unpacked .xz, as long as it is needed."""
+    """Yields the image itself, or an unpacked copy of the .xz, which is removed afterwards."""
     from rich.console import Console
 
     from hushfleet.aggregator.observe.progress import show_progress
@@ -142,7 +142,7 @@ def _unpacked(image: Path, out: Path) -> Iterator[Path]:
 
 
 def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Card, BootPartition]]:
-    """Yields a copy of the image for each card; it gets its name when its card is written."""
+    """Yields a copy of the image for each card; the copy gets its final name when the card is written."""
     from rich.console import Console
 
     from hushfleet.aggregator.observe.progress import show_progress
@@ -155,7 +155,7 @@ def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Car
             part = out / f".{card.device}.part"
             try:
                 copy_sparse(image, part)
-                part.chmod(0o600)  # a token and the key of a Wi-Fi follow
+                part.chmod(0o600)  # a token and a Wi-Fi key are written next
                 yield card, ImageBoot(part)
                 part.replace(out / f"{card.device}.img")
             finally:

@@ -79,7 +79,7 @@ def _renew(
         with DeviceRegister(folder.aggregator) as register:
             known = register.device(device)
             registry.expect_new_card(device)
-            register.forget(device)  # `apply` leaves one that others have blocked, and whose key never came
+            register.forget(device)  # `apply` keeps a row without a key that the aggregator has blocked
         reason = (known and known.blocked) or (row.reason if row.state == "blocked" else None)
         waits = applied(folder, registry)
     print(f"{device} comes in with its next card; write it: hushfleet flash --fleet {path} --device {device}{waits}")

@@ -75,8 +75,8 @@ def _rotate(
 ) -> None:  # fmt: skip
     """Name the keys that sign releases from now on, in place of all earlier ones.
 
-    A key that is not named is worth nothing any more, with every board that has heard of it. Releases that it signed go
-    on running, and must be signed anew before they are rolled out.
+    Boards that have received the statement refuse all keys that it does not name. Releases that such a key signed go
+    on running, and must be signed again before they are rolled out.
 
     Examples:
 

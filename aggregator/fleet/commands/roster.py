@@ -112,8 +112,8 @@ def _sign(
 def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="List that `fleet roster sign` wrote.", **_FILE)]) -> None:  # fmt: skip
     """Import a list of boards that the operator has signed; it is used from the next round on.
 
-    Refused is one that is not signed by this fleet's operator, of another federation, not newer than the one that
-    holds, or with a board that has been locked out, forgotten or given a new card since.
+    It refuses a list that is not signed by this fleet's operator, is of another federation, is not newer than the valid
+    one, or has a board that has been locked out, forgotten or given a new card since.
 
     Example: `hushfleet fleet roster import greenhouse roster.signed`
     """
@@ -134,7 +134,7 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
 def _print_changes(changes: RosterChanges, wanted: Roster | None = None) -> None:
     """Prints the changes.
 
-    :param wanted: whose keys are shown, for those who compare them."""
+    :param wanted: a roster whose keys are shown, so that a person can compare them."""
     keys = {} if wanted is None else {device: wanted.key(index).hex() for index, device in enumerate(wanted.devices)}
     for word, devices in (("added", changes.added), ("removed", changes.removed), ("another key", changes.changed)):
         for device in devices:

@@ -37,7 +37,7 @@ def _task(
 ) -> None:  # fmt: skip
     """Give the fleet its next task. Each run has its own folder, DIR/runs/NAME; boards go on with their ledgers.
 
-    A task whose rounds too few boards can pay, by the limits of their cards, is refused, and what they can pay proposed.
+    If too few boards can pay for its rounds within their cards' limits, it is refused; the error says what they can pay.
 
     `fleet up` takes it at once. To go on with an earlier run, give its file: DIR/runs/NAME/task.toml.
     """

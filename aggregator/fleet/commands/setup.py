@@ -30,7 +30,7 @@ _FILE = {"exists": True, "dir_okay": False}
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[tuple[FleetFolder, FleetRegistry]]:
-    """Gives the fleet's folder and its registry."""
+    """Yields the fleet's folder and its registry."""
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.registry import FleetRegistry
 
@@ -40,7 +40,7 @@ def opened(path: Path) -> Iterator[tuple[FleetFolder, FleetRegistry]]:
 
 
 def applied(folder: FleetFolder, registry: FleetRegistry) -> str:
-    """Writes what follows from a change of the registry; a line on what waits for the operator's signature, or none."""
+    """Applies a change of the registry. Returns a line on changes that wait for the operator's signature, or ""."""
     from hushfleet.aggregator.fleet import roster
     from hushfleet.aggregator.fleet.access import apply
 
@@ -119,7 +119,7 @@ def _init(
         with opened(path) as (folder, registry):
             apply(folder, registry)
         units, notes = write_units(folder), obstacles(checked, folder)
-    except BaseException:  # say a full disk: the same command again could not go on with what is there
+    except BaseException:  # for example a full disk: the same command could not continue with a partial folder
         shutil.rmtree(made.path, ignore_errors=True)  # `path` may be a link, which `rmtree` leaves
         raise
     named, intro = ", ".join(checked.data.class_names), "secure sums: "
@@ -199,7 +199,7 @@ def _add(
                 text = to_toml(to_plain(network)).encode()
                 atomic_file.write_whole(folder.wifi(profile), text, durable=True, mode=0o600)
 
-        # both or neither: other cards may go by the former file, and boards cannot be added twice
+        # both or neither: other cards may use the former file, and boards cannot be added twice
         registry.add(boards, along=keep_wifi)
     names = f"{boards[0].device} to {boards[-1].device}" if len(boards) > 1 else boards[0].device
     print(f"added {len(boards)}: {names}\nnext: hushfleet flash --fleet {path} --help")

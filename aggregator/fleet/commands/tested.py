@@ -35,7 +35,7 @@ def _test(
     from hushfleet.aggregator.storage.checkpoints import Checkpoints
 
     folder = FleetFolder(path)
-    # By their files: the store is the aggregator's, which may be running.
+    # Found by file names, because the store belongs to the aggregator, which may be running.
     kept = [int(file.stem.removeprefix("global-")) for file in folder.run.glob("global-*.safetensors")]
     if not kept:
         raise BadInput(f"{folder.run} has no model yet: no round has begun")
@@ -50,7 +50,7 @@ def _test(
 
 
 def describe_test(targets: Targets, found: Evaluation, count: int) -> str:
-    """Says how good a model is on so many test samples; an autoencoder's score is no share of them."""
+    """Says how good a model is on so many test samples; an autoencoder's score is not a share of the samples."""
     from hushfleet.aggregator.results.report.readable import number, percent
 
     samples = f"{count} test samples (loss {number(found.loss)})"

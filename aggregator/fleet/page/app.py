@@ -1,6 +1,6 @@
 """The status page as an ASGI application. It only reads, and it answers nobody without the token.
 
-The token comes once, in the address; a cookie made from it serves after that, so that the token leaves the address
+The token comes once, in the address; after that a cookie made from it is used, so that the token leaves the address
 bar. Prometheus sends it as a bearer token. No script, style or image from elsewhere is loaded, and the content security
 policy allows none, so that no text from a board can run.
 """
@@ -61,7 +61,7 @@ class Source:
 
     def __init__(self, make_view: Callable[[], FleetView]) -> None:
         self._make_view = make_view
-        self._thread = ThreadPoolExecutor(1, "fleet-view")  # SQLite's connections belong to one
+        self._thread = ThreadPoolExecutor(1, "fleet-view")  # SQLite's connections belong to one thread
         self._lock = asyncio.Lock()
         self._newest: Rendered | None = None
         self._made_at = -float("inf")
@@ -80,7 +80,7 @@ class Source:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events, counted among `open_streams` from the request on: its first lines come later."""
+    """Server-sent events, counted in `open_streams` from the request on, because the first lines come later."""
 
     def __init__(self, lines: AsyncIterator[str], open_streams: set[EventStream]) -> None:
         super().__init__(lines, media_type="text/event-stream")
@@ -114,14 +114,14 @@ def page_app(make_view: Callable[[], FleetView], token: str) -> Starlette:
         return EventStream(changes(), streams)
 
     async def changes() -> AsyncIterator[str]:
-        """Yields server-sent events (WHATWG HTML, 9.2): the changed parts as JSON; a comment now and then."""
+        """Yields server-sent events (WHATWG HTML, 9.2): changed parts as JSON; a comment after `ALIVE_S` of silence."""
         sent: dict[str, str] = {}
         said_at = 0.0
         while True:
             try:
                 seen, now = await source.newest(), time.monotonic()
             except HushfleetError:
-                return  # the browser says that it is not live, and asks again; whoever loads the page reads why
+                return  # the browser shows that it is not live, and asks again; a reload shows the reason
             changed = {name: html for name, html in seen.parts.items() if sent.get(name) != html}
             if changed:
                 yield f"data: {json.dumps({'at': seen.view.at, 'parts': changed})}\n\n"

@@ -1,4 +1,4 @@
-"""A fleet as metrics for Prometheus: those of `METRICS`, and no others (docs/watching.md)."""
+"""Writes a fleet as metrics for Prometheus: those of `METRICS`, and no others (docs/watching.md)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Sample = tuple[tuple[str, ...], float | None]
 class Described:
     """A metric. A name that ends in `_total` is a counter, any other a gauge.
 
-    :param samples: label values, and the value, None where it is not known.
+    :param samples: label values, and the value, None if it is not known.
     :param binary: Home Assistant's device class of a metric that is 0 or 1.
-    :param codes: of a counter by code: all codes, which Prometheus must have seen at 0. It takes a counter that begins
-        at 1 for one that has not increased, so an alert would miss the first refusal.
+    :param codes: all codes, for a counter by code. Prometheus must see each of them at 0 first: it does not count a
+        start at 1 as an increase, so an alert would miss the first refusal.
     """
 
     help: str
@@ -53,7 +53,7 @@ def _run(help: str, value: Callable[[RunView], float | None]) -> Described:
 
 
 def _codes(help: str, codes: object, counts: Callable[[RunView], Iterable[tuple[str, int]]]) -> Described:
-    """:param codes: a `Literal` of all of them."""
+    """:param codes: a `Literal` of all codes."""
 
     def samples(view: FleetView) -> list[Sample]:
         return [] if view.run is None else [((code,), count) for code, count in counts(view.run)]
@@ -179,7 +179,7 @@ METRICS = {
 
 
 def metrics(view: FleetView) -> bytes:
-    """Gives the text that Prometheus reads."""
+    """Returns the text that Prometheus reads."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Fleet(view))
     return generate_latest(registry)
@@ -190,7 +190,7 @@ class _Fleet(Collector):
         self._view = view
 
     def collect(self) -> Iterator[Metric]:
-        """Yields what is known; the rest is left out, never zero."""
+        """Yields the known values; unknown ones are left out, never reported as zero."""
         for name, described in METRICS.items():
             family = (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(
                 name, described.help, labels=described.labels

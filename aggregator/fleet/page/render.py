@@ -1,4 +1,4 @@
-"""A fleet as HTML: the whole page once, and its parts again when they change. Jinja escapes every text."""
+"""Renders a fleet as HTML: the whole page once, and its parts again when they change. Jinja escapes every text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTS = ("summary", "attention", "round", "releases", "boards", "answers", "figu
 TEMPLATES = Path(__file__).parent / "templates"
 LOOK = Path(__file__).parents[2] / "results" / "report" / "templates" / "page.css"
 MOST_BOARDS = 500
-"""So many boards are listed, since the list is sent again whenever one of them changes."""
+"""At most so many boards are listed, because the list is sent again whenever one of them changes."""
 _LEFT, _WIDTH, _TOP, _HEIGHT = 46.0, 308.0, 8.0, 108.0
 
 
@@ -36,9 +36,9 @@ class Chart(NamedTuple):
 
 
 def page(view: FleetView, parts: Mapping[str, str]) -> str:
-    """Gives the whole page.
+    """Returns the whole page.
 
-    :param parts: as `render_parts` gives them.
+    :param parts: as `render_parts` returns them.
     """
     escaped = {name: Markup(html) for name, html in parts.items()}
     return _templates().get_template("page.html").render(view=view, parts=escaped)
@@ -68,7 +68,7 @@ def _templates() -> Environment:
 
 
 def _listed(boards: Sequence[BoardView]) -> Sequence[BoardView]:
-    """Takes all boards of a small fleet as they come; of a large one those that need somebody, then others."""
+    """Returns all boards of a small fleet in their order; of a large one first urgent boards, then others."""
     if len(boards) <= MOST_BOARDS:
         return boards
     return sorted(boards, key=lambda board: (not board.is_urgent, not board.problems))[:MOST_BOARDS]
@@ -84,7 +84,7 @@ def _states(boards: Sequence[BoardView]) -> list[tuple[str, int]]:
 
 
 def _chart(run: RunView) -> Chart | None:
-    """Draws the accuracy by round where it is known, or else the updates in each sum."""
+    """Draws the accuracy by round if it is known, or else the updates in each sum."""
     known = [(point.round, point.accuracy) for point in run.course if point.accuracy is not None]
     if known:
         title, scale, lines = "accuracy of the global model, by round", 1.0, [0.0, 0.5, 1.0]

@@ -1,4 +1,4 @@
-"""The status page as a server beside the fleet service, over TLS with the fleet's own certificate."""
+"""Serves the status page beside the fleet service, over TLS with the fleet's own certificate."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MAX_CONNECTIONS = 256
 
 
 def page_token(folder: FleetFolder) -> str:
-    """Gives the token of the page; made once, and kept in `service/page.token`, which only its owner may read.
+    """Returns the token of the page. It is made once, and kept in `service/page.token`, which only its owner may read.
 
-    Raises `BadInput` where it cannot be read, and `StoreFull`.
+    Raises `BadInput` if it cannot be read, and `StoreFull`.
     """
     file = folder.service / TOKEN_FILE
     if not file.exists():
@@ -42,7 +42,7 @@ def page_token(folder: FleetFolder) -> str:
 
 
 def page_url(folder: FleetFolder) -> str:
-    """Gives the address for a browser. Whoever has it can look at the fleet."""
+    """Returns the address for a browser. Anyone who has it can look at the fleet."""
     return f"https://{url_host(folder.config.broker.names[0])}:{folder.config.page.port}/?token={page_token(folder)}"
 
 
@@ -53,7 +53,7 @@ class PageServer:
     :param cert_file, key_file: PEM; None: without TLS, for tests.
     :param port: 0 takes a free one.
 
-    Raises `BadInput` where the address is in use, or the files are no certificate and its key.
+    Raises `BadInput` if the address is in use, or if the files are not a certificate and its key.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PageServer:
             log_level="warning",
             access_log=False,  # it would hold the token
             server_header=False,
-            loop="asyncio",  # another one might not ask `_LimitedSocket`
+            loop="asyncio",  # another one might not call `_LimitedSocket.accept`
             timeout_graceful_shutdown=1,
             ssl_certfile=cert_file,
             ssl_keyfile=key_file,
@@ -96,7 +96,7 @@ class PageServer:
 
     @classmethod
     def of(cls, folder: FleetFolder) -> Self:
-        """Serves the page of the fleet in `folder`, as its fleet.toml says."""
+        """Serves the page of the fleet in `folder` with the settings in fleet.toml."""
         watch: list[FleetWatch] = []
 
         def make_view() -> FleetView:
@@ -121,7 +121,7 @@ class PageServer:
 
 
 class _LimitedSocket(socket.socket):
-    """Accepts `MAX_CONNECTIONS` at a time: strangers could else take all files that the fleet service may open."""
+    """Accepts `MAX_CONNECTIONS` at a time; otherwise strangers could use up the service's file descriptors."""
 
     def __init__(self, listening: socket.socket) -> None:
         super().__init__(fileno=listening.detach())
