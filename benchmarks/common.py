@@ -39,7 +39,7 @@ def names_option(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def write(options: argparse.Namespace, figures: Figures) -> None:
-    """Writes the figures and the machine on which they were measured; they must contain no path of it."""
+    """Writes the figures and the machine on which they were measured; they must not contain its file paths."""
     figures.setdefault("machine", machine())
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")

@@ -11,9 +11,9 @@ A fleet is a data set, divided by a seed among a number of devices with a number
 - `chosen`: the head that each device makes from it with its own images, at no cost (`hushfleet.model.own_head`);
 - `local`: the shared head without trust, so that each device adds all of the noise;
 
-and once for the fleet `alone`: of softmax with three penalties, nearest neighbour and class means, on the same
-features, the way that is best on the test over all devices. Each is tested on the common test set (`common`), and with
-each class weighted by its share among the device's own images (`own`).
+and once for the fleet `alone`: the best way, on the test over all devices, among softmax with three penalties, nearest
+neighbour and class means, on the same features. Each is tested on the common test set (`common`), and with each class
+weighted by its share among the device's own images (`own`).
 
 A fleet is a line of --kept, so that an interrupted table continues. --table writes the table for `hushfleet plan`.
 """

@@ -1,4 +1,4 @@
-"""Runs a thousand real devices in rounds with secure sums, and kills some: is the sum opened, and is anything lost?
+"""Runs a thousand real devices in rounds with secure sums, kills some, and checks the opened sums and the losses.
 
     python -m benchmarks.secure_fleet --data-dir DIR [--devices 1000] [--rounds 1] [--lost 0.05] [--json F]
     python -m benchmarks.secure_fleet --data-dir DIR --engine fast --devices 10000

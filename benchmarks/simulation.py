@@ -54,7 +54,7 @@ KEEP_FREED_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
-"""For all frameworks. By default glibc returns large blocks immediately, which costs page faults in each step."""
+"""Set for all frameworks, because glibc by default returns large blocks immediately: page faults in each step."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 LONGEST_S = 900
-"""Limit of the self-test: a Raspberry Pi Zero first reads 100 MB of libraries from its card."""
+"""Limit of the self-test in seconds: a Raspberry Pi Zero first reads 100 MB of libraries from its card."""
 _CODE = """\
 import sys, tempfile
 from pathlib import Path

@@ -18,7 +18,7 @@ from hushfleet.release.manifest import version_order
 from hushfleet.wire.format.health import Freeze
 
 FROZEN_AFTER_S = 7 * 86400.0
-"""A board counts as frozen after it has run this long without a new statement, or with an older release."""
+"""Seconds that the client runs without a new statement, or with an older release, until the board counts as frozen."""
 SAVE_EVERY_S = 900.0
 """If the client is killed, the time that it has counted since the last save is lost."""
 FILE_NAME = "newest.json"

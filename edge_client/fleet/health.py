@@ -1,4 +1,4 @@
-"""Makes a board's health message, sent once a minute with coarse values; no value depends on the board's images.
+"""Makes a board's health message, sent once a minute with coarse values; none is computed from the board's images.
 
 The sending times are fixed when the client starts. The board sends nothing between the announced beginning and the
 announced end of a training, because a busy loop would send the message late. Fields that could show a longer training

@@ -36,7 +36,7 @@ class Installed:
     """`STATE/update.json` records the offer that was answered last (its release was handed over or refused), whether
     that release was good here later, and the newest offer.
 
-    `STATE/release_keys` has the statements about release keys that this client has received; `slots.py` checks them.
+    `STATE/release_keys` has the statements on release keys that this client received; `slots.py` checks and uses them.
     """
 
     def __init__(self, releases: Path, state_dir: Path) -> None:
@@ -70,7 +70,7 @@ class Installed:
         return manifest
 
     def trust(self) -> Trust:
-        """Returns the keys whose releases are accepted, after a statement that `slots.py` takes over within a minute.
+        """Returns the accepted release keys, including those of a statement that `slots.py` takes over within a minute.
 
         Root calls this, too: it follows no link of the client. Raises `BadInput` if root's public key is missing.
         """

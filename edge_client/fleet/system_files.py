@@ -101,7 +101,7 @@ def _unsound_units(source: Path) -> str:
 
 
 def _put(place: Path, data: bytes, *, kept: Path) -> None:
-    """Replaces a file whole or not at all, after it has copied the former one."""
+    """Replaces a file whole or not at all, after keeping a copy of the former one."""
     if place.exists():
         write_whole(kept / place.name, place.read_bytes(), durable=True)
     write_whole(place, data, durable=True, mode=0o755 if place.suffix == ".pyz" else 0o644)

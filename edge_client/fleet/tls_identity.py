@@ -1,4 +1,4 @@
-"""Manages the board's own TLS key, which is made on the board and never leaves it, and its certificate."""
+"""Manages the board's own TLS key, which is made on the board and never leaves it, and its fleet certificate."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TlsIdentity:
             return None
 
     def is_usable(self, *, now: float | None = None) -> bool:
-        """Returns whether there is a certificate that has not ended. If the clock is late, it may really have ended."""
+        """Returns whether there is a certificate that has not ended. If the clock is behind, it may have ended."""
         validity = self.validity()
         return validity is not None and validity.end > (time.time() if now is None else now)
 

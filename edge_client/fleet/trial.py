@@ -54,7 +54,7 @@ def prove(
     online: _Online | None = None
     try:
         known = TlsIdentity(state_dir, device=config.device.id).is_usable() or config.broker.cert_file is not None
-        if copy is not None and copy.is_enrolled and known:  # otherwise no broker accepts this board yet
+        if copy is not None and copy.is_enrolled and known:  # otherwise there is no broker to connect to yet
             online = _Online(config, copy, connect(copy), clock)
         while not stop.is_set():
             supervisor.alive()

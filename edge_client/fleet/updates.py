@@ -49,7 +49,7 @@ class ReleaseDuty(Duty):
         self._topics = Topics(config.device.federation)
         self.filters = (self._topics.fleet(self._device),)
         self._installed = Installed.of(config)
-        with contextlib.suppress(StoreError):  # a full disk: the next start notes it
+        with contextlib.suppress(StoreError):  # if the disk is full, the next start notes it
             self._installed.note_good()
         self._offer: ReleaseOffer | None = None
         self._file: ReleaseFile | None = None

@@ -42,8 +42,8 @@ AnyAxis = TypeVar("AnyAxis", bound=Axis)
 class Cell:
     """One run of a table.
 
-    :param column: None where one cell serves all columns.
-    :param reading: None where the recipe has no readings.
+    :param column: None if one cell is used for all columns.
+    :param reading: None if the recipe has no readings.
     """
 
     recipe: Recipe

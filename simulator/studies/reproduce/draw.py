@@ -23,7 +23,7 @@ class Point(NamedTuple):
 
     :param group: its table and row group, for the legend.
     :param ours: in percent, by seed.
-    :param apart: true if it is not of the first reading.
+    :param apart: true if it is of another reading than the first, or of a table with `judged_as`.
     """
 
     group: str

@@ -278,7 +278,7 @@ def load_recipes(paper: str) -> list[Recipe]:
 
 
 def find_recipe(paper: str, *, table: str | None = None, figure: str | None = None) -> Recipe:
-    """Finds a table or figure by its printed number (1, or II). If there is only one, no number is needed.
+    """Finds a table or figure by its printed number (1, or II). If the paper has only one, no number is needed.
 
     Raises `BadInput` with a list of the tables and figures.
     """

@@ -83,7 +83,7 @@ def _epsilon(value: float | None) -> str:
 
 
 def epsilons(place: Any) -> tuple[str, str]:
-    """Returns epsilon against the server, and against readers of the model; a paper's own accounting is in brackets."""
+    """Returns epsilon against the server and against readers of the model; in brackets as a paper counts it."""
     if not place.raw_values:
         return _epsilon(place.epsilon_server), _epsilon(place.epsilon_release)
     noised = place.noised_server, place.noised_release

@@ -37,7 +37,7 @@ class Block:
     :param places: a line for each row and column of the paper's table; accuracies in percent, None or NaN if there
         is no number. `paper`, `ours` (mean over seeds), `spread` (standard deviation, with two seeds or more),
         `difference`, `values` (by seed), `seeds` (the finished ones out of `asked`), `runs` (their digests),
-        `chance` (by guessing), `outside` (the order), `paper_epsilon`, `epsilon_server`, `epsilon_release`,
+        `chance` (by guessing), `outside` (not in the order), `paper_epsilon`, `epsilon_server`, `epsilon_release`,
         `raw_values` (what the method sends without noise, in words: then both epsilons are infinite, and
         `noised_server` and `noised_release` are the epsilons of the noised values alone, as papers count), `open` (the
         reason if there is no number), and the titles `method` and `at`.
@@ -158,7 +158,7 @@ def _block(
 
 
 def _columns(recipe: Recipe, group: RowGroup, cells: Sequence[Cell]) -> list[TableColumn]:
-    """Returns the columns that cells are of. If all cells are in every column: those with different printed numbers."""
+    """Returns the columns with cells of their own. If there is none, returns those with different printed numbers."""
     columns = recipe.columns_of(group)
     if asked := [column for column in columns if any(cell.column == column for cell in cells)]:
         return asked
