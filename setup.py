@@ -1,9 +1,9 @@
-"""The folders beside `hushfleet/` are installed below it: nobody's own `models` or `simulator` is hidden by ours.
+"""Installs the folders beside `hushfleet/` below it, so that our `models` or `simulator` hides no other package.
 
-A folder is found as `hushfleet.<folder>`, wherever the checkout lies; everything else is in pyproject.toml.
+A folder is imported as `hushfleet.<folder>`, wherever the checkout is; everything else is in pyproject.toml.
 
-After `pip install -e .` Python finds them by code of setuptools that runs at each start. Type checkers and editors run
-no code: `build/links` shows them the same packages as symbolic links.
+After `pip install -e .`, Python finds the folders with code of setuptools that runs at each start. Type checkers and
+editors do not run code: `build/links` shows them the same packages as symbolic links.
 """
 
 import base64
@@ -17,14 +17,14 @@ from setuptools.command.editable_wheel import editable_wheel
 NESTED = ("aggregator", "edge_client", "firmware_profiles", "models", "simulator")
 ROOT = Path(__file__).resolve().parent
 LINKS = ROOT / "build" / "links"
-# Python skips a folder without an importer: what runs is the checkout itself, with its own paths and its new files.
+# Python skips this folder, because it has no importer: it runs the checkout itself, with its paths and its new files.
 TYPES_PTH = f"{LINKS}\nimport sys; sys.path_importer_cache[{str(LINKS)!r}] = None\n"
 
 inside = [package for folder in NESTED for package in (folder, *(f"{folder}.{p}" for p in find_packages(folder)))]
 
 
 class LinkPackages(Command):
-    """`python setup.py links`: also once more where an entry of `hushfleet/` itself is new or gone."""
+    """`python setup.py links`: must also run again if an entry of `hushfleet/` itself is added or removed."""
 
     user_options = []
 
@@ -43,7 +43,7 @@ class LinkPackages(Command):
             if link.name not in wanted:
                 link.unlink()
         for name, path in wanted.items():
-            if not (package / name).is_symlink():  # never taken away: somebody may be reading
+            if not (package / name).is_symlink():  # an existing link stays: a process may be reading it
                 (package / name).symlink_to(Path("../../..", path.relative_to(ROOT)))
 
 

@@ -44,7 +44,7 @@ def broker(
         tls = BrokerTls(ca_file=ca_file, cert_file=cert_file, key_file=key_file)
     elif ca_file or cert_file or key_file:
         raise BadInput("TLS needs all of --ca-file, --cert-file and --key-file")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # before clients can connect: one may ask for the end
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # before clients can connect: one may stop the broker
     try:
         with start_broker(
             kind,

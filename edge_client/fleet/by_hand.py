@@ -16,7 +16,7 @@ from hushfleet.release import Manifest, check_payload, read_head
 
 
 def hand_over(config: DeviceConfig, path: Path) -> Manifest:
-    """Puts a release where `slots.py` installs it. Raises `BadInput` or a `WireError`: why it cannot be installed."""
+    """Copies a release to where `slots.py` installs it. Raises `BadInput` or `WireError` if it cannot be installed."""
     if config.fleet is None:
         raise BadInput("this board has no section [fleet], and takes no releases")
     installed = Installed.of(config)
@@ -38,7 +38,7 @@ def hand_over(config: DeviceConfig, path: Path) -> Manifest:
 
 
 def _copy(source: BinaryIO, folder: Path, name: str) -> None:
-    """Copies whole or not at all, owned as the parent folder. Root may call this: it follows no link of the client."""
+    """Copies whole or not at all, for the parent folder's owner. Root may call this: it follows no link."""
     folder.mkdir(mode=0o700, exist_ok=True)
     owner, part = folder.parent.stat(), f"{name}.part"
     inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,6 +1,6 @@
-"""Reads files that the client has left for root in the state directory, which may hold an attacker's links and pipes.
+"""Reads files that the client writes for root in the state directory, which may contain an attacker's links and pipes.
 
-It uses the standard library alone, as in `slots.py`, with which it is in `slots.pyz`.
+It uses only the standard library, like `slots.py`: both are in `slots.pyz`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def open_inside(folder: Path, name: str) -> int:
 
 
 def read_inside(folder: Path, name: str, most: int = 64) -> tuple[str, int]:
-    """Reads the first `most` bytes of a small file, and when it was written, in nanoseconds; empty and 0 without it."""
+    """Reads the first `most` bytes of a file, and when it was written (nanoseconds); empty and 0 if there is none."""
     with contextlib.suppress(OSError):
         handle = open_inside(folder, name)
         try:
@@ -53,7 +53,7 @@ def clear_inside(folder: Path) -> None:
 
 
 def only_release(folder: Path) -> Path:
-    """Gives the one release in `folder`. Raises `OSError`."""
+    """Returns the only release in `folder`. Raises `OSError` if there is not exactly one."""
     names = [] if folder.is_symlink() else sorted(name for name in os.listdir(folder) if name.endswith(".hfr"))
     if len(names) != 1:
         raise OSError(f"{folder} has {len(names)} releases; it must have exactly one")

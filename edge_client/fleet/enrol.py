@@ -1,8 +1,8 @@
-"""Enrols a board in its fleet: it asks for a certificate until it has one.
+"""Enrols a board in its fleet: the board asks for a certificate until it has one.
 
-The order after an answer makes a crash harmless: first the ledger gets the charges of earlier cards of this id, then
-the certificate is kept, then the token is erased. A board without a certificate asks again. The charges may come in
-several answers; they go into the ledger when all have come, so that a part never passes for the whole.
+After an answer, the ledger first gets the charges of earlier cards of this id. Then the certificate is stored, and then
+the token is deleted. This order makes a crash harmless: a board without a certificate asks again. The charges may come
+in several answers. They are written to the ledger when all have arrived, so that a part is never taken for the whole.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 class CertificateRequest:
-    """Asks for a certificate, by whatever link: the agent's own for the next one, another for the first one.
+    """Asks for a certificate over any link: the agent's own link for the next one, another link for the first one.
 
     :param clock: monotonic seconds.
     """
@@ -65,12 +65,12 @@ class CertificateRequest:
         self._carried: list[CarriedRounds] = []
         self._after: SpentRound | None = None
         self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, now=clock())
-        self.standing = "asked, and not answered yet"  # for people
+        self.standing = "asked, and not answered yet"  # shown to people
         self.granted = False
 
     @property
     def due_at(self) -> float:
-        """When to ask (again), on the monotonic clock."""
+        """The time of the next request, on the monotonic clock."""
         return self._backoff.due_at
 
     def connected(self) -> None:
@@ -78,7 +78,7 @@ class CertificateRequest:
         self._backoff.reset(self._clock())
 
     def frame(self) -> bytes:
-        """Makes the request to send now. Raises `StoreError` where the board's key cannot be made."""
+        """Makes the request to send now. Raises `StoreError` if the board's key cannot be made."""
         self._backoff.tried(self._clock())
         if self._request is None:
             self._request = self._tls.request()
@@ -96,17 +96,17 @@ class CertificateRequest:
         return encode_message(request, self._store.identity, federation=self._federation)
 
     def take(self, payload: bytes) -> None:
-        """Takes an answer, which may be forged. Raises a `WireError` for that, or `StoreError`."""
+        """Handles an answer, which may be forged. Raises a `WireError` if it is not valid, or `StoreError`."""
         answer = decode_message(payload, federation=self._federation, public_key=self._service)
         if not isinstance(answer, EnrolAnswer) or answer.device != self._tls.device:
             raise Malformed(f"expected an answer to this board, got a {type(answer).__name__}")
         if answer.nonce != self._nonce:
-            return  # to an earlier start of this board
+            return  # it answers an earlier request
         if answer.verdict != "granted":
             self._log_once(f"no certificate yet ({answer.verdict}): {answer.reason}")
             self._backoff.due_at = self._clock() + min(max(answer.retry_s, 1), MOST_RETRY_S)
             return
-        if not self._store.is_enrolled:  # else its own ledger knows
+        if not self._store.is_enrolled:  # otherwise its own ledger has the charges
             carried = self._all_carried(answer)
             if carried is None:
                 return
@@ -117,9 +117,9 @@ class CertificateRequest:
         _log.info("this board has a certificate of its fleet")
 
     def _all_carried(self, answer: EnrolAnswer) -> list[CarriedRounds] | None:
-        """Gives the earlier charges, once their last part has come.
+        """Returns the earlier charges when their last part has arrived, else None.
 
-        Raises `Malformed` where the parts do not follow each other.
+        Raises `Malformed` if the parts are not in ascending order.
         """
         if answer.up_to is None and self._after is None:
             return [*answer.carried]
@@ -128,7 +128,7 @@ class CertificateRequest:
         carried = [*self._carried, *answer.carried]
         self._nonce = os.urandom(NONCE_BYTES)  # no part is taken twice
         if answer.up_to is None:
-            self._carried, self._after = [], None  # should the disk be full, all is asked for again
+            self._carried, self._after = [], None  # if the disk is full, all parts are requested again
             return carried
         self._carried, self._after = carried, answer.up_to
         self._backoff.reset(self._clock())
@@ -145,7 +145,7 @@ class CertificateRequest:
 
     def _erase_token(self) -> None:
         if self._fleet.token_file is not None:
-            with contextlib.suppress(OSError):  # it has served, and opens nothing any more
+            with contextlib.suppress(OSError):  # it was used, and is no longer valid
                 Path(self._fleet.token_file).unlink(missing_ok=True)
 
     def _log_once(self, text: str) -> None:
@@ -167,11 +167,11 @@ def enrol(
     patience_s: float = math.inf,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Asks over a link of its own until the answer is yes; False where `stop` was set, or patience ended, before.
+    """Asks over its own link until a certificate is granted. Returns False if `stop` is set or `patience_s` ends first.
 
-    :param connect: makes a link to where boards without a certificate are answered.
-    :param alive: called again and again: the loop lives.
-    :param waits_for: called again and again with whom the board waits for, and why.
+    :param connect: makes a link to the address that answers boards without a certificate.
+    :param alive: called repeatedly, to show that the loop is alive.
+    :param waits_for: called repeatedly with the kind of thing that the board waits for, and a description.
     """
     rejected, link, up = RejectedMessages(clock), connect(), False
     down = "no connection yet"
@@ -206,7 +206,7 @@ def enrol(
 
 
 def read_token(file: str | None) -> bytes | None:
-    """Reads the card's token, without white space around it; None where there is none (any more)."""
+    """Reads the card's token, without surrounding white space. Returns None if there is none (any more)."""
     if file is None:
         return None
     try:

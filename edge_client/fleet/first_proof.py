@@ -1,6 +1,6 @@
-"""Proves that a card's release runs on its board, before the installation takes the token and reports success.
+"""Tests that a card's release runs on its board, before the installation takes the token and reports success.
 
-It uses the standard library alone, beside `slots.py`. The release's own self-test runs in another process, as the user
+It uses only the standard library, like `slots.py`. The release's own self-test runs in another process, as the user
 of the client: it imports what the client imports, and computes one gradient.
 """
 
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 LONGEST_S = 900
-"""A Raspberry Pi Zero reads 100 MB of libraries from its card first."""
+"""Limit of the self-test in seconds: a Raspberry Pi Zero first reads 100 MB of libraries from its card."""
 _CODE = """\
 import sys, tempfile
 from pathlib import Path
@@ -32,7 +32,7 @@ class ProofFailed(Exception):
 
 
 def prove(release: Path, *, state_dir: Path, is_new: bool) -> None:
-    """Raises `ProofFailed`; a release that is new here is then removed.
+    """Runs the self-test. Raises `ProofFailed` if it fails; a release that is new here is then removed.
 
     :param state_dir: belongs to the client's user.
     """
@@ -48,7 +48,7 @@ def prove(release: Path, *, state_dir: Path, is_new: bool) -> None:
 
 
 def _run(release: Path, owner: os.stat_result) -> str:
-    """Runs the self-test. Returns what is wrong; empty: nothing."""
+    """Runs the self-test. Returns the error; empty if there is none."""
     command = [sys.executable, "-I", "-c", _CODE, str(release)]
     user = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -1,7 +1,7 @@
-"""Watches whether a board still hears which release is the newest, and runs it; else somebody may hold it back.
+"""Checks whether a board still receives word of the newest release, and runs it; if not, somebody may hold it back.
 
-Time is counted while the client runs, because a board without a battery has no right clock. STATE/newest.json keeps the
-count and the newest statement; an older statement is not taken.
+Time is counted while the client runs, because a board without a battery has no correct clock. STATE/newest.json stores
+the count and the newest statement; an older statement is not accepted.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from hushfleet.release.manifest import version_order
 from hushfleet.wire.format.health import Freeze
 
 FROZEN_AFTER_S = 7 * 86400.0
-"""Seconds that the client has run without a new word, or below the newest release."""
+"""Seconds that the client runs without a new statement, or with an older release, until the board counts as frozen."""
 SAVE_EVERY_S = 900.0
-"""What a client that is killed has counted since is lost."""
+"""If the client is killed, the time that it has counted since the last save is lost."""
 FILE_NAME = "newest.json"
 
 
 def newest_said_at(state_dir: Path) -> float:
-    """Returns when the newest word of the fleet service was said, unix seconds; 0 before the first."""
+    """Returns the time of the fleet service's newest statement, unix seconds; 0 before the first one."""
     newest = Freshness(state_dir).newest
     return 0.0 if newest is None else float(newest.said_at)
 
 
 class Freshness:
-    """Counts how long no newer statement has come.
+    """Counts how long no newer statement has arrived.
 
     :param state_dir: of the board.
 
-    :ivar key: public key that signed `line`, the newest word; both empty before the first one.
-    :ivar unheard_s: seconds that the client has run since that word came, or since the beginning.
-    :ivar older_s: seconds that it has run an older release than the newest one without a break.
+    :ivar key: public key that verifies `line`, the newest statement; both are empty before the first one.
+    :ivar unheard_s: seconds that the client has run since that statement arrived, or since its first start.
+    :ivar older_s: seconds that it has run, without a break, a release that is older than the newest one.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -51,14 +51,14 @@ class Freshness:
 
     @property
     def newest(self) -> Newest | None:
-        """None before the first word."""
+        """The newest statement; None before the first one."""
         with contextlib.suppress(Malformed):
             return Signed.from_line(Newest, self.line).statement if self.line else None
         return None
 
     @property
     def version(self) -> str:
-        """The newest release for this board; empty where none is known."""
+        """The newest release for this board; empty if none is known."""
         newest = self.newest
         return "" if newest is None else newest.versions.get("-".join(this_platform()), "")
 
@@ -70,10 +70,10 @@ class Freshness:
         return "older" if self.older_s >= FROZEN_AFTER_S else ""
 
     def hear(self, line: str, *, key: str) -> bool:
-        """Takes a word that is newer than the one before, and says whether it was; durable on return.
+        """Accepts a statement that is newer than the last one. Returns whether it was; durable on return.
 
-        :param key: that root has named for it. With another key than before the order begins anew, because a thief of
-            the former one could have said a date that is far away.
+        :param key: the key that root has named for it. With a new key, any date is accepted once, because a thief of
+            the former key could have signed a date far in the future.
 
         Raises `BadSignature`, `Malformed`, and `StoreFull`.
         """
@@ -85,7 +85,7 @@ class Freshness:
         if known is not None and self.key == key and signed.statement.said_at <= known.said_at:
             return False
         self.key, self.line, self.unheard_s = key, line, 0.0
-        self.count(0.0)  # whether the release that runs is older may have changed
+        self.count(0.0)  # the running release may now be older than the newest one
         self.save()
         return True
 
@@ -96,7 +96,7 @@ class Freshness:
         self.older_s = self.older_s + seconds if behind else 0.0
 
     def save(self) -> None:
-        """Raises `StoreFull`."""
+        """Saves the count and the statement. Raises `StoreFull`."""
         known = {"key": self.key, "line": self.line, "unheard_s": self.unheard_s, "older_s": self.older_s}
         write_whole(self._file, json.dumps(known).encode(), durable=True)
 

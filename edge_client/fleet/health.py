@@ -1,9 +1,9 @@
-"""A board sends its health once a minute, in coarse steps; nothing in it follows the board's images.
+"""Makes a board's health message, sent once a minute with coarse values; none is computed from the board's images.
 
-The moments are fixed when the client starts. The board sends nothing between the announced beginning and the announced
-end of a training, since a busy loop would send it later. Fields that could show a longer training or more images
-(`HealthFormat.shows_work`) are left out where the task keeps secret how long a board works
-(`TaskHandler.hides_duration`). docs/privacy.md, "Health", has the reasons.
+The sending times are fixed when the client starts. The board sends nothing between the announced beginning and the
+announced end of a training, because a busy loop would send the message late. Fields that could show a longer training
+or more images (`HealthFormat.shows_work`) are left out if the task keeps secret how long a board works
+(`TaskHandler.hides_duration`). docs/privacy.md, "Health", gives the reasons.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hushfleet.wire.format.health import SHOWN, ErrorCode, Health
 EVERY_S = 60.0
 PERCENT_STEP = 10
 DEGREE_STEP = 5
-_NO_SENSORS = ("PMIC-Die",)  # of Jetsons before Orin: always 100 degrees (balena-os/balena-jetson, issue 142)
+_NO_SENSORS = ("PMIC-Die",)  # on Jetsons before Orin: always 100 degrees (balena-os/balena-jetson, issue 142)
 _THROTTLED_NOW = 0xF  # the higher bits say what has happened since the start
 T = TypeVar("T")
 
@@ -89,18 +89,18 @@ class BoardHealth:
         return _step(100 * (1 - kib["MemAvailable"] / kib["MemTotal"]), PERCENT_STEP)
 
     def _temperature_c(self) -> int:
-        """Reads the hottest zone: a Raspberry Pi has one, a Jetson several, of which some may be no sensors at all."""
+        """Reads the hottest zone. A Raspberry Pi has one zone; a Jetson has several, and some may not be sensors."""
         found = []
         for zone in self._root.glob("sys/class/thermal/thermal_zone*"):
-            with suppress(OSError, ValueError):  # an Orin Nano has zones of parts that it lacks, which cannot be read
+            with suppress(OSError, ValueError):  # an Orin Nano has unreadable zones for parts that it lacks
                 celsius = int((zone / "temp").read_text("ascii")) / 1000
                 is_sensor = (zone / "type").read_text("ascii").strip() not in _NO_SENSORS
-                if is_sensor and -100 <= celsius <= 200:  # ACPI has -273.2 for one that is not set up
+                if is_sensor and -100 <= celsius <= 200:  # ACPI reports -273.2 for a zone that is not set up
                     found.append(celsius)
         return _step(max(found) + DEGREE_STEP / 2, DEGREE_STEP)
 
     def _throttled(self) -> bool:
-        """Asks the firmware of a Raspberry Pi: low voltage, or slowed down for it or for heat."""
+        """Returns whether a Raspberry Pi's firmware reports low voltage, or throttling because of voltage or heat."""
         (file,) = self._root.glob("sys/devices/platform/soc*/soc*firmware/get_throttled")
         return bool(int(file.read_text("ascii"), 16) & _THROTTLED_NOW)
 
@@ -117,7 +117,7 @@ def _step(value: float, step: int) -> int:
 
 
 def _known(read: Callable[[], T], *, omit: bool) -> T | None:
-    """Reads a sensor. None on a board or kernel that lacks the file, or writes something else into it."""
+    """Reads a sensor. Returns None with `omit`, or if the file is missing or has another content than expected."""
     with suppress(OSError, ValueError, KeyError, IndexError, ZeroDivisionError):
         return None if omit else read()
     return None

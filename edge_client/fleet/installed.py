@@ -1,4 +1,4 @@
-"""The releases of a board, as its client sees them: what is installed, what fits, and the state of the last offer."""
+"""Tells a board's client which release is installed, which releases fit, and the state of the last offer."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def standing_of(config: DeviceConfig) -> ReleaseStanding:
 
 
 class Installed:
-    """`STATE/update.json` says which offer was answered last, by a hand-over or a refusal, whether its release was good
-    here later, and which offer was the newest.
+    """`STATE/update.json` records the offer that was answered last (its release was handed over or refused), whether
+    that release was good here later, and the newest offer.
 
-    `STATE/release_keys` has what this client has heard of release keys, for `slots.py` to check and to take over.
+    `STATE/release_keys` has the statements on release keys that this client received; `slots.py` checks and uses them.
     """
 
     def __init__(self, releases: Path, state_dir: Path) -> None:
@@ -50,7 +50,7 @@ class Installed:
         return cls(Path(config.fleet.releases), Path(config.device.state_dir))
 
     def state(self) -> State | None:
-        """Reads the state; None where no release is installed."""
+        """Reads the state. Returns None if no release is installed."""
         try:
             return Slots(self._root, self._state_dir).read()
         except (SlotsError, OSError):
@@ -70,9 +70,9 @@ class Installed:
         return manifest
 
     def trust(self) -> Trust:
-        """Gives the keys whose releases are taken, also by a statement that `slots.py` takes over within the minute.
+        """Returns the accepted release keys, including those of a statement that `slots.py` takes over within a minute.
 
-        Root calls this, too: it follows no link of the client. Raises `BadInput` where there is no public key of root.
+        Root calls this, too: it follows no link of the client. Raises `BadInput` if root's public key is missing.
         """
         trust = Trust.of_board(self._root)
         with contextlib.suppress(WireError):
@@ -80,9 +80,9 @@ class Installed:
         return trust
 
     def hear_keys(self, text: str) -> Trust:
-        """Takes statements about release keys that came from the broker. Returns the trust after them.
+        """Takes over statements about release keys from the broker. Returns the trust after them.
 
-        Raises `BadInput`, a `WireError` where root has not signed one of them, and `StoreFull`.
+        Raises `BadInput`, a `WireError` if root has not signed one of them, and `StoreFull`.
         """
         before = self.trust()
         after = before.after(text)
@@ -91,24 +91,24 @@ class Installed:
         return after
 
     def room_for(self, manifest: Manifest) -> None:
-        """Raises `StoreFull` where the release, unpacked and with its caches, would not fit."""
+        """Raises `StoreFull` if the disk has no room for the release, unpacked and with its caches."""
         needed = manifest.payload_bytes + 2 * manifest.unpacked_bytes
         free = min(shutil.disk_usage(folder).free for folder in (self._root, self._state_dir))
         if free < needed:
             raise StoreFull(f"release {manifest.version} needs {needed >> 20} MiB, {free >> 20} MiB are free")
 
     def heard(self, attempt: int) -> None:
-        """Notes that an offer is taken up; earlier ones are ignored from now on."""
+        """Notes that work on an offer begins; earlier offers are ignored from now on."""
         known = self._answer()
         if _whole_number(known.get("newest"), -1) < attempt:
             self._note({**known, "newest": attempt})
 
     def answered(self, version: str, attempt: int) -> None:
-        """Notes that the offer, and all before it, are not taken again."""
+        """Notes that this offer and all earlier ones must not be handled again."""
         self._note({"version": version, "attempt": attempt, "newest": attempt})
 
     def note_good(self) -> None:
-        """Notes that the release of the answered offer is good, so that one from a stick in its place is no return.
+        """Notes that the answered offer's release is good. Another one from a USB stick is then no sign of a failure.
 
         Raises `StoreFull`.
         """
@@ -117,7 +117,7 @@ class Installed:
             self._note({**known, "good": True})
 
     def was_answered(self, attempt: int) -> bool:
-        """Whether the offer was answered. One that was withdrawn has a lower attempt than the newest."""
+        """Returns whether the offer was answered or is withdrawn: its attempt is then below the newest one."""
         known = self._answer()
         answered, newest = (_whole_number(known.get(name), -1) for name in ("attempt", "newest"))
         return attempt <= answered or attempt < newest
@@ -127,15 +127,15 @@ class Installed:
 
     @property
     def waits(self) -> bool:
-        """Whether a release was handed over that `slots.py` has not dealt with yet."""
+        """True if a release was handed over that `slots.py` has not handled yet."""
         return any(self.incoming.glob("*.hfr"))
 
     def say_healthy(self, version: str) -> None:
-        """Reports health once; `slots.py` needs it again and again. Raises `StoreFull`."""
+        """Reports health once; `slots.py` needs repeated reports. Raises `StoreFull`."""
         write_whole(self._state_dir / "healthy", version.encode(), durable=False)
 
     def standing(self) -> ReleaseStanding:
-        waits = self.waits  # looked at first: `slots.py` writes its state before it clears what it has dealt with
+        waits = self.waits  # read first: `slots.py` writes its state before it deletes a handled release
         state, known = self.state(), self._answer()
         if state is None:
             return ReleaseStanding("none")
@@ -144,7 +144,7 @@ class Installed:
             return ReleaseStanding("trial", tried, attempt)
         failed = bool(tried) and tried not in (state.good, state.trial) and not waits
         if known.get("good") is True and (state.last, state.outcome) != (tried, "returned"):
-            failed = False  # it has proved itself, and a release from a stick has followed it
+            failed = False  # it passed its trial, and a release from a USB stick has replaced it
         return ReleaseStanding("returned" if failed else "good", tried, attempt)
 
     def _answer(self) -> dict[str, object]:

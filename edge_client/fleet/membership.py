@@ -24,7 +24,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Link
 
-PATIENCE_S = 60.0  # with a certificate that may still be good
+PATIENCE_S = 60.0  # for a new certificate if the current one may still be valid
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -40,13 +40,13 @@ def run_in_fleet(
     """Runs until `stop` is set, or another release waits for its first start.
 
     :param run_agent: runs the agent with these duties and this report of health until `stop` is set, or a duty ends it.
-    :param connect: makes a link to where boards without a certificate are answered.
+    :param connect: makes a link to the address that answers boards without a certificate.
     """
     tls = TlsIdentity(Path(config.device.state_dir), device=config.device.id)
     topics, doubt = Topics(config.device.federation), False
     supervisor.ready()  # the answer may take days
     while not stop.is_set():
-        gc.collect()  # an agent's parts refer to each other: its images and graphs would stay beside the next one's
+        gc.collect()  # an agent's parts refer to each other, so its images and graphs would stay in memory
         usable = store.is_enrolled and tls.is_usable()
         if doubt or not usable:
             if not usable:

@@ -1,4 +1,4 @@
-"""The duty of a board to hear who signs releases, and which release is the newest."""
+"""Receives the statements that say who signs releases, and which release is the newest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 class News(Duty):
-    """Hears who signs releases, and which release is the newest.
+    """The duty of a board that receives the statements about release keys and the newest release.
 
     :param clock: monotonic seconds.
     """
@@ -70,11 +70,11 @@ class News(Duty):
         self._count()
 
     def _count(self) -> None:
-        """Counts time whenever the client uses its link, also without a connection."""
+        """Counts the time since the last call, with or without a connection. Saves the count from time to time."""
         now = self._clock()
         self._freshness.count(max(0.0, now - self._counted))
         self._counted = now
         if now - self._saved >= SAVE_EVERY_S:
             self._saved = now
-            with contextlib.suppress(StoreError):  # it is counted on, and saved when there is room
+            with contextlib.suppress(StoreError):  # counting goes on, and the count is saved when there is room
                 self._freshness.save()

@@ -1,4 +1,4 @@
-"""Tests a release before it may use the store: it imports, computes, and reads a copy of the store."""
+"""Tests a release before it may use the store: imports modules, computes a gradient, and reads a copy of the store."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class ReleaseCheckFailed(HushfleetError):
 
 
 def check_release(folder: Path, store_path: Path, *, device: str) -> DeviceStore | None:
-    """Tests the release. Returns a copy of the device's store that it has brought up to date; None where there is no
+    """Tests the release. Returns a copy of the device's store that this release has upgraded; None if there is no
     store yet.
 
-    The caller closes it and then calls `drop_copy`. Raises `HushfleetError`.
+    The caller closes the copy and then calls `drop_copy`. Raises `HushfleetError`.
 
     :param folder: for the copy; the device's state directory.
     """

@@ -1,4 +1,4 @@
-"""A release on its way to a board: in a file, so that what has come survives a restart and takes no memory."""
+"""Stores the received chunks of a release in a file, so that they survive a restart and take no memory."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hushfleet.wire.format.chunks import Assembler, Ranges, chunk_count
 from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES
 
 WINDOW = 32
-"""Chunks that are asked for at a time: 2 MB, so that a flow ends soon when training begins or the link is needed."""
+"""Chunks per request: only 2 MB, so that a transfer ends soon when training begins or the link is needed."""
 SYNC_EVERY = 32
 _OURS = re.compile(r"[0-9a-f]{64}\.(part|have)")
 
 
 class ReleaseFile(Assembler):
     """Two files: `FOLDER/DIGEST.part`, and `DIGEST.have` with a byte for each chunk. There is one release at a time:
-    files of others are deleted, since nobody would ask for them again.
+    files of other releases are deleted, because nobody would ask for them again.
 
-    Marks are written after the chunks were synced. After a power cut chunks may be asked for that are there.
+    `DIGEST.have` is written after the chunks are synced. So after a power cut, present chunks may be requested again.
 
-    :param folder: made if it is not there.
+    :param folder: is made if it does not exist.
     :param size: bytes of the release.
 
-    Raises `StoreFull` where the disk has no room for it, and `StoreError`.
+    Raises `StoreFull` if the disk has no room for the release, and `StoreError`.
     """
 
     def __init__(self, folder: Path, digest: bytes, size: int) -> None:
@@ -51,7 +51,7 @@ class ReleaseFile(Assembler):
         return new
 
     def missing(self, *, limit: int = 1) -> Ranges:
-        """Gives the chunks to ask for next: at most `WINDOW`, from the first that is missing."""
+        """Returns the ranges to ask for next: the first `limit` missing ones, each cut to `WINDOW` chunks."""
         return tuple((start, min(stop, start + WINDOW)) for start, stop in super().missing(limit=limit))
 
     def sync(self) -> None:
@@ -61,9 +61,9 @@ class ReleaseFile(Assembler):
         self._unsynced = 0
 
     def finish(self, target: Path) -> None:
-        """Checks the whole, and gives it its name.
+        """Checks the whole release, and moves it to `target`.
 
-        Raises `Malformed`, and forgets all, where it is another, and `StoreError`, after which it may be tried again.
+        Raises `Malformed` and drops all chunks if it is another release. After a `StoreError` the call may be repeated.
         """
         if not self.complete or hashlib.sha256(self._map).digest() != self.digest:
             self._marks.unlink(missing_ok=True)
@@ -72,7 +72,7 @@ class ReleaseFile(Assembler):
             raise Malformed(f"the chunks of {self._part.stem[:16]}... are not the release that was offered")
         self._flush()
         try:
-            with contextlib.suppress(FileNotFoundError):  # an earlier try came this far, and failed at what follows
+            with contextlib.suppress(FileNotFoundError):  # an earlier attempt moved it, and failed afterwards
                 os.replace(self._part, target)
             sync_folder(target.parent)
             self._marks.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ class ReleaseFile(Assembler):
         self._map.close()
 
     def drop(self) -> None:
-        """Deletes the file, which is not wanted any more."""
+        """Deletes the files of a release that is no longer wanted."""
         self._map.close()
         for path in (self._part, self._marks):
             path.unlink(missing_ok=True)
@@ -95,7 +95,7 @@ class ReleaseFile(Assembler):
     def _flush(self) -> None:
         try:
             self._map.flush()
-        except OSError as error:  # of a card that fails
+        except OSError as error:  # a failing SD card
             raise StoreError(f"the release cannot be written to {self._part}: {error}") from error
 
     def _begin(self, chunk_bytes: int) -> None:
@@ -104,7 +104,7 @@ class ReleaseFile(Assembler):
         handle = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             known = os.fstat(handle).st_size == self.size
-            os.posix_fallocate(handle, 0, self.size)  # else a full disk ends the process when the map is written
+            os.posix_fallocate(handle, 0, self.size)  # else writing to the map on a full disk kills the process
             os.ftruncate(handle, self.size)
             self._map = mmap.mmap(handle, self.size)
         finally:
@@ -120,5 +120,5 @@ class ReleaseFile(Assembler):
 
 def _drop_others(folder: Path, digest: str) -> None:
     for path in folder.iterdir():
-        if _OURS.match(path.name) and not path.name.startswith(digest):  # not what is copied from a stick meanwhile
+        if _OURS.match(path.name) and not path.name.startswith(digest):  # not files being copied from a USB stick
             path.unlink()

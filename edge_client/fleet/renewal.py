@@ -1,4 +1,4 @@
-"""A board's next certificate, at two thirds of the life of the one that it has."""
+"""Asks for a board's next certificate when two thirds of the current one's life are over."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from hushfleet.wire.format.messages import peek_kind
 from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Link
 
-LOOK_EVERY_S = 3600.0  # at the clock, which may be set meanwhile
+LOOK_EVERY_S = 3600.0  # between checks of the clock, which may be set in the meantime
 MOST_FAILURES = 8
 
 _log = logging.getLogger("hushfleet.edge")
 
 
 class AskAgain(HushfleetError):
-    """The agent should end, and the board ask for a certificate where those without one do."""
+    """The agent should end, and the board should ask for a certificate at the address for boards without one."""
 
 
 class Renewal(Duty):
-    """Renews by the fleet's own broker while that takes the board's certificate.
+    """Renews the certificate over the fleet's own broker while the broker accepts the current one.
 
     :param wall: unix seconds; `clock`: monotonic seconds.
     """
@@ -56,7 +56,7 @@ class Renewal(Duty):
             self._asking.connected()
 
     def lost(self) -> None:
-        """Raises `AskAgain` where the certificate has ended, or connections fail again and again."""
+        """Raises `AskAgain` if the certificate has ended, or if connections fail repeatedly."""
         self._failures += 1
         if not self._tls.is_usable(now=self._wall()):
             raise AskAgain("the certificate has ended")

@@ -1,33 +1,33 @@
 #!/usr/bin/env python3
-"""Chooses the release that a board runs, and goes back from a bad one.
+"""Chooses the release that a board runs, and goes back to the former release if a new one is bad.
 
-It lies at /opt/hushfleet/slots.pyz, outside of every release and together with `hushfleet.release`, and the board's
-units run it as root. It needs Python 3.10's standard library alone, so that a broken release cannot break the way back;
-only to check a signature it borrows `cryptography` from the good release.
+It is the file /opt/hushfleet/slots.pyz, outside of every release and together with `hushfleet.release`. The board's
+units run it as root. It needs only the standard library of Python 3.10, so that a broken release cannot prevent going
+back. Only to check a signature, it imports `cryptography` from the good release.
 
     /opt/hushfleet/releases/VERSION/    unpacked releases, each with its manifest as release.json
-    /opt/hushfleet/current              symlink to the one that runs
-    /opt/hushfleet/slots.json           which one is good, which one is on trial: the truth
-    /opt/hushfleet/root_key             root's public key, 64 hex digits: signs the statement of who signs releases
-    /opt/hushfleet/release_keys         the newest such statement; a newer one comes by way of STATE/release_keys
-    /opt/hushfleet/system.json          for which release this file and the units were renewed last
+    /opt/hushfleet/current              symlink to the release that runs
+    /opt/hushfleet/slots.json           decides which release is good and which one is on trial
+    /opt/hushfleet/root_key             root's public key, 64 hex digits; root signs the statement of the release keys
+    /opt/hushfleet/release_keys         the newest such statement; a newer one arrives in STATE/release_keys
+    /opt/hushfleet/system.json          the release from which this file and the units were renewed last
 
-slots.json is replaced as a whole, and synced; the symlink follows it before every start. So whatever is killed, and
-whenever the power goes, the board has the old release or the new one. Starts of a release on trial are counted before
+slots.json is replaced as a whole, and synced. The symlink is set from it before every start. So after a kill or a power
+cut at any moment, the board has either the old release or the new one. Starts of a release on trial are counted before
 they happen, as U-Boot counts boots:
 
     begin    before each start of the client (ExecStartPre): counts it, and points `current` to the right release
-    check    each minute (a timer): makes a release good that has been healthy for long enough, or takes it back
+    check    each minute (a timer): makes a release good if it was healthy for long enough, or ends a failed trial
     install  when the client has put a release into STATE/incoming (a path unit)
-    first    by `install.sh`: the release that a card brought
-    back     by hand: to the release before the good one
+    first    called by `install.sh`: installs the release that came on the card
+    back     called by hand: goes back to the release before the good one
 
-A release on trial is healthy while the client writes its version into STATE/healthy again and again.
+A release on trial is healthy while the client writes its version into STATE/healthy repeatedly.
 
-A board does not go back to a release with a hole. Its floor is the highest version that was ever good here, and nothing
-lowers it. A release below the floor is installed in one case only: its manifest names the release that is good now
-(`downgrade_from`), and its `downgrade_serial` is not below the highest one that was ever put on trial here. So a
-permission to go back holds from the named versions alone, and ends when the board has followed a newer permission.
+A board does not go back to a release with a security hole. Its floor is the highest version that was ever good here,
+and nothing lowers it. A release below the floor is installed in one case only: its manifest names the release that is
+good now (`downgrade_from`), and its `downgrade_serial` is not below the highest one that was ever put on trial here. So
+a permission to go back is valid from the named versions only, and ends when the board has used a newer permission.
 """
 
 from __future__ import annotations
@@ -55,32 +55,33 @@ if TYPE_CHECKING:
     from hushfleet.release import Manifest
 
 MOST_STARTS = 5
-"""Of a release on trial. A board whose power fails often needs some of them for that."""
+"""Largest number of starts of a release on trial. Some of them are used up on a board whose power fails often."""
 MOST_CHECKS = 30
-"""Minutes that the board is on. Time is counted in checks, because a board without a battery has no right clock."""
+"""Largest number of checks (one a minute) of a trial. Checks are counted, because a board without a battery has no
+correct clock."""
 STEADY_CHECKS = 3
-"""So many checks one after the other must find a release healthy, with no start in between."""
+"""Number of consecutive checks that must find a release healthy, with no start in between."""
 MOST_INSTALLS = 3
-"""How often an installation is begun; one that ends the process each time must not be repeated for ever."""
+"""Largest number of attempts: an installation that kills the process each time must not be repeated forever."""
 SERVICE = "hushfleet-client.service"
 
 
 @dataclass(frozen=True)
 class State:
-    """slots.json.
+    """The content of slots.json.
 
-    :param good: the release that has proved itself.
-    :param previous: the good one before; None: there was none, or it cannot read the store any more.
-    :param trial: to be run from the next start on; None: nothing is on trial.
-    :param starts, checks, steady: of the trial: how often it was begun, how many checks it has had, and how many of
-        these in a row have found it healthy.
-    :param seen: when STATE/healthy was written, as of the last check; nanoseconds.
+    :param good: the release that has passed its trial.
+    :param previous: the good release before it; None if there was none, or if it cannot read the store any more.
+    :param trial: the release to run from the next start on; None if nothing is on trial.
+    :param starts, checks, steady: of the trial: the number of its starts, the number of its checks, and how many of
+        the last checks in a row found it healthy.
+    :param seen: when STATE/healthy was last written, as the last check found it; nanoseconds.
     :param installs: how often the installation of the file in STATE/incoming was begun.
     :param floor: the highest version that was ever good.
-    :param downgrade_serial: the highest one of a release that was put on trial.
+    :param downgrade_serial: the highest serial of a release that was put on trial.
     :param last: the release that was on trial last.
-    :param outcome: what has become of it, `good` or `returned`; `refused`: what was installed last never came on trial.
-    :param reason: why, in words.
+    :param outcome: the result of its trial, `good` or `returned`; `refused` if the last installation led to no trial.
+    :param reason: the reason for the outcome, in words.
     """
 
     good: str
@@ -103,7 +104,7 @@ class State:
 
     @property
     def runs(self) -> str:
-        """The release that a start would run, or has."""
+        """The release for `current`: the one on trial after its first start was counted, else the good one."""
         return self.trial if self.trial and self.starts else self.good
 
     def ended(self, outcome: str, reason: str) -> State:
@@ -128,14 +129,14 @@ class State:
 
 
 class SlotsError(Exception):
-    """Something that a person must see to."""
+    """A problem that a person must solve."""
 
 
 class Slots:
     """The releases of a board.
 
-    :param root: /opt/hushfleet, which root owns.
-    :param state_dir: /var/lib/hushfleet, which the client writes; nothing in it is trusted.
+    :param root: /opt/hushfleet, owned by root.
+    :param state_dir: /var/lib/hushfleet, written by the client; nothing in it is trusted.
     """
 
     def __init__(self, root: Path, state_dir: Path) -> None:
@@ -143,10 +144,10 @@ class Slots:
         self._file = root / "slots.json"
         self._state_dir = state_dir
 
-    # what is
+    # reading the state
 
     def read(self) -> State:
-        """Reads slots.json; where it is missing or damaged, the release that `current` points to is good.
+        """Reads slots.json. If it is missing or damaged, the release that `current` points to counts as good.
 
         Raises `SlotsError`.
         """
@@ -175,19 +176,19 @@ class Slots:
         return {}
 
     def _kept(self) -> dict[str, Any]:
-        """Gives the fields that stay valid where the releases that slots.json names are gone."""
+        """Returns the fields that stay valid if the releases that slots.json names are gone."""
         return {name: value for name, value in self._read_fields().items() if name in ("floor", "downgrade_serial")}
 
     def _is_there(self, version: str | None) -> TypeGuard[str]:
         return _is_version(version) and (self.releases / version).is_dir()
 
     def store_of(self, version: str | None) -> int | None:
-        """Gives the version of the device's store that a release leaves behind; None: not known."""
+        """Returns the version of the device's store after a release has used it; None if it is not known."""
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             return int(json.loads((self.releases / f"{version}" / "release.json").read_text())["store"])
         return None
 
-    # what happens
+    # the commands
 
     def begin(self) -> State:
         """Runs before each start of the client: counts it, and points `current` to the right release."""
@@ -204,7 +205,7 @@ class Slots:
             return state
 
     def check(self) -> tuple[State, bool]:
-        """Runs once a minute. Returns also whether the client must be restarted."""
+        """Runs once a minute. Also returns whether the client must be restarted."""
         self._take_keys()
         with self._locked():
             state = self.read()
@@ -215,7 +216,7 @@ class Slots:
             state = replace(state, checks=state.checks + 1, steady=state.steady + 1 if alive else 0, seen=written)
             if state.steady >= STEADY_CHECKS:
                 same = self.store_of(state.good) == self.store_of(state.trial)
-                previous = state.good if same else None  # it could not read the store any more
+                previous = state.good if same else None  # the old release could not read the store any more
                 state = state.proved(previous=previous)
                 self._settle(state)
                 self._collect(state)
@@ -228,7 +229,7 @@ class Slots:
             return state, False
 
     def install(self) -> State:
-        """Puts the release in STATE/incoming on trial, from the next start on; or says why not in slots.json."""
+        """Puts the release in STATE/incoming on trial from the next start on, or writes to slots.json why not."""
         with self._locked("install.lock"):
             self._take_keys()
             state = self._update(lambda state: replace(state, installs=state.installs + 1))
@@ -239,7 +240,7 @@ class Slots:
                 self._collect(state)
                 manifest = self._place(state, only_release(incoming))
                 state = self._update(lambda state: self._with_trial(state, manifest))
-            except Exception as error:  # whatever an archive can bring about: the board goes on with what it has
+            except Exception as error:  # whatever error an archive causes, the board keeps its releases
                 reason = str(error)[:400] or type(error).__name__
                 state = self._update(lambda state: replace(state, installs=0, outcome="refused", reason=reason))
                 self._collect(state)
@@ -247,10 +248,10 @@ class Slots:
             return state
 
     def first(self, archive: Path, *, prove: Callable[..., None] = prove) -> State:
-        """Installs the release that a card brought, if it runs here; a good one that is there already stays.
+        """Installs the release that came on the card, if it runs here. A good release that is already installed stays.
 
-        Raises `HushfleetError`, and `ProofFailed` where it does not run. Only the hash is checked: who could change it
-        on the card could change the key beside it as well.
+        Raises `HushfleetError`, and `ProofFailed` if it does not run. Only the hash is checked: anyone who can change
+        the release on the card can also change the key beside it.
         """
         from hushfleet.release import place
 
@@ -260,13 +261,13 @@ class Slots:
                 state = self.read()
             except SlotsError:
                 state = State(place(archive, self.releases, trust=None).version, **self._kept())
-                self._replace("system.json", json.dumps({"release": state.good}))  # the card brought these files, too
+                self._replace("system.json", json.dumps({"release": state.good}))  # these files came on the card, too
             prove(self.releases / state.good, state_dir=self._state_dir, is_new=not self._file.exists())
             self._settle(state)
             return state
 
     def back(self) -> State:
-        """Goes back to the release before the good one. Raises `SlotsError` where there is none."""
+        """Ends a running trial, or else goes back to the release before the good one. Raises `SlotsError` if none."""
         with self._locked():
             state = self.read()
             if state.trial and state.starts:
@@ -278,7 +279,7 @@ class Slots:
             self._settle(state)
             return state
 
-    # inside
+    # helpers
 
     def _place(self, state: State, archive: Path) -> Manifest:
         with self._borrowing(state):
@@ -287,7 +288,7 @@ class Slots:
             return place(archive, self.releases, trust=Trust.of_board(self.root))
 
     def _take_keys(self) -> None:
-        """Takes a newer statement about release keys that the client has left, if root has signed it."""
+        """Takes over a newer statement about release keys from the client's folder, if root has signed it."""
         text, _ = read_inside(self._state_dir, "release_keys", 1 << 15)
         if not text:
             return
@@ -298,12 +299,12 @@ class Slots:
                 known = Trust.of_board(self.root)
                 if (newer := known.after(text)) != known:
                     self._replace("release_keys", f"{newer.line}\n")
-        except Exception as error:  # whatever the client has left: the board goes on with what it has
+        except Exception as error:  # whatever the client's file causes, the board keeps its statement
             print(f"error: {error}", file=sys.stderr)
 
     @contextlib.contextmanager
     def _borrowing(self, state: State) -> Iterator[None]:
-        """Imports packages that `slots.pyz` lacks from the good release."""
+        """Lets Python import packages that `slots.pyz` lacks from the good release."""
         good = str(self.releases / state.good)
         sys.path.append(good)
         try:
@@ -325,7 +326,7 @@ class Slots:
             return state
 
     def _settle(self, state: State) -> None:
-        """Writes the state, then lets `current` follow it."""
+        """Writes the state, then points `current` to the release that it names."""
         self._write(state)
         if not self.current.is_symlink() or self.current.readlink() != Path("releases", state.runs):
             fresh = self.root / ".current"
@@ -338,11 +339,11 @@ class Slots:
         self._replace(self._file.name, json.dumps(asdict(state)))
 
     def _replace(self, name: str, text: str) -> None:
-        """Replaces a file of root's that the client reads."""
+        """Replaces a file that root owns and the client reads."""
         write_whole(self.root / name, text.encode(), durable=True, mode=0o644)
 
     def _collect(self, state: State) -> None:
-        """Deletes releases that nothing leads to."""
+        """Deletes releases that the state does not name."""
         for each in self.releases.iterdir():
             if each.name not in (state.good, state.previous, state.trial):
                 shutil.rmtree(each, ignore_errors=True)
@@ -358,9 +359,9 @@ class Slots:
 
 
 def check_fits(manifest: Manifest, state: State, *, store: int | None) -> None:
-    """Raises `SlotsError` where a board in this state must not go to this release.
+    """Raises `SlotsError` if a board in this state must not change to this release.
 
-    :param store: the version of the board's store; None: not known.
+    :param store: the version of the board's store; None if it is not known.
     """
     good, order = state.good, version_order(manifest.version)
     if order == version_order(good):
@@ -386,7 +387,7 @@ def _is_version(value: object) -> TypeGuard[str]:
 
 
 def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0  # JSON's true is an int to isinstance
+    return type(value) is int and value >= 0  # isinstance takes JSON's true for an int
 
 
 _IS_VALID: dict[str, Callable[[object], bool]] = {  # the fields of slots.json

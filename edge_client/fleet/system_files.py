@@ -1,8 +1,8 @@
-"""Renews what lies outside of every release, `slots.pyz` and the units, from a release that root has signed.
+"""Renews the files outside of every release, `slots.pyz` and the units, from a release that root has signed.
 
-It happens once, when the release has proved itself. `slots.pyz` comes first, so it must serve the units of the release
-before: whenever the power goes, there is one `slots.pyz`, whole, and the next check of the board goes on. What was
-there stays in ROOT/before. The standard library alone, as in `slots.py`, with which it is in `slots.pyz`.
+This happens once, when the release has passed its trial. `slots.pyz` is replaced first, so it must also work with the
+units of the former release: after a power cut at any moment, there is one complete `slots.pyz`, and the board's next
+check continues. The former files stay in ROOT/before. This file uses only the standard library, like `slots.py`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pathlib import Path
 from hushfleet.atomic_file import write_whole
 
 FOLDER = "system"
-"""In a release, with `slots.pyz` and the folder `units`."""
+"""Folder in a release that contains `slots.pyz` and the folder `units`."""
 NOTE = "system.json"
-"""In ROOT: for which release it was done last, and why not where it was refused."""
+"""File in ROOT: the release whose files were handled last, and the reason if they were refused."""
 _REHEARSAL_S = 120.0
 _REHEARSED = ("show", "begin", "check")
 
 
 def is_due(root: Path, version: str) -> bool:
-    """Whether the good release `version` brings such files, and nothing was done about them yet."""
+    """Returns whether the good release `version` contains such files that were not handled yet."""
     try:
         manifest = json.loads((root / "releases" / version / "release.json").read_text("utf-8"))
         if manifest["system"] is not True:
@@ -36,7 +36,7 @@ def is_due(root: Path, version: str) -> bool:
 
 
 def note(root: Path) -> dict[str, str]:
-    """Reads what was done last: `release`, and `refused`, empty where it was renewed. Empty: nothing yet."""
+    """Reads what was done last: `release`, and `refused`, which is empty after a renewal. Empty if nothing was done."""
     try:
         found = json.loads((root / NOTE).read_text("utf-8"))
     except (OSError, ValueError):
@@ -45,10 +45,10 @@ def note(root: Path) -> dict[str, str]:
 
 
 def renew(root: Path, version: str, *, units: Path) -> bool:
-    """Puts the files of the release in their places; whether any has changed, so that systemd must read its units anew.
+    """Puts the files of the release in their places. Returns whether any has changed: systemd must then reload.
 
-    New files that do not run change nothing, which the note says, and the board goes on with those it has.
-    Raises `StoreFull` or `OSError`, after which the next check tries it again.
+    If the new files do not run, the board keeps the files that it has, and the note gives the reason.
+    Raises `StoreFull` or `OSError`; the next check then tries again.
     """
     source = root / "releases" / version / FOLDER
     wanted = {root / "slots.pyz": source / "slots.pyz"}
@@ -63,8 +63,8 @@ def renew(root: Path, version: str, *, units: Path) -> bool:
 
 
 def _rehearsed(root: Path, source: Path) -> str:
-    """Runs the new `slots.pyz` on this board's state, in a folder of its own: why it must not be taken, else empty."""
-    for left in root.glob(".rehearsal-*"):  # by a power cut
+    """Tests the new `slots.pyz` on a copy of this board's state, and the units. Returns an error, or an empty text."""
+    for left in root.glob(".rehearsal-*"):  # left by a power cut
         shutil.rmtree(left, ignore_errors=True)
     try:
         state = json.loads((root / "slots.json").read_text("utf-8"))
@@ -91,7 +91,7 @@ def _rehearsed(root: Path, source: Path) -> str:
 
 
 def _unsound_units(source: Path) -> str:
-    """Gives systemd's objection to the new units; empty also where it cannot be asked."""
+    """Returns systemd's objection to the new units; empty if there is none or systemd cannot be asked."""
     files = [str(each) for each in sorted((source / "units").glob("hushfleet-*"))]
     if not files or shutil.which("systemd-analyze") is None:
         return ""
@@ -101,7 +101,7 @@ def _unsound_units(source: Path) -> str:
 
 
 def _put(place: Path, data: bytes, *, kept: Path) -> None:
-    """Replaces a file whole or not at all, after keeping the former one."""
+    """Replaces a file whole or not at all, after keeping a copy of the former one."""
     if place.exists():
         write_whole(kept / place.name, place.read_bytes(), durable=True)
     write_whole(place, data, durable=True, mode=0o755 if place.suffix == ".pyz" else 0o644)

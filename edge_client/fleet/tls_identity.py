@@ -1,4 +1,4 @@
-"""The board's own TLS key, which is made here and never leaves, and the certificate from the fleet."""
+"""Manages the board's own TLS key, which is made on the board and never leaves it, and its fleet certificate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hushfleet import atomic_file
 from hushfleet.edge_client.board.config import TLS_CERTIFICATE_FILE, TLS_KEY_FILE
 from hushfleet.errors import Malformed, StoreError
 
-RENEW_AFTER = 2 / 3  # of a certificate's life
+RENEW_AFTER = 2 / 3  # fraction of a certificate's life
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,19 @@ class TlsIdentity:
         return request.public_bytes(Encoding.DER)
 
     def validity(self) -> Validity | None:
-        """Reads the validity of the certificate; None where there is none for this key and this device."""
+        """Reads the validity of the certificate. Returns None if there is none for this key and this device."""
         try:
             return self._validity(self.certificate_file.read_bytes())
         except (OSError, Malformed):
             return None
 
     def is_usable(self, *, now: float | None = None) -> bool:
-        """Whether there is a certificate that has not ended; by a clock that is behind, it may have."""
+        """Returns whether there is a certificate that has not ended. If the clock is behind, it may have ended."""
         validity = self.validity()
         return validity is not None and validity.end > (time.time() if now is None else now)
 
     def keep(self, certificate: bytes) -> None:
-        """Stores it. Raises `Malformed` where it is not for this key and device, or `StoreError`."""
+        """Stores the certificate. Raises `Malformed` if it is not for this key and device, or `StoreError`."""
         self._validity(certificate)
         atomic_file.write_whole(self.certificate_file, certificate, durable=True)
 

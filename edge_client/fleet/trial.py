@@ -1,8 +1,8 @@
-"""Runs the first starts of a new release: it proves itself before it touches the store or takes part in a round.
+"""Runs the first starts of a new release: it must pass a trial before it changes the store or takes part in a round.
 
-It tests itself, connects as the board, and writes STATE/healthy for some minutes, which `slots.py check` counts. Only
-when that has made the release good does it upgrade the store and train; until then the former release can go on with
-the store as it is. `slots.py` takes back a release that does not get so far.
+The release tests itself, connects as the board, and writes STATE/healthy for some minutes. `slots.py check` counts this
+and makes the release good. After that, the release upgrades the store and trains. Until then, the former release can
+still use the unchanged store. If the new release does not get so far, `slots.py` goes back to the former one.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def prove(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Whether this client may go on: its release is good, or nothing is on trial. Raises `HushfleetError`.
+    """Returns whether this client may continue: its release is good, or nothing is on trial. Raises `HushfleetError`.
 
     :param connect: makes a link for the device of this store.
     """
     installed, state_dir = Installed.of(config), Path(config.device.state_dir)
     state = installed.state()
     if state is None or not state.trial or not state.starts:
-        drop_copy(state_dir)  # of a trial that was killed
+        drop_copy(state_dir)  # left by a trial that was killed
         return True
     trial = state.trial
     _log.info("release %s is on trial: start %d", trial, state.starts)
@@ -54,7 +54,7 @@ def prove(
     online: _Online | None = None
     try:
         known = TlsIdentity(state_dir, device=config.device.id).is_usable() or config.broker.cert_file is not None
-        if copy is not None and copy.is_enrolled and known:  # else there is nobody to connect to yet
+        if copy is not None and copy.is_enrolled and known:  # otherwise there is no broker to connect to yet
             online = _Online(config, copy, connect(copy), clock)
         while not stop.is_set():
             supervisor.alive()
@@ -77,9 +77,9 @@ def prove(
 
 
 class _Online:
-    """The board's connection while its release is on trial: it says how the board is, and nothing else.
+    """The board's connection while its release is on trial: it sends the board's health, and nothing else.
 
-    :param store: a copy, which gives the board's key.
+    :param store: a copy of the store, with the board's key.
     """
 
     def __init__(self, config: DeviceConfig, store: DeviceStore, link: Link, clock: Callable[[], float]) -> None:
@@ -91,7 +91,7 @@ class _Online:
         link.open()
 
     def step(self, longest_s: float) -> bool:
-        """Waits for an event; whether the connection is there."""
+        """Waits for an event, and sends the health if it is due. Returns whether the board is connected."""
         event = self._link.receive(longest_s)
         if isinstance(event, LinkUp | LinkDown):
             self._up = isinstance(event, LinkUp)

@@ -1,8 +1,8 @@
-"""A board's releases: an offer is judged, fetched beside the rounds, and handed to `slots.py`, which tries it.
+"""Fetches an offered release, if it passes the checks, and hands it to `slots.py`, which tries it.
 
-The offer is signed by the fleet service's key, the release by the release key. `slots.py` checks again, as root, all
-that it needs to be sure of. Nothing is asked for while a round is under way, and the client ends for the new release's
-first start between rounds only.
+The offer is signed with the fleet service's key, the release with the release key. `slots.py` repeats, as root, all
+checks that it depends on. No chunk is requested while a round transfers data. The client ends for the first start of
+the new release when no round transfers data, or after `PATIENCE_S` at the latest.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Link
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 3.0, 300.0
-LOOK_EVERY_S = 5.0  # at slots.json
+LOOK_EVERY_S = 5.0  # between looks at slots.json
 BUSY_WAIT_S = 2.0
-PATIENCE_S = 600.0  # how long the new release waits for the end of what a round has under way
+PATIENCE_S = 600.0  # the longest time that the new release waits for the end of a round's transfer
 
 _log = logging.getLogger("hushfleet.edge")
 
 
 class RestartForRelease(HushfleetError):
-    """The client should end: its next start is that of another release."""
+    """The client should end: the next start runs another release."""
 
 
 class ReleaseDuty(Duty):
@@ -49,7 +49,7 @@ class ReleaseDuty(Duty):
         self._topics = Topics(config.device.federation)
         self.filters = (self._topics.fleet(self._device),)
         self._installed = Installed.of(config)
-        with contextlib.suppress(StoreError):  # a full disk: the next start notes it
+        with contextlib.suppress(StoreError):  # if the disk is full, the next start notes it
             self._installed.note_good()
         self._offer: ReleaseOffer | None = None
         self._file: ReleaseFile | None = None
@@ -64,7 +64,7 @@ class ReleaseDuty(Duty):
         self._backoff.reset(self._now)
         self.due_at = self._now
 
-    # what comes in
+    # incoming messages
 
     def take(self, topic: ParsedTopic, payload: bytes) -> None:
         """Raises a `WireError` or `StoreError`."""
@@ -92,7 +92,7 @@ class ReleaseDuty(Duty):
                 raise Malformed(f"the offer of release {offer.version} does not fit its manifest")
             installed.room_for(manifest)
             self._file = ReleaseFile(installed.incoming, offer.digest, offer.size)
-        except (StoreError, BadSignature) as error:  # later there may be room, or root's word of the key that signed it
+        except (StoreError, BadSignature) as error:  # later there may be room, or root may name the key
             _log.error("release %s is not fetched: %s", offer.version, error)
         except (WireError, BadInput, SlotsError) as error:
             _log.error("release %s is refused: %s", offer.version, error)
@@ -112,7 +112,7 @@ class ReleaseDuty(Duty):
             self._hand_over(file)
 
     def _hand_over(self, file: ReleaseFile) -> None:
-        """Raises `StoreError`, or `Malformed` where what has come is another: it is then fetched anew."""
+        """Raises `StoreError`, or `Malformed` if another release has arrived: the offered one is then fetched again."""
         assert self._offer is not None
         offer = self._offer
         file.finish(self._installed.incoming / f"{offer.version}.hfr")
@@ -121,7 +121,7 @@ class ReleaseDuty(Duty):
         _log.info("release %s is here, and is being installed", offer.version)
         self.due_at = self._now
 
-    # what is done about it
+    # regular work
 
     def advance(self, link: Link, now: float, *, busy: bool) -> None:
         """Does what is due. Raises `RestartForRelease`, or `LinkLost`."""
@@ -136,7 +136,7 @@ class ReleaseDuty(Duty):
             self.due_at = now + LOOK_EVERY_S
             if now >= self._backoff.due_at:
                 self._backoff.tried(now)
-                if self._file.complete:  # no chunk will come: the client had ended before the end, or the disk failed
+                if self._file.complete:  # no chunk will come: the client ended too early, or the disk failed
                     self._try_again(self._file)
                 else:
                     self._ask(link, self._file.missing())

@@ -1,1 +1,1 @@
-"""`hushfleet reproduce`: a paper's table, run here, beside the paper's own numbers."""
+"""`hushfleet reproduce`: runs a paper's table, and shows it beside the paper's own numbers."""

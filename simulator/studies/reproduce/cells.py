@@ -32,9 +32,9 @@ from hushfleet.user_files import user_data_dir
 
 ALL_COLUMNS = "all"
 AS_A_PAPER = {"accounting": "as-published"}
-"""The accounting of cells whose recipe does not say it: such a task meant this when the committed results were run."""
+"""The accounting of cells whose recipe does not name one: it was the default when the committed results were run."""
 CLASSES = {"cifar100": 100, "emnist": 26}
-"""How many classes a data set has, where it is not ten."""
+"""The number of classes of a data set, if it is not ten."""
 AnyAxis = TypeVar("AnyAxis", bound=Axis)
 
 
@@ -42,8 +42,8 @@ AnyAxis = TypeVar("AnyAxis", bound=Axis)
 class Cell:
     """One run of a table.
 
-    :param column: None where one cell serves all columns.
-    :param reading: None where the recipe has no readings.
+    :param column: None if one cell is used for all columns.
+    :param reading: None if the recipe has no readings.
     """
 
     recipe: Recipe
@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Its place among the results, without `.json`: `fedglp-adp/table-1/fashion-mnist/dp-fedavg/eps-2/...`."""
+        """The path among the results, without `.json`: `fedglp-adp/table-1/fashion-mnist/dp-fedavg/eps-2/...`."""
         last = [self.reading.id] if self.reading else []
         last += [f"seed{self.seed}"] + ["quick"] * self.quick
         return "/".join((self.recipe.paper, self.recipe.name, self.place, "-".join(last)))
@@ -82,7 +82,7 @@ class Cell:
 
     @property
     def round(self) -> int | None:
-        """The round that the table takes; None for the last ones of the run."""
+        """The round whose accuracy the table shows; None for the last rounds of the run."""
         return self.recipe.round_of(self.group, self.column.id) if self.column else None
 
     @property
@@ -91,7 +91,7 @@ class Cell:
 
     @property
     def chance(self) -> float:
-        """The accuracy of guessing in percent: among a device's classes where only they are tested, else among all."""
+        """The accuracy of guessing in percent: among a device's classes if only they are tested, else among all."""
         data = self.plain["data"]
         own = self.metric in ("accuracy_own_local", "accuracy_next_local")
         return 100 / ((own and data.get("classes_per_device")) or CLASSES.get(self.data_set, 10))
@@ -108,7 +108,7 @@ class Cell:
 
     @cached_property
     def plain(self) -> dict[str, Any]:
-        """The task as a task file has it."""
+        """The task in the form of a task file."""
         quick = self.recipe.quick if self.quick else None
         changes = (self.group, self.column, self.row, self.reading, *self._specials, quick)
         plain = changed(self.recipe.task, (change for change in changes if change))
@@ -117,36 +117,36 @@ class Cell:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of what is run. Cells with the same digest share a result, also across tables."""
+        """The digest of the settings that are run. Cells with the same digest share a result, also across tables."""
         plain = {name: value for name, value in self.plain.items() if name != "name"}
         if self.row.alone:
             plain["alone"] = True
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:20]
 
     def task(self) -> Task:
-        """Raises `BadInput`, also for a method that does not exist yet."""
+        """Returns the task to run. Raises `BadInput`, also for a method that does not exist yet."""
         plain = copy.deepcopy(self.plain)
-        # What the committed results were run with: a digest stands for the same run whatever the defaults become.
+        # The committed results were run with this: a digest means the same run even after the defaults change.
         plain["wire"] = {"step": 0.5, "downlink": "full", **plain.get("wire", {})}
-        # The papers, too, found their noise and print their epsilons by Rényi accountants.
+        # The papers also use Rényi accountants for their noise and for the epsilons that they print.
         plain["privacy"] = {"accountant": "rdp", **AS_A_PAPER, **plain.get("privacy", {})}
         return parse_task(plain, where=self.key)
 
     @property
     def evaluate_last(self) -> int:
-        """In how many rounds at the end the devices' own models are tested."""
+        """The number of last rounds in which the devices' own models are tested."""
         return LAST_ROUNDS if self.recipe.window == "mean-last-10" else 1
 
     @property
     def left_open(self) -> str:
-        """Why the recipe says that no run stands for it, even one that another place shares; empty if one may."""
+        """The recipe's reason why no run counts for it, even one shared with another place; empty if one may count."""
         return next(
             (given.open for given in (self.group, self.row, self.column, *self._specials) if given and given.open), ""
         )
 
     @property
     def open_by_recipe(self) -> str:
-        """Why it cannot be run, as far as the recipe and this machine say; see `open`."""
+        """The reason why it cannot be run, if the recipe or this machine shows one; see `open`."""
         if self.left_open:
             return self.left_open
         if self.group.gpu and not _has_gpu():
@@ -158,7 +158,7 @@ class Cell:
 
     @cached_property
     def open(self) -> str:
-        """Why it cannot be run, whatever data there are; empty if it can. The whole task is read for it."""
+        """The reason why it cannot be run, apart from missing data; empty if it can. This parses the whole task."""
         if self.open_by_recipe:
             return self.open_by_recipe
         try:
@@ -178,7 +178,7 @@ def cells_of(
     columns: Collection[str] = (),
     readings: Collection[str] = (),
 ) -> list[Cell]:
-    """The cells in the order in which they are run: seed by seed, the most telling ones first.
+    """Returns the cells in the order in which they are run: seed by seed, the most informative ones first.
 
     :param datasets: only these groups, by id or title; empty for all. Likewise `methods` (rows), `columns`, `readings`.
 
@@ -218,7 +218,7 @@ def _chosen(option: str, axes: tuple[AnyAxis, ...], wanted: Collection[str]) -> 
 
 
 def missing_data(names: Collection[str], data_dir: Path | None) -> dict[str, str]:
-    """The data sets that are not at hand, and for each: where it comes from, where to put it."""
+    """Returns the data sets that are missing here, each with its source and the folder to put it into."""
     return {name: words for name in sorted(names) if (words := _missing(name, data_dir or user_data_dir()))}
 
 
@@ -231,7 +231,7 @@ def _missing(name: str, where: Path) -> str:
 
 @cache
 def _has_gpu() -> bool:
-    """Asks PyTorch, which takes seconds to import, only where there is such a device."""
+    """Returns whether PyTorch sees a GPU. Its import takes seconds, so it is asked only if there is a device file."""
     if not any(any(Path("/dev").glob(name)) for name in ("nvidia*", "nvhost*", "dxg")):
         return False
     import torch

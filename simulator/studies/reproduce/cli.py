@@ -91,7 +91,7 @@ def reproduce(
         papers = [paper] if paper else paper_names()
         console.print(listed(papers, Kept(out, options.results), options))
         return
-    # refuses what is not there before PyTorch is imported
+    # refuses an unknown table before PyTorch is imported
     recipe = find_recipe(paper, table=options.table, figure=options.figure)
     if recipe.open:
         claim = f" The paper says: {recipe.claim}" if recipe.claim else ""

@@ -1,4 +1,4 @@
-"""The work of `hushfleet reproduce`: choosing cells, progress, and what is written at the end."""
+"""Does the work of `hushfleet reproduce`: chooses cells, shows the progress, and writes the results at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hushfleet.simulator.studies.reproduce.show import print_table
 
 
 def to_run(cells: Sequence[Cell], kept: Kept, missing: Mapping[str, str]) -> list[Cell]:
-    """Chooses the cells that are neither finished nor open; one of several that are the same run."""
+    """Chooses the cells that are neither finished nor open and have their data; only one of cells that share a run."""
     waiting: dict[str, Cell] = {}
     for cell in cells:
         if kept.of(cell) is None and not cell.open and cell.data_set not in missing:
@@ -33,7 +33,7 @@ def to_run(cells: Sequence[Cell], kept: Kept, missing: Mapping[str, str]) -> lis
 
 @contextmanager
 def show_cells(waiting: Sequence[Cell], jobs: int, console: Console) -> Iterator[Work]:
-    """Shows how many cells have ended, and the time that is left where all are of one kind, a row of a group.
+    """Shows how many cells have ended, and the remaining time if all are of one kind (one row of one group).
 
     :param jobs: how many run at a time.
     """
@@ -45,20 +45,20 @@ def show_cells(waiting: Sequence[Cell], jobs: int, console: Console) -> Iterator
 
 
 def under_way(cells: Sequence[tuple[Cell, int]]) -> str:
-    """Names the cells under way, each with its closed rounds."""
+    """Returns a text with the first running cell, its closed rounds, and the number of the other running cells."""
     names = [f"{cell.label} ({at}/{cell.rounds})" for cell, at in cells[:1]]
     return " ".join(["cells:", *names, *([f"and {len(cells) - 1} more"] * (len(cells) > 1))])
 
 
 def write_page(kept: Kept, page: Path, console: Console) -> None:
-    """Writes the page of all results, and names the sentences that the cells do not carry."""
+    """Writes the page of all results, and prints the sentences that the cells do not support."""
     for sentence, reason in write_report(kept, page).left_out:
         console.print(f"[yellow]left out[/], since {escape(reason)}: {escape(sentence)}", highlight=False)
     console.print(f"page    {page}", highlight=False)
 
 
 def report(table: tables.PaperTable, out: Path, console: Console) -> None:
-    """Prints the table, and writes it as JSON and as a figure where a cell is finished."""
+    """Prints the table, writes it as JSON, and draws it as a figure if a cell is finished."""
     recipe = table.recipe
     print_table(console, table, load_paper(recipe.paper).name)
     path = out / recipe.paper / (f"{recipe.name}-quick" if table.quick else recipe.name)

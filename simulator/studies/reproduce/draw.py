@@ -1,4 +1,4 @@
-"""Figures: a table, our accuracies beside the printed ones; and a paper, all its numbers against ours."""
+"""Draws figures: for a table, our accuracies beside the printed ones; for a paper, all its numbers against ours."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hushfleet.simulator.studies.reproduce.table import Block, PaperTable
 
 _PRINTED, _OURS = "#8a8a8a", "#1b6ca8"
 _MARKS = "os^Dv"
-# Text as text, and the same bytes for the same numbers.
+# Text is stored as text, and the same numbers give the same bytes.
 _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "hushfleet", "font.size": 8}
 
 
 class Point(NamedTuple):
     """A finished number.
 
-    :param group: what it is of, for the legend.
+    :param group: its table and row group, for the legend.
     :param ours: in percent, by seed.
-    :param apart: a reading that is not the first.
+    :param apart: true if it is of another reading than the first, or of a table with `judged_as`.
     """
 
     group: str
@@ -33,7 +33,7 @@ class Point(NamedTuple):
 
 
 def draw_paper(points: Sequence[Point], path: Path) -> None:
-    """Writes an SVG: printed against ours, with the standard deviation over seeds; on the line they are equal."""
+    """Writes an SVG: printed numbers against ours, with standard deviations over seeds; on the line they are equal."""
     groups = list(dict.fromkeys(point.group for point in points))
     panels = {"first reading": False, "other readings": True}
     shown = {title: [each for each in points if each.apart == apart] for title, apart in panels.items()}
@@ -59,7 +59,7 @@ def draw_paper(points: Sequence[Point], path: Path) -> None:
 
 
 def draw(table: PaperTable, path: Path) -> None:
-    """Writes an SVG: a panel for each group and reading that has a run of its own, a line for each of its places."""
+    """Writes an SVG: a panel for each group and reading with a run of its own, and in it a line for each place."""
     blocks = with_own_runs(table.blocks)
     heights = [block.places.ours.notna().sum() for block in blocks]
     with matplotlib.rc_context(_STYLE):
@@ -74,7 +74,7 @@ def draw(table: PaperTable, path: Path) -> None:
 
 
 def with_own_runs(blocks: Sequence[Block]) -> list[Block]:
-    """Without those all of whose runs an earlier one has: readings share the runs that they do not change."""
+    """Drops each block whose runs are all in earlier blocks: readings share the runs that they do not change."""
     drawn, seen = list[Block](), set[tuple[str, str, str]]()
     for block in blocks:
         places = block.places[block.places.ours.notna()]
@@ -87,7 +87,7 @@ def with_own_runs(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _settle(figure: Figure) -> None:
-    """The layout's last bits differ from process to process, and names in the file are digests of positions."""
+    """Rounds positions: their last bits differ between processes, and names in the file are digests of positions."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for axes in figure.axes:

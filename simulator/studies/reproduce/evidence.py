@@ -1,14 +1,14 @@
-"""The finished cells by their address, and prose whose numbers are taken from them.
+"""Finds finished cells by their address, and fills their numbers into prose.
 
-An address is `paper/table/group/row/column`, with `/reading` where the table has readings; within a table's own recipe
-the first two are left out. In prose, braces stand for a number:
+An address is `paper/table/group/row/column`, with `/reading` if the table has readings; within a table's own recipe
+the first two parts are left out. In prose, braces are replaced by a number:
 
-- `{A}`: our accuracy in percent, as the table takes it, mean over seeds
+- `{A}`: our accuracy in percent, as in the table, mean over seeds
 - `{field: A}`: another number of the cell, see `FIELDS`
-- `{paper: A}`, `{paper: A - B}`: what the paper prints, whether or not the cell is finished
+- `{paper: A}`, `{paper: A - B}`: the paper's number or difference; the cell need not be finished
 - `{A - B}`: the difference of the two, over the seeds that both have; with `spread` its standard deviation
-- `{A > B}`: both numbers over those seeds, if that is so; likewise `<`
-- `{if: A > B}`: nothing, if that is so
+- `{A > B}`: both numbers over those seeds, if the comparison holds; likewise `<`
+- `{if: A > B}`: no text, if the comparison holds
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell
 from hushfleet.simulator.studies.reproduce.recipe import Metric, Recipe, Window, load_recipes
 
 SEEDS = 5
-"""Seeds 0, 1, ... that are looked for."""
+"""Number of seeds (0, 1, ...) that are looked for."""
 REFERENCE = re.compile(r"\{(?:(?P<field>[a-z_]+): )?(?P<one>[^{} ]+)(?: (?P<sign>[-<>]) (?P<other>[^{} ]+))?\}")
 
 
 class Unsupported(LookupError):
-    """The finished cells do not carry it: which one is open, or says otherwise."""
+    """The finished cells do not support a sentence. The error names the cell that is open or contradicts it."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Finished:
 
     @property
     def cell(self) -> Cell:
-        """The cell of the first seed, with all that the seeds share."""
+        """The cell of the first seed, which has everything that the seeds share."""
         return self.cells[0]
 
     def accuracies(self, metric: Metric | None = None, window: Window | None = None) -> list[float]:
-        """Gives the accuracies in percent, by seed. Raises `Unsupported` where one was not measured."""
-        # of a named window the whole run counts
+        """Returns the accuracies in percent, by seed. Raises `Unsupported` if one was not measured."""
+        # for a named window, the whole run counts
         taken = metric or self.cell.metric, window or self.cell.recipe.window, None if window else self.cell.round
         values = [one.value(*taken) for one in self.kept]
         measured = [100 * value for value in values if value is not None]
@@ -60,7 +60,7 @@ class Finished:
         return measured
 
     def shared_with(self, other: Finished) -> Finished:
-        """The seeds that the other place has too: a seed decides who has which images, and the first model."""
+        """Keeps the seeds that the other place has too: a seed determines each device's images and the first model."""
         theirs = {cell.seed for cell in other.cells}
         both = [(cell, one) for cell, one in zip(self.cells, self.kept, strict=True) if cell.seed in theirs]
         if not both:
@@ -69,7 +69,7 @@ class Finished:
 
     @property
     def noise(self) -> float:
-        """Norm of the noise in a round's mean, in clip norms; of the unit device, where the ledger knows a bound."""
+        """Norm of the noise in a round's mean, in clip norms; NaN if the unit is not `device` or epsilon is inf."""
         task = self.cell.task()
         if task.privacy.unit != "device" or math.isinf(self.kept[0].epsilon_server):
             return math.nan
@@ -93,7 +93,7 @@ def _stretch(place: Finished) -> float:
 
 
 def _mean_of(metric: Metric) -> Callable[[Finished], float]:
-    """Another accuracy than the table's; after the last round where the table takes the best one."""
+    """Makes a field of another accuracy than the table's: after the last round if the table shows the best one."""
     return lambda place: fmean(place.accuracies(metric, "last" if place.cell.recipe.window == "best" else None))
 
 
@@ -112,8 +112,8 @@ FIELDS: dict[str, tuple[str, Callable[[Finished], float]]] = {
     "noise": ("{:.1f}", lambda place: place.noise),
     **{metric.removeprefix("accuracy_"): ("{:.1f}", _mean_of(metric)) for metric in get_args(Metric)},
 }
-"""What prose may name: how it is written, and where it comes from. `server` and `release` are of the noised values;
-`noise` is `Finished.noise`, `stretch` DP-FedSim's largest T_s / b; `own_common` and its like are the other
+"""The fields that prose may name: format and function. `server` and `release` are epsilons of the noised values;
+`noise` is `Finished.noise`; `stretch` is DP-FedSim's largest T_s / b; `own_common` and similar names are the other
 accuracies."""
 
 
@@ -133,18 +133,18 @@ class Evidence:
         self._finished = {address: Finished(*zip(*those, strict=True)) for address, those in found.items()}
 
     def finished(self, recipe: Recipe) -> list[Cell]:
-        """Gives the finished cells of one table, all seeds."""
+        """Returns the finished cells of one table, with all seeds."""
         return [cell for place in self._finished.values() for cell in place.cells if cell.recipe is recipe]
 
     def at(self, address: str, *, within: Recipe | None = None) -> Finished:
-        """Raises `Unsupported` for a cell that is not finished, `BadInput` for one that no recipe has."""
+        """Finds a place. Raises `Unsupported` if its cell is not finished, `BadInput` if no recipe has it."""
         whole = self._whole(address, within)
         if whole not in self._finished:
             raise Unsupported(f"{whole} is open")
         return self._finished[whole]
 
     def printed(self, address: str, *, within: Recipe | None = None) -> float:
-        """Gives the printed number in percent; the cell need not be finished. Raises `BadInput`."""
+        """Returns the printed number in percent; the cell need not be finished. Raises `BadInput`."""
         return _printed(self._cells[self._whole(address, within)])
 
     def _whole(self, address: str, within: Recipe | None) -> str:
@@ -155,9 +155,9 @@ class Evidence:
         return address
 
     def filled(self, prose: str, *, within: Recipe | None = None) -> str:
-        """Prose with its numbers.
+        """Returns the prose with numbers in place of its references.
 
-        Raises `Unsupported` where a cell is not finished or says otherwise, `BadInput` for a reference that is none.
+        Raises `Unsupported` if a cell is not finished or contradicts the prose, `BadInput` for a wrong reference.
         """
 
         def number(match: re.Match[str]) -> str:

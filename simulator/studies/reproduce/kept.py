@@ -1,4 +1,4 @@
-"""The record of a finished cell: one small JSON, found again by what was run."""
+"""Stores the record of a finished cell: one small JSON file, which is found by the digest of the task that was run."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ CELLS = "cells"
 class KeptCell:
     """A finished cell.
 
-    :param digest: of the task that was run; see `Cell.digest`.
-    :param accuracies: by metric, one value a round, None where it was not measured; fractions of 1. Likewise
-        `round_time`, one value for all rounds.
-    :param epsilon_server: of the noised values, for the device that has spent most, which is what a paper's accounting
-        covers; likewise `epsilon_release`. inf without noise. Where there are `raw_values`, what holds is infinite.
-    :param uplink_bytes: of all devices and rounds.
-    :param epsilon_server_median: of the noised values, for the median device, which in APDP-FL adds about the standard
-        noise; None where it was not kept, likewise `commit` and `digests` of older cells.
-    :param digests: SHA-256 of images and labels, by what it is of.
+    :param digest: the digest of the task that was run; see `Cell.digest`.
+    :param accuracies: by metric, one value per round, None if it was not measured; fractions of 1. Also `round_time`,
+        one value for all rounds.
+    :param epsilon_server: epsilon of the noised values, for the device that has spent most; a paper's accounting covers
+        this. Likewise `epsilon_release`. inf without noise. With `raw_values`, the true epsilon is infinite.
+    :param uplink_bytes: the sum over all devices and rounds.
+    :param epsilon_server_median: the same for the median device, which in APDP-FL adds about the standard noise. None
+        if it was not stored; likewise `commit` and `digests` of older cells.
+    :param digests: SHA-256 of images and labels, by the name of the data.
     :param largest_stretch: DP-FedSim's largest T_s / b over all devices, layers and rounds, before the cap; None for
         other methods and in older cells.
     :param seconds: processor time of all its processes, all parts of an interrupted run together (in the oldest cells,
-        and on a GPU, time by the clock).
+        and on a GPU, wall-clock time).
     """
 
     cell: str
@@ -69,7 +69,7 @@ class KeptCell:
 
     @cached_property
     def raw_values(self) -> tuple[str, ...]:
-        """The names of what the cell's method sends without noise; see `Cost.raw`."""
+        """The names of the values that the cell's method sends without noise; see `Cost.raw`."""
         if not self.uplink_bytes:  # each device was alone
             return ()
         plain = copy.deepcopy(self.task)
@@ -88,9 +88,9 @@ class KeptCell:
         return method.cost(RoundTerms()).raw
 
     def value(self, metric: Metric, window: Window, round: int | None = None) -> float | None:
-        """The accuracy of the table as a fraction; None if what it takes was not measured.
+        """Returns the accuracy for the table as a fraction; None if a needed value was not measured.
 
-        :param round: the last one that counts; None for all of the run.
+        :param round: the last round that counts; None for all rounds of the run.
         """
         values = self.accuracies.get(metric, [])[:round]
         asked = values[-{"last": 1, "mean-last-10": LAST_ROUNDS, "best": len(values)}[window] :]
@@ -107,7 +107,7 @@ class KeptCell:
 
     @classmethod
     def load(cls, path: Path) -> KeptCell:
-        """Raises `BadInput`."""
+        """Reads a record. Raises `BadInput`."""
         try:
             plain = from_json(json.loads(path.read_text("utf-8")))
             if plain.pop("schema") != SCHEMA:
@@ -118,7 +118,7 @@ class KeptCell:
 
 
 _FORMER = {"samples", "tested", "rate"}
-"""Keys of older files."""
+"""Keys of older files, which are ignored."""
 
 
 def cell_path(out: Path, key: str) -> Path:
@@ -126,9 +126,9 @@ def cell_path(out: Path, key: str) -> Path:
 
 
 class Kept:
-    """The finished cells of some folders, by what was run.
+    """The finished cells of some folders, by the digest of the task that was run.
 
-    :param folders: each with `cells/`; in the first one new cells are written.
+    :param folders: each has `cells/`; new cells are written to the first one.
     """
 
     def __init__(self, *folders: Path) -> None:
@@ -145,7 +145,7 @@ class Kept:
         self._by_digest[kept.digest].append(kept)
 
     def of(self, cell: Cell) -> KeptCell | None:
-        """The result of the same run that has what the cell's table takes; None where the recipe leaves it open."""
+        """Returns a result of the same run with the accuracy for the cell's table; None if none, or if left open."""
         found = [] if cell.left_open else self._by_digest.get(cell.digest, [])
         taken = cell.metric, cell.recipe.window, cell.round
         return next((kept for kept in found if kept.value(*taken) is not None), None)
@@ -164,7 +164,7 @@ def kept_cell(
 ) -> KeptCell:
     """Makes the record of a cell's run.
 
-    :param next_local: `accuracy_next_local` by round, which is no part of a run's result.
+    :param next_local: `accuracy_next_local` by round, which a run's result does not contain.
     """
     names = [metric for metric in get_args(Metric) if metric.startswith("accuracy_")]
     accuracies = {name: [getattr(row, name, None) for row in result.rounds] for name in names}

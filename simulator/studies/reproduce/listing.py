@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def listed(papers: Sequence[str], kept: Kept, options: ReproduceOptions) -> Group:
-    """A table for each paper: what it has, how much of it is finished, and what is missing here."""
+    """Returns a table for each paper: what it has, how much of it is finished, and what is missing here."""
     return Group(*(_of_paper(name, kept, options) for name in papers))
 
 

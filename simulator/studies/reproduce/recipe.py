@@ -1,9 +1,9 @@
-"""A recipe: one table or figure of a paper as data, in TOML.
+"""Reads recipes: a recipe is one table or figure of a paper as data, in TOML.
 
-A recipe has a base task, groups of rows (mostly a data set each), rows (methods or variants), columns (a privacy
-budget, a degree of heterogeneity) and perhaps readings, that is, what a sentence of the paper may mean. Each of them
-changes keys of the base task; `docs/reproducing.md` describes the file. A table that cannot be run has `open`, the
-reason, and no task.
+A recipe has a base task, groups of rows (usually one per data set), rows (methods or variants), columns (a privacy
+budget, a degree of heterogeneity) and sometimes readings: possible meanings of a sentence in the paper. Each of them
+changes keys of the base task; `docs/reproducing.md` describes the file. A table that cannot be run has no task; its
+`open` gives the reason.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Change(_Frozen):
 class Axis(Change):
     """A row, a column, a group or a reading.
 
-    :param note: what is to be known about it; shown below the table.
-    :param open: why it cannot be run, or empty.
+    :param note: a remark that is shown below the table.
+    :param open: the reason why it cannot be run, or empty.
     """
 
     id: _Id
@@ -71,11 +71,11 @@ class Axis(Change):
 class TableRow(Axis):
     """A method or a variant.
 
-    :param same_in_all_columns: the columns do not touch it (no noise), so one cell serves them all.
-    :param alone: each device trains alone, as `train_alone` does it: the task's method only says how.
-    :param metric: where it is not the table's, such as for a method without own models; a group's goes before.
-    :param outside: why it has no place in the order of its column, such as a noise that is not comparable.
-    :param reads: the row whose printed numbers it repeats, run in another way.
+    :param same_in_all_columns: the columns do not change it (no noise), so one cell is used for all of them.
+    :param alone: each device trains alone (`train_alone`); the task's method only determines how it trains.
+    :param metric: set if it is not the table's, such as for a method without own models; a group's has priority.
+    :param outside: the reason why it is excluded from its column's order, such as noise that is not comparable.
+    :param reads: the row with the same printed numbers, if this row only runs it in another way.
     """
 
     same_in_all_columns: bool = False
@@ -88,22 +88,22 @@ class TableRow(Axis):
 class TableColumn(Axis):
     """A setting that all rows are run with.
 
-    :param paper_epsilon: what the paper prints, or none.
+    :param paper_epsilon: the epsilon that the paper prints, or None.
     """
 
     paper_epsilon: Annotated[float, Field(gt=0)] | None = None
 
 
 class RowGroup(Axis):
-    """Rows that share a data set; `metric` where it is not the table's.
+    """Rows that share a data set; `metric` is set if it is not the table's.
 
-    :param substitutions: where the task is not the paper's: "Fashion-MNIST instead of SVHN".
-    :param values: the paper's numbers in percent, by row: one for each column, NaN where the paper has none.
-    :param only_order: the paper's numbers are of another network or other data: only orders can be compared.
+    :param substitutions: differences between the task and the paper's: "Fashion-MNIST instead of SVHN".
+    :param values: the paper's numbers in percent, by row: one for each column, NaN if the paper has none.
+    :param only_order: the paper's numbers are from another network or other data: only orders can be compared.
     :param other_data: the data set is not the paper's.
-    :param quoted: rows whose numbers are not in the table but in the text, or follow from it; and where.
-    :param columns: those that the group has; empty for all.
-    :param rounds: the round that each column takes, counted from 1; empty for the last one of the run.
+    :param quoted: rows whose numbers are in the paper's text, or follow from it, instead of the table; and the place.
+    :param columns: the columns that the group has; empty for all.
+    :param rounds: the round whose accuracy each column shows, counted from 1; empty for the last round of the run.
     :param gpu: the network is too large for processor cores.
     """
 
@@ -119,9 +119,9 @@ class RowGroup(Axis):
 
 
 class Special(Change):
-    """A change of some cells only, or a word on them; names may have `*`, and one that is left out stands for all.
+    """A change of some cells only, or a remark on them; names may contain `*`, and a name that is left out means all.
 
-    :param why: why these cells came out as they did, in one sentence, with references (`evidence.py`).
+    :param why: the reason for these cells' results, in one sentence, with references (`evidence.py`).
     """
 
     group: str | None = None
@@ -137,7 +137,7 @@ class Special(Change):
 
 
 class Quick(Change):
-    """The changes of `--quick`, and `label`, which every output then carries."""
+    """The changes of `--quick`, and the `label` that every output then shows."""
 
     label: str
 
@@ -145,14 +145,14 @@ class Quick(Change):
 class Recipe(_Frozen):
     """One table or figure.
 
-    :param paper: of its folder, such as `fedglp-adp`; `name` is its file's, such as `table-1`.
-    :param label: what the paper calls it: "Table 1".
+    :param paper: the name of its folder, such as `fedglp-adp`; `name` is the name of its file, such as `table-1`.
+    :param label: its name in the paper: "Table 1".
     :param claim: what the paper says about it, in one sentence.
-    :param readings_text: what the paper leaves open, and what is taken here.
-    :param findings: what its cells say, for the page of results; numbers are references (`evidence.py`).
-    :param judged_as: `table/row`: each row here is that one, run in another way, and has its verdict among the other
-        rows of that table.
-    :param first: cells in the order in which they are run, as `group/row/column` with `*`; the others follow.
+    :param readings_text: what the paper does not specify, and what is used here.
+    :param findings: sentences about its results, for the page of results; numbers are references (`evidence.py`).
+    :param judged_as: `table/row`: each row here is that row, run in another way, and is compared with the other rows of
+        that table.
+    :param first: the cells that run first, in this order, as `group/row/column` with `*`; the others follow.
     """
 
     paper: str
@@ -208,21 +208,21 @@ class Recipe(_Frozen):
         return [column for column in self.columns if not group.columns or column.id in group.columns]
 
     def round_of(self, group: RowGroup, column: str) -> int | None:
-        """The round that a place takes; None for the last one of the run."""
+        """Returns the round whose accuracy a place shows; None for the last round of the run."""
         return dict(zip((each.id for each in self.columns_of(group)), group.rounds, strict=False)).get(column)
 
     def paper_value(self, group: RowGroup, row: str, column: str) -> float | None:
-        """In percent; None where the paper prints none."""
+        """Returns the paper's number in percent; None if the paper prints none."""
         by_column = zip((each.id for each in self.columns_of(group)), group.values.get(row, ()), strict=False)
         value = dict(by_column).get(column)
         return None if value != value else value
 
 
 class PaperClaim(_Frozen):
-    """A claim of the paper, as a line of the table at the top of the page; prose with references (`evidence.py`).
+    """A claim of the paper: a line of the table at the top of the page, as prose with references (`evidence.py`).
 
     :param numbers: the pair of numbers that decides it.
-    :param obstacle: what stands in the way of saying more.
+    :param obstacle: the reason why no more can be said.
     """
 
     claim: str
@@ -240,9 +240,9 @@ class Objection(_Frozen):
 
 
 class Paper(_Frozen):
-    """`paper.toml`: what all its tables share.
+    """The content of `paper.toml`, which all tables of the paper share.
 
-    :param contradictions: what its text shows without a run.
+    :param contradictions: contradictions that the paper's text shows without a run.
     """
 
     name: str
@@ -262,7 +262,7 @@ def paper_names() -> list[str]:
 
 
 def load_paper(name: str) -> Paper:
-    """Raises `BadInput` for a paper that is not there, and names those that are."""
+    """Reads `paper.toml`. Raises `BadInput` for an unknown paper, with the names of the known ones."""
     names = paper_names()
     if name not in names:
         raise BadInput(f"there is no paper {name!r}; there are {', '.join(names)} (`hushfleet reproduce --list`)")
@@ -271,16 +271,16 @@ def load_paper(name: str) -> Paper:
 
 
 def load_recipes(paper: str) -> list[Recipe]:
-    """All tables and figures of a paper, tables first. Raises `BadInput`."""
+    """Returns all tables and figures of a paper, tables first. Raises `BadInput`."""
     load_paper(paper)
     paths = [path for path in (recipes_folder() / paper).glob("*.toml") if path.name != "paper.toml"]
     return [load_recipe(path) for path in sorted(paths, key=_table_order)]
 
 
 def find_recipe(paper: str, *, table: str | None = None, figure: str | None = None) -> Recipe:
-    """A table or a figure by its number as the paper prints it: 1, or II; none of them where there is only one.
+    """Finds a table or figure by its printed number (1, or II). If the paper has only one, no number is needed.
 
-    Raises `BadInput` with what there is.
+    Raises `BadInput` with a list of the tables and figures.
     """
     recipes = load_recipes(paper)
     there = ", ".join(f"--{recipe.name.replace('-', ' ', 1)}" for recipe in recipes)
@@ -296,7 +296,7 @@ def find_recipe(paper: str, *, table: str | None = None, figure: str | None = No
 
 
 def load_recipe(path: Path) -> Recipe:
-    """A recipe file. With `like`, what it lacks of task, readings, metric and `quick` comes from that one."""
+    """Reads a recipe file. With `like`, the keys of `_SHARED` that it lacks come from the recipe named there."""
     plain: dict[str, Any] = read_file(path)
     if like := plain.pop("like", ""):
         plain = {key: value for key, value in read_file(path.with_stem(like)).items() if key in _SHARED} | plain
@@ -331,7 +331,7 @@ def _arabic(number: str) -> str:
 
 
 def changed(task: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, Any]:
-    """A deep copy of the base task with each change in turn."""
+    """Returns a deep copy of the base task, with the changes made in their order."""
     plain = copy.deepcopy(dict(task))
     for change in changes:
         for key in change.unset:

@@ -1,7 +1,7 @@
-"""The page of all results, in Markdown: a table for each table of a paper, verdicts, and what of each paper holds.
+"""Makes the page of all results, in Markdown: each table of a paper, the verdicts, and which claims of each paper hold.
 
-Nothing on it is written by hand but the sentences of the recipes, whose numbers are references to cells. A sentence
-that the cells do not carry, or not yet, is left out, and named.
+Only the sentences of the recipes are written by hand, and their numbers are references to cells. A sentence that the
+cells do not support (or not yet) is left out of the page, and reported.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class ReproductionReport:
     """The page.
 
     :param text: in Markdown.
-    :param tables: by the name of its figure, each table without printed numbers.
-    :param points: by the name of a paper's figure, its finished numbers beside the printed ones.
-    :param left_out: sentences that the cells do not carry, and why.
+    :param tables: the tables that are drawn, which have no printed numbers, by the name of the figure.
+    :param points: the finished numbers of each paper beside the printed ones, by the name of the figure.
+    :param left_out: the sentences that the cells do not support, each with the reason.
 
-    Raises `BadInput` for a reference that is none.
+    Raises `BadInput` for a wrong reference.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -159,7 +159,7 @@ class ReproductionReport:
         return counts, lines
 
     def _judged(self, table: PaperTable) -> Iterator[_Judged]:
-        """The finished places, column by column."""
+        """Yields the finished places with their verdicts, column by column."""
         own = _columns(table)
         columns = self._columns_of(table.recipe.judged_as, table.recipe.paper) if table.recipe.judged_as else own
         for where, lines in own.items():
@@ -172,7 +172,7 @@ class ReproductionReport:
                 yield _Judged(block, place, found, beside=len(beside))
 
     def _columns_of(self, row: str, paper: str) -> _Columns:
-        """Those of a table without one of its rows: see `Recipe.judged_as`."""
+        """Returns the columns of a table without one of its rows: see `Recipe.judged_as`."""
         table, without = row.split("/")
         (recipe,) = (each for each in self._evidence.recipes[paper] if each.name == table)
         columns = _columns(self._made(recipe))
@@ -182,9 +182,9 @@ class ReproductionReport:
         return make_table(recipe, self._evidence.finished(recipe), CellProgress(self._evidence.kept), quick=False)
 
     def _each_run_once(self, recipe: Recipe, places: Sequence[_Judged]) -> list[_Judged]:
-        """Readings that do not touch a run, such as one without noise, share the first one's lines.
+        """Drops repeated lines: readings that do not change a run, such as one without noise, share the first's lines.
 
-        A line's verdict is that of the reading in which most methods stand beside it.
+        A line has the verdict from the reading in which it is compared with the most methods.
         """
         runs = [(each.block.group.id, self._digest(recipe, each)) for each in places]
         sharing = defaultdict[tuple[str, str], list[_Judged]](list)
@@ -201,7 +201,7 @@ class ReproductionReport:
         return self._evidence.at(_address(recipe, each.block, each.place), within=recipe).cell.digest
 
     def _table(self, table: PaperTable, places: Sequence[_Judged], told: set[str]) -> Iterator[str]:
-        """:param told: what stands above already; grows."""
+        """:param told: texts that are already above on the page; this call adds its own."""
         recipe, blocks = table.recipe, table.blocks
         printed = any(not math.isnan(each.place.paper) for each in places)
         substitutions = dict.fromkeys(words for block in blocks for words in block.group.substitutions)
@@ -228,10 +228,10 @@ class ReproductionReport:
         yield ""
 
     def _lines(self, recipe: Recipe, places: Sequence[_Judged]) -> Iterator[str]:
-        """A line for each place. What all lines share stands above them; `why` are numbers of the sentences below."""
+        """Yields a line for each place. Shared values are above all lines; `why` has numbers of the sentences below."""
         rows, sentences = [], dict[str, int]()
         for block, place, found, _ in places:
-            spends = recipe.metric != "round_time"  # times are of rounds that keep nothing
+            spends = recipe.metric != "round_time"  # the rounds of a time measurement store no epsilon
             server, release = self._epsilons(recipe, block, place) if spends else ("", "")
             noise = self._evidence.at(_address(recipe, block, place), within=recipe).noise
             why = [str(sentences.setdefault(each, len(sentences) + 1)) for each in self._why(recipe, block, place)]
@@ -260,7 +260,7 @@ class ReproductionReport:
         yield from (f"{number}. {sentence}" for sentence, number in sentences.items())
 
     def _epsilons(self, recipe: Recipe, block: Block, place: Any) -> Iterator[str]:
-        """In words, with the least over seeds where they differ: by how much depends on what devices draw."""
+        """Yields both epsilons in words, with the smallest over seeds if they differ, which depends on random draws."""
         kept = self._evidence.at(_address(recipe, block, place), within=recipe).kept
         for words, view in zip(epsilons(place), ("epsilon_server", "epsilon_release"), strict=True):
             least, most = (f(getattr(one, view) for one in kept) for f in (min, max))
@@ -293,7 +293,7 @@ def write_report(kept: Kept, page: Path) -> ReproductionReport:
 
 
 class _Number(NamedTuple):
-    """One that a paper prints."""
+    """A number that a paper prints."""
 
     row: str
     column: str
@@ -301,7 +301,7 @@ class _Number(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """A finished place of a table and its verdict, among `beside` lines."""
+    """A finished place of a table, and its verdict; `beside` is the number of lines in the comparison."""
 
     block: Block
     place: Any
@@ -313,7 +313,7 @@ _Columns = dict[tuple[str, str, str], list[tuple[Block, Any]]]
 
 
 def _columns(table: PaperTable) -> _Columns:
-    """The finished places by group, reading and column."""
+    """Returns the finished places by group, reading and column."""
     columns = defaultdict[tuple[str, str, str], list[tuple[Block, Any]]](list)
     for block in table.blocks:
         for place in block.places[block.places.ours.notna()].sort_values("column", kind="stable").itertuples():
@@ -326,7 +326,7 @@ def _reading_id(block: Block) -> str:
 
 
 def _numbers_printed(recipe: Recipe) -> set[_Number]:
-    """Groups that stand for the same data set, such as with another network, have the same numbers."""
+    """Returns the printed numbers. Groups with the same data set, such as with another network, share numbers."""
     numbers = {
         _number_of(row, column.id, recipe.paper_value(group, row.id, column.id))
         for group in recipe.groups
@@ -353,7 +353,7 @@ def _address(recipe: Recipe, block: Block, place: Any) -> str:
 
 
 def _summary(recipe: Recipe, paper: Paper) -> str:
-    """Returns the line above a fold: the claim, or without one the title."""
+    """Returns the line above a fold: the claim, or the title if there is no claim."""
     words = recipe.claim if paper.method and recipe.claim else recipe.title
     return f"<b>{recipe.label}.</b> {words}"
 
@@ -365,7 +365,7 @@ def _point(recipe: Recipe, judged: _Judged) -> Point:
 
 
 def _named_once(lines: pd.DataFrame) -> pd.DataFrame:
-    """Without the leading words of a line that are those of the line above."""
+    """Clears the leading words of a line if they are the same as in the line above."""
     shown = lines.copy()
     repeated = pd.Series(True, index=lines.index)
     for name in lines.columns[: list(lines.columns).index("method")]:
@@ -385,7 +385,7 @@ def _mean_and_spread(place: Any, places: int = 2) -> str:
 
 
 def _side_by_side(table: PaperTable) -> Iterator[str]:
-    """Without printed numbers: a line for each row, best first, and a column for each group and column."""
+    """Yields a table without printed numbers: one line per row, best first; one column per group and column."""
     most = max(map(len, table.places.seeds))
 
     def word(place: Any) -> str:
@@ -405,7 +405,7 @@ def _side_by_side(table: PaperTable) -> Iterator[str]:
 
 
 def markdown(lines: pd.DataFrame) -> Iterator[str]:
-    """A table in Markdown."""
+    """Yields the lines of a table in Markdown."""
     yield f"| {' | '.join(map(str, lines.columns))} |"
     yield "|---" * len(lines.columns) + "|"
     yield from (f"| {' | '.join(map(str, line))} |" for line in lines.itertuples(index=False))

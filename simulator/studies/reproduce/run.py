@@ -1,4 +1,4 @@
-"""Cells are run here, each in a process of its own: one may be interrupted, fail or die, and the others go on."""
+"""Runs cells, each in its own process: if one is interrupted, fails or dies, the others continue."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, kept_cell
 MEMORY_EACH = 2 << 30
 """Bytes that a process of a cell may take: the data set, a worker's images, a cohort's updates."""
 TIMED_ROUNDS = 4
-"""So many rounds are run where their time is asked for; the first does not count."""
+"""Number of rounds that are run to measure their time; the first does not count."""
 RUN = "run"
 _LOG = "log.txt"
 _MEASURED = "measured.json"
@@ -59,20 +59,20 @@ class Failure:
 
 
 def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = "", workers: int = 1) -> KeptCell:
-    """Runs it, or goes on in `folder` where an earlier part stopped. Raises `HushfleetError`.
+    """Runs a cell, or continues an interrupted run in `folder`. Raises `HushfleetError`.
 
-    :param workers: processes; with one all is done in this.
+    :param workers: number of processes; with one, everything runs in this process.
     """
     if cell.metric == "round_time":
         return _run_times(cell, folder, data_dir=data_dir, runtime=runtime)
     task, run = cell.task(), RunFolder(folder / RUN)
     if run.path.exists() and not (run.task.exists() and load_task(run.task) == task):
-        shutil.rmtree(run.path)  # was interrupted before it was whole, or is of a recipe that has been changed since
+        shutil.rmtree(run.path)  # it was interrupted before it was complete, or its recipe has changed since
     simulation = go_on(run.path, data_dir=data_dir) if run.task.exists() else begin(task, run.path, data_dir=data_dir)
     runtime = runtime or (VMAP if cell.group.gpu else quickest(task.model.name))
     if cell.row.alone:
         return _run_alone(cell, simulation, runtime=runtime, workers=workers)
-    # Own models are tested only where a table needs it: that can take longer than training.
+    # Own models are tested only if a table needs it, because tests can take longer than training.
     every, last = task.round.rounds, cell.evaluate_last
     file = run.path / _MEASURED
     measured: dict[str, Any] = {"next_local": {}, "processor_s": 0.0}
@@ -106,7 +106,7 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
 
 
 def _largest_stretch(simulation: Simulation) -> float | None:
-    """DP-FedSim's largest T_s / b of all devices; None where the method has no such thresholds."""
+    """Returns DP-FedSim's largest T_s / b of all devices; None if the method has no such thresholds."""
     found = list[float]()
     for name in simulation.took_part:
         with store_of(simulation.folder.device(name), name) as store:
@@ -116,7 +116,7 @@ def _largest_stretch(simulation: Simulation) -> float | None:
 
 
 def _run_alone(cell: Cell, simulation: Simulation, *, runtime: str, workers: int) -> KeptCell:
-    """No rounds: what devices have without a federation. Nothing leaves them, so nothing is spent."""
+    """Trains each device alone, without rounds. Nothing leaves the devices, so no privacy is spent."""
     began = time.process_time()
     with Workers(workers) as pool:
         alone = list(train_alone(simulation, pool, runtime=runtime))
@@ -129,14 +129,14 @@ def _run_alone(cell: Cell, simulation: Simulation, *, runtime: str, workers: int
 
 
 class _Paused(Exception):
-    """Ends the rounds of a run, which can go on."""
+    """Stops the rounds of a run, which can be continued."""
 
 
 def _run_times(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str) -> KeptCell:
-    """The time of the cell's rounds over that of the first row's, whose rounds alternate with them in this process.
+    """Measures the cell's round time divided by the first row's round time; their rounds alternate in this process.
 
-    Seconds of separate runs compare a busy machine with an idle one. The first round does not count: a method that
-    needs a model of the device's own has none yet. Models are not tested.
+    Separate runs could compare a busy machine with an idle one. The first round does not count: a method that needs a
+    device's own model has none yet. Models are not tested.
     """
     clock = time.perf_counter if cell.group.gpu else time.process_time
     shutil.rmtree(folder / RUN, ignore_errors=True)
@@ -155,7 +155,7 @@ def _run_times(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str)
 
 
 def _one_round(simulation: Simulation, pool: Workers, last: int, clock: Callable[[], float], runtime: str) -> float:
-    """Runs the round `last`, the next one, without tests; returns its seconds."""
+    """Runs the next round, which has the number `last`, without tests. Returns its seconds."""
     marks: list[float] = []
 
     def on_closed(round: int) -> None:
@@ -180,7 +180,7 @@ def _without_rounds(
     seconds: float,
     runtime: str,
 ) -> KeptCell:
-    """The record of a cell that has no accuracies by round."""
+    """Makes the record of a cell that has no accuracies by round."""
     return KeptCell(
         cell=cell.key,
         digest=cell.digest,
@@ -202,21 +202,21 @@ def _without_rounds(
 
 
 def _computing_s(events: Path) -> float:
-    """From the event log: seconds of all parts of an interrupted run, without the pauses between them."""
+    """Returns the seconds of all parts of an interrupted run, without the pauses between them, from the event log."""
     times = [(event["at"], event["event"]) for event in iterate_events(events)]
     return sum(at - before for (before, _), (at, kind) in pairwise(times) if kind != "run")
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How the cores are divided: cells at a time, and processes of each, several where cells are fewer than cores."""
+    """The division of the cores: cells at a time, and processes per cell (several if cells are fewer than cores)."""
 
     jobs: int
     workers: int
 
     @classmethod
     def of(cls, cells: int, asked: int = 0) -> Shares:
-        """:param asked: cells at a time, if the user says so. A process takes a core, and has to fit in free memory."""
+        """:param asked: cells at a time, if the user sets it. A process takes a core, and must fit in free memory."""
         fitting = psutil.virtual_memory().available // MEMORY_EACH
         processes = max(1, min(len(os.sched_getaffinity(0)), fitting))
         jobs = min(asked or processes, max(1, cells))
@@ -237,10 +237,10 @@ def run_cells(
     runtime: str = "",
     watch: Callable[[Sequence[tuple[Cell, int]]], None] = lambda _: None,
 ) -> Iterator[tuple[Cell, KeptCell | Failure]]:
-    """Runs cells that are not finished yet; each finished one is kept at once, and its run folder is deleted.
+    """Runs cells that are not finished yet. Each result is stored at once, and the cell's run folder is then deleted.
 
-    :param runs: where run folders are while cells are under way, also after an interruption.
-    :param watch: called several times a second with the cells under way and how many of their rounds are closed.
+    :param runs: the folder that has the run folders of cells that are running or interrupted.
+    :param watch: called several times a second with the running cells and how many of their rounds are closed.
     """
     waiting, under_way = deque(cells), dict[object, _Process]()
     try:
@@ -273,7 +273,7 @@ class _Process:
 
     @property
     def rounds_done(self) -> int:
-        """Rounds that are closed, those before an interruption included."""
+        """The number of closed rounds, including those before an interruption."""
         events = RunFolder(self.folder / RUN).events
         return events.read_bytes().count(b'"event":"round_close"') if events.exists() else 0
 
@@ -304,7 +304,7 @@ class _Process:
 def _run_apart(
     sender: connection.Connection, cell: Cell, folder: Path, data_dir: Path | None, runtime: str, workers: int
 ) -> None:
-    """In the cell's process."""
+    """Runs a cell; called in the cell's own process."""
     begin_worker()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOG).open("ab") as log:
@@ -318,7 +318,7 @@ def _run_apart(
 
 @cache
 def processor(runtime: str) -> str:
-    """This machine's processor, by name where the system tells it; and its GPU where the runtime computes on one."""
+    """Returns the name of this machine's processor, if the system tells it, and of its GPU if the runtime uses it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -1,4 +1,4 @@
-"""The table in a terminal."""
+"""Prints a table in a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WIDEST = 10_000
 
 
 def print_table(console: Console, table: PaperTable, paper: str) -> None:
-    """A line for each place: a terminal is seldom wide enough for a paper's columns."""
+    """Prints a line for each place, because a terminal is rarely wide enough for a paper's columns."""
     recipe = table.recipe
     console.print(f"[bold]{escape(paper)}, {escape(recipe.label)}[/]: {escape(recipe.title)}", highlight=False)
     for label in table.labels:
@@ -41,7 +41,7 @@ def print_table(console: Console, table: PaperTable, paper: str) -> None:
 
 
 def _fitting(block: Block, console: Console) -> Table:
-    """The columns for which there is room: what follows from others, or from a column's name, is left out first."""
+    """Returns the columns that fit: a column that follows from others, or from a column's name, is left out first."""
     lines = [_table_row(line) for line in block.places.itertuples()]
     filled = [place for place in range(len(_HEAD)) if any(words[place] for words in lines)]
     for left_out in ((), ("difference",), ("difference", "paper's ε")):
@@ -59,7 +59,7 @@ def _fitting(block: Block, console: Console) -> Table:
 
 
 def _table_row(place: Any) -> list[Text]:
-    """A line of the table; see `_HEAD`."""
+    """Returns a line of the table; see `_HEAD`."""
     known = place.ours == place.ours
     spread = f" ± {place.spread:.2f}" if place.spread == place.spread else ""
     waiting, style = "failed" if place.open.startswith("failed") else "open", "" if known else _SMALL
@@ -83,7 +83,7 @@ def _epsilon(value: float | None) -> str:
 
 
 def epsilons(place: Any) -> tuple[str, str]:
-    """Against the server and against readers of the model; in brackets what a paper's accounting covers, if any."""
+    """Returns epsilon against the server and against readers of the model; in brackets as a paper counts it."""
     if not place.raw_values:
         return _epsilon(place.epsilon_server), _epsilon(place.epsilon_release)
     noised = place.noised_server, place.noised_release
@@ -92,7 +92,7 @@ def epsilons(place: Any) -> tuple[str, str]:
 
 
 def explain_raw(places: pd.DataFrame) -> str:
-    """Why some epsilons are infinite, or nothing."""
+    """Returns the reason why some epsilons are infinite, or an empty text."""
     raw = dict.fromkeys(words for several in places.raw_values for words in several)
     if not raw:
         return ""

@@ -1,4 +1,4 @@
-"""The table: the paper's numbers and ours, side by side."""
+"""Makes the table: the paper's numbers and ours, side by side."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NOT_RUN = "not run yet"
 
 @dataclass(frozen=True)
 class Ranking:
-    """The rows of one column from best to worst, where both sides have a number.
+    """The rows of one column from best to worst, if both sides have a number.
 
-    :param agreement: Kendall's tau-b between them: 1 is the same order, -1 the reverse; None where one has no order.
+    :param agreement: Kendall's tau-b between them: 1 is the same order, -1 the reverse; None if one has no order.
     """
 
     column: str
@@ -34,13 +34,13 @@ class Ranking:
 class Block:
     """The places of one group under one reading.
 
-    :param places: a line for each row and column of the paper's table; accuracies in percent, None or NaN where there
-        is no number. `paper`, `ours` (mean over seeds), `spread` (standard deviation, of two seeds or more),
-        `difference`, `values` (by seed), `seeds` (the finished ones, of `asked`), `runs` (their digests),
-        `chance` (of guessing), `outside` (of the order), `paper_epsilon`, `epsilon_server`, `epsilon_release`,
+    :param places: a line for each row and column of the paper's table; accuracies in percent, None or NaN if there
+        is no number. `paper`, `ours` (mean over seeds), `spread` (standard deviation, with two seeds or more),
+        `difference`, `values` (by seed), `seeds` (the finished ones out of `asked`), `runs` (their digests),
+        `chance` (by guessing), `outside` (not in the order), `paper_epsilon`, `epsilon_server`, `epsilon_release`,
         `raw_values` (what the method sends without noise, in words: then both epsilons are infinite, and
-        `noised_server` and `noised_release` are what the noised values alone cost, as papers count), `open` (why
-        none is there), and the titles `method` and `at`.
+        `noised_server` and `noised_release` are the epsilons of the noised values alone, as papers count), `open` (the
+        reason if there is no number), and the titles `method` and `at`.
     """
 
     group: RowGroup
@@ -55,13 +55,13 @@ class Block:
 
     @property
     def begun(self) -> bool:
-        """Whether any of its cells is finished."""
+        """True if any of its cells is finished."""
         return bool(self.places.ours.notna().any())
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """All of it, with the labels that have to stand beside it."""
+    """The whole table, with the labels that must be shown with it."""
 
     recipe: Recipe
     quick: bool
@@ -82,7 +82,7 @@ class PaperTable:
         return int(self.places.asked.sum())
 
     def to_plain(self) -> dict[str, Any]:
-        """Gives plain values for JSON."""
+        """Returns plain values for JSON."""
         blocks = [
             {
                 "dataset": block.group.id,
@@ -113,7 +113,7 @@ class PaperTable:
 class CellProgress:
     """The state of the cells.
 
-    :param missing: why a data set cannot be had, by name.
+    :param missing: the reason why a data set is missing, by name.
     :param failures: the errors of cells that failed, by key.
     """
 
@@ -128,7 +128,7 @@ class CellProgress:
 
 
 def make_table(recipe: Recipe, cells: Sequence[Cell], progress: CellProgress, *, quick: bool) -> PaperTable:
-    """The table of these cells."""
+    """Makes the table of these cells."""
     blocks = []
     for group in recipe.groups:
         for reading in recipe.readings or (None,):
@@ -158,7 +158,7 @@ def _block(
 
 
 def _columns(recipe: Recipe, group: RowGroup, cells: Sequence[Cell]) -> list[TableColumn]:
-    """Those that cells are of. If all cells stand in every column, those whose printed numbers differ."""
+    """Returns the columns with cells of their own. If there is none, returns those with different printed numbers."""
     columns = recipe.columns_of(group)
     if asked := [column for column in columns if any(cell.column == column for cell in cells)]:
         return asked
@@ -170,7 +170,7 @@ def _columns(recipe: Recipe, group: RowGroup, cells: Sequence[Cell]) -> list[Tab
 
 
 def _runs(cell: Cell, columns: Sequence[TableColumn], progress: CellProgress) -> Iterator[dict[str, Any]]:
-    """A cell, in each column that it stands in."""
+    """Yields the values of a cell for each column that it is in."""
     recipe, one = cell.recipe, progress.kept.of(cell)
     for column in columns if cell.column is None else (cell.column,):
         value = one.value(cell.metric, recipe.window, recipe.round_of(cell.group, column.id)) if one else None
@@ -198,7 +198,7 @@ def _first(values: pd.Series) -> Any:
 
 
 def _why(reasons: pd.Series) -> str:
-    """A failure says more than that another seed was not run."""
+    """Returns one reason. A failure has priority, because it says more than that another seed was not run."""
     return max((reason for reason in reasons if reason), key=lambda reason: reason.startswith("failed"), default="")
 
 
@@ -232,7 +232,7 @@ def _ranking(column: TableColumn, places: pd.DataFrame) -> Ranking | None:
 
 
 def _labels(recipe: Recipe, cells: Sequence[Cell], kept: Kept, *, quick: bool) -> Iterator[str]:
-    """Names the differences from the paper, in the order of weight."""
+    """Yields the differences from the paper, the most important ones first."""
     if quick and recipe.quick:
         yield recipe.quick.label
     for group in recipe.groups:

@@ -1,4 +1,4 @@
-"""The verdict of finished cells on a printed number, by one rule for all tables."""
+"""Compares finished cells with a printed number, and gives the verdict by one rule for all tables."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 NEAR = 2.0
-"""Points between our number and the printed one, where the seeds do not say more."""
+"""Largest distance in points between our number and the printed one, if two standard errors over seeds are not more."""
 LEAD = 1.0, 1 / 3
-"""How far a lead may be from the printed one: points, or a share of the printed lead if that is more."""
+"""Largest distance between our lead and the printed one: points, or a share of the printed lead if that is more."""
 ELSEWHERE = {"own": 1.3, "global": 7.8}
-"""Points by which another processor's rounding moves own models, and a global model, of the same cell (measured)."""
+"""Points by which another processor's rounding changes own models, and a global model, of the same cell (measured)."""
 FAR = 10.0
-"""Points off the printed number from which an order says nothing."""
+"""Distance in points from the printed number above which an order means nothing."""
 RULE = f"""
 - **reproduced**: our mean is within {NEAR:g} points of the printed number, or within two standard errors over seeds if
   that is more, and its lead over each finished method of its column that is printed below it is the printed lead within
@@ -30,7 +30,7 @@ RULE = f"""
 
 
 class PlaceVerdict(NamedTuple):
-    """:param because: what misses "reproduced", in words; empty where only the order counts, and is right."""
+    """:param because: why it is not "reproduced"; empty if it is, or if only the order counts and is not wrong."""
 
     word: Literal["reproduced", "order only", "not"]
     because: str = ""
@@ -40,12 +40,12 @@ class PlaceVerdict(NamedTuple):
 
 
 def verdict(place: Any, column: Sequence[Any], *, only_order: bool, other_data: bool = False) -> PlaceVerdict | None:
-    """Judges one line of `Block.places`; None where it is open.
+    """Judges one line of `Block.places`. Returns None if it is open.
 
-    :param column: all lines of its column, with `paper` and `ours` in percent, NaN where there is none. Of lines with
-        the same printed number none leads.
-        `chance` is the accuracy in percent of guessing.
-    :param only_order: numbers cannot be compared; without another method in the column it is open then.
+    :param column: all lines of its column, with `paper` and `ours` in percent, NaN if there is none. Lines with the
+        same printed number have no lead over each other.
+        `chance` is the accuracy of guessing, in percent.
+    :param only_order: numbers cannot be compared; without another method in the column, the line is then open.
     :param other_data: the data are not the paper's, so the distance to the printed number says nothing.
     """
     if math.isnan(place.paper) or math.isnan(place.ours):
@@ -82,6 +82,6 @@ def verdict(place: Any, column: Sequence[Any], *, only_order: bool, other_data: 
 
 
 def _lead(place: Any, other: Any) -> float:
-    """Over the seeds that both have: a seed decides who has which images, and the first model."""
+    """Returns the lead over the seeds that both have: a seed determines each device's images and the first model."""
     ours, theirs = (dict(zip(each.seeds, each.values, strict=True)) for each in (place, other))
     return float(fmean(ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()))
