@@ -35,7 +35,7 @@ CA_DAYS = 7300
 BROKER_DAYS = 3650
 MAX_COMMON_NAME = 64  # RFC 5280, ub-common-name
 # Start of the authority's and the broker's certificates. Boards without a clock battery start at the date of their
-# image. A certificate that begins before any supported image is valid for them at once; a later start protects nobody.
+# image. A certificate that begins before any supported image is valid for them at once; a later start has no benefit.
 EARLIEST = datetime.datetime(2023, 1, 1, tzinfo=datetime.UTC)
 _BACKDATED = datetime.timedelta(hours=1)  # a broker's clock may be a little behind
 
