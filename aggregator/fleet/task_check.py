@@ -54,7 +54,7 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
         charge, limits = first_charge(task), card_limits(folder.config)
         if (over := _is_over(task)) is not None:
             found.append(f"{over}, so no round of {task.name} ever opens")
-        if (why := decline_of(limits, charge, task.method.name, task.privacy_spec().secure)) is not None:
+        if (why := decline_of(limits, charge, task.method.name, task.secure_spec())) is not None:
             found.append(f"every board declines {task.name}: {why} (fleet.toml: [device.limits], [secure_sums])")
         spending = Spending(limits)
         if found or spending.budget is None:
