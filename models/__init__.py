@@ -60,7 +60,8 @@ def get_model(
     """Returns the network `name`, with the outputs of its own data set, or `classes` outputs. Raises `BadInput`.
 
     :param input_shape: for networks that take any shape, and for your own; the other networks have a fixed one.
-    :param loss, by_record: the use that your own network is checked for (`models.module.model_of`).
+    :param loss: the loss that your own network is checked for (`models.module.model_of`).
+    :param by_record: whether it is checked for gradients of single records.
     """
     if is_own(name):
         if classes is None or input_shape is None:

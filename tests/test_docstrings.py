@@ -118,6 +118,38 @@ def public(): ...
     assert list(undocumented([tree], [tree])) == ["Derived", "Derived.b", "public"]
 
 
+def described_by(node: ast.AST) -> set[str]:
+    """Returns the names that `:param` may describe: parameters of a function; parameters and attributes of a class."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+    if not isinstance(node, ast.ClassDef):
+        return set()
+    functions = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+    fields = {
+        each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    of_init = [init for init in functions if init.name == "__init__"]
+    stored = {each.attr for init in of_init for each in ast.walk(init) if isinstance(each, ast.Attribute)}
+    return fields.union({each.name for each in functions}, stored, *map(described_by, of_init))
+
+
+def wrong_params(tree: ast.Module) -> Iterator[str]:
+    """Yields each `:param` that does not describe exactly one name, with its owner."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            for name in re.findall(r"^:param ([^:]*):", ast.get_docstring(node) or "", re.M):
+                if name not in described_by(node):
+                    yield f"{node.name}: {name}"
+
+
+def test_each_param_of_a_docstring_is_one_parameter() -> None:
+    """The page of the API shows the first of `:param a, b:` as a type of the second, and links it."""
+    found = [f"{path}: {wrong}" for path, tree in trees().items() for wrong in wrong_params(tree)]
+    assert not found, found
+    source = 'class A:\n ":param b: is one.\\n:param c: is none."\n b: int\ndef f(x, y):\n ":param x, y: both."\n'
+    assert list(wrong_params(ast.parse(source))) == ["A: c", "f: x, y"]
+
+
 def test_a_class_name_is_defined_once_or_listed() -> None:
     defined: defaultdict[str, set[str]] = defaultdict(set)
     for path, tree in trees().items():

@@ -24,7 +24,9 @@ _MOST_AHEAD_S = 366 * 86400
 class RosterChanges:
     """The differences between a roster and the one before it.
 
-    :param added, removed, changed: ids of devices; `changed`: devices with another key.
+    :param added: ids of devices.
+    :param removed: ids of devices.
+    :param changed: ids of devices with another key.
     :param limits: the other differences, in words.
     """
 
@@ -37,7 +39,8 @@ class RosterChanges:
     def between(cls, before: RosterContent | None, after: RosterContent | None) -> RosterChanges:
         """Compares two lists.
 
-        :param before, after: None: an empty list.
+        :param before: None: an empty list.
+        :param after: None: an empty list.
         """
         old, new = _keys(before), _keys(after)
         limits = () if before is None or after is None else _limits(before, after)

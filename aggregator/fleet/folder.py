@@ -62,7 +62,8 @@ class EnrolmentPart(Checked):
 
     :param policy: `token`: any board with a valid token; `list`: only boards whose public key was given to `fleet add`;
         `manual`: after `hushfleet fleet approve`. Each policy admits a board whose key is known.
-    :param token_days, certificate_days: how long they are valid.
+    :param token_days: how long tokens are valid.
+    :param certificate_days: how long certificates are valid.
     """
 
     policy: Policy = "token"

@@ -88,7 +88,8 @@ class RegisteredBoard:
     :param public_key: of its identity; None while no key is accepted.
     :param state: `new`: no card has come yet; `pending`: it waits for `approve`; `enrolled`; `blocked`.
     :param reason: why it is blocked, or waits.
-    :param certificate_end, enrolled: unix seconds.
+    :param certificate_end: unix seconds.
+    :param enrolled: unix seconds.
     """
 
     device: str

@@ -25,7 +25,8 @@ class FleetRelease:
     :param platform: of the Python that it is for, as boards report it in `Health`: `cp313-aarch64`.
     :param file: its name in the fleet's folder `releases`.
     :param head: its manifest with the signature.
-    :param digest, size: of the whole file; SHA-256 and bytes.
+    :param digest: SHA-256 of the whole file.
+    :param size: of the whole file, in bytes.
     """
 
     version: str

@@ -33,7 +33,8 @@ class Sighting:
     """The last messages of a board.
 
     :param state: of its newest `Birth`; `absent` before the first.
-    :param seen, health_at: unix seconds.
+    :param seen: unix seconds.
+    :param health_at: unix seconds.
     """
 
     device: str

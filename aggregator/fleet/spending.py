@@ -143,7 +143,8 @@ class Spending:
     def lifetimes(self, register: DeviceRegister, task: str = "", *, window_s: int = 0) -> Mapping[str, Lifetime]:
         """Returns the lifetime of each board that was charged, by id. Raises `StoreError`.
 
-        :param task, window_s: as in `most`.
+        :param task: as in `most`.
+        :param window_s: as in `most`.
         """
         return {device: self._lifetime(device, register, task, window_s) for device in register.charged_devices()}
 

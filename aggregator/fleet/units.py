@@ -143,7 +143,8 @@ def write_units(folder: FleetFolder) -> list[Path]:
 def _files(path: Path, *, writes: Sequence[str], hidden: Sequence[str]) -> str:
     """Writes the lines about files.
 
-    :param writes, hidden: below the fleet's folder.
+    :param writes: paths below the fleet's folder.
+    :param hidden: paths below the fleet's folder.
     """
     lines = [f"ReadWritePaths={_word(path / each)}" for each in writes]
     return "\n".join([*lines, *(f"InaccessiblePaths={_word(f'-{path / each}')}" for each in hidden)])

@@ -111,7 +111,8 @@ class RunView:
     :param epsilon: the largest epsilon_server that a board was charged for in this task; `epsilon_release`: epsilon
         against readers of the models alone.
     :param raw_values: names of the values that leave boards without noise.
-    :param declines, refusals: counts by code.
+    :param declines: counts by code.
+    :param refusals: counts by code.
     """
 
     task: str
@@ -164,7 +165,8 @@ class SumsView:
     :param roster: its number and date, in words; empty before the first.
     :param boards: number in the roster. `honest`: how many of them at least are honest, by the operator's limit;
         `min_devices`: no smaller sum is opened.
-    :param joining, leaving: how many boards the next signed roster adds (also with a new key), and how many it removes.
+    :param joining: how many boards the next signed roster adds, also with a new key.
+    :param leaving: how many boards it removes.
     """
 
     server_sees: str
@@ -198,9 +200,10 @@ class PrivacyLeft:
 class FleetView:
     """The fleet at the moment `at`.
 
-    :param aggregator, service: whether these processes run, as the broker and the registry say.
-    :param certificates_end, authority_end: when the first of its own certificates ends, and when its authority; None
-        if they cannot be read.
+    :param aggregator: whether it runs, as the broker says.
+    :param service: whether it runs, as the registry says.
+    :param certificates_end: when the first of its own certificates ends; None if they cannot be read.
+    :param authority_end: when its authority ends; None if it cannot be read.
     :param sums: None if the task has no secure sums.
     :param lifetime: of the board that has spent most over all tasks, even if it has left; `privacy_left`: of the board
         that has spent most among those that may take part. None: nothing was charged.

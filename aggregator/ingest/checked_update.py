@@ -45,7 +45,9 @@ class CheckedUpdate:
     :param device: its name.
     :param data: the signed blob; empty while it is only offered.
     :param kind: `offer` while only the offer is known.
-    :param task, round, digest: from the offer; then from the header, with the digest of header and values.
+    :param task: that of the offer; later that of the header.
+    :param round: that of the offer; later that of the header.
+    :param digest: that of the offer; later that of header and values.
     :param offer: the offer; None without a network.
 
     The signature and the checks give:

@@ -51,7 +51,8 @@ class ModelInfo(JsonRecord):
 class RoundRow(JsonRecord):
     """One round. The three accuracies are means over devices, defined in `docs/result.md`.
 
-    :param opened_at, closed_at: times in UTC; None in a simulation.
+    :param opened_at: time in UTC; None in a simulation.
+    :param closed_at: likewise.
     :param committee: number of committee members of a secure sum; `answers`: how many of them answered.
     :param answer_bytes: total bytes of these answers, a part of `uplink_bytes`.
     :param suspected_wraps: number of values of the secure sum that may have wrapped around.

@@ -30,7 +30,9 @@ class RoundCycle:
 
     :param present: names of the present devices; the caller keeps it up to date.
     :param on_closed: receives the SHA-256 of blobs that devices no longer need, before the closed round is logged.
-    :param roster, charges, rhythm: as for the `Coordinator`.
+    :param roster: as for the `Coordinator`.
+    :param charges: as for the `Coordinator`.
+    :param rhythm: as for the `Coordinator`.
     :param clock: monotonic seconds.
 
     `finished_at` is when devices were told that the task has finished.

@@ -52,7 +52,8 @@ class RoundKind(NamedTuple):
         """Creates the sum of a round. Raises `BadInput` if this is impossible.
 
         :param half: the method's server half; answers are averaged.
-        :param device, of_sums: for a plain sum, and the other arguments of a secure sum.
+        :param device: where a plain sum is computed.
+        :param of_sums: the other arguments of a secure sum.
         :param roster: the roster that is stored with the round; None if it has none.
         """
         checks, secure = self.checks, self.checks.spec.privacy.secure

@@ -38,7 +38,8 @@ class ServerRound:
     def aggregated(self, sums: Array, weights: Array) -> np.ndarray:
         """Returns the new global vector, float32 `[d]`.
 
-        :param sums, weights: the weighted sum of values and the sum of weights, float64 `[d]`.
+        :param sums: the weighted sum of values, float64 `[d]`.
+        :param weights: the sum of weights, float64 `[d]`.
         """
         xp = array_api.array_namespace(sums)
         before = xp.asarray(self.before.astype(np.float64), device=array_api.device(sums))

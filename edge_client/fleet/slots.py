@@ -73,8 +73,9 @@ class State:
     :param good: the release that has passed its trial.
     :param previous: the good release before it; None if there was none, or if it cannot read the store any more.
     :param trial: the release to run from the next start on; None if nothing is on trial.
-    :param starts, checks, steady: of the trial: the number of its starts, the number of its checks, and how many of
-        the last checks in a row found it healthy.
+    :param starts: the number of starts of the trial.
+    :param checks: the number of its checks.
+    :param steady: how many of the last checks in a row found it healthy.
     :param seen: when STATE/healthy was last written, as the last check found it; nanoseconds.
     :param installs: how often the installation of the file in STATE/incoming was begun.
     :param floor: the highest version that was ever good.

@@ -89,7 +89,8 @@ class RoundCommit:
     :param residual: float32 `[d]`, for `load_residual`; None if the updates' encoding carries no error.
     :param context: context of the secure sum that it is masked for (`SecureRound.context`); None if it is not masked.
     :param package: SHA-256 of the task package that it was trained for, for `DeviceStore.package_of`.
-    :param at, window: as in `LedgerEntry`.
+    :param at: as in `LedgerEntry`.
+    :param window: as in `LedgerEntry`.
     """
 
     task: str

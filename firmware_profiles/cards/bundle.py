@@ -59,7 +59,8 @@ def build(
 
     :param python: one of `PYTHONS`; :param arch: one of `ARCHITECTURES`.
     :param version: version that boards will report.
-    :param downgrade_from, downgrade_serial: see `Manifest`.
+    :param downgrade_from: see `Manifest`.
+    :param downgrade_serial: see `Manifest`.
     :param key: signs the release; None: it stays unsigned for now.
     :param wheels: a folder with the wheels, for machines without a package index.
     :param system: whether it also replaces `slots.pyz` and the units of boards.

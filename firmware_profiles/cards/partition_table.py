@@ -28,7 +28,8 @@ _MOST_ENTRIES, _MOST_ENTRY_BYTES = 256, 4096
 class DiskPartition:
     """A partition of an image.
 
-    :param start, size: bytes.
+    :param start: in bytes.
+    :param size: in bytes.
     :param is_fat: whether its type in the table is FAT.
     """
 

@@ -39,7 +39,8 @@ class Card:
     :param images_path: folder of the board's own images; empty: there is none; :param classes: its sub-folders.
     :param images: a folder with images that are copied there.
     :param wifi: None: the board has a cable.
-    :param user, ssh_keys: user and keys for logins by ssh; without keys, nobody can log in by ssh.
+    :param user: user for logins by ssh.
+    :param ssh_keys: keys for logins by ssh; without keys, nobody can log in.
     """
 
     device: str

@@ -31,7 +31,8 @@ class QuestionSpec(Checked):
     :param held_out: the share of the samples that are never used in training, because an evaluation needs them.
     :param most_gain: for an evaluation: a device's gain over training alone counts as this much at most.
     :param column: for a mean or a histogram: the number of a value of a sample, from 0; or the name of a target.
-    :param low, high: public limits of that column; values beyond them count as the limit.
+    :param low: public lower limit of that column; values below it count as the limit.
+    :param high: its public upper limit; values above it count as the limit.
     :param bins: the number of bins of a histogram.
     :param most: for counts: a device whose counts have a larger norm scales them down to this norm.
     """

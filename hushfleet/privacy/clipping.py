@@ -102,7 +102,8 @@ def clip_factors(norms: Any, bounds: Any) -> Any:
     """Returns the clip factor, min(1, bound / norm), and 1 for the zero vector. A factor below 1 is made slightly
     smaller, so that float32 rounding stays within the bound.
 
-    :param norms, bounds: float64 `[...]`; bounds above zero.
+    :param norms: float64 `[...]`.
+    :param bounds: float64 `[...]`, above zero.
     """
     xp = array_api.array_namespace(norms, bounds)
     finite = xp.clip(bounds, max=sys.float_info.max)

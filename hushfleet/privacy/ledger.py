@@ -233,7 +233,8 @@ class Ledger(LedgerView):
         """Writes one entry into the caller's open transaction; the caller commits it with the payload.
 
         :param payload_digest: SHA-256 (32 bytes) of the stored update.
-        :param at, window: as in `LedgerEntry`; without `at`, the time that was stored last.
+        :param at: as in `LedgerEntry`; 0: the time that was stored last.
+        :param window: as in `LedgerEntry`.
 
         Raises `LedgerError` for a second charge of the same (task, round, unit), if no transaction is open that
         can hold it together with the payload, or if the database refuses.

@@ -25,7 +25,8 @@ _TORCHVISION_LICENCE = "torchvision's terms: the weights may have those of the d
 class Pretrained:
     """A network with its weights.
 
-    :param mean, std: of each channel, for the normalisation of its input.
+    :param mean: of each channel, for the normalisation of its input.
+    :param std: of each channel, likewise.
     :param digest: SHA-256 of the file of weights, in hex.
     :param about: the licence and the size of the weights, for people.
     """

@@ -50,7 +50,8 @@ class PageServer:
     """Serves the page in a thread of its own until it is closed; a context manager.
 
     :param make_view: called in one thread only.
-    :param cert_file, key_file: PEM; None: without TLS, for tests.
+    :param cert_file: PEM; None: without TLS, for tests.
+    :param key_file: PEM; None: without TLS.
     :param port: 0 takes a free one.
 
     Raises `BadInput` if the address is in use, or if the files are not a certificate and its key.

@@ -125,7 +125,8 @@ class ReleaseOffer(Checked):
     """A board should run this release. It is signed with the fleet service's key, and sent again while it is valid.
 
     :param manifest: the head of the release, with the signature of the release key (`hushfleet.release`).
-    :param digest, size: SHA-256 and size of the whole release file, whose chunks the fleet service serves.
+    :param digest: SHA-256 of the whole release file, whose chunks the fleet service serves.
+    :param size: its size in bytes.
     :param attempt: a board takes each attempt once, and no lower one after it; a higher number tells the board to try
         again.
     """

@@ -71,15 +71,18 @@ class Health(Checked):
 
     :param session: the session of the board's `Birth`.
     :param uptime_s: seconds since the client started.
-    :param disk_percent, memory_percent: used share, in steps of ten; None: not known, or not reported.
+    :param disk_percent: used share, in steps of ten; None: not known, or not reported.
+    :param memory_percent: likewise.
     :param temperature_c: the processor's temperature, in steps of five.
     :param throttled: whether the board slows its processor down, because of heat or weak power.
-    :param last_decline, last_error: codes, never texts.
+    :param last_decline: a code, never a text.
+    :param last_error: a code, never a text.
     :param certificate_end: unix seconds; 0: no certificate.
     :param slot: state of the release that was offered last: `returned` means that it was refused, or failed and was
         undone; `none`: this board takes no releases.
     :param platform: the board's Python, in the form that release manifests use: `cp313-aarch64`.
-    :param tried, attempt: the version and the `ReleaseOffer.attempt` that `slot` describes; empty before the first.
+    :param tried: the version that `slot` describes; empty before the first.
+    :param attempt: the `ReleaseOffer.attempt` that `slot` describes; 0 before the first.
     :param accelerator: the choice that a trial on random numbers made for the task; empty if there was no choice.
     :param freeze: a state that has lasted for a week in which the client ran: `unheard`: no new statement of the newest
         release has come; `older`: the board's release is older than the newest. Somebody may hold back messages.

@@ -295,7 +295,9 @@ class Known(Checked):
     :param nonce: the nonce of the `Ask`, so that no earlier answer can replace this one.
     :param session: the newest session of this device.
     :param yours: whether that session is the asking process's own.
-    :param task, round, phase: those of the announced plan.
+    :param task: that of the announced plan.
+    :param round: that of the announced plan.
+    :param phase: that of the announced plan.
     :param last_round: the newest round of the task for which the aggregator has an update of this device, or was
         offered one; 0 for none.
     :param last_digest: SHA-256 of that update; empty for none.
