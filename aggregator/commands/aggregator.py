@@ -207,6 +207,6 @@ def aggregator(
         if of_fleet is not None:
             words = f"[bold]stopped[/]; the run goes on when the fleet does: hushfleet fleet up {of_fleet.path}"
         else:
-            words = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {resume_command(context, folder)}"
+            words = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {escape(resume_command(context, folder))}"
         console.print(f"\n{words}", highlight=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED)

@@ -40,6 +40,7 @@ from hushfleet.models.cuda import sees_cuda
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.link.address import without_password
 from hushfleet.wire.link.interface import Link, Will
 
 
@@ -53,7 +54,7 @@ def torch_device(name: str) -> str:
 
 
 def resume_command(context: typer.Context, folder: Path) -> str:
-    """Returns the command that resumes the run in `folder`, with the same options."""
+    """Returns the command that resumes the run in `folder`, with the same options; a password is left out."""
     words = ["hushfleet", "aggregator"]
     for parameter in context.command.params:
         name, value = parameter.name or "", context.params.get(parameter.name or "")
@@ -61,7 +62,7 @@ def resume_command(context: typer.Context, folder: Path) -> str:
             words.append(str(value))
         elif name not in ("out", "resume") and value is not None and value != parameter.default:
             for each in value if isinstance(value, list | tuple) else [value]:
-                words += [parameter.opts[0], str(each)]
+                words += [parameter.opts[0], without_password(each) if name == "broker" else str(each)]
     return shlex.join([*words, "--out", str(folder), "--resume"])
 
 

@@ -124,6 +124,11 @@ class BrokerAddress:
     __repr__ = __str__
 
 
+def without_password(url: str) -> str:
+    """Returns the URL with the word PASSWORD for its password, so that it can be printed and completed by hand."""
+    return re.sub(r"(://[^/\s:@]*):[^/\s]*@", r"\1:PASSWORD@", url)
+
+
 def _format_url(url: str) -> str:
     """Returns the URL without the part that may contain a password."""
     scheme, mark, rest = url.partition("://")

@@ -177,6 +177,15 @@ def test_the_resume_command_repeats_what_matters(tmp_path: Path) -> None:
     assert again == context.params | {"out": Path("runs/a"), "resume": True}
 
 
+def test_the_resume_command_shows_no_password() -> None:
+    """It goes to logs as well."""
+    given = ["task.toml", "--broker", "mqtts://me:se@cr%2Fet@[::1]:8883"]
+    context = load_command("aggregator").make_context("aggregator", list(given))
+    words = shlex.split(field_run.resume_command(context, Path("runs/a")))
+    assert words == ["hushfleet", "aggregator", "task.toml", "--broker", "mqtts://me:PASSWORD@[::1]:8883",
+                     "--out", "runs/a", "--resume"]  # fmt: skip
+
+
 def test_a_run_keeps_its_id(task_file: Path, tmp_path: Path) -> None:
     with AggregatorStore(tmp_path / "run", durable=False) as store:
         store.put("run_id", b"abcd")
