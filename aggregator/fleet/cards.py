@@ -148,7 +148,7 @@ def build_release(
 
     The keys that are in the fleet's folder sign it. It stays in `unsigned` until `add_release` takes it.
 
-    Raises `BadInput` if the version exists already, or if wheels are missing.
+    Raises `BadInput` if the version exists already, or is in `unsigned`, or if wheels are missing.
     """
     if find_release(registry, version, target.platform) is not None:
         raise BadInput(
@@ -156,6 +156,11 @@ def build_release(
             "another one with --version"
         )
     out = folder.unsigned / f"hushfleet-{version}-{target.platform}.hfr"
+    if out.exists():  # another build has other bytes, which its signatures do not fit
+        raise BadInput(
+            f"release {version} for {target.platform} is built and waits for signatures. {describe_signing(folder, out)}. "
+            f"To build it anew, delete {out}"
+        )
     with doing(f"building a release for Python {target.python} on {target.arch}"):
         bundle.build(
             out,

@@ -313,3 +313,13 @@ def test_who_was_locked_out_last_is_cut_off_first(
     told = [each.getMessage().split()[1] for each in caplog.records if "still connected" in each.getMessage()]
     assert told == ["a-01", "a-02", OTHER]
     assert [service.topics.state(device) in service.cleared for device in told] == [True] * 3
+
+
+def test_a_release_that_waits_for_signatures_is_not_built_again(folder: FleetFolder) -> None:
+    """Its second build would have other bytes, and lose the signatures that the first has."""
+    waits = folder.unsigned / "hushfleet-9.9-cp313-aarch64.hfr"
+    waits.parent.mkdir(exist_ok=True)
+    waits.write_bytes(b"one of two signatures")
+    with pytest.raises(BadInput, match=rf"waits for signatures.* fleet release {folder.path} {waits}\. To build it anew"):
+        fleet("bundle", folder.path, "--version", "9.9", "--python", "3.13")
+    assert waits.read_bytes() == b"one of two signatures"
