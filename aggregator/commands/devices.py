@@ -132,7 +132,7 @@ def _roster(
     out: Annotated[Path, typer.Option(metavar="FILE", help="File to write, for the machine that has the operator's key.")],
     federation: Annotated[str, typer.Option(help="Name of the federation, as in the devices' files.")] = "default",
     honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Least share of honest devices. Boards decline a task that assumes more.")] = HONEST_FRACTION,
-    min_devices: Annotated[int, typer.Option(min=2, help="Fewest devices in a sum. Boards decline a task that opens smaller sums.")] = MIN_DEVICES,
+    min_devices: Annotated[int, typer.Option(min=2, max=100_000, help="Fewest devices in a sum. Boards decline a task that opens smaller sums.")] = MIN_DEVICES,
 ) -> None:  # fmt: skip
     """Write the list of devices for secure sums, to be signed: all accepted devices whose key is known.
 

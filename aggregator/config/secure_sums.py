@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
+from hushfleet.aggregator.config.question import total_rounds
 from hushfleet.aggregator.config.sections import WireSection
 from hushfleet.config.spec import MAX_SECURE_ROUNDS, SecureSpec
 from hushfleet.errors import PrivacyError
@@ -41,10 +42,11 @@ def spec_of(task: Task, *, noise_multiplier: float, size: int | None) -> SecureS
 
     Raises `PrivacyError` if no honest devices are left, or no ring is fine enough.
     """
-    if task.round.rounds > MAX_SECURE_ROUNDS:
+    if (rounds := total_rounds(task)) > MAX_SECURE_ROUNDS:
+        evaluated = "" if rounds == task.round.rounds else f", {rounds} with those that evaluate"
         raise PrivacyError(
-            f"round.rounds = {task.round.rounds}: secure sums allow at most {MAX_SECURE_ROUNDS}, since a round's "
-            "number draws its committee, and an aggregator with more rounds could choose among committees"
+            f"round.rounds = {task.round.rounds}{evaluated}: secure sums allow at most {MAX_SECURE_ROUNDS}, since a "
+            "round's number draws its committee, and an aggregator with more rounds could choose among committees"
         )
     least, fraction = task.round.min_updates, task.privacy.honest_fraction
     most = math.ceil(task.cohort_size + 6 * math.sqrt(task.cohort_size * (1 - task.sampling_rate)))

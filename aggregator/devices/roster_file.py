@@ -17,14 +17,15 @@ class RosterFile:
 
     def __init__(self, file: Path) -> None:
         self.path = file
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: tuple[int, ...] | None = None
         self._roster: Roster | None = None
 
     def current(self) -> Roster | None:
         """Returns the newest roster that could be read; None if there is no file, or no roster could be read yet."""
         try:
             status = self.path.stat()
-            seen = status.st_mtime_ns, status.st_size, status.st_ino
+            # the last one changes if somebody lets the aggregator read a file that it could not read
+            seen = status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns
             if seen != self._seen:
                 self._seen = seen
                 self._roster = Roster.from_bytes(self.path.read_bytes())

@@ -65,7 +65,11 @@ def _problems(holds: Roster | None, changes: RosterChanges) -> list[Problem]:
 
 
 def _opens_none(holds: Roster, *, missing: int) -> bool:
-    """Returns whether a sum opens with all boards of the roster, but not without `missing` of them."""
-    rule = committee_rule(len(holds.devices), honest_fraction=holds.honest_fraction)
-    there = len(holds.devices) - missing
-    return missing > rule.may_miss or there < holds.min_devices <= len(holds.devices)
+    """Returns whether a sum opens with all boards of the roster, but hardly one without `missing` of them.
+
+    A committee is drawn from the roster; in a large one it has few of the missing boards.
+    """
+    boards = len(holds.devices)
+    rule = committee_rule(boards, honest_fraction=holds.honest_fraction)
+    drawn = missing * rule.members / boards  # on average
+    return drawn > rule.may_miss or boards - missing < holds.min_devices <= boards

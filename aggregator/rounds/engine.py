@@ -35,7 +35,7 @@ from hushfleet.errors import BadInput, StoreFull, WireError
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.member_answer import is_answer, read_answer_header
 from hushfleet.secure.roster import Roster
-from hushfleet.secure.secure_round import check_signed_limits
+from hushfleet.secure.secure_round import check_roster
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 from hushfleet.wire.format.update import SIGNED, UpdateFormat
 
@@ -220,10 +220,10 @@ class RoundEngine:
         return cohort != plan.cohort
 
     def _open_secure(self, number: int, roster: Roster) -> None:
-        if (spec := self.spec.privacy.secure) is not None:
-            check_signed_limits(spec, roster)  # no draw can correct this
         data, wanted = roster.to_bytes(), self._rules.cohort_size
         secure = SecurePlan(BlobRef.of(data), min(1.0, wanted / len(roster.devices)) if wanted else 1.0)
+        if (spec := self.spec.privacy.secure) is not None:
+            check_roster(spec, roster, rate=secure.rate)  # no draw can correct this
         self.roster = data
         plan = self.progress.plan(number, {}, secure)
         self._begin(plan)

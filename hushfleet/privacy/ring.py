@@ -104,8 +104,9 @@ def scale_for(
 ) -> Scale:
     """Returns the finest scale whose sums do not wrap around, or a coarser one that is fine enough.
 
-    A value of a sum of `devices` rotated updates has a variance of at most (n Delta)^2 / k, reached if all updates are
-    equal, and its noise has the variance S^2 n / h; 6.5 standard deviations fit into half of the ring.
+    The values of a sum of `devices` rotated updates have on average a variance of at most (n Delta)^2 / k, reached if
+    all updates are equal (a single value at most twice that), and their noise has the variance S^2 n / h; 6.5 standard
+    deviations fit into half of the ring.
 
     :param records: 0 if a device is protected; if a record is, a device's values have the norm of at most this many.
 

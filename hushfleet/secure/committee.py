@@ -72,11 +72,15 @@ def _most_corrupt(devices: int, *, honest_fraction: float, drawn: int) -> int:
     """Returns the least c such that more than c of the `drawn` among `devices` are corrupt in at most one of 10^18
     draws."""
     bad = corrupt_devices(devices, honest_fraction=honest_fraction)
+    good, most = devices - bad, min(bad, drawn)
     whole, tail = math.comb(devices, drawn), 0
-    for count in range(min(bad, drawn), -1, -1):  # the upper tail of the hypergeometric distribution, exactly
-        tail += math.comb(bad, count) * math.comb(devices - bad, drawn - count)
+    draws = math.comb(bad, most) * math.comb(good, drawn - most)  # with `count` corrupt ones
+    for count in range(most, -1, -1):  # the upper tail of the hypergeometric distribution, exactly
+        tail += draws
         if tail * _TOO_MANY_CORRUPT > whole:
             return count
+        # without a remainder; two binomials for each count would take a board hours with 100,000 devices
+        draws = draws * count * (good - drawn + count) // ((bad - count + 1) * (drawn - count + 1))
     return 0
 
 

@@ -35,7 +35,7 @@ class SecureRound:
             raise BadInput(f"the plan of round {plan.round} has no secure sum")
         self.spec, self.roster, self.size = spec, roster, size
         self.prime = PRIMES[spec.bits]
-        check_signed_limits(spec, roster)
+        _check_signed_limits(spec, roster)
         if plan.round > MAX_SECURE_ROUNDS:
             raise BadInput(
                 f"round {plan.round} is above {MAX_SECURE_ROUNDS}, the most that secure sums allow: each further "
@@ -55,25 +55,7 @@ class SecureRound:
         self.context: bytes = hashlib.sha256(seed + agreed.encode()).digest()
         """The context of the masks: everything in the plan about round and sum, except the devices in the sum."""
         self.cohort: list[int] = roster.cohort(seed=seed, rate=plan.secure.rate)
-        if len(self.cohort) < spec.min_devices:
-            raise BadInput(f"the cohort has {len(self.cohort)} devices, and a sum needs {spec.min_devices} or more")
-        honest = least_honest(
-            spec.min_devices,
-            devices=len(roster.devices),
-            honest_fraction=spec.honest_fraction,
-            drawn=len(self.cohort),
-        )
-        if honest < spec.honest_devices:
-            raise BadInput(
-                f"the task counts on the noise of {spec.honest_devices} honest devices, but a sum of "
-                f"{spec.min_devices} may have only {honest}, with {len(self.cohort)} of {len(roster.devices)} "
-                "devices drawn"
-            )
-        self.rule: CommitteeRule = committee_rule(
-            len(self.cohort), honest_fraction=spec.honest_fraction, roster=len(roster.devices)
-        )
-        if self.rule.packed < 1:
-            raise BadInput(f"no committee of {self.rule.members} devices withstands {self.rule.corrupt} corrupt ones")
+        self.rule = _rule_of(spec, roster, drawn=len(self.cohort))
         self.committee: list[int] = roster.committee(self.cohort, seed=seed, size=self.rule.members)
         self._places = {roster.devices[index]: index for index in self.cohort}
 
@@ -165,7 +147,36 @@ def assumption(spec: SecureSpec, *, devices: int, roster: str | None) -> str:
     return f"protected as long as at least {honest} of {of}; no sum of fewer than {spec.min_devices} is opened"
 
 
-def check_signed_limits(spec: SecureSpec, roster: Roster) -> None:
+def check_roster(spec: SecureSpec, roster: Roster, *, rate: float) -> None:
+    """Checks, before a round opens, that a cohort of the usual size can have a sum.
+
+    Without it, a fleet that has outgrown its task would open and give up one round after the other, until none is left.
+
+    Raises `BadInput` for a roster that does not fit the task, or for a task beyond the limits that the operator has
+    signed.
+    """
+    _check_signed_limits(spec, roster)
+    _rule_of(spec, roster, drawn=round(rate * len(roster.devices)))
+
+
+def _rule_of(spec: SecureSpec, roster: Roster, *, drawn: int) -> CommitteeRule:
+    """Returns the rule of a cohort of `drawn` devices. Raises `BadInput` if it can have no sum."""
+    if drawn < spec.min_devices:
+        raise BadInput(f"the cohort has {drawn} devices, and a sum needs {spec.min_devices} or more")
+    devices, fraction = len(roster.devices), spec.honest_fraction
+    honest = least_honest(spec.min_devices, devices=devices, honest_fraction=fraction, drawn=drawn)
+    if honest < spec.honest_devices:
+        raise BadInput(
+            f"the task counts on the noise of {spec.honest_devices} honest devices, but a sum of "
+            f"{spec.min_devices} may have only {honest}, with {drawn} of {devices} devices drawn"
+        )
+    rule = committee_rule(drawn, honest_fraction=fraction, roster=devices)
+    if rule.packed < 1:
+        raise BadInput(f"no committee of {rule.members} devices withstands {rule.corrupt} corrupt ones")
+    return rule
+
+
+def _check_signed_limits(spec: SecureSpec, roster: Roster) -> None:
     """Checks the task, which the aggregator writes, against the limits that the operator has signed, if any.
 
     Raises `BadInput` for a task beyond these limits.

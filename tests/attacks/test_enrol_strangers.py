@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
@@ -84,6 +85,24 @@ def test_one_key_is_one_device_also_where_enrolment_is_open(make_field: MakeFiel
     assert isinstance(answer, NotEnrolled)
     field.crash()
     assert field.coordinator.enrolment.key("one") == twice.public_key, "it is pinned for good"
+
+
+class Nobody:
+    """A key that nobody owns: the neutral point of the curve. Anybody signs with it, by R = s B, here for s = 0."""
+
+    public_key = (1).to_bytes(32, "little")
+
+    def sign(self, data: bytes) -> bytes:
+        return (1).to_bytes(32, "little") + bytes(32)
+
+
+def test_a_key_without_an_owner_is_no_key(make_field: MakeField) -> None:
+    """It gives no shared secret, so each round of secure sums that draws its device would fail."""
+    field = make_field(devices=2, min_devices=9, closed=False)
+    Ed25519PublicKey.from_public_bytes(Nobody.public_key).verify(Nobody().sign(b""), b"anything")
+    come(field, {"nobody": Nobody()})  # type: ignore[dict-item]
+    assert field.coordinator.present == {}
+    assert field.refusals() == {"unknown": {"unknown-device": 1}}
 
 
 def test_the_operator_accepts_a_device_while_the_run_goes_on(field: Field) -> None:

@@ -18,6 +18,7 @@ from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.ring import Ring
 from hushfleet.secure.agreement import KeyAgreement
+from hushfleet.secure.committee import least_honest
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.member_answer import AnswerHeader, encode_answer
 from hushfleet.secure.prime_field import to_bytes
@@ -30,13 +31,14 @@ from hushfleet.wire.format.update import UpdateHeader, encode_masked
 from support.fleet import LAYOUT, prepared_task
 
 
-def secure_task(devices: int, *, min_devices: int, **settings: Any) -> PreparedTask:
-    """A task of secure sums, noise among all of `min_devices`."""
+def secure_task(devices: int, *, min_devices: int, honest_fraction: float = 1.0, **settings: Any) -> PreparedTask:
+    """A task of secure sums, noise among the honest ones of `min_devices`."""
     base = prepared_task(
         method="dp-fedavg", devices=devices, accounting="secure", wire={"downlink": "full"}, min_updates=min_devices,
         **settings,
     )  # fmt: skip
-    secure = SecureSpec(16, min_devices, min_devices, honest_fraction=1.0)
+    honest = least_honest(min_devices, devices=devices, honest_fraction=honest_fraction, drawn=devices)
+    secure = SecureSpec(16, min_devices, honest, honest_fraction=honest_fraction)
     spec = replace(base.spec, privacy=replace(base.spec.privacy, secure=secure))
     package = spec.to_bytes()
     method = method_of(spec)

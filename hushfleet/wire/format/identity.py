@@ -16,6 +16,10 @@ from hushfleet.errors import BadInput, BadSignature
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
+_FIELD = (1 << 255) - 19
+_ORDER_8 = int.from_bytes(bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"), "little")
+_SMALL_ORDER = frozenset({0, 1, _FIELD - 1, _FIELD, _FIELD + 1, _ORDER_8, _FIELD - _ORDER_8})
+"""y of the points of order 1, 2, 4 and 8, also as encoded without reduction."""
 
 
 class Identity:
@@ -58,12 +62,18 @@ class Identity:
 
 
 def verify(public_key: bytes, data: bytes | bytearray | memoryview, signature: bytes | bytearray | memoryview) -> None:
-    """Raises `BadSignature` unless the owner of `public_key` (32 bytes) signed exactly `data`."""
+    """Raises `BadSignature` unless the owner of `public_key` (32 bytes) signed exactly `data`.
+
+    A key of small order is refused: it has no owner, anybody can sign with it, and it gives no shared secret. One board
+    with such a key would stop all secure sums of its fleet.
+    """
     if len(public_key) != KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         raise BadSignature(
             f"a key of {KEY_BYTES} and a signature of {SIGNATURE_BYTES} bytes are expected, "
             f"got {len(public_key)} and {len(signature)}"
         )
+    if int.from_bytes(public_key, "little") & ((1 << 255) - 1) in _SMALL_ORDER:  # without the sign of x
+        raise BadSignature(f"the key {public_key.hex()[:16]}... is of small order, so anybody can sign with it")
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
     except (InvalidSignature, ValueError) as error:

@@ -161,6 +161,8 @@ class RoundPlan(Checked):
         for device in self.cohort:  # not by the type `Name`, which takes three times as long for a large cohort
             require(is_name(device), "cohort device", device, NAME_RULE)
         require(self.round <= self.rounds, "round", self.round, f"at most rounds = {self.rounds}")
+        is_over = self.phase in ("closed", "finished")  # round 0 is closed from the beginning
+        require(self.round > 0 or is_over, "round", self.round, f"1 or more in the phase {self.phase!r}")
         together = sum(difference.size for difference in self.differences)
         of_sum = self.secure is not None and bool(self.secure.included)
         require(

@@ -38,6 +38,14 @@ def test_a_signed_roster_of_those_who_are_accepted(tmp_path: Path) -> None:
         Roster.from_bytes(out.read_bytes(), operator=keys["a"])
 
 
+def test_a_sum_of_more_devices_than_a_roster_has_is_refused(tmp_path: Path) -> None:
+    run("devices", "add", tmp_path / "run", "a", "--key", Identity.generate().public_key.hex())
+    assert "--min-devices" in run(
+        "devices", "roster", tmp_path / "run", "--out", tmp_path / "list", "--min-devices", 100_001
+    )
+    assert not (tmp_path / "list").exists()
+
+
 def test_a_fleet_exports_its_own(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "plant")
     with pytest.raises(BadInput, match="fleet roster export"):

@@ -88,6 +88,7 @@ def test_a_task_of_secure_sums_is_completed() -> None:
         ({"round": {"min_updates": 101}}, "a round has 100 devices"),
         ({"method": {"name": "fedglp-adp"}}, "a mask of its own"),
         ({"round": {"rounds": 10_001}}, "secure sums allow at most 10000"),
+        ({"round": {"rounds": 10_000}, "evaluation": {}}, "10001 with those that evaluate: secure sums allow at most"),
     ],
 )
 def test_what_does_not_go_with_secure_sums(sections: dict[str, Any], reason: str) -> None:

@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices.roster_signing import RosterChanges
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.fleet.sums import _problems
 from hushfleet.aggregator.fleet.table import table
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.fleet.watch import FleetWatch
@@ -256,6 +258,21 @@ def test_so_many_boards_are_out_that_no_sum_opens(two: Two) -> None:
     assert all(words not in text for text in told(two.view()))
     run("block", two.folder.path, names[0])
     assert all(words in text for text in told(two.view())), "nine are fewer than the ten that a sum needs"
+
+
+def test_a_committee_of_a_large_roster_has_few_of_the_boards_that_are_out() -> None:
+    """Eleven of a thousand are about one of a committee's 96 members, of whom ten may be missing."""
+    keys = {f"plant-{number:04}": number.to_bytes(32, "big") for number in range(1000)}
+    holds = Roster.of(keys)
+
+    def found(out: int) -> list[str]:
+        left = Roster.of(dict(list(keys.items())[out:]))
+        return [problem.what for problem in _problems(holds, RosterChanges.between(holds, left))]
+
+    waits = "boards are to leave the roster, which waits to be signed"
+    assert found(0) == []
+    assert (found(11), found(100)) == ([f"11 {waits}"], [f"100 {waits}"])
+    assert "no sum opens until one is signed" in found(110)[1]
 
 
 def test_boards_enrol_and_the_service_works_without_the_operators_key(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.devices.roster_file import RosterFile
-from hushfleet.secure.roster import RosterContent
+from hushfleet.secure.roster import Roster, RosterContent
 from hushfleet.wire.format.identity import Identity
 from support.field import Field
 from support.secure import SecureFleet
@@ -76,3 +77,19 @@ def test_nobody_waits_for_a_device_that_is_out_and_still_in_the_roster(field: Fi
     assert engine.closed_rounds == 1
     (closed,) = field.events_of("round_close")
     assert closed["participants"] == 9
+
+
+def test_a_file_that_may_be_read_now_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that root has written; nothing but its permissions changes then."""
+    file, signed = tmp_path / "roster", Roster.of({"a": bytes(32)})
+    file.write_bytes(signed.to_bytes())
+    roster = RosterFile(file)
+    with monkeypatch.context() as forbidden:
+        forbidden.setattr(Path, "read_bytes", Mock(side_effect=PermissionError("forbidden")))
+        assert roster.current() is None
+        assert roster.current() is None
+        assert Path.read_bytes.call_count == 1, "one warning is enough"  # type: ignore[attr-defined]
+    written = file.stat().st_ctime_ns
+    while file.stat().st_ctime_ns == written:  # the clock of a file system may be coarse
+        file.chmod(0o640)
+    assert roster.current() == signed

@@ -14,7 +14,7 @@ import pytest
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.secure.prime_field import PRIMES, add_into
-from hushfleet.secure.roster import RosterContent
+from hushfleet.secure.roster import Roster, RosterContent
 from hushfleet.wire.format.identity import Identity
 from support.secure import SecureFleet
 
@@ -350,6 +350,19 @@ def test_a_task_that_goes_beyond_what_the_operator_signed_is_not_opened(make: Ma
         assert fleet.engine.plan is None
     signed = RosterContent.of(keys, honest_fraction=1.0, min_devices=8).signed(operator)
     assert fleet.engine.open_round((), roster=signed).round == 1
+
+
+@pytest.mark.parametrize("cohort_size", [None, 20])
+def test_a_fleet_that_has_outgrown_its_task_opens_no_round(make: Make, cohort_size: int | None) -> None:
+    """Nor gives up all of its rounds: of more boards more may be corrupt than the noise allows, in almost any draw."""
+    drawn = {} if cohort_size is None else {"cohort_size": cohort_size}
+    fleet = make(devices=40, min_devices=16, honest_fraction=0.9, unit={"delta": 1e-5}, **drawn)
+    keys = {name: each.public_key for name, each in fleet.identities.items()}
+    more = keys | {f"new-{index}": Identity.from_bytes(bytes([index]) * 32).public_key for index in range(100, 120)}
+    with pytest.raises(BadInput, match=f"of 16 may have only 10, with {cohort_size or 60} of 60 devices drawn"):
+        fleet.engine.open_round((), roster=Roster.of(more))
+    assert (fleet.engine.plan, fleet.engine.closed_rounds) == (None, 0)
+    assert fleet.engine.open_round((), roster=Roster.of(keys)).round == 1
 
 
 def test_a_round_that_an_earlier_version_has_opened_is_refused_in_words(make: Make) -> None:

@@ -9,13 +9,14 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, BadSignature
 from hushfleet.secure.agreement import KeyAgreement, _montgomery
-from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.identity import Identity, verify
 from support.secure_sums import identity
 
 P = (1 << 255) - 19
 D = -121665 * pow(121666, -1, P) % P
+L = (1 << 252) + 27742317777372353535851937790883648493  # the order of the base point
 
 
 def test_both_sides_have_the_same_key_and_it_is_that_of_x25519() -> None:
@@ -78,6 +79,17 @@ def test_points_of_small_order_are_refused(key: bytes) -> None:
     """Whoever enrols with one would know a secret with everybody, and so would anybody else."""
     with pytest.raises(BadInput):
         KeyAgreement(identity("own")).secret(key)
+
+
+@pytest.mark.parametrize("key", torsion(), ids=bytes.hex)
+def test_nothing_is_signed_by_a_point_of_small_order(key: bytes) -> None:
+    """Anybody could have done it: with R = s B the equation s B = R + h A holds as soon as h A is zero."""
+    seed = identity("anybody").to_bytes()
+    scalar = int.from_bytes(hashlib.sha512(seed).digest()[:32], "little") & ~7 & ((1 << 254) - 1) | 1 << 254
+    forged = identity("anybody").public_key + (scalar % L).to_bytes(32, "little")
+    for number in range(64):  # h is a multiple of 8 for one in eight
+        with pytest.raises(BadSignature):
+            verify(key, b"%d" % number, forged)
 
 
 @pytest.mark.parametrize("key", [b"", bytes(31), bytes(33), b"\xff" * 32])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hushfleet.secure.committee import MOST_MEMBERS, committee_rule
+from hushfleet.secure.committee import MOST_MEMBERS, committee_rule, least_honest
 
 
 @given(st.integers(1, 300), st.floats(0.5, 1.0), st.integers(0, 1000))
@@ -34,6 +34,24 @@ def test_more_corrupt_members_than_that_are_drawn_once_in_10_to_the_18(devices: 
 
     assert chance_above(rule.corrupt) <= 1e-18
     assert rule.corrupt == 0 or chance_above(rule.corrupt - 1) > 1e-18
+
+
+@pytest.mark.parametrize(("devices", "drawn"), [(1000, 300), (100_000, 50_000)])
+def test_the_honest_devices_of_a_sum_by_logarithms(devices: int, drawn: int) -> None:
+    """By a sum of binomials for each number, half of the largest roster would take a quarter of an hour on a PC."""
+    corrupt, bad = drawn - least_honest(drawn, devices=devices, honest_fraction=0.9, drawn=drawn), devices // 10
+
+    def ways(n: int, k: int) -> float:
+        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+    def chance_above(count: int) -> float:
+        whole = ways(devices, drawn)
+        return sum(
+            math.exp(ways(bad, n) + ways(devices - bad, drawn - n) - whole)
+            for n in range(count + 1, min(bad, drawn) + 1)
+        )
+
+    assert chance_above(corrupt) <= 1e-18 < chance_above(corrupt - 1)
 
 
 def test_a_committee_is_a_draw_of_the_roster_and_not_only_of_the_cohort() -> None:

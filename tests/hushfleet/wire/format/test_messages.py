@@ -59,7 +59,7 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(ServerState, ROUNDS, st.sampled_from(["ready", "lost"]), st.just(DEVICE.public_key)),
     st.builds(TaskNotice, TASKS, DIGESTS, SIZES, ROUNDS),
     st.builds(
-        RoundPlan, TASKS, st.integers(0, 9), st.integers(9, 1_000_000), st.just("open"), DIGESTS, SIZES,
+        RoundPlan, TASKS, st.integers(1, 9), st.integers(9, 1_000_000), st.just("open"), DIGESTS, SIZES,
         st.dictionaries(NAMES, st.binary(min_size=16, max_size=16), max_size=30), st.integers(1, 1 << 40),
         st.floats(0, 1e12), st.dictionaries(st.sampled_from(["clip_norm", "noise_multiplier"]), st.floats(-9, 9)),
     ),
@@ -312,6 +312,15 @@ def test_what_a_plan_need_not_say_costs_no_byte_and_what_it_says_comes_back() ->
     for controls in ({"clip norm": 1.0}, {"x" * 33: 1.0}, {"a": math.inf}, {f"c{i}": 1.0 for i in range(17)}):
         with pytest.raises(ValueError, match="controls"):
             replace(plain, controls=controls)
+
+
+def test_no_round_before_the_first_is_open() -> None:
+    """A device would take it for one more round than its task has."""
+    first = RoundPlan("t", 1, 2, "open", bytes(32), 4, {}, 1, 1.0)
+    for phase in ("closed", "finished"):
+        assert replace(first, round=0, phase=phase).round == 0
+    with pytest.raises(ValueError, match="round = 0: must be 1 or more in the phase 'open'"):
+        replace(first, round=0)
 
 
 def test_a_buffered_plan_names_nobody_and_takes_updates_of_some_earlier_rounds() -> None:
