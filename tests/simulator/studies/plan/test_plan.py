@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import subprocess
 import sys
@@ -11,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.planning.advice import Advice, Question
+from hushfleet.aggregator.planning.gain_table import gain_table
 from hushfleet.aggregator.planning.year import Year
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
@@ -25,7 +29,7 @@ from hushfleet.secure.prime_field import PRIMES
 from hushfleet.simulator.studies.plan.cli import plan, read_shape
 from hushfleet.simulator.studies.plan.needs import HEADER_BYTES, ROUND_S, BoardCosts, needs
 from hushfleet.simulator.studies.plan.own_images import own_images
-from hushfleet.simulator.studies.plan.show import _promise
+from hushfleet.simulator.studies.plan.show import _promise, show
 from hushfleet.simulator.studies.plan.task_file import task_text
 
 ASKED = Question(devices=60, images=40, classes=10, epsilon=4)
@@ -78,6 +82,15 @@ def test_a_plan_is_measured_on_a_folder_of_images(
         assert said in str(CliRunner().invoke(app, [*asked, *changes]).exception)
     (tmp_path / "empty").mkdir()
     assert "has too few images" in str(CliRunner().invoke(app, asked).exception)
+
+
+def test_a_folder_with_brackets_in_its_name_is_shown_as_it_is() -> None:
+    """Rich took `[/a]` for the end of a style: a traceback in place of the last lines."""
+    table = copy.copy(gain_table())
+    table.measured_on = "90 images of photos[/a]"
+    console = Console(width=200, file=io.StringIO(), record=True)
+    show(console, Advice.on(ASKED, table), needs(ASKED), [], None)
+    assert "Measured on 90 images of photos[/a]" in console.export_text()
 
 
 def test_images_are_held_out_of_each_class(tmp_path: Path) -> None:
