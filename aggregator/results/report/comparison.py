@@ -43,7 +43,9 @@ def run_folders(folders: Sequence[Path]) -> dict[str, Path]:
     for name, folder in zip(unique, folders, strict=True):
         found[name] = folder
         seeds = sorted(folder.glob("seeds/*/result.json"), key=lambda path: (len(path.parent.name), path.parent.name))
-        found |= {f"{name}, seed {path.parent.name}": path.parent for path in seeds if path.parent not in folders}
+        found |= {
+            f"{name}, seed {path.parent.name}": path.parent for path in seeds if path.parent.resolve() not in places
+        }
     return found
 
 

@@ -16,6 +16,7 @@ from hushfleet.aggregator.results.report.comparison import (
     comparison_table,
     differ_by_seed,
     load_runs,
+    run_folders,
     write_comparison,
 )
 from hushfleet.aggregator.results.report.readable import gained
@@ -164,3 +165,12 @@ def test_names_in_brackets_are_no_markup_of_the_terminal() -> None:
     assert "exp[lr=0.1]" in text
     assert "exp[/a]" in text
     assert "of [all]" in text
+
+
+def test_a_seed_that_is_given_by_another_path_is_no_second_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = tmp_path / "a" / "seeds" / "1"
+    seed.mkdir(parents=True)
+    for folder in (seed, tmp_path / "a"):
+        RUNS["paper"].save(folder / "result.json")
+    monkeypatch.chdir(tmp_path)
+    assert list(run_folders([Path("a"), seed])) == ["a", "1"]
