@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from hushfleet.aggregator.planning.year import Year
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.ledger import epsilon_server_of
+from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.masking import mask
 from hushfleet.secure.prime_field import PRIMES
@@ -179,6 +183,21 @@ def test_a_limit_that_lasts_longer_than_is_computed_is_not_told_to_end() -> None
     assert epsilon([Step(multiplier, 1.0, rounds * 10_001)], delta=1e-5) < 1000
     assert (year.periods, year.ends_after_s) == (None, None)
     assert year.rows()["the budget ends"] == "not in 10,000 periods"
+
+
+def test_the_limits_of_boards_have_the_delta_of_the_plan() -> None:
+    """At their usual delta of 1e-5 boards would count epsilon 5.5 in place of 4, and decline the last rounds."""
+    asked = replace(ASKED, delta=1e-3)
+    needed = needs(asked)
+    rounds, multiplier = needed.rounds, needed.noise_multiplier
+    year = Year.of(Advice.on(asked), rounds=rounds, multiplier=multiplier, per="90d", lifetime=8.0)
+    told = year.rows()["limits on the boards"]
+    limits = tomllib.loads(told.replace(", ", "\n"))
+    charge = Charge("device", DEVICE_ADJACENCY, "gaussian", multiplier, steps=rounds)
+    for given, fits in ((limits, True), ({**limits, "delta": 1e-5}, False)):
+        budget = Budget.of(given)
+        assert budget is not None
+        assert (epsilon_server_of([charge], delta=budget.delta) <= budget.in_period) is fits
 
 
 def test_a_year_of_periods_is_composed_exactly_and_ends_with_the_lifetime_limit(app: typer.Typer) -> None:
