@@ -20,7 +20,7 @@ from hushfleet.aggregator.results.fleet_timeline import FleetRound, FleetTimelin
 from hushfleet.aggregator.results.report import render_report, write_report
 from hushfleet.aggregator.results.report.charts import line, log_axis
 from hushfleet.aggregator.results.report.page import PageCell, Plot, Prose, Section, Table, label, page, plotly_script
-from hushfleet.aggregator.results.report.readable import number, percent_up, points, size
+from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent_up, points, size
 from hushfleet.aggregator.results.report.sections import DASH, fleet
 from hushfleet.aggregator.results.report.verdict import (
     answer,
@@ -426,6 +426,16 @@ def test_numbers_as_people_write_them() -> None:
     assert [points(v) for v in (0.032, -0.011, 0.0001, -0.0001, None)] == [
         "+3.2 points", "\u22121.1 points", "0.0 points", "0.0 points", "not measured",
     ]  # fmt: skip
+
+
+def test_an_epsilon_has_the_digits_of_its_word_and_of_its_limit() -> None:
+    assert [epsilon_number(v) for v in (8.0, 7.999, 8.004, 1.0004, 3.00000001, 12.34, 4417.0, 0.0, math.inf, None)] == [
+        "8", "8", "8.004", "1.0004", "3.00000001", "12.3", "4,417", "0", "\u221e", "not measured",
+    ]  # fmt: skip
+    assert [epsilon_number(v, 5.0) for v in (4.996, 5.0, 5.004, 5.1)] == ["5", "5", "5.004", "5.1"]
+    assert "epsilon_server = 8.004: negligible protection" in privacy_answer(
+        judge(sample(epsilon_server=8.004)), devices=2
+    )
 
 
 def test_a_logarithmic_axis_has_round_ticks() -> None:
