@@ -396,8 +396,11 @@ class Result(JsonRecord):
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replaces a text file completely or not at all. Raises `StoreError`."""
-    atomic_file.write_whole(Path(path), text.encode(), durable=True)
+    """Replaces a text file completely or not at all; a byte that is no text, as in a file's name, becomes an escape.
+
+    Raises `StoreError`.
+    """
+    atomic_file.write_whole(Path(path), text.encode(errors="backslashreplace"), durable=True)
 
 
 def renamed(value: Any, old: str, new: str) -> Any:

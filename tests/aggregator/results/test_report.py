@@ -467,6 +467,13 @@ def test_the_report_is_written_whole(tmp_path: Path) -> None:
     assert html.endswith("</html>\n")
 
 
+def test_a_file_name_that_is_no_text_does_not_cost_the_report(tmp_path: Path) -> None:
+    """Python reads such a byte, `\\xe9` of Latin-1, as a lone surrogate: after the whole run there was no report."""
+    again = Rerun(command="hushfleet simulate caf\udce9.toml", task="", digests={})
+    write_report(sample().model_copy(update={"rerun": again}), tmp_path / "report.html")
+    assert r"caf\udce9.toml" in (tmp_path / "report.html").read_text()
+
+
 def test_images_and_confusion_are_shown_and_only_as_data_of_the_page() -> None:
     result = sample()
     shown = Example(png="aGVsbG8=", label=2, device="<b>", said_global=2, said_own=0)
