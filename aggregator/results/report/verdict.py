@@ -173,7 +173,7 @@ def answer(result: Result, headline: Headline) -> str:
             "This run did not measure models that each device trains alone, "
             "so it cannot say whether federating was worth it."
         )
-    elif gain is not None:
+    elif gain is not None and set(found) != {"nothing"}:  # else no gain was told
         sentences.append(_spread(gain, result.seed))
     name, third = headline.rows[2]
     if third.verdict == "nothing" and headline.common.verdict != "nothing":
