@@ -377,7 +377,7 @@ class Result(JsonRecord):
             raise BadInput(f"{Path(path).parent} {text}") from error
         except NotADirectoryError as error:
             raise BadInput(f"{Path(path).parent} is a file; give the run's folder, which has a result.json") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise BadInput(f"{path} is not a readable JSON file: {error}") from error
         schema = data.get("schema") if isinstance(data, dict) else None
         if schema != SCHEMA:

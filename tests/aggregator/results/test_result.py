@@ -140,6 +140,7 @@ def test_a_reader_leaves_out_keys_it_does_not_know_and_a_writer_may_not_invent_t
     ("text", "told"),
     [
         ("{", "not a readable JSON"),
+        ("[" * 100_000, "not a readable JSON"),
         ("[]", "schema None"),
         ('{"schema": 2}', "schema 2"),
         ('{"schema": 1}', "task: Field required"),
