@@ -142,6 +142,12 @@ def test_other_plans_are_tasks_too(changes: dict[str, object], tmp_path: Path) -
     assert spent == pytest.approx(2.0, rel=1e-6)
 
 
+def test_the_features_of_any_file_name_can_be_read_again() -> None:
+    for name in ('my "net".onnx', r"C:\nets\mine.onnx"):
+        written = tomllib.loads(task_text(replace(ASKED, features=name), needs(ASKED)))
+        assert written["model"]["features"] == name
+
+
 def test_a_task_of_ten_boards_names_the_option_that_its_fleet_needs() -> None:
     asked = replace(ASKED, devices=10)
     assert "hushfleet fleet init --min-devices 9" in task_text(asked, needs(asked))
