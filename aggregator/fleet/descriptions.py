@@ -201,7 +201,7 @@ def model(view: FleetView) -> str:
 
 def gain(evaluation: EvaluationRow) -> str:
     """Returns the gain in points with its error: `+11 ± 3`."""
-    gained = f"{100 * evaluation.gain.value:+.0f}".replace("-", MINUS)
+    gained = f"{round(100 * evaluation.gain.value):+d}".replace("-", MINUS)  # as a whole number, 0 has no minus
     return f"{gained} ± {100 * evaluation.gain.error:.0f}"
 
 
