@@ -81,7 +81,7 @@ class PageServer:
             http=_ImpatientProtocol,
             ws="none",
             lifespan="off",
-            log_level="warning",
+            log_level="error",  # a warning for each wrong request of a stranger would fill the disk
             access_log=False,  # it would hold the token
             server_header=False,
             loop="asyncio",  # another one might not call `_LimitedSocket.accept`

@@ -137,6 +137,17 @@ def test_half_a_request_does_not_keep_others_out_for_ever(
         until(answers)
 
 
+def test_requests_of_strangers_write_nothing_into_the_log(shown: Shown, capfd: pytest.CaptureFixture[str]) -> None:
+    """The log of the fleet service is a file without a limit, and anyone can send such requests all day."""
+    upgrade = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    with PageServer(shown, TOKEN, host="127.0.0.1", port=0) as running:
+        for sent, status in ((b"\0\r\n\r\n", b"400"), (upgrade, b"401")):
+            with socket.create_connection(("127.0.0.1", running.port), timeout=30) as stranger:
+                stranger.sendall(sent)
+                assert stranger.recv(12) == b"HTTP/1.1 " + status
+    assert capfd.readouterr().err == ""
+
+
 def test_a_reader_of_changes_is_not_cut_off(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its one request is old, and still being answered."""
     monkeypatch.setattr(server_module, "REQUEST_S", 0.1)
