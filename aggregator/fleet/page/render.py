@@ -63,7 +63,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {each.__name__: each for each in (epsilon_number, number, percent, size)}
+    environment.filters |= {"epsilon_number": epsilon_number, "number": number, "percent": percent, "size": size}
     environment.filters |= {"iso": _iso, "states": _states}
     return environment
 
