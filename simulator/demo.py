@@ -85,7 +85,7 @@ def demo(
     reports = {each.title: f"{name}/report.html" for name, each in chosen.items()}
     write_comparison("Two fleets", results, reports, folder / "report.html", seen=folder / "paper" / "invert.png")
     console.print(comparison_table(results, title="what a board gained, and what it gave away"))
-    console.print(f"report  {folder / 'report.html'}", highlight=False)
+    console.print(f"report  {folder / 'report.html'}", highlight=False, markup=False)
 
 
 def _check_folder(folder: Path, halves: Iterable[str], *, resume: bool) -> None:

@@ -14,7 +14,7 @@ from hushfleet.aggregator.results.gains import final_by_device
 from hushfleet.aggregator.results.report.comparison import comparison_json, comparison_rows, load_runs
 from hushfleet.aggregator.results.report.readable import percent
 from hushfleet.aggregator.results.report.verdict import answer, judge, privacy_answer
-from hushfleet.aggregator.results.result import Result, renamed
+from hushfleet.aggregator.results.result import Result, RoundRow, renamed
 from hushfleet.errors import BadInput
 from hushfleet.losses import ACCURACY
 from hushfleet.simulator.run_folder import RunFolder
@@ -46,7 +46,8 @@ class Run:
     def rounds(self) -> pd.DataFrame:
         """One row per round, see `hushfleet.aggregator.results.result.RoundRow`."""
         rows = [self._named(row.model_dump()) for row in self.result.rounds]
-        return pd.DataFrame(rows).set_index("round")
+        names = self._named(dict.fromkeys(RoundRow.model_fields))  # also if no round has closed
+        return pd.DataFrame(rows, columns=list(names)).set_index("round")
 
     @property
     def devices(self) -> pd.DataFrame:

@@ -205,7 +205,7 @@ def aggregator(
             write_results(store, prepared, console, sums=facts, federation=options.federation, lifetimes=lifetimes)
     if not finished:
         if of_fleet is not None:
-            words = f"[bold]stopped[/]; the run goes on when the fleet does: hushfleet fleet up {of_fleet.path}"
+            words = f"[bold]stopped[/]; the run goes on when the fleet does: hushfleet fleet up {escape(str(of_fleet.path))}"
         else:
             words = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {escape(resume_command(context, folder))}"
         console.print(f"\n{words}", highlight=False, soft_wrap=True)

@@ -45,4 +45,4 @@ def compare(
     console = Console()
     console.print(comparison_table(results, title="what a device gained, and what it gave away"))
     if out is not None:
-        console.print(f"page  {out}", highlight=False)
+        console.print(f"page  {out}", highlight=False, markup=False)

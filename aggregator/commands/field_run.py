@@ -244,4 +244,5 @@ def write_results(
 
     write_report(result, store.folder / "report.html")
     console.print(summary_table(result))
-    console.print(f"report  {store.folder / 'report.html'}\nresult  {store.folder / 'result.json'}", highlight=False)
+    written = f"report  {store.folder / 'report.html'}\nresult  {store.folder / 'result.json'}"
+    console.print(written, highlight=False, markup=False)

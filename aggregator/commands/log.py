@@ -48,4 +48,4 @@ def log(
             count += 1
     finally:
         sink.close()
-    Console().print(f"{count} rounds written; {where}", highlight=False, soft_wrap=True)
+    Console().print(f"{count} rounds written; {where}", highlight=False, markup=False, soft_wrap=True)

@@ -46,4 +46,4 @@ def report(
             write_report(result, places[name] / "report.html", seen=places[name] / "invert.png")
         reports = {name: f"{place.relative_to(run).as_posix()}/report.html" for name, place in places.items()}
         write_comparison(f"{len(runs)} runs", runs, reports, path)
-    console.print(f"report  {path}", highlight=False)
+    console.print(f"report  {path}", highlight=False, markup=False)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hushfleet.aggregator.fleet.view import BoardView
-from hushfleet.aggregator.results.report.readable import number
+from hushfleet.aggregator.results.report.readable import epsilon_number, number
 from hushfleet.wire.format.health import Problem, alarms
 
 DECLINES = {
@@ -94,7 +94,8 @@ def _problems(board: BoardView, now: float, newest_round: int, service_runs: boo
         advice = "It renews by itself while the fleet service runs; is its clock right?"
         found.append(Problem(f"its certificate {_ends(end, now)}", advice, end <= now))
     if board.is_above_limit:
-        what = f"has spent epsilon_server {number(board.spent)}, above the limit of {number(board.limit)} on its card"
+        spent = epsilon_number(board.spent, board.limit)
+        what = f"has spent epsilon_server {spent}, above the limit of {number(board.limit)} on its card"
         advice = (
             "Its owner has raised limits.epsilon_server, or fleet.toml was changed since: status on the board says it."
         )

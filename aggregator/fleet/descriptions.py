@@ -8,7 +8,16 @@ from datetime import date
 from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SumsView
 from hushfleet.aggregator.results.answers import EvaluationRow
-from hushfleet.aggregator.results.report.readable import MINUS, ago, evaluated, format_lifetime, number, percent, size
+from hushfleet.aggregator.results.report.readable import (
+    MINUS,
+    ago,
+    epsilon_number,
+    evaluated,
+    format_lifetime,
+    number,
+    percent,
+    size,
+)
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.aggregator.rounds.schedule import moment_text
 from hushfleet.privacy.budget import describe_since
@@ -76,7 +85,7 @@ def run_privacy(run: RunView, lifetime: Lifetime | None) -> str:
     in_all = "" if lifetime is None else f"{format_lifetime(lifetime)}; "
     return (
         f"privacy spent, the most of any board, as charged: {in_all}in this task, per {run.unit}{delta}: "
-        f"epsilon_server {number(run.epsilon)}{meaning(run)}, epsilon_release {number(run.epsilon_release)}"
+        f"epsilon_server {epsilon_number(run.epsilon)}{meaning(run)}, epsilon_release {number(run.epsilon_release)}"
     )
 
 
@@ -146,7 +155,7 @@ def spent(board: BoardView) -> str:
     if board.spent is None:
         return "-" if board.epsilon is None else number(board.epsilon)
     if board.is_above_limit:
-        return f"{number(board.spent)}, above its card's {number(board.limit)}"
+        return f"{epsilon_number(board.spent, board.limit)}, above its card's {number(board.limit)}"
     told = number(board.spent) if board.limit is None else f"{number(board.spent)} of {number(board.limit)}"
     return f"up to {told}" if board.undecided else told
 
@@ -192,7 +201,7 @@ def model(view: FleetView) -> str:
 
 def gain(evaluation: EvaluationRow) -> str:
     """Returns the gain in points with its error: `+11 ± 3`."""
-    gained = f"{100 * evaluation.gain.value:+.0f}".replace("-", MINUS)
+    gained = f"{round(100 * evaluation.gain.value):+d}".replace("-", MINUS)  # as a whole number, 0 has no minus
     return f"{gained} ± {100 * evaluation.gain.error:.0f}"
 
 
@@ -200,7 +209,7 @@ def privacy_left(view: FleetView) -> str:
     left = view.privacy_left
     if left is None:
         return "Nothing is spent yet"
-    told = f"{left.device}, which has spent most, stands at {number(left.spent)}"
+    told = f"{left.device}, which has spent most, stands at {epsilon_number(left.spent, left.limit)}"
     above = left.limit is not None and left.spent > left.limit
     if left.limit is not None:
         told += f"{', above' if above else ' of'} the {number(left.limit)} that its card allows"

@@ -19,7 +19,7 @@ from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.watch import EVENTS, Course
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.results.report.page import Facts, PageCell, Prose, Section, SectionPart, Table, page
-from hushfleet.aggregator.results.report.readable import NOT_MEASURED, evaluated, number, percent, size
+from hushfleet.aggregator.results.report.readable import NOT_MEASURED, epsilon_number, evaluated, number, percent, size
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.durations import describe_duration
 from hushfleet.errors import BadInput
@@ -131,7 +131,7 @@ def _epsilon_tiles(worst: Lifetime | None) -> list[tuple[str, str]]:
     if worst is None:
         return []
     word = protection(worst.epsilon_server)
-    cell = PageCell(number(worst.epsilon_server), word.partition(" ")[0])
+    cell = PageCell(epsilon_number(worst.epsilon_server), word.partition(" ")[0])
     return [(cell, f"epsilon in all, at most, of the board that spent most: {word}")]
 
 
@@ -147,8 +147,9 @@ def _privacy(worst: Lifetime | None, budget: Budget | None) -> str:
         if is_over
         else ""
     )
+    shown = epsilon_number(worst.epsilon_server, None if budget is None else budget.lifetime)
     return (
-        f"The board that has spent most has spent at most epsilon{period} {number(worst.epsilon_server)}{limit} in "
+        f"The board that has spent most has spent at most epsilon{period} {shown}{limit} in "
         f"all{describe_since(worst.since)}, at delta {number(worst.delta)}: {protection(worst.epsilon_server)}. "
         f"Its own ledger is exact; the aggregator counts each round in which it may have trained.{over}"
     )

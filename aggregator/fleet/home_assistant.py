@@ -184,7 +184,10 @@ def _format_figure(figure: _Figure) -> Any:
     if not math.isfinite(value):
         return "infinite"
     if metric.endswith("_timestamp_seconds"):
-        return datetime.fromtimestamp(value, UTC).isoformat(timespec="seconds")
+        try:
+            return datetime.fromtimestamp(value, UTC).isoformat(timespec="seconds")
+        except (OverflowError, ValueError, OSError):  # a board may report any number as the end of its certificate
+            return None
     if METRICS[metric].binary:
         return int(value)
     return round(100 * value, 1) if metric.endswith("_ratio") else value

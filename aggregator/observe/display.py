@@ -28,7 +28,15 @@ from hushfleet.aggregator.results.fleet_state import Opening, RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.aggregator.results.gains import MeanAccuracies
 from hushfleet.aggregator.results.report import page
-from hushfleet.aggregator.results.report.readable import NOT_MEASURED, codec, gained, number, percent, size
+from hushfleet.aggregator.results.report.readable import (
+    NOT_MEASURED,
+    codec,
+    epsilon_number,
+    gained,
+    number,
+    percent,
+    size,
+)
 from hushfleet.aggregator.results.report.sweeps import noise_table, seed_table
 from hushfleet.aggregator.results.report.terminal import terminal_table
 from hushfleet.aggregator.results.report.verdict import (
@@ -227,7 +235,10 @@ class FleetDisplay:
 
     def _privacy(self) -> Text:
         state = self.state
-        pairs = [("epsilon_server", number(state.epsilon_server)), ("epsilon_release", number(state.epsilon_release))]
+        pairs = [
+            ("epsilon_server", epsilon_number(state.epsilon_server)),
+            ("epsilon_release", number(state.epsilon_release)),
+        ]
         text = _pairs([*pairs, *([] if state.snr_db is None else [("SNR", f"{number(state.snr_db)} dB")])])
         if state.epsilon_server is not None and state.epsilon_server > NEGLIGIBLE_ABOVE:
             why = f": {', '.join(state.raw_values)} leave without noise" if state.raw_values else ""

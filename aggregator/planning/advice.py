@@ -106,11 +106,15 @@ class Question:
 
 @dataclass(frozen=True)
 class Advice:
-    """The answer, and the fleet size and epsilon at which it would change."""
+    """The answer, and the fleet size and epsilon at which it would change.
+
+    :param assumes_images: whether the number of images per device is not known, and `USUAL_IMAGES` are assumed.
+    """
 
     question: Question
     estimate: Estimate
     table: GainTable
+    assumes_images: bool = False
 
     @classmethod
     def on(cls, question: Question, table: GainTable | None = None) -> Advice:
@@ -162,7 +166,10 @@ class Advice:
     @property
     def warning(self) -> str | None:
         """One line for the user who starts such a run; None if it pays."""
-        return None if self.answer == "yes" else f"{self.in_words}. See: hushfleet plan --help"
+        if self.answer == "yes":
+            return None
+        assumed = " (how many images a device has is not known here)" if self.assumes_images else ""
+        return f"{self.in_words}{assumed}. See: hushfleet plan --help"
 
     def least_devices(self) -> int | None:
         """Returns the fleet size from which on the answer is yes at this epsilon; None if none up to 100,000 exists."""
@@ -211,4 +218,4 @@ def worth_it(
         shape=shape,
     )
     table, counted = gain_table(), math.sqrt(task.cohort_size * task.noise_split)
-    return Advice(asked, asked.estimate(table, counted=counted), table)
+    return Advice(asked, asked.estimate(table, counted=counted), table, assumes_images=not images)

@@ -9,7 +9,7 @@ from hushfleet.aggregator.planning.advice import Advice
 from hushfleet.durations import describe_duration, duration_s
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
-from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.ledger import rounds_left
 from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
 
@@ -97,6 +97,8 @@ class Year:
         length, after = describe_duration(self.per_s), self.epsilon_in_all
         limit = "inf" if math.isinf(self.budget.lifetime) else f"{self.budget.lifetime:g}"
         ends = "never: there is no limit over everything" if limit == "inf" else f"not in {MOST_PERIODS:,} periods"
+        # a board counts at its own delta: with a smaller one than the task's it would decline the last rounds
+        delta = "" if self.budget.delta == DEFAULT_DELTA else f"delta = {self.budget.delta:g}, "
         if self.ends_after_s is not None:
             years = f"{self.ends_after_s / YEAR_S:.1f} years"
             ends = f"after {self.periods} periods, {years}: the next would exceed {limit} over everything"
@@ -111,6 +113,6 @@ class Year:
             "gain of a period": f"{100 * self.gain:+.1f} points over staying alone, begun anew; one task with "
             f"the whole epsilon of the first year, on the same data, {100 * self.gain_of_year:+.1f}",
             "the budget ends": ends,
-            "limits on the boards": f'epsilon_server = {self.epsilon_in_period:g}, per = "{self.per}", '
+            "limits on the boards": f'epsilon_server = {self.epsilon_in_period:g}, {delta}per = "{self.per}", '
             f"epsilon_lifetime = {limit}",
         }

@@ -26,6 +26,7 @@ from hushfleet.privacy.terms import Accountant, Accounting, TrustModel
 
 SCHEMA: Literal[1] = 1
 _encode = json.JSONEncoder(allow_nan=False).encode
+_KEYED_BY_DEVICE = ("boards", "refusals", "declines", "faults")
 _BY_ROUND_AND_DEVICE = ("accuracy_own_common", "accuracy_own_local", "epsilon_server", "epsilon_release")
 _BY_ROUND_AND_LAYER = ("personal_share", "clip_weights")
 _BY_ROUND = ("eq20_bytes", "float32_bytes", "values_sent", "timeline")
@@ -377,7 +378,7 @@ class Result(JsonRecord):
             raise BadInput(f"{Path(path).parent} {text}") from error
         except NotADirectoryError as error:
             raise BadInput(f"{Path(path).parent} is a file; give the run's folder, which has a result.json") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise BadInput(f"{path} is not a readable JSON file: {error}") from error
         schema = data.get("schema") if isinstance(data, dict) else None
         if schema != SCHEMA:
@@ -396,21 +397,25 @@ class Result(JsonRecord):
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replaces a text file completely or not at all. Raises `StoreError`."""
-    atomic_file.write_whole(Path(path), text.encode(), durable=True)
+    """Replaces a text file completely or not at all; a byte that is no text, as in a file's name, becomes an escape.
+
+    Raises `StoreError`.
+    """
+    atomic_file.write_whole(Path(path), text.encode(errors="backslashreplace"), durable=True)
 
 
 def renamed(value: Any, old: str, new: str) -> Any:
-    """Returns a JSON value in which `new` replaces `old` in all keys that begin with `old` and an underscore."""
+    """Returns a JSON value in which `new` replaces `old` in all keys that begin with `old` and an underscore, but not
+    in the names of devices."""
     if isinstance(value, list) and old != new:
         return [renamed(item, old, new) for item in value]
     if not isinstance(value, dict) or old == new:
         return value
-    begin = f"{old}_"
-    return {
-        f"{new}_{name.removeprefix(begin)}" if name.startswith(begin) else name: renamed(item, old, new)
-        for name, item in value.items()
-    }
+    begin, found = f"{old}_", {}
+    for name, item in value.items():
+        key = f"{new}_{name.removeprefix(begin)}" if name.startswith(begin) else name
+        found[key] = item if name in _KEYED_BY_DEVICE else renamed(item, old, new)
+    return found
 
 
 def last_measured(rows: Sequence[Any], value: Callable[[Any], float | None]) -> float | None:

@@ -19,3 +19,13 @@ def test_a_run_of_the_field_has_no_accuracies_to_plot_and_says_so(tmp_path: Path
     for plot in (run.plot_accuracy, run.plot_devices):
         with pytest.raises(BadInput, match="devices in the field do not send theirs"):
             plot()
+
+
+def test_a_run_of_which_no_round_has_closed_has_no_rows(tmp_path: Path) -> None:
+    result = samples["bare"](samples["sample"](2)).model_copy(update={"rounds": []})
+    result.save(tmp_path / "result.json")
+    run = Run(tmp_path)
+    assert run.rounds.empty
+    assert "accuracy_global" in run.rounds
+    with pytest.raises(BadInput, match="no such accuracy was measured"):
+        run.plot_accuracy()

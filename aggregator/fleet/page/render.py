@@ -16,7 +16,7 @@ from markupsafe import Markup
 from hushfleet.aggregator.fleet import advice, descriptions
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RunView
 from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES
-from hushfleet.aggregator.results.report.readable import number, percent, size
+from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent, size
 
 PARTS = ("summary", "attention", "round", "releases", "boards", "answers", "figures")
 TEMPLATES = Path(__file__).parent / "templates"
@@ -63,7 +63,8 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "percent": percent, "size": size, "iso": _iso, "states": _states}
+    environment.filters |= {"epsilon_number": epsilon_number, "number": number, "percent": percent, "size": size}
+    environment.filters |= {"iso": _iso, "states": _states}
     return environment
 
 

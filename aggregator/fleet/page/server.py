@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.fleet.folder import FleetFolder, url_host
@@ -21,6 +22,8 @@ from hushfleet.errors import BadInput
 TOKEN_FILE = "page.token"
 TOKEN_BYTES = 24
 MAX_CONNECTIONS = 256
+REQUEST_S = 20.0
+"""A connection must send a whole request in this time, or it is closed."""
 
 
 def page_token(folder: FleetFolder) -> str:
@@ -75,10 +78,10 @@ class PageServer:
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             page_app(make_view, token),
-            http="h11",
+            http=_ImpatientProtocol,
             ws="none",
             lifespan="off",
-            log_level="warning",
+            log_level="error",  # a warning for each wrong request of a stranger would fill the disk
             access_log=False,  # it would hold the token
             server_header=False,
             loop="asyncio",  # another one might not call `_LimitedSocket.accept`
@@ -136,3 +139,24 @@ class _LimitedSocket(socket.socket):
             raise BlockingIOError  # as if nobody had come
         self._accepted.append(came)
         return came, address
+
+
+class _ImpatientProtocol(H11Protocol):
+    """Closes a connection on which no whole request came and none is answered; `MAX_CONNECTIONS` of these, also of
+    telephones that have gone, would keep all others out. Uvicorn limits only the time between two requests."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._before = self.cycle  # None: nothing was asked yet
+        self._timer = self.loop.call_later(REQUEST_S, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        newest = self.cycle
+        if newest is self._before and (newest is None or newest.response_complete):
+            self.transport.close()
+            return
+        self._before, self._timer = newest, self.loop.call_later(REQUEST_S, self._look)

@@ -11,7 +11,7 @@ from pathlib import Path
 from hushfleet.aggregator.results.gains import MeanAccuracies
 from hushfleet.aggregator.results.report import page, sections
 from hushfleet.aggregator.results.report.answers import answers_section
-from hushfleet.aggregator.results.report.readable import gained, number, percent
+from hushfleet.aggregator.results.report.readable import epsilon_number, gained, number, percent
 from hushfleet.aggregator.results.report.timeline import timeline_section
 from hushfleet.aggregator.results.report.verdict import (
     VERDICTS,
@@ -101,7 +101,7 @@ def _epsilon_tile(name: str, epsilon: float | None) -> tuple[page.PageCell, str]
     if epsilon is None:
         return page.PageCell(number(epsilon)), f"{name}, worst device"
     word = protection(epsilon)
-    return page.PageCell(number(epsilon), word.partition(" ")[0]), f"{name}, worst device: {word}"
+    return page.PageCell(epsilon_number(epsilon), word.partition(" ")[0]), f"{name}, worst device: {word}"
 
 
 def _under(result: Result) -> str:

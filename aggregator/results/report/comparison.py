@@ -12,7 +12,7 @@ from rich.table import Table as TerminalTable
 from hushfleet.aggregator.results.gains import Gain, GainVerdict, MeanAccuracies
 from hushfleet.aggregator.results.report import page, sections
 from hushfleet.aggregator.results.report.page import PageCell, Table
-from hushfleet.aggregator.results.report.readable import from_to, gained, number, size, spread
+from hushfleet.aggregator.results.report.readable import epsilon_number, from_to, gained, number, size, spread
 from hushfleet.aggregator.results.report.terminal import terminal_table
 from hushfleet.aggregator.results.report.verdict import (
     VERDICTS,
@@ -43,7 +43,9 @@ def run_folders(folders: Sequence[Path]) -> dict[str, Path]:
     for name, folder in zip(unique, folders, strict=True):
         found[name] = folder
         seeds = sorted(folder.glob("seeds/*/result.json"), key=lambda path: (len(path.parent.name), path.parent.name))
-        found |= {f"{name}, seed {path.parent.name}": path.parent for path in seeds if path.parent not in folders}
+        found |= {
+            f"{name}, seed {path.parent.name}": path.parent for path in seeds if path.parent.resolve() not in places
+        }
     return found
 
 
@@ -97,7 +99,7 @@ def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
         ["trust model", *(result.trust or TRUST[result.accounting] for result in firsts)],
         [
             "epsilon_server (delta)",
-            *(f"{number(e)} ({number(each[0].delta)})" for e, each in zip(epsilons, headlines, strict=True)),
+            *(f"{epsilon_number(e)} ({number(each[0].delta)})" for e, each in zip(epsilons, headlines, strict=True)),
         ],
         ["against the server", *map(_protection, epsilons)],
         *([f"task: {key}", *values] for key, values in differences.items() if len(differences) <= MOST_DIFFERENCES),

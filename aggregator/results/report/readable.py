@@ -12,6 +12,7 @@ from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow, Wi
 from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.result import Lifetime, WireInfo
 from hushfleet.privacy.budget import describe_since
+from hushfleet.privacy.protection import protection
 
 NOT_MEASURED = "not measured"
 NARROW = "\N{NO-BREAK SPACE}"
@@ -29,6 +30,18 @@ def number(value: float | None) -> str:
     size = abs(float(f"{value:.3g}"))  # as it is shown: 99.96 is 100
     form = ",.0f" if size >= 100 else ".1f" if size >= 10 else ".3g" if size >= 0.01 or size == 0 else ".2g"
     return f"{value:{form}}".replace("-", MINUS, 1) if value < 0 else f"{value + 0.0:{form}}"
+
+
+def epsilon_number(epsilon: float | None, limit: float | None = None) -> str:
+    """Formats an epsilon beside its word: 8.004 is not `8`, whose word is better. Nor is it rounded to its `limit`."""
+    if epsilon is None or math.isinf(epsilon):
+        return number(epsilon)
+
+    def says_the_same(shown: float) -> bool:
+        return protection(shown) == protection(epsilon) and (limit is None or (shown > limit) is (epsilon > limit))
+
+    digits = next(digits for digits in range(3, 18) if says_the_same(float(f"{epsilon:.{digits}g}")))
+    return number(epsilon) if digits == 3 else f"{epsilon:.{digits}g}"
 
 
 def format_lifetime(lifetime: Lifetime) -> str:

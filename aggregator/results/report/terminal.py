@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.markup import escape
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
@@ -12,9 +13,9 @@ _STYLES = {"better": "green", "worse": "yellow", "nothing": "red", "close": "bri
 
 def terminal_table(table: Table, *, title: str) -> TerminalTable:
     """Converts a report's table; a verdict keeps its colour."""
-    shown = TerminalTable(title=title)
+    shown = TerminalTable(title=escape(title))
     for n, name in enumerate(table.head):
-        shown.add_column(name.replace("_", "_\n"), justify="left" if n < table.names else "right")
+        shown.add_column(escape(name.replace("_", "_\n")), justify="left" if n < table.names else "right")
     for row in table.rows:
         shown.add_row(*(Text(cell, _STYLES.get(cell.css, "") if isinstance(cell, PageCell) else "") for cell in row))
     return shown

@@ -26,6 +26,7 @@ from hushfleet.aggregator.results.gains import (
     worse_than_alone,
 )
 from hushfleet.aggregator.results.report.readable import (
+    epsilon_number,
     evaluated,
     format_lifetime,
     gained,
@@ -172,7 +173,7 @@ def answer(result: Result, headline: Headline) -> str:
             "This run did not measure models that each device trains alone, "
             "so it cannot say whether federating was worth it."
         )
-    elif gain is not None:
+    elif gain is not None and set(found) != {"nothing"}:  # else no gain was told
         sentences.append(_spread(gain, result.seed))
     name, third = headline.rows[2]
     if third.verdict == "nothing" and headline.common.verdict != "nothing":
@@ -269,7 +270,7 @@ def privacy_answer(headline: Headline, *, devices: int) -> str:
     if release is None:
         return (
             "No round had enough updates to make a model of, so the devices have paid for nothing: "
-            f"epsilon_server = {number(server)}, {protection(server)} against the server."
+            f"epsilon_server = {epsilon_number(server)}, {protection(server)} against the server."
         )
     if headline.raw_values:
         text = (
@@ -279,9 +280,9 @@ def privacy_answer(headline: Headline, *, devices: int) -> str:
         )
     else:
         text = (
-            f"epsilon_server = {number(server)}: {protection(server)} against the server. "
-            f"epsilon_release = {number(release)}: {protection(release)} against someone who sees only the aggregate "
-            "models."
+            f"epsilon_server = {epsilon_number(server)}: {protection(server)} against the server. "
+            f"epsilon_release = {epsilon_number(release)}: {protection(release)} against someone who sees only the "
+            "aggregate models."
         )
     if server <= NEGLIGIBLE_ABOVE:
         who = "it" if headline.unit == "device" else f"a given {headline.unit}"

@@ -127,4 +127,4 @@ def forecast(
         print_forecasts(console, forecasts, costs, step_s=step_s, given=given)
     if plot is not None:
         plot_forecasts(forecasts, plot)
-        console.print(f"plot  {plot}", highlight=False)
+        console.print(f"plot  {plot}", highlight=False, markup=False)

@@ -98,7 +98,7 @@ def audit(
     if out is not None:
         write_whole(out / "audit.json", text + "\n")
         write_whole(out / "audit.html", render_page(title, found))
-        console.print(f"figures  {out / 'audit.json'}\npage     {out / 'audit.html'}", highlight=False)
+        console.print(f"figures  {out / 'audit.json'}\npage     {out / 'audit.html'}", highlight=False, markup=False)
     if any(each.verdict == "VIOLATED" for each in found):
         raise typer.Exit(VIOLATED)
 

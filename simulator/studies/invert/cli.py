@@ -85,4 +85,4 @@ def invert(
         console.print(table(seen.title, seen.views))
     if out is not None:
         seen.save(out)
-        console.print(f"figures  {out / FIGURES}\npicture  {out / PICTURE}", highlight=False)
+        console.print(f"figures  {out / FIGURES}\npicture  {out / PICTURE}", highlight=False, markup=False)

@@ -61,7 +61,8 @@ def show(console: Console, advice: Advice, needed: Needs, boards: list[BoardCost
             years.add_row(name, text)
         console.print(years)
     console.print(
-        f"{_measured(advice)} How long a round lasts is up to the slowest board: hushfleet forecast.", soft_wrap=True
+        f"{escape(_measured(advice))} How long a round lasts is up to the slowest board: hushfleet forecast.",
+        soft_wrap=True,
     )
     for each in advice.estimate.outside:
         console.print(f"[yellow]note:[/] outside of what was measured: {escape(each)}", soft_wrap=True)

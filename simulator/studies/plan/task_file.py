@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hushfleet.aggregator.planning.advice import Question
+from hushfleet.config.toml_text import toml_value
 from hushfleet.privacy.terms import MIN_DEVICES
 from hushfleet.simulator.studies.plan.needs import Needs
 
@@ -22,7 +23,7 @@ name = "planned"
 
 [model]
 name = "linear"
-features = "{asked.features}"
+features = {toml_value(asked.features)}
 {directions}
 [method]
 name = "hush"

@@ -54,7 +54,7 @@ def write_page(kept: Kept, page: Path, console: Console) -> None:
     """Writes the page of all results, and prints the sentences that the cells do not support."""
     for sentence, reason in write_report(kept, page).left_out:
         console.print(f"[yellow]left out[/], since {escape(reason)}: {escape(sentence)}", highlight=False)
-    console.print(f"page    {page}", highlight=False)
+    console.print(f"page    {page}", highlight=False, markup=False)
 
 
 def report(table: tables.PaperTable, out: Path, console: Console) -> None:
@@ -63,7 +63,7 @@ def report(table: tables.PaperTable, out: Path, console: Console) -> None:
     print_table(console, table, load_paper(recipe.paper).name)
     path = out / recipe.paper / (f"{recipe.name}-quick" if table.quick else recipe.name)
     write_whole(path.with_suffix(".json"), json.dumps(table.to_plain(), indent=1, allow_nan=False) + "\n")
-    console.print(f"result  {path.with_suffix('.json')}", highlight=False)
+    console.print(f"result  {path.with_suffix('.json')}", highlight=False, markup=False)
     if table.done:
         draw(table, path.with_suffix(".svg"))
-        console.print(f"figure  {path.with_suffix('.svg')}", highlight=False)
+        console.print(f"figure  {path.with_suffix('.svg')}", highlight=False, markup=False)

@@ -23,7 +23,7 @@ from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import Delivery, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
 from support.desk import event_of, make_folder, served
-from support.fleet_views import a_view
+from support.fleet_views import a_board, a_view
 
 CLASSES = {
     "sensor": {"timestamp", "data_size", "duration", "temperature"},
@@ -116,6 +116,14 @@ class Published:
         found = dict(self.topics)
         self.topics.clear()
         return found
+
+
+def test_a_time_that_no_calendar_has_is_unknown() -> None:
+    """Where the registry has no end of its certificate, the board's own word counts: it ended the fleet service."""
+    far = a_board(1, certificate_end=float((1 << 63) - 1))
+    figures = read(replace(a_view(), boards=(far,)))["hushfleet-home/greenhouse/board/greenhouse-01"]
+    assert figures["hushfleet_board_certificate_expiry_timestamp_seconds"] is None
+    assert figures["hushfleet_board_rounds_total"] == 11
 
 
 def test_changes_are_published_and_all_of_it_now_and_then() -> None:

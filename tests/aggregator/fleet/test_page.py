@@ -118,6 +118,51 @@ def test_connections_without_the_token_do_not_take_the_services_files(
     until(answers)
 
 
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: a", b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET /"])
+def test_half_a_request_does_not_keep_others_out_for_ever(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(server_module, "REQUEST_S", 0.2)
+    with PageServer(shown, TOKEN, host="127.0.0.1", port=0) as running, contextlib.ExitStack() as stack:
+        for _ in range(4):
+            idle = stack.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=30))
+            idle.sendall(sent)
+
+        def answers() -> bool:
+            with contextlib.suppress(ConnectionError):
+                return get(running, "/metrics", BEARER)[0] == 200
+            return False
+
+        until(answers)
+
+
+def test_requests_of_strangers_write_nothing_into_the_log(shown: Shown, capfd: pytest.CaptureFixture[str]) -> None:
+    """The log of the fleet service is a file without a limit, and anyone can send such requests all day."""
+    upgrade = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    with PageServer(shown, TOKEN, host="127.0.0.1", port=0) as running:
+        for sent, status in ((b"\0\r\n\r\n", b"400"), (upgrade, b"401")):
+            with socket.create_connection(("127.0.0.1", running.port), timeout=30) as stranger:
+                stranger.sendall(sent)
+                assert stranger.recv(12) == b"HTTP/1.1 " + status
+    assert capfd.readouterr().err == ""
+
+
+def test_a_reader_of_changes_is_not_cut_off(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its one request is old, and still being answered."""
+    monkeypatch.setattr(server_module, "REQUEST_S", 0.1)
+    with PageServer(shown, TOKEN, host="127.0.0.1", port=0) as running:
+        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
+        connection.request("GET", "/events", headers=BEARER)
+        stream = events(connection.getresponse())
+        assert set(next(stream)["parts"]) == set(PARTS)
+        for rounds in (12, 13):  # each is sent a second later at most, after many looks
+            view = a_view()
+            shown.view = replace(view, boards=(replace(view.boards[0], rounds=rounds), *view.boards[1:]))
+            assert set(next(stream)["parts"]) == {"boards"}
+        connection.close()
+
+
 def is_closed(connection: socket.socket) -> bool:
     connection.settimeout(0.5)
     try:

@@ -29,6 +29,7 @@ from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener, processe
 from hushfleet.aggregator.fleet.table import table
 from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft
 from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
+from hushfleet.aggregator.results.answers import evaluation_of
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.report.readable import format_lifetime, number
 from hushfleet.errors import BadInput, BadSignature, Malformed
@@ -633,3 +634,8 @@ def test_an_evaluation_is_said_on_status_and_page_and_in_the_json(desk: Desk) ->
     assert "<b>+11 ± 3</b>" in render_parts(view)["summary"]
     gain = view.to_json()["run"]["evaluation"]["gain"]
     assert gain["value"] == pytest.approx(0.112)
+
+
+def test_a_gain_that_is_rounded_to_nothing_has_no_minus() -> None:
+    row = evaluation_of([0.5, -0.003, 0.0, 0.5, 0.001], [0.01] * 5, round=1, devices=40)
+    assert descriptions.gain(row).startswith("+0 ± ")

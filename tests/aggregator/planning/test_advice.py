@@ -204,6 +204,17 @@ def test_a_task_is_judged_as_the_same_question() -> None:
     assert found.question.epsilon == pytest.approx(2.0, rel=1e-3)
 
 
+def test_a_number_of_images_that_nobody_gave_is_told_as_assumed() -> None:
+    """`hushfleet aggregator` does not know it, and told `20 images each` as a fact."""
+    small = task(privacy={"accounting": "secure", "epsilon": 0.5, "delta": 1e-5})
+    words = "how many images a device has is not known here"
+    for images, told in ((None, True), (20, False)):
+        advice = worth_it(small, classes=10, images=images)
+        assert advice is not None
+        assert advice.warning is not None
+        assert (words in advice.warning) is told
+
+
 def test_a_task_is_judged_by_the_noise_that_it_adds() -> None:
     """Smaller sums that may be opened, and cohorts that are drawn, leave fewer honest devices to count on."""
     for rules in ({}, {"min_updates": 20}, {"cohort_size": 50}):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.report.comparison import (
     comparison_json,
     comparison_rows,
+    comparison_table,
     differ_by_seed,
     load_runs,
+    run_folders,
     write_comparison,
 )
 from hushfleet.aggregator.results.report.readable import gained
@@ -150,3 +154,23 @@ def test_methods_in_files_are_compared_by_their_names() -> None:
     assert not any("/a/long/path" in cell for row in rows for cell in row)
     same = comparison_rows({"a": of("one"), "b": of("two").model_copy(update={"method": "one"})})
     assert any("/a/long/path/two.py:two" in cell for row in same for cell in row)  # nothing else tells them apart
+
+
+def test_names_in_brackets_are_no_markup_of_the_terminal() -> None:
+    """Rich took `[lr=0.1]` for a style, and `[/a]` for the end of one, which was a traceback."""
+    runs = {"exp[lr=0.1]": RUNS["paper"], "exp[/a]": RUNS["sums"]}
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(comparison_table(runs, title="of [all]"))
+    text = console.export_text()
+    assert "exp[lr=0.1]" in text
+    assert "exp[/a]" in text
+    assert "of [all]" in text
+
+
+def test_a_seed_that_is_given_by_another_path_is_no_second_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = tmp_path / "a" / "seeds" / "1"
+    seed.mkdir(parents=True)
+    for folder in (seed, tmp_path / "a"):
+        RUNS["paper"].save(folder / "result.json")
+    monkeypatch.chdir(tmp_path)
+    assert list(run_folders([Path("a"), seed])) == ["a", "1"]

@@ -110,6 +110,13 @@ def test_a_model_at_chance_has_learned_nothing_whatever_it_gained() -> None:
     assert "the model has learned nothing" in trade_answer(result, replace(judge(result), epsilon_server=2.0))
 
 
+def test_without_a_told_gain_there_is_no_word_on_its_standard_error() -> None:
+    result = sample(2, own=0.1, alone=0.05, own_local=0.1, alone_local=0.05)
+    told = answer(result, judge(result))
+    assert told.startswith("Federating has learned nothing: 10.0")
+    assert "standard error" not in told
+
+
 def test_a_shared_model_at_chance_is_said_beside_good_own_models() -> None:
     result = changed(sample(2), label_counts=[[7, 2, 1], [7, 2, 1]], accuracy_own_common=[[0.9, 0.9]] * 3)
     told = answer(result, judge(result)).replace("\N{NO-BREAK SPACE}", " ")

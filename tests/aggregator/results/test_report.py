@@ -20,7 +20,7 @@ from hushfleet.aggregator.results.fleet_timeline import FleetRound, FleetTimelin
 from hushfleet.aggregator.results.report import render_report, write_report
 from hushfleet.aggregator.results.report.charts import line, log_axis
 from hushfleet.aggregator.results.report.page import PageCell, Plot, Prose, Section, Table, label, page, plotly_script
-from hushfleet.aggregator.results.report.readable import number, percent_up, points, size
+from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent_up, points, size
 from hushfleet.aggregator.results.report.sections import DASH, fleet
 from hushfleet.aggregator.results.report.verdict import (
     answer,
@@ -428,6 +428,16 @@ def test_numbers_as_people_write_them() -> None:
     ]  # fmt: skip
 
 
+def test_an_epsilon_has_the_digits_of_its_word_and_of_its_limit() -> None:
+    assert [epsilon_number(v) for v in (8.0, 7.999, 8.004, 1.0004, 3.00000001, 12.34, 4417.0, 0.0, math.inf, None)] == [
+        "8", "8", "8.004", "1.0004", "3.00000001", "12.3", "4,417", "0", "\u221e", "not measured",
+    ]  # fmt: skip
+    assert [epsilon_number(v, 5.0) for v in (4.996, 5.0, 5.004, 5.1)] == ["5", "5", "5.004", "5.1"]
+    assert "epsilon_server = 8.004: negligible protection" in privacy_answer(
+        judge(sample(epsilon_server=8.004)), devices=2
+    )
+
+
 def test_a_logarithmic_axis_has_round_ticks() -> None:
     assert log_axis("xaxis", [3.0, 60.0])["xaxis_tickvals"] == [1, 2, 5, 10, 20, 50, 100, 200, 500]
     assert log_axis("xaxis", [0.001, 900.0])["xaxis_tickvals"] == [0.001, 0.01, 0.1, 1, 10, 100, 1000]
@@ -455,6 +465,13 @@ def test_the_report_is_written_whole(tmp_path: Path) -> None:
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert re.match(r"<!DOCTYPE html>", html)
     assert html.endswith("</html>\n")
+
+
+def test_a_file_name_that_is_no_text_does_not_cost_the_report(tmp_path: Path) -> None:
+    """Python reads such a byte, `\\xe9` of Latin-1, as a lone surrogate: after the whole run there was no report."""
+    again = Rerun(command="hushfleet simulate caf\udce9.toml", task="", digests={})
+    write_report(sample().model_copy(update={"rerun": again}), tmp_path / "report.html")
+    assert r"caf\udce9.toml" in (tmp_path / "report.html").read_text()
 
 
 def test_images_and_confusion_are_shown_and_only_as_data_of_the_page() -> None:

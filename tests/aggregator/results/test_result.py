@@ -32,6 +32,17 @@ def strict_json(path: Path) -> dict:
     return json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no standard JSON"))
 
 
+def test_a_device_keeps_its_name_where_the_measure_has_another(tmp_path: Path) -> None:
+    """A board was renamed with the keys, and of two boards one was lost."""
+    names = {"accuracy_1": "pi", "auroc_1": "orin"}
+    counted = {"faults": {"auroc_1": 1}, "refusals": {"accuracy_1": {"late": 2}}, "declines": {"auroc_1": {"disk": 1}}}
+    details = sample(2).details.model_copy(update={"devices": list(names), "measure": "AUROC", **counted})
+    result = sample(2).model_copy(update={"boards": names, "details": details})
+    result.save(tmp_path / "result.json")
+    assert Result.load(tmp_path / "result.json") == result
+    assert "auroc_global" in strict_json(tmp_path / "result.json")["rounds"][0]
+
+
 def test_a_result_survives_the_file(tmp_path: Path) -> None:
     result = sample(3, 4, sweep=((math.inf, 0.1), (3.0, -0.2)))
     result.save(tmp_path / "run" / "result.json")
@@ -140,6 +151,7 @@ def test_a_reader_leaves_out_keys_it_does_not_know_and_a_writer_may_not_invent_t
     ("text", "told"),
     [
         ("{", "not a readable JSON"),
+        ("[" * 100_000, "not a readable JSON"),
         ("[]", "schema None"),
         ('{"schema": 2}', "schema 2"),
         ('{"schema": 1}', "task: Field required"),

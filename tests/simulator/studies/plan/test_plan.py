@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.planning.advice import Advice, Question
+from hushfleet.aggregator.planning.gain_table import gain_table
 from hushfleet.aggregator.planning.year import Year
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.ledger import epsilon_server_of
+from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.masking import mask
 from hushfleet.secure.prime_field import PRIMES
 from hushfleet.simulator.studies.plan.cli import plan, read_shape
 from hushfleet.simulator.studies.plan.needs import HEADER_BYTES, ROUND_S, BoardCosts, needs
 from hushfleet.simulator.studies.plan.own_images import own_images
-from hushfleet.simulator.studies.plan.show import _promise
+from hushfleet.simulator.studies.plan.show import _promise, show
 from hushfleet.simulator.studies.plan.task_file import task_text
 
 ASKED = Question(devices=60, images=40, classes=10, epsilon=4)
@@ -80,6 +88,15 @@ def test_a_plan_is_measured_on_a_folder_of_images(
     assert "has too few images" in str(CliRunner().invoke(app, asked).exception)
 
 
+def test_a_folder_with_brackets_in_its_name_is_shown_as_it_is() -> None:
+    """Rich took `[/a]` for the end of a style: a traceback in place of the last lines."""
+    table = copy.copy(gain_table())
+    table.measured_on = "90 images of photos[/a]"
+    console = Console(width=200, file=io.StringIO(), record=True)
+    show(console, Advice.on(ASKED, table), needs(ASKED), [], None)
+    assert "Measured on 90 images of photos[/a]" in console.export_text()
+
+
 def test_images_are_held_out_of_each_class(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="sub-folder of images for each class"):
         own_images(str(tmp_path), (1, 8, 8), data_dir=None)
@@ -125,6 +142,12 @@ def test_other_plans_are_tasks_too(changes: dict[str, object], tmp_path: Path) -
     assert spent == pytest.approx(2.0, rel=1e-6)
 
 
+def test_the_features_of_any_file_name_can_be_read_again() -> None:
+    for name in ('my "net".onnx', r"C:\nets\mine.onnx"):
+        written = tomllib.loads(task_text(replace(ASKED, features=name), needs(ASKED)))
+        assert written["model"]["features"] == name
+
+
 def test_a_task_of_ten_boards_names_the_option_that_its_fleet_needs() -> None:
     asked = replace(ASKED, devices=10)
     assert "hushfleet fleet init --min-devices 9" in task_text(asked, needs(asked))
@@ -166,6 +189,21 @@ def test_a_limit_that_lasts_longer_than_is_computed_is_not_told_to_end() -> None
     assert epsilon([Step(multiplier, 1.0, rounds * 10_001)], delta=1e-5) < 1000
     assert (year.periods, year.ends_after_s) == (None, None)
     assert year.rows()["the budget ends"] == "not in 10,000 periods"
+
+
+def test_the_limits_of_boards_have_the_delta_of_the_plan() -> None:
+    """At their usual delta of 1e-5 boards would count epsilon 5.5 in place of 4, and decline the last rounds."""
+    asked = replace(ASKED, delta=1e-3)
+    needed = needs(asked)
+    rounds, multiplier = needed.rounds, needed.noise_multiplier
+    year = Year.of(Advice.on(asked), rounds=rounds, multiplier=multiplier, per="90d", lifetime=8.0)
+    told = year.rows()["limits on the boards"]
+    limits = tomllib.loads(told.replace(", ", "\n"))
+    charge = Charge("device", DEVICE_ADJACENCY, "gaussian", multiplier, steps=rounds)
+    for given, fits in ((limits, True), ({**limits, "delta": 1e-5}, False)):
+        budget = Budget.of(given)
+        assert budget is not None
+        assert (epsilon_server_of([charge], delta=budget.delta) <= budget.in_period) is fits
 
 
 def test_a_year_of_periods_is_composed_exactly_and_ends_with_the_lifetime_limit(app: typer.Typer) -> None:
