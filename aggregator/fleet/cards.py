@@ -158,8 +158,8 @@ def build_release(
     out = folder.unsigned / f"hushfleet-{version}-{target.platform}.hfr"
     if out.exists():  # another build has other bytes, which its signatures do not fit
         raise BadInput(
-            f"release {version} for {target.platform} is built and waits for signatures. {describe_signing(folder, out)}. "
-            f"To build it anew, delete {out}"
+            f"release {version} for {target.platform} is built and waits for signatures. "
+            f"{describe_signing(folder, out)}. To build it anew, delete {out}"
         )
     with doing(f"building a release for Python {target.python} on {target.arch}"):
         bundle.build(

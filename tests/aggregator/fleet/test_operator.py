@@ -320,6 +320,7 @@ def test_a_release_that_waits_for_signatures_is_not_built_again(folder: FleetFol
     waits = folder.unsigned / "hushfleet-9.9-cp313-aarch64.hfr"
     waits.parent.mkdir(exist_ok=True)
     waits.write_bytes(b"one of two signatures")
-    with pytest.raises(BadInput, match=rf"waits for signatures.* fleet release {folder.path} {waits}\. To build it anew"):
+    told = rf"waits for signatures.* fleet release {folder.path} {waits}\. To build it anew"
+    with pytest.raises(BadInput, match=told):
         fleet("bundle", folder.path, "--version", "9.9", "--python", "3.13")
     assert waits.read_bytes() == b"one of two signatures"
