@@ -37,9 +37,11 @@ class Moment:
 
 @dataclass(frozen=True)
 class Trouble:
-    """One thing that goes wrong, `delay_s` after its moment and for `lasts_s`.
+    """One thing that goes wrong, `delay_s` after its moment.
 
     :param targets: devices, `aggregator` or `broker`.
+    :param lasts_s: until they are started again, or have room or a network again.
+    :param until: killed targets are started again as soon as this has happened; at the latest after `lasts_s`.
     :param again_s: the targets are killed again so long after they were started, that is, while they start.
     :param amount: of a power cut the share of unsynced data that stays; of a clock the seconds that it jumps; of a
         flapping link how often it breaks.
@@ -52,6 +54,7 @@ class Trouble:
     lasts_s: float
     again_s: tuple[float, ...] = ()
     amount: float = 0.0
+    until: Moment | None = None
 
 
 @dataclass(frozen=True)

@@ -133,10 +133,16 @@ class Storm:
             self._fleet.kill(name)
         if name in self._fleet.honest and (wrong := check_at_death(self._fleet.simulation, name, self._tap)):
             raise HushfleetError(wrong[0])
-        self._at(away_s, partial(self._start, name))
+        self._at(0.0, partial(self._start_when_over, trouble, name, self._clock() + away_s))
         if again_s:
             again = partial(self._take_down, trouble, name, again_s=again_s[1:], away_s=0.0)
             self._at(away_s + again_s[0], again)
+
+    def _start_when_over(self, trouble: Trouble, name: str, at: float) -> None:
+        if self._clock() >= at or (trouble.until is not None and self._progress.reached(trouble.until)):
+            self._start(name)
+        else:
+            self._at(_TICK_S, partial(self._start_when_over, trouble, name, at))
 
     def _start(self, name: str) -> None:
         """Starts it when nothing keeps it down any more."""

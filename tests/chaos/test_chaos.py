@@ -11,6 +11,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -111,9 +112,10 @@ def mutant(fault: str) -> tuple[str, ...]:
 
 def test_noise_that_is_drawn_again_is_found(pair: Simulation, library: Path | None, tmp_path: Path) -> None:
     """By what left the device, and never by a time limit: what the ledger has is not what was offered."""
-    rng = random.Random(1)
+    deaf, dead = tempting(random.Random(1), "device-1")
+    deaf = replace(deaf, lasts_s=60.0, until=Moment("committed", 2, "device-1"))
     runner = TrialRunner(pair, library=library, client=mutant("noises-again"))
-    outcome = runner.play(plan_of(1, *tempting(rng, "device-1"), field_noise=True), tmp_path / "run")
+    outcome = runner.play(plan_of(1, deaf, dead, field_noise=True), tmp_path / "run")
     assert any("ledger" in wrong for wrong in outcome.wrong), outcome.wrong
     assert not any("not finished" in wrong for wrong in outcome.wrong)
 
@@ -121,14 +123,13 @@ def test_noise_that_is_drawn_again_is_found(pair: Simulation, library: Path | No
 def test_noise_that_the_ledger_kept_from_leaving_is_found(
     pair: Simulation, library: Path | None, tmp_path: Path
 ) -> None:
-    rng = random.Random(1)
     runner = TrialRunner(pair, library=library, client=mutant("noises-again-in-vain"))
-    outcome = runner.play(plan_of(2, *tempting(rng, "device-1"), field_noise=True), tmp_path / "run")
+    outcome = runner.play(plan_of(2, field_noise=True), tmp_path / "run")
     assert any("declined round 1" in wrong for wrong in outcome.wrong), outcome.wrong
 
 
 def test_a_ledger_that_is_written_late_is_found(pair: Simulation, library: Path | None, tmp_path: Path) -> None:
-    deaf = Trouble("kill", Moment("training", 1, "device-1"), 0.0, ("aggregator",), 1.0)
+    deaf = Trouble("kill", Moment("training", 1, "device-1"), 0.0, ("aggregator",), 60.0)  # no next round until then
     dead = Trouble("kill", Moment("sent", 1, "device-1"), 0.0, ("device-1",), 0.0)
     runner = TrialRunner(pair, library=library, client=mutant("charges-late"))
     outcome = runner.play(plan_of(3, deaf, dead, field_noise=False), tmp_path / "run")
