@@ -12,7 +12,7 @@ from pathlib import Path
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.errors import BadInput
 from hushfleet.schema import read_file
-from hushfleet.wire.format.identity import KEY_BYTES
+from hushfleet.wire.format.identity import KEY_BYTES, can_have_owner
 from hushfleet.wire.format.topics import check_name
 
 BY_CERTIFICATE = "certificate"
@@ -43,6 +43,8 @@ def parse_key(text: str, what: str) -> bytes:
         key = b""
     if len(key) != KEY_BYTES:
         raise BadInput(f"{what} must be {2 * KEY_BYTES} hex digits, as `status` prints them on the board, not {text!r}")
+    if not can_have_owner(key):
+        raise BadInput(f"{what} is {text!r}, which no board can own; take the key that `status` prints on the board")
     return key
 
 

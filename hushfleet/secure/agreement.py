@@ -12,9 +12,8 @@ import hmac
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from hushfleet.errors import BadInput
-from hushfleet.wire.format.identity import KEY_BYTES, Identity
+from hushfleet.wire.format.identity import CURVE_PRIME, KEY_BYTES, Identity, can_have_owner
 
-_FIELD = (1 << 255) - 19
 _LABEL = b"hushfleet secure sum"
 
 
@@ -59,7 +58,7 @@ def _montgomery(public_key: bytes) -> bytes:
     """Returns u = (1 + y) / (1 - y) of an Ed25519 public key."""
     if len(public_key) != KEY_BYTES:
         raise BadInput(f"a public key has {KEY_BYTES} bytes, not {len(public_key)}")
-    y = int.from_bytes(public_key, "little") & ((1 << 255) - 1)
-    if y in (0, 1, _FIELD - 1) or y >= _FIELD:
+    if not can_have_owner(public_key):
         raise BadInput(f"the key {public_key.hex()[:16]}... is no point of large order")
-    return ((1 + y) * pow(1 - y, -1, _FIELD) % _FIELD).to_bytes(32, "little")
+    y = int.from_bytes(public_key, "little") & ((1 << 255) - 1)
+    return ((1 + y) * pow(1 - y, -1, CURVE_PRIME) % CURVE_PRIME).to_bytes(32, "little")

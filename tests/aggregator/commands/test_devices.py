@@ -88,6 +88,7 @@ def test_a_folder_that_is_no_runs_is_named(tmp_path: Path, words: list[str]) -> 
 
 def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     assert "64 hex digits" in refused("devices", "add", tmp_path, "one", "--key", "abc")
+    assert "which no board can own" in refused("devices", "add", tmp_path, "one", "--key", "01" + "00" * 31)
     assert "Not An Id" in refused("devices", "add", tmp_path, "Not An Id")
     invoked("devices", "add", tmp_path, "one", "--key", KEY.hex())
     assert "not a known device" in refused("devices", "forget", tmp_path, "two")
