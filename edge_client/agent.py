@@ -118,7 +118,7 @@ class Agent:
         note = None if config.simulation else config.store_path.with_name(FILE_NAME)
         advice = advice_on_silence(self.device, self.topics.federation)
         self._waiting = WaitingNote(note, advice, clock=clock)
-        self._retention = Retention(config.data, config.store_path.parent)
+        self._retention = Retention(config.data, config.store_path.parent, arrived=store.arrivals.of_file)
         if config.simulation is not None:
             _log.warning(
                 "SIMULATION: the noise of this device comes from the seed %d and protects nobody; "

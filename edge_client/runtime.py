@@ -17,6 +17,7 @@ import numpy as np
 
 from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.accelerator import AcceleratedGradient, AcceleratorTrial
+from hushfleet.edge_client.board.by_content import check_by_content
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.consent import check_stored
 from hushfleet.edge_client.board.constant_time import nominal_seconds
@@ -98,6 +99,7 @@ class TaskRuntime:
             )
         if spec.data_window_s and not method.parts.takes_empty:
             raise Malformed(f"method {spec.method!r} takes no device without samples, as a window may leave it")
+        check_by_content(config.data, spec)
         if spec.data_window_s and not store.ledger.entries():
             store.arrivals.forget()  # before the first training, each start trusts its own clock
         self.digest = digest
@@ -113,7 +115,7 @@ class TaskRuntime:
             settled_s=0.0 if simulation else SETTLED_S,
             arrivals=lambda keys: store.arrivals.of(keys, now=counted()),
             held_out=spec.held_out,
-            by_content=spec.divides_by_content,
+            by_content=spec.by_content,
         )
         self.inference = InferenceGraph(inference, layout, threads=threads)
         self.gradient = AcceleratorTrial(

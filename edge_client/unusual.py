@@ -12,7 +12,7 @@ import numpy as np
 
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import OwnDataSection
-from hushfleet.edge_client.board.sample_files import load_file
+from hushfleet.edge_client.board.sample_files import Reading, load_file
 from hushfleet.edge_client.predict import OwnModel, global_params, graphs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.losses import normal
@@ -65,7 +65,7 @@ def judge(store: DeviceStore, own: OwnModel, data: OwnDataSection, file: Path) -
     spec = own.spec
     graph, _ = graphs_of(store, spec)
     chosen = threshold(graph, own.params, _held_out(own, data))
-    errors = errors_of(graph, own.params, load_file(file, spec.model))
+    errors = errors_of(graph, own.params, load_file(file, data.here(spec.model)))
     return Unusual(spec.task, own.kind, chosen, tuple((errors / max(chosen.error, _LEAST)).tolist()))
 
 
@@ -78,7 +78,7 @@ def alarms_right(store: DeviceStore, own: OwnModel, data: OwnDataSection) -> tup
     assert data.held_out is not None
     spec = own.spec
     graph, _ = graphs_of(store, spec)
-    held_out, test = _held_out(own, data), load_file(Path(data.held_out), spec.model, kind=data.kind)
+    held_out, test = _held_out(own, data), load_file(Path(data.held_out), data.here(spec.model), kind=data.kind)
     shared = own.params if own.kind == "global" else global_params(store, spec.model.layout.size)
     right, fleet_right = (
         None if params is None else _right(graph, params, held_out, test) for params in (own.params, shared)
@@ -92,6 +92,7 @@ def _right(graph: LogitsOf, params: np.ndarray, held_out: LabelledSamples, test:
 
 
 def _held_out(own: OwnModel, data: OwnDataSection) -> LabelledSamples:
-    samples = load_file(Path(data.path), own.spec.model, kind=data.kind, skipped=[])
-    by = samples.images if own.spec.divides_by_content else None
+    reading = Reading(skipped=[], by_content=own.spec.by_content)
+    samples = load_file(Path(data.path), data.here(own.spec.model), kind=data.kind, reading=reading)
+    by = samples.images if own.spec.by_content else None
     return samples.take(divided(samples.labels, by=by)[1])

@@ -12,6 +12,7 @@ from msgspec import Meta
 from hushfleet.codecs.registry import codec_of
 from hushfleet.config.spec import Augment, PrivacySpec, StepSize, WireSpec
 from hushfleet.config.written import faults
+from hushfleet.data.form import Columns, DecimalMark, LabelKind, SampleForm, ValueKind, check_form
 from hushfleet.data.labels import one_form
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
@@ -281,9 +282,18 @@ class DataSection(Checked):
 
     `arrays` is an `.npz` file `path` with train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`);
     `csv` is a file `path` with the columns `label`, perhaps `device`, and values, or a folder with `train.csv` and
-    `test.csv`. Their values are normalised by `mean` and `std` per channel (bytes are scaled to 0..1 first), which are
-    computed from the simulation's training part unless they are given; in the field give them, `class_names` and
-    `input_shape`. With `partition = "given"` the file says which device each sample belongs to.
+    `test.csv`. In the field give `class_names` and `input_shape`. With `partition = "given"` the file says which device
+    each sample belongs to.
+
+    A network is given pixels in [0, 1] and all other values as they are, in a simulation as on a board; with `mean` and
+    `std`, one of each for a channel, it is given (value - mean) / std. They are public numbers that you give, because
+    nothing is computed from private data.
+
+    What tables contain is the same for all samples and boards, and is never concluded from the samples: `columns` names
+    the columns of values of CSV files in the order in which the network takes them (left out, it is the order in the
+    file `path`), `decimal` is the decimal mark of CSV files, `labels` says whether labels are `names` of classes or
+    `numbers` from 0, and `values` whether values are `pixels` from 0 to 255 or `numbers`. A board's owner may say
+    otherwise in DEVICE.toml.
 
     With a `model.loss` other than cross-entropy, y are numbers, `class_names` are the names of the outputs (in
     CSV files the columns of the targets), and a regression's targets are scaled by `target_mean` and `target_std`, one
@@ -322,6 +332,10 @@ class DataSection(Checked):
     std: tuple[_Deviation, ...] = ()
     target_mean: tuple[Finite, ...] = ()
     target_std: tuple[_Deviation, ...] = ()
+    columns: Columns = ()
+    decimal: DecimalMark = ""
+    labels: LabelKind = ""
+    values: ValueKind = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -347,6 +361,12 @@ class DataSection(Checked):
             raise ValueError(f"target_mean has {len(self.target_mean)} values, for {len(self.class_names)} outputs")
         if self.partition == "given" and self.name not in ("arrays", "csv"):
             raise ValueError("partition = 'given' goes with name = 'arrays' or 'csv', which can say whose a sample is")
+        check_form(self, self.name)
+
+    @property
+    def form(self) -> SampleForm:
+        """How samples are written in tables."""
+        return SampleForm(self.columns, self.decimal, self.labels, self.values)
 
     @property
     def window_s(self) -> int:

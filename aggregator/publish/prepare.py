@@ -22,6 +22,8 @@ from hushfleet.config.spec import BlobRef, DropoutSpec, ModelSpec, TaskSpec
 from hushfleet.data.arrays import load_arrays
 from hushfleet.data.csv_file import LABEL, load_csv_set
 from hushfleet.data.folder import load_folder_set
+from hushfleet.data.form import MOST_COLUMNS, SampleForm, ValueKind
+from hushfleet.data.measurements import advise_normalisation
 from hushfleet.data.samples import DataSet, LabelledSamples
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
@@ -39,9 +41,6 @@ from hushfleet.wire.format.headed import MAX_LAYERS
 
 if TYPE_CHECKING:
     from hushfleet.models.features import FeatureExtractor
-
-FOLDER_MEAN = 0.5
-FOLDER_STD = 0.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +137,7 @@ def prepare(
             inference=BlobRef.of(graphs.inference),
             features=None if extractor is None else extractor.spec,
             targets=task.targets,
+            form=_form(task, dataset),
         ),
         memory_mib=_memory_mib(model, extractor, vectors=len(method.server.vectors)),
         augment=task.data.augment,
@@ -145,6 +145,7 @@ def prepare(
         data_window_s=task.data.window_s,
         question=question_of(task, noise_multiplier=privacy.noise_multiplier, classes=len(class_names)),
     )
+    spec = _with_values(spec, dataset, task.data.name)
     initial = model.init(task.seed)
     if task.model.start is not None:
         earlier = EarlierModel.read(Path(task.model.start))
@@ -243,12 +244,16 @@ def _load_own(task: Task) -> DataSet | None:
     if section.name == "arrays":
         data = load_arrays(path)
     elif targets.are_classes:
-        data = load_csv_set(path, input_shape=shape)
+        data = load_csv_set(path, input_shape=shape, form=section.form)
     else:
         names = names or (LABEL,)
-        data = load_csv_set(path, input_shape=shape, outputs=names, series=targets.are_inputs)
-    moments = {"mean": section.mean, "std": section.std}
-    dataset = data.dataset(section.name, class_names=names, **moments, targets=targets, where=str(path))
+        data = load_csv_set(path, input_shape=shape, outputs=names, series=targets.are_inputs, form=section.form)
+    normal = {"mean": section.mean, "std": section.std}
+    dataset = data.dataset(
+        section.name, class_names=names, **normal, targets=targets, form=section.form, where=str(path)
+    )
+    if not section.mean:
+        advise_normalisation((dataset.train if len(dataset.train) else dataset.test).images, str(path))
     if shape not in (None, dataset.input_shape):
         raise BadInput(
             f"data.input_shape = {_format_shape(shape)}: {path} has samples of {_format_shape(dataset.input_shape)}"
@@ -257,11 +262,34 @@ def _load_own(task: Task) -> DataSet | None:
 
 
 def _normalisation(task: Task, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns mean and deviation for data sets without their own: features are computed from pixels in [0, 1]."""
+    """Returns mean and deviation for data sets without their own: pixels in [0, 1], other values unchanged."""
     if task.data.mean:
         return task.data.mean, task.data.std
-    mean, std = (FOLDER_MEAN, FOLDER_STD) if task.model.features is None else (0.0, 1.0)
-    return (mean,) * channels, (std,) * channels
+    return (0.0,) * channels, (1.0,) * channels
+
+
+def _form(task: Task, dataset: DataSet | None) -> SampleForm:
+    """Returns how boards read tables: as the task says; columns, by default, as the aggregator's own file has them."""
+    names = dict.fromkeys(dataset.column_names) if dataset is not None and task.data.name == "csv" else {}
+    return task.data.form.merged(SampleForm(tuple(names) if len(names) <= MOST_COLUMNS else ()))
+
+
+def _with_values(spec: TaskSpec, dataset: DataSet | None, name: str) -> TaskSpec:
+    """Returns the package with the kind of values, by default that of the aggregator's own data.
+
+    One sample of another type changes the type of its array, and must not change how a board reads the others.
+    """
+    if not spec.by_content or spec.model.form.values:
+        return spec
+    if dataset is None:
+        if name == "arrays":
+            raise BadInput(
+                'data.values is missing: with privacy.unit = "record" or data.window it must say what the arrays of '
+                'boards contain, "pixels" (0 to 255) or "numbers" (used as they are)'
+            )
+        return spec
+    values: ValueKind = "pixels" if dataset.test.images.dtype == np.uint8 else "numbers"
+    return replace(spec, model=replace(spec.model, form=replace(spec.model.form, values=values)))
 
 
 def _format_shape(shape: tuple[int, ...]) -> str:

@@ -56,6 +56,7 @@ class PublishedModel:
             "task": spec.task,
             "classes": spec.model.class_names,
             "features": None if features is None else features.graph.digest.hex(),
+            "normalisation": [spec.model.mean, spec.model.std],
         }
         self.checkpoints = Checkpoints(store.folder, layout, vectors=vectors, about=about, durable=store.durable)
         self.differences = Differences(store, full_bytes=4 * layout.size * (1 + len(vectors)))

@@ -25,6 +25,7 @@ class EarlierModel:
     :param task: the id of that run, by which devices find what they have kept of it; empty if the file has none.
     :param class_names: empty if the file has none.
     :param features: SHA-256 of the graph of its features, in hex; None without features.
+    :param normalisation: mean and std of the values that it was trained on; None in files of 0.3.0 and before.
     """
 
     path: Path
@@ -32,6 +33,7 @@ class EarlierModel:
     task: str
     class_names: tuple[str, ...]
     features: str | None
+    normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     @classmethod
     def read(cls, start: Path) -> EarlierModel:
@@ -46,7 +48,10 @@ class EarlierModel:
         for name, each in tensors.items():
             if each.dtype != np.float32 or not np.isfinite(each).all():
                 raise BadInput(f"model.start = {str(path)!r}: {name} is not finite float32")
-        return cls(path, tensors, about.get("task", ""), tuple(about.get("classes", ())), about.get("features"))
+        mean, std = map(tuple, about.get("normalisation", ((), ())))
+        normalisation = (mean, std) if mean else None
+        classes = tuple(about.get("classes", ()))
+        return cls(path, tensors, about.get("task", ""), classes, about.get("features"), normalisation)
 
     def vector(self, model: ModelSpec) -> np.ndarray:
         """Returns the first model float32 `[d]` of a task with the network and the classes of `model`.
@@ -58,6 +63,12 @@ class EarlierModel:
             raise BadInput(
                 f"model.start = {str(self.path)!r} has other features; a task with new features begins anew: "
                 "leave model.start out"
+            )
+        if self.normalisation not in (None, (model.mean, model.std)):
+            mean, std = (", ".join(f"{value:g}" for value in each[:8]) for each in self.normalisation)
+            raise BadInput(
+                f"model.start = {str(self.path)!r} was trained with data.mean = [{mean}] and data.std = [{std}]; "
+                "give this task the same numbers"
             )
         names, to_names = (
             output_names(each, model.layout, are_inputs=model.targets.are_inputs)

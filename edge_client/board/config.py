@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.spec import PrivacySpec
+from hushfleet.config.spec import ModelSpec, PrivacySpec
 from hushfleet.config.written import read_written
+from hushfleet.data.form import Columns, DecimalMark, LabelKind, SampleForm, ValueKind, check_form
 from hushfleet.durations import duration_s
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
@@ -128,7 +129,11 @@ class OwnDataSection(Checked):
         no round, and nothing of them leaves the device.
     :param inbox: a folder of new images that wait for a label (`hushfleet-edge label`); nothing is trained on them.
     :param keep: how long an image or a CSV file stays, such as `90d`; after that the device deletes it.
-    :param max_mib: the most disk space that these files may take; beyond it the oldest are deleted. 0: no limit.
+    :param max_mib: the most disk space that these files may take; beyond it the oldest are deleted. 0: no limit. One
+        large file then decides about others, so tasks that protect single records refuse it (`board/by_content.py`).
+    :param columns: how this board's CSV files call the columns of values, in the order in which the task takes them.
+    :param decimal: the decimal mark of CSV files, `labels` and `values`: what the files contain, see `SampleForm`.
+        These four replace what the task says.
     """
 
     kind: Literal["folder", "arrays", "csv"]
@@ -138,6 +143,10 @@ class OwnDataSection(Checked):
     inbox: str | None = None
     keep: str | None = None
     max_mib: Count = 0
+    columns: Columns = ()
+    decimal: DecimalMark = ""
+    labels: LabelKind = ""
+    values: ValueKind = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,6 +159,12 @@ class OwnDataSection(Checked):
                 duration_s(self.keep)
             except ValueError as error:
                 raise ValueError(f"keep = {error}") from error
+        check_form(self, self.kind)
+
+    def here(self, model: ModelSpec) -> ModelSpec:
+        """Returns a task's model with the form of samples that this board's files have."""
+        own = SampleForm(self.columns, self.decimal, self.labels, self.values)
+        return replace(model, form=own.merged(model.form))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.notes import DataUse, Note
 from hushfleet.edge_client.board.process import return_small_blocks
-from hushfleet.edge_client.board.sample_files import contents, load_file, reasons
+from hushfleet.edge_client.board.sample_files import Reading, contents, load_file, reasons
 from hushfleet.edge_client.storage.arrivals import file_key, sample_key
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
@@ -96,7 +96,7 @@ class LocalData:
     :param settled_s: a file that has changed within this time may be half written.
     :param arrivals: stores samples by their keys, and returns when each arrived; None if no windows are requested.
     :param held_out: the share of the samples that never trains (`hushfleet.data.held_out`).
-    :param by_content: as `TaskSpec.divides_by_content`.
+    :param by_content: as `TaskSpec.by_content`.
     """
 
     def __init__(
@@ -119,9 +119,10 @@ class LocalData:
         self.left_out = 0
         """The number of samples that the last reading left out."""
         self._section = section
-        self._model = model
+        self._model = section.here(model)
         self._features = features
         self._may_be_empty = may_be_empty
+        self._is_lenient = may_be_empty or by_content
         self._note = note or Note(None)
         self._settled_s = settled_s
         self._arrivals = arrivals
@@ -196,7 +197,7 @@ class LocalData:
                 part(samples, self._share, are_all=not self._by_content) for part in (training_part, held_out_part)
             )
             samples, self._held_out = sides
-        inputs = inputs_of(samples, self._features, skipped=skipped if self._may_be_empty else None)
+        inputs = inputs_of(samples, self._features, skipped=skipped if self._is_lenient else None)
         use = DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty, others)
         if window is not None or not self._by_window:
             self._tell(path, use, skipped)
@@ -206,7 +207,7 @@ class LocalData:
         self, path: Path, unfinished: Collection[str], skipped: list[str], window: Period | None
     ) -> tuple[Samples, int]:
         """Returns the samples of a window, or all, and the number of samples that arrived in other windows."""
-        model, lenient = self._model, skipped if self._may_be_empty else None
+        model = self._model
         if self._section.kind == "folder":
             asked = {} if window is None else self._in_window(path, window, unfinished)
 
@@ -218,10 +219,10 @@ class LocalData:
             samples, found = scan_folder(path, lenient=True, unfinished=unfinished, keep=keep, **_form(model))
             skipped += found
             return samples, len(asked) - sum(asked.values())
-        skips, kind, names = skipped if os.path.isdir(path) else lenient, self._section.kind, list[str]()
-        samples = load_file(
-            path, model, kind=kind, skipped=skips, unfinished=unfinished, cuts=window is None, names=names
-        )
+        skips = skipped if os.path.isdir(path) or self._is_lenient else None
+        reading = Reading(skips, self._by_content, unfinished, cuts=window is None)
+        names = list[str]()
+        samples = load_file(path, model, kind=self._section.kind, reading=reading, names=names)
         if model.targets.are_inputs:
             by = samples.images if self._by_content else None
             samples = samples.take(divided(samples.labels, by=by)[0])

@@ -4,6 +4,10 @@ Nothing is deleted unless `data.keep` or `data.max_mib` is set, and never more t
 delete nothing. So a file is deleted only if it was also too old at the previous daily check: a clock that was ahead for
 less than a day changes nothing. A file that arrived while the clock was behind has a date that is too old. It counts as
 arrived when the clock is right again (`_redated`).
+
+`data.keep` decides about each file by its own age. With `data.max_mib` a large file is the end of others. It deletes by
+arrival, so a file of an earlier window of data never decides about one of the present window; tasks that protect single
+records refuse it (`by_content`).
 """
 
 from __future__ import annotations
@@ -69,10 +73,19 @@ class Retention:
     :param section: where the data are, and what the owner has set.
     :param state_dir: the folder for the time of the last daily check, and the corrected dates.
     :param now: unix seconds.
+    :param arrived: as `Arrivals.of_file`.
     """
 
-    def __init__(self, section: OwnDataSection, state_dir: Path, *, now: Callable[[], float] = time.time) -> None:
-        self._section, self._now = section, now
+    def __init__(
+        self,
+        section: OwnDataSection,
+        state_dir: Path,
+        *,
+        now: Callable[[], float] = time.time,
+        arrived: Callable[[str], float | None] = lambda path: None,
+    ) -> None:
+        self._section, self._now, self._arrived = section, now, arrived
+        self._arrivals: dict[_File, float] = {}
         self._note = state_dir / FILE_NAME
         self._due_at = 0.0 if section.keep or section.max_mib else float("inf")
         self._said = ""
@@ -94,11 +107,16 @@ class Retention:
             files = files[len(old) :]
         if self._section.max_mib:
             excess = sum(file.size for file in files) - self._section.max_mib * MIB
-            count = 0
+            files, count = self._by_arrival(files) if excess > 0 else files, 0
             while excess > 0 and count < len(files):
                 excess -= files[count].size
                 count += 1
             self._delete(files[:count], f"data.max_mib = {self._section.max_mib}")
+
+    def _by_arrival(self, files: Sequence[_File]) -> list[_File]:
+        """Sorts by the arrival of the content: a file that was copied or touched is as old as before."""
+        self._arrivals = {file: self._arrivals.get(file) or self._arrived(file.path) or file.came for file in files}
+        return sorted(files, key=lambda file: (self._arrivals[file], file.path))
 
     def _look(self) -> tuple[list[_File], float]:
         """Returns the files that may be deleted, the oldest first; and the time of the previous daily check, or minus

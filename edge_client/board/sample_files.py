@@ -7,51 +7,69 @@ import math
 import os
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hushfleet.config.spec import ModelSpec
-from hushfleet.data.arrays import as_targets, as_values, opened
+from hushfleet.data.arrays import as_targets, as_values, opened, read_targets, read_values
 from hushfleet.data.csv_file import LABEL, read_csv
 from hushfleet.data.folder import files_below, named
-from hushfleet.data.labels import check_one_reading, have_two_readings, one_form, texts_of
+from hushfleet.data.labels import SAY_WHICH, UNCLEAR, one_form, read_labels
 from hushfleet.data.measurements import far_away, refuse_far, warn_of_row_numbers
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
 
-_UNCLEAR = "its label may be the name of a class or its place from 0; give labels as texts, as y.astype(str) does"
+FORM_OF_ARRAYS = (
+    "it is not said what its values are, and one sample of another type would change it for all; give the task, or the "
+    'DEVICE.toml of this board, data.values = "pixels" (0 to 255) or "numbers" (as they are)'
+)
+FORM_OF_FOLDERS = (
+    "no columns are named, and the first file would decide their order for all; give the task, or the DEVICE.toml of "
+    'this board, data.columns = ["first", "second", ...], in the order in which the network takes them'
+)
+_UNCLEAR = f"its label may be the name of a class or its place from 0; {SAY_WHICH}"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a table is read for a task.
+
+    :param skipped: receives a text for each sample that does not fit and is left out; None: the first is an error.
+    :param by_content: whether no sample may decide how another is read (`TaskSpec.by_content`); needs `skipped`.
+    :param unfinished: files that are still being written.
+    :param cuts: as in `read_csv`.
+    """
+
+    skipped: list[str] | None = None
+    by_content: bool = False
+    unfinished: Collection[str] = ()
+    cuts: bool = True
+
+
+STRICT = Reading()
 
 
 def load_file(
-    path: Path,
-    model: ModelSpec,
-    *,
-    kind: str = "",
-    skipped: list[str] | None = None,
-    unfinished: Collection[str] = (),
-    cuts: bool = True,
-    names: list[str] | None = None,
+    path: Path, model: ModelSpec, *, kind: str = "", reading: Reading = STRICT, names: list[str] | None = None
 ) -> Samples:
     """Reads a file of samples; parameters and errors as in `load_arrays`.
 
     :param kind: `arrays` or `csv`; by default the ending of its name decides.
-    :param cuts: as in `read_csv`; `unfinished` and `names` as in `load_csv`.
+    :param names: as in `load_csv`.
     """
     if (kind or path.suffix) not in ("arrays", ".npz"):
-        return load_csv(path, model, skipped=skipped, unfinished=unfinished, cuts=cuts, names=names)
-    samples = load_arrays(path, model, skipped=skipped)
+        return load_csv(path, model, reading=reading, names=names)
+    samples = load_arrays(path, model, reading=reading)
     warn_of_row_numbers(samples.images, str(path))
     return samples
 
 
-def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) -> Samples:
+def load_arrays(path: Path, model: ModelSpec, *, reading: Reading = STRICT) -> Samples:
     """Reads an .npz with samples `x` (or `images`), as in `as_values`, and labels `y` (or `labels`): whole numbers,
-    names of classes, or other targets of the task. Raises `BadInput`.
-
-    :param skipped: receives the samples that do not fit and are left out; None: the first of them is an error.
-    """
+    names of classes, or other targets of the task. Raises `BadInput`."""
     with opened(path) as arrays:
         x, y = ("images", "labels") if "images" in arrays else ("x", "y")
         needed = {x} if model.targets.are_inputs else {x, y}
@@ -61,42 +79,36 @@ def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = Non
             )
         values = arrays[x]
         labels = arrays[y] if y in arrays else model.targets.blank(len(values), len(model.class_names))
-    may_be_names = y == "y" and model.targets.are_classes  # a simulation's own files have indices
-    if skipped is not None:
-        values, labels = _usable(values, labels, model, skipped, may_be_names=may_be_names)
-    elif may_be_names:
-        check_one_reading(labels, model.class_names, f"{path}: {y}")
-    return _fitting(as_values(values, f"{path}: {x}"), labels, model, f"{path}: {y}", skipped)
+    by_type = "names" if labels.dtype.kind in "UO" and not reading.by_content else "each"
+    kind = model.form.labels or by_type if y == "y" else "numbers"  # as in a simulation's own files
+    if reading.by_content and not model.form.values:
+        raise BadInput(f"{path}: {FORM_OF_ARRAYS}")
+    if reading.skipped is None:
+        return _strict(as_values(values, f"{path}: {x}", kind=model.form.values), labels, model, f"{path}: {y}", kind)
+    found, usable = read_values(values, f"{path}: {x}", kind=model.form.values)
+    return _fitting(found, labels, model, f"{path}: {y}", kind, reading.skipped, usable=usable)
 
 
-def load_csv(
-    path: Path,
-    model: ModelSpec,
-    *,
-    skipped: list[str] | None = None,
-    unfinished: Collection[str] = (),
-    cuts: bool = True,
-    names: list[str] | None = None,
-) -> Samples:
+def load_csv(path: Path, model: ModelSpec, *, reading: Reading = STRICT, names: list[str] | None = None) -> Samples:
     """Reads a CSV file (`hushfleet.data.csv_file`), or all of a folder; parameters as `load_arrays`. Raises `BadInput`.
 
-    :param unfinished: files that are being written.
-    :param cuts: as in `read_csv`.
-    :param names: receives the names of the columns of values.
+    :param names: receives the names of the values.
     """
     outputs = () if model.targets.are_classes else model.class_names
-    form: dict[str, Any] = {"input_shape": model.image_shape, "outputs": outputs, "cuts": cuts}
-    form["series"] = model.targets.are_inputs
+    form: dict[str, Any] = {"input_shape": model.image_shape, "outputs": outputs, "cuts": reading.cuts}
+    form |= {"series": model.targets.are_inputs, "form": model.form, "in_utf8": reading.by_content}
     if os.path.isdir(path):
-        values, labels, columns = _read_folder(path, form, [] if skipped is None else skipped, unfinished)
+        values, labels, columns = _read_folder(path, form, reading)
     else:
-        values, labels, _, columns = read_csv(path, **form, skipped=skipped, unfinished=str(path) in unfinished)
+        skipped, unfinished = reading.skipped, str(path) in reading.unfinished
+        values, labels, _, columns = read_csv(path, **form, skipped=skipped, unfinished=unfinished)
     if names is not None:
         names += columns
     warn_of_row_numbers(values, str(path), columns)
-    if skipped is not None:
-        values, labels = _usable(values, labels, model, skipped)
-    return _fitting(values, labels, model, str(path), skipped)
+    kind = model.form.labels or "names"
+    if reading.skipped is None:
+        return _strict(values, labels, model, str(path), kind)
+    return _fitting(values, labels, model, str(path), kind, reading.skipped)
 
 
 def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> list[bytes]:
@@ -107,7 +119,7 @@ def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> 
 
     The column `label` and all zeros are left out: a column `fault` may be missing if all samples are normal.
     """
-    rows = samples.images.reshape(len(samples), -1)
+    rows = samples.images.reshape(len(samples), math.prod(samples.images.shape[1:]))  # there may be none
     if not names:
         return [row.tobytes() for row in rows]
     columns = {name: rows[:, place] for place, name in enumerate(names)}
@@ -121,11 +133,14 @@ def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> 
 
 
 def _read_folder(
-    folder: Path, form: dict[str, Any], skipped: list[str], unfinished: Collection[str]
+    folder: Path, form: dict[str, Any], reading: Reading
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Reads values, labels and names of columns of the `.csv` files, in the order of their names; a file that does not
     fit is skipped."""
+    if reading.by_content and not form["form"].columns:
+        raise BadInput(f"{folder}: {FORM_OF_FOLDERS}")
     parts: list[tuple[np.ndarray, np.ndarray]] = []
+    skipped = [] if reading.skipped is None else reading.skipped
     first, names = "", tuple[str, ...]()
     for file in sorted(files_below(folder, data=folder)):
         name, lines = Path(file).relative_to(folder).as_posix(), list[str]()
@@ -134,7 +149,8 @@ def _read_folder(
         try:
             if not (name.lower().endswith(".csv") and os.path.isfile(file)):  # opening a pipe would block for ever
                 raise BadInput("no file whose name ends in .csv")
-            values, labels, _, columns = read_csv(Path(file), **form, skipped=lines, unfinished=file in unfinished)
+            unfinished = file in reading.unfinished
+            values, labels, _, columns = read_csv(Path(file), **form, skipped=lines, unfinished=unfinished)
             if parts and columns != names:
                 raise BadInput(f"its columns of values are not those of {first}, in the same order")
         except BadInput as error:
@@ -149,53 +165,60 @@ def _read_folder(
     return values, labels, names
 
 
-def _usable(
-    values: np.ndarray, labels: np.ndarray, model: ModelSpec, skipped: list[str], *, may_be_names: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the samples that `as_values` and `as_targets` accept; does not change arrays that do not fit as a whole.
+def _strict(values: np.ndarray, labels: np.ndarray, model: ModelSpec, where: str, kind: str) -> Samples:
+    """Makes samples, all of which must fit. Raises `BadInput`.
 
-    :param may_be_names: whether a number may be meant as the name of a class.
+    :param kind: as in `as_labels`.
     """
-    if not (values.ndim and labels.ndim and len(values) == len(labels)):
-        return values, labels
-    targets, numeric = model.targets, labels.dtype.kind in "iufb"
-    fits, unclear = np.ones(len(values), bool), np.zeros(len(values), bool)
-    if values.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            finite = np.isfinite(values.astype(np.float32, copy=False))
-        fits &= finite.all(tuple(range(1, values.ndim)))
-    if targets.are_classes and labels.ndim == 1:
-        if numeric:
-            fits &= (labels >= 0) & (labels < len(model.class_names)) & (labels == np.floor(labels))
-            unclear = have_two_readings(labels, model.class_names) & fits & may_be_names
-        else:
-            fits &= np.isin(texts_of(labels).astype(str), list(map(one_form, model.class_names)))
-    elif not targets.are_classes and numeric:
-        rows = labels.reshape(len(labels), math.prod(labels.shape[1:]))  # there may be none
-        with np.errstate(over="ignore"):
-            found = rows.astype(np.float32)
-        if rows.shape[1] == len(model.class_names):
-            fits &= ~targets.misfits(found)
-    for wrong, why in ((~fits, "its label does not fit the task"), (unclear, _UNCLEAR)):
-        skipped += (f"sample {place} ({labels[place]}): {why}" for place in np.flatnonzero(wrong))
-    fits &= ~unclear
-    return (values, labels) if fits.all() else (values[fits], labels[fits])
+    _check_shape(values, model, where)
+    found = as_targets(labels, model.class_names, model.targets, count=len(values), where=where, kind=kind)
+    refuse_far(values, model.mean, model.std, where)
+    return Samples(values, found, model.mean, model.std, model.targets)
 
 
 def _fitting(
-    values: np.ndarray, labels: np.ndarray, model: ModelSpec, where: str, skipped: list[str] | None
+    values: np.ndarray,
+    labels: np.ndarray,
+    model: ModelSpec,
+    where: str,
+    kind: str,
+    skipped: list[str],
+    *,
+    usable: np.ndarray | None = None,
 ) -> Samples:
+    """Makes samples of those that fit; each decides for itself alone. Raises `BadInput` for arrays of another shape.
+
+    :param usable: whether each sample's values are numbers, bool `[n]`; None: all are.
+    """
+    _check_shape(values, model, where)
+    count = len(values)
+    usable, unclear = np.ones(count, bool) if usable is None else usable, np.zeros(count, bool)
+    if model.targets.are_classes:
+        if labels.shape != (count,):
+            as_targets(labels, model.class_names, model.targets, count=count, where=where)
+        found = read_labels(labels, model.class_names, kind)
+        unclear, fits = usable & (found == UNCLEAR), usable & (found >= 0)
+    else:
+        found, learned = read_targets(labels, model.class_names, model.targets, count=count, where=where)
+        fits = usable & learned
+    far = far_away(values, model.mean, model.std) & fits
+    of_pixels = "; with data.values = 'pixels' they are whole numbers from 0 to 255" * (model.form.values == "pixels")
+    for wrong, why in (
+        (~usable, f"its values are no finite numbers{of_pixels}"),
+        (usable & ~fits & ~unclear, "its label does not fit the task"),
+        (unclear, _UNCLEAR),
+        (far, "a million standard deviations from the mean"),
+    ):
+        skipped += (f"sample {place} ({labels[place]}): {why}" for place in np.flatnonzero(wrong))
+    places = np.flatnonzero(fits & ~far)
+    return Samples(values[places], found[places], model.mean, model.std, model.targets)
+
+
+def _check_shape(values: np.ndarray, model: ModelSpec, where: str) -> None:
     if values.shape[1:] != model.image_shape:
         raise BadInput(
             f"{where}: samples have the shape {list(values.shape[1:])}, and the task takes {list(model.image_shape)}"
         )
-    labels = as_targets(labels, model.class_names, model.targets, count=len(values), where=where)
-    if skipped is None:
-        refuse_far(values, model.mean, model.std, where)
-    elif (far := far_away(values, model.mean, model.std)).any():
-        skipped += (f"sample {place}: a million standard deviations from the mean" for place in np.flatnonzero(far))
-        values, labels = values[~far], labels[~far]
-    return Samples(values, labels, model.mean, model.std, model.targets)
 
 
 def load_indices(path: Path) -> np.ndarray | None:

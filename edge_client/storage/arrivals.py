@@ -48,6 +48,18 @@ class Arrivals:
         with self._transaction("forget the arrival of samples"):
             self._connection.execute("DELETE FROM arrivals")
 
+    def of_file(self, path: str) -> float | None:
+        """Returns when the content of a file arrived, counted unix seconds; None if no task with windows has read it,
+        and if the file or the store cannot be read."""
+        try:
+            if self._connection.execute("SELECT 1 FROM arrivals LIMIT 1").fetchone() is None:
+                return None  # without reading the file
+            query = "SELECT arrived_at FROM arrivals WHERE sample = ?"
+            found = self._connection.execute(query, (file_key(path),)).fetchone()
+        except (OSError, sqlite3.Error):
+            return None
+        return None if found is None else float(found[0])
+
     def of(self, keys: Sequence[bytes], *, now: int) -> list[int]:
         """Returns when each of these samples arrived, counted unix seconds; new samples arrive `now`.
 

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from hushfleet.codecs.registry import NAMES
 from hushfleet.config.question import QuestionSpec
+from hushfleet.data.form import ANY_FORM, SampleForm
 from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.model.own_head import is_linear
@@ -107,6 +108,7 @@ class ModelSpec(Checked):
     :param class_names: one for each output; for a reconstruction, the meaning of a label.
     :param mean: per channel of an image, subtracted from pixels in [0, 1].
     :param std: per channel of an image, the divisor after that.
+    :param form: how samples are written in tables.
     """
 
     name: str
@@ -120,6 +122,7 @@ class ModelSpec(Checked):
     inference: BlobRef
     features: FeatureSpec | None = later(None)
     targets: Targets = later(CLASSES)
+    form: SampleForm = later(ANY_FORM)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -336,11 +339,12 @@ class TaskSpec(Checked):
         return 0.0 if self.question is None else self.question.held_out
 
     @property
-    def divides_by_content(self) -> bool:
-        """True if a sample's content, not its place, decides whether it is for training or for choosing a threshold.
+    def by_content(self) -> bool:
+        """True if no sample may decide whether, or how, another one trains: each is read alone, and by its content, not
+        its place, it is for training or held out.
 
-        If the place decided, one record would change which other records train, with the unit `record`; and samples of
-        one window of data would change which samples train in another.
+        Otherwise one record would change which other records train, with the unit `record`; and samples of one window
+        of data would change which samples train in another.
         """
         return self.privacy.unit == "record" or self.data_window_s > 0
 

@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from hushfleet.data.form import ANY_FORM, SampleForm, ValueKind
 from hushfleet.data.labels import as_labels, check_present, class_names_of, texts_of
-from hushfleet.data.measurements import check_names, check_spread, refuse_far, warn_of_row_numbers
+from hushfleet.data.measurements import check_names, check_spread, moments, refuse_far, warn_of_row_numbers
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.data.targets import CLASSES, Targets
@@ -35,6 +36,7 @@ _UNREADABLE = (
     RuntimeError,  # zipfile's, for an encrypted file, and for a compression that it does not know
     tokenize.TokenError, SyntaxError,  # NumPy reads the head of an array as Python
 )  # fmt: skip
+_NOT_FINITE = "are not finite float32 numbers"
 _KEYS = ("train_x", "train_y", "test_x", "test_y", "train_device", "test_device", "class_names", "column_names")
 
 
@@ -96,11 +98,14 @@ class Data:
         mean: Sequence[float] = (),
         std: Sequence[float] = (),
         targets: Targets = CLASSES,
+        form: SampleForm = ANY_FORM,
         where: str = "the data",
     ) -> DataSet:
         """:param class_names: in place of the data's own.
-        :param mean: per channel, like `std`: by default computed from the training part (or from a test part alone).
+        :param mean: per channel, like `std`. Left out, 0 and 1: pixels go to a network in [0, 1], other values go as
+            they are, as on a board, where nothing is computed from the data.
         :param targets: the kind of targets in y.
+        :param form: what the task has fixed.
 
         :raises BadInput: arrays that do not fit; the text names the array and the sample.
         """
@@ -113,7 +118,7 @@ class Data:
             if (x is None) != (y is None):
                 raise BadInput(f"{where}: give both {part}_x and {part}_y, or neither")
             if x is not None:
-                parts[part] = as_values(x, f"{where}: {part}_x"), unmasked(y, f"{where}: {part}_y")
+                parts[part] = as_values(x, f"{where}: {part}_x", kind=form.values), unmasked(y, f"{where}: {part}_y")
                 if not len(parts[part][0]):
                     raise BadInput(f"{where}: the {part} part has no samples; add some, or leave the part out")
         if not parts:
@@ -128,7 +133,7 @@ class Data:
         ys = [y for _, y in parts.values()]
         names = names or (class_names_of(ys, where) if targets.are_classes else _output_names(ys[0]))
         made = {
-            part: (x, as_targets(y, names, targets, count=len(x), where=f"{where}: {part}_y"))
+            part: (x, as_targets(y, names, targets, count=len(x), where=f"{where}: {part}_y", kind=form.labels))
             for part, (x, y) in parts.items()
         }
         owners, test_owners = self._owners({part: len(y) for part, (_, y) in made.items()}, where)
@@ -148,17 +153,16 @@ class Data:
             given = ", ".join(f"{part}_x is {np.asarray(getattr(self, f'{part}_x')).dtype}" for part in made)
             raise BadInput(
                 f"{where}: {given}. uint8 is read as pixels and divided by 255, other numbers are taken as they are; "
-                "give both in one type"
+                'give both in one type, or say what they are: data.values = "pixels" or "numbers"'
             )
-        if not mean or not std:
-            found_mean, found_std = _moments(made["train"][0] if len(made["train"][0]) else x)
+        if not mean:
             if first.dtype != np.uint8:
-                check_spread(first, found_mean, found_std, where, columns)
-            mean, std = mean or found_mean, std or found_std
+                check_spread(first, *moments(made["train"][0] if len(made["train"][0]) else x), where, columns)
+            mean, std = (0.0,) * first.shape[1], (1.0,) * first.shape[1]
         train, test = (Samples(*made[part], tuple(mean), tuple(std), targets) for part in ("train", "test"))
         for part, (values, _) in parts.items():
             refuse_far(values, train.mean, train.std, f"{where}: {part}_x")
-        return DataSet(name, train, test, names, owners, test_owners)
+        return DataSet(name, train, test, names, owners, test_owners, columns)
 
     def _owners(self, counts: Mapping[str, int], where: str) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Returns each training and test sample's device, numbered by sorted names; -1: without training samples."""
@@ -198,25 +202,67 @@ def unmasked(values: Any, where: str) -> np.ndarray:
     return np.asarray(values)
 
 
-def as_values(x: Any, where: str) -> np.ndarray:
-    """Converts images, series or vectors to uint8 or float32 `[n, C, H, W]`. Raises `BadInput`."""
+def as_values(x: Any, where: str, *, kind: ValueKind = "") -> np.ndarray:
+    """Converts images, series or vectors to uint8 or float32 `[n, C, H, W]`. Raises `BadInput`.
+
+    :param kind: as in `SampleForm.values`.
+    """
     x = unmasked(x, where)
     if x.dtype.kind not in "uifb":
         raise BadInput(f"{where} is {x.dtype}; it must be numbers")
+    values, fits = read_values(x, where, kind=kind)
+    if not fits.all():
+        first = int(fits.argmin())
+        finite = np.isfinite(x[first].astype(np.float32)).all()
+        why = f"are no pixels (data.values = {kind!r}): whole numbers from 0 to 255" if finite else _NOT_FINITE
+        raise BadInput(
+            f"{where}: {(~fits).sum()} samples, the first of them number {first} (from 0), hold values that {why}; "
+            "leave these samples out, or fill the gaps"
+        )
+    return values
+
+
+def read_values(x: np.ndarray, where: str, *, kind: ValueKind = "") -> tuple[np.ndarray, np.ndarray]:
+    """Returns the samples, uint8 or float32 `[n, C, H, W]`, and whether each fits, bool `[n]`; the others are zeros.
+
+    Each sample is read alone: the type of an array follows from all of its values, and must not decide what one means.
+
+    :param kind: as in `SampleForm.values`; empty: uint8 if the array is.
+    :raises BadInput: the whole array has another form.
+    """
     if not 2 <= x.ndim <= 4 or 0 in x.shape[1:]:
         raise BadInput(f"{where} has shape {list(x.shape)}; it must be [n, C, H, W], [n, C, T] of series, or [n, F]")
-    if x.dtype != np.uint8:
-        with np.errstate(over="ignore"):  # becomes infinite, which is refused below
-            x = x.astype(np.float32)
-        wrong = ~np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
-        if wrong.any():
-            raise BadInput(
-                f"{where}: {wrong.sum()} samples, the first of them number {int(wrong.argmax())} (from 0), hold values "
-                "that are not finite float32 numbers; leave these samples out, or fill the gaps"
-            )
-    if x.ndim == 2:
-        x = x[:, :, None, None]
-    return np.ascontiguousarray(x if x.ndim == 4 else x[:, :, None, :])
+    x = x[:, :, None, None] if x.ndim == 2 else x if x.ndim == 4 else x[:, :, None, :]
+    if x.dtype == np.uint8:
+        values, fits = x if kind != "numbers" else x.astype(np.float32), np.ones(len(x), bool)
+        return np.ascontiguousarray(values), fits
+    values = as_float32(x)
+    fits = np.isfinite(values).all((1, 2, 3))
+    if kind == "pixels":
+        fits &= ((values >= 0) & (values <= 255) & (values == np.floor(values))).all((1, 2, 3))
+    values[~fits] = 0
+    return np.ascontiguousarray(values.astype(np.uint8) if kind == "pixels" else values), fits
+
+
+def as_float32(x: np.ndarray) -> np.ndarray:
+    """Converts numbers, or texts of numbers, to float32; a value that is no finite number becomes NaN or infinite.
+
+    All go by way of float64, so that the type of the array changes no bit of a value.
+    """
+    if x.dtype.kind not in "iufb":
+        x = np.array([_number(value) for value in x.ravel().tolist()], np.float64).reshape(x.shape)
+    wide = x.astype(np.float64, copy=False) if x.dtype.itemsize > 4 else x
+    with np.errstate(over="ignore", invalid="ignore"):  # becomes infinite
+        return wide.astype(np.float32)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, complex) and not value.imag:
+        value = value.real
+    try:
+        return float({"True": 1, "False": 0}.get(value, value))
+    except (ValueError, TypeError, OverflowError):
+        return np.nan
 
 
 def is_frame(x: Any) -> bool:
@@ -235,32 +281,44 @@ def _numbers(frame: Any, where: str) -> np.ndarray:
     return np.asarray(frame.to_numpy(dtype=float, na_value=np.nan))
 
 
-def as_targets(y: Any, names: Sequence[str], targets: Targets, *, count: int, where: str) -> np.ndarray:
-    """Converts to labels int64 `[n]`, or to numbers float32 `[n, outputs]` for these `names`. Raises `BadInput`."""
+def as_targets(y: Any, names: Sequence[str], targets: Targets, *, count: int, where: str, kind: str = "") -> np.ndarray:
+    """Converts to labels int64 `[n]`, or to numbers float32 `[n, outputs]` for these `names`. Raises `BadInput`.
+
+    :param kind: as in `as_labels`.
+    """
     y = unmasked(y, where)
     if targets.are_classes:
-        return as_labels(y, names, count=count, where=where)
-    y = y[:, None] if y.ndim == 1 else y
-    if y.shape != (count, len(names)):
-        raise BadInput(
-            f"{where} has shape {list(y.shape)}; with model.loss = {targets.loss!r} it must be "
-            f"[{count}, {len(names)}], a number for each output: {', '.join(names)}"
-        )
+        return as_labels(y, names, count=count, where=where, kind=kind)
     if y.dtype.kind not in "uifb":
         raise BadInput(f"{where} is {y.dtype}; with model.loss = {targets.loss!r} it must be numbers")
-    if len(targets.mean) not in (0, len(names)):
-        raise BadInput(f"data.target_mean has {len(targets.mean)} values; {where} has {len(names)} outputs")
-    with np.errstate(over="ignore"):  # becomes infinite, which is refused below
-        found: np.ndarray = y.astype(np.float32)
-    wrong = targets.misfits(found)
-    if wrong.any():
-        first = int(wrong.argmax())
+    found, fits = read_targets(y, names, targets, count=count, where=where)
+    if not fits.all():
+        first = int(fits.argmin())
         what = LOSSES[targets.loss].misfit + ", scaled" * bool(targets.mean)
         raise BadInput(
-            f"{where}: {wrong.sum()} samples, the first of them number {first} (from 0) with {y[first].tolist()}, have "
-            f"targets that are {what}; leave these samples out, or mend them"
+            f"{where}: {(~fits).sum()} samples, the first of them number {first} (from 0) with "
+            f"{y[first].ravel().tolist()}, have targets that are {what}; leave these samples out, or mend them"
         )
     return found
+
+
+def read_targets(
+    y: np.ndarray, names: Sequence[str], targets: Targets, *, count: int, where: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns targets that are numbers, float32 `[n, outputs]`, and whether each row can be learned, bool `[n]`.
+
+    Raises `BadInput` if the whole array has another shape.
+    """
+    rows = y[:, None] if y.ndim == 1 else y
+    if rows.shape != (count, len(names)):
+        raise BadInput(
+            f"{where} has shape {list(rows.shape)}; with model.loss = {targets.loss!r} it must be "
+            f"[{count}, {len(names)}], a number for each output: {', '.join(names)}"
+        )
+    if len(targets.mean) not in (0, len(names)):
+        raise BadInput(f"data.target_mean has {len(targets.mean)} values; {where} has {len(names)} outputs")
+    found = as_float32(rows)
+    return found, ~targets.misfits(found)
 
 
 def _output_names(y: np.ndarray) -> tuple[str, ...]:
@@ -279,13 +337,6 @@ def _devices(devices: Any, count: int, where: str) -> np.ndarray:
         check_present(found, where, what="device")
         return texts_of(found).astype(str)
     return found
-
-
-def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns each channel's mean and standard deviation (1 if it never changes); bytes are scaled to 0..1."""
-    scale = 255.0 if x.dtype == np.uint8 else 1.0
-    mean, std = (getattr(x, moment)(axis=(0, 2, 3), dtype=np.float64) / scale for moment in ("mean", "std"))
-    return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import unicodedata
 from collections.abc import Collection, Sequence
 
@@ -16,6 +17,9 @@ MISSING = frozenset((
     "null",
 ))  # fmt: skip
 """Texts that pandas reads as a missing value, and texts that a missing value becomes."""
+
+SAY_WHICH = 'give names as texts, as y.astype(str) does, or say which with data.labels = "names" or "numbers"'
+_PLACE = re.compile(r"0|[1-9][0-9]{0,8}")
 
 _log = logging.getLogger(__name__)
 
@@ -52,52 +56,71 @@ def check_present(labels: np.ndarray, where: str, *, names: Collection[str] = ()
         )
 
 
-def have_two_readings(labels: np.ndarray, class_names: Sequence[str]) -> np.ndarray:
-    """Marks ambiguous labels, bool of their shape: those that are the name of one class and the place of another."""
-    place_of = {name: place for place, name in enumerate(class_names)}
-    numbers = np.unique(labels) if labels.dtype.kind in "iuf" else ()
-    # the text of a fraction is not a class
-    return np.isin(labels, [number for number in numbers if place_of.get(f"{number:.17g}", number) != number])
+NO_CLASS, UNCLEAR = -1, -2
 
 
-def check_one_reading(labels: np.ndarray, class_names: Sequence[str], where: str) -> None:
-    """Raises `BadInput` for the first of the labels that `have_two_readings`."""
-    for number in labels[have_two_readings(labels, class_names)][:1]:
-        raise BadInput(
-            f"{where}: the label {number:.17g} may be the name of a class or its place from 0, and the task's classes "
-            f"are {', '.join(class_names[:8])}; give labels as texts, as y.astype(str) does"
-        )
+def read_labels(y: np.ndarray, class_names: Sequence[str], kind: str) -> np.ndarray:
+    """Returns the class of each label, int64 of the shape of `y`: `NO_CLASS` if it is none, `UNCLEAR` if it may be two.
+
+    No label decides how another is read: an array of numbers and one text is an array of texts, and is read alike.
+
+    :param kind: `names` of classes; `numbers`, the places of classes from 0; or `each`, where a label may be either.
+    """
+    named: dict[str, int] = {}
+    for place, name in enumerate(map(one_form, class_names)):
+        key = _number_form(name)
+        named[key] = place if named.get(key, place) == place else UNCLEAR
+
+    def class_of(text: str) -> int:
+        key = _number_form(one_form(text))
+        by_name = NO_CLASS if kind == "numbers" else named.get(key, NO_CLASS)
+        is_place = kind != "names" and _PLACE.fullmatch(key) is not None and int(key) < len(class_names)
+        by_place = int(key) if is_place else NO_CLASS
+        return max(by_name, by_place) if NO_CLASS in (by_name, by_place) or by_name == by_place else UNCLEAR
+
+    texts = y if y.dtype.kind in "iufbU" else np.array([str(label) for label in y.ravel().tolist()], str)
+    values, where = np.unique(texts, return_inverse=True)
+    return np.array([class_of(str(value)) for value in values.tolist()], np.int64)[where].reshape(y.shape)
 
 
-def as_labels(y: np.ndarray, class_names: Sequence[str], *, count: int, where: str) -> np.ndarray:
-    """Converts whole numbers or names of classes to labels int64 `[n]`. Raises `BadInput`."""
+def _number_form(text: str) -> str:
+    """Returns a whole number in one form: NumPy writes 3 as `3` or `3.0`, by the type of the array."""
+    whole = text.removesuffix(".0")
+    return whole.removeprefix("-") if _PLACE.fullmatch(whole) or whole == "-0" else text
+
+
+def as_labels(y: np.ndarray, class_names: Sequence[str], *, count: int, where: str, kind: str = "") -> np.ndarray:
+    """Converts labels to the places of their classes, int64 `[n]`. Raises `BadInput` for the first that has none.
+
+    :param kind: as in `read_labels`. Empty: names in an array of texts, else numbers.
+    """
     if y.shape != (count,):
         raise BadInput(
             f"{where} has shape {list(y.shape)}; it must be [{count}], a label for each sample (or several, with "
             'model.loss = "binary" or "squared")'
         )
     check_present(y, where, names=class_names)
-    classes = len(class_names)
-    if y.dtype.kind in "iu" or (y.dtype.kind == "f" and (y == np.floor(y)).all()):
-        if count and not 0 <= y.min() <= y.max() < classes:
+    are_texts = y.dtype.kind in "UO"
+    labels = read_labels(y, class_names, kind or ("names" if are_texts else "numbers"))
+    for place in np.flatnonzero(labels < 0)[:1].tolist():
+        classes, names = len(class_names), f"{', '.join(class_names[:8])}{', ...' * (len(class_names) > 8)}"
+        if labels[place] == UNCLEAR:
             raise BadInput(
-                f"{where} has labels {y.min():.0f} to {y.max():.0f}; there are 0 to {classes - 1}, for "
-                f"{', '.join(class_names[:8])}{', ...' * (classes > 8)}; numbers that are names go as texts, as "
-                "y.astype(str) gives them"
+                f"{where}: the label {y[place]} may be the name of a class or its place from 0, and the task's classes "
+                f"are {names}; {SAY_WHICH}"
             )
-        labels: np.ndarray = y.astype(np.int64)
-        return labels
-    if y.dtype.kind not in "UO":
+        if are_texts or kind == "names":
+            raise BadInput(f"{where}: sample {place} has the label {str(y[place])!r}, which is none of {names}")
+        if y.dtype.kind == "b" or y[place] != np.floor(y[place]):
+            raise BadInput(
+                f"{where} is {y.dtype}; it must be whole numbers, or names of classes (or numbers to predict, with "
+                'model.loss = "squared")'
+            )
         raise BadInput(
-            f"{where} is {y.dtype}; it must be whole numbers, or names of classes (or numbers to predict, with "
-            'model.loss = "squared")'
+            f"{where} has labels {y.min():.0f} to {y.max():.0f}; there are 0 to {classes - 1}, for {names}; numbers "
+            "that are names go as texts, as y.astype(str) gives them"
         )
-    number_of = {one_form(name): number for number, name in enumerate(class_names)}
-    texts = texts_of(y)
-    for place, text in enumerate(texts):
-        if text not in number_of:
-            raise BadInput(f"{where}: sample {place} has the label {text!r}, which is none of {', '.join(class_names)}")
-    return np.array([number_of[text] for text in texts], np.int64)
+    return labels
 
 
 def class_names_of(labels: Sequence[np.ndarray], where: str) -> tuple[str, ...]:

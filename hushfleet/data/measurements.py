@@ -17,6 +17,8 @@ _ALIKE, _FLAT = 1e-2, 1e-4  # typical distance in standard deviations at which a
 _WILD = 5.0  # standard deviations: at most one value in 25 can be so far away
 _FAR = 1e6  # standard deviations: up to here the squares of a gradient are still float32 numbers
 _LOOKED_AT = 10_000  # values of a channel
+_LARGE, _SMALL = 10.0, 0.05  # root mean squares of a channel
+_SHOWN = 16  # channels
 
 _log = logging.getLogger(__name__)
 
@@ -82,12 +84,41 @@ def check_spread(
             name = names[channel] if len(names) == len(std) else f"channel {channel}"
             said = (
                 f"{where}: {value:g} of sample {sample} (from 0), {name}, makes the standard deviation "
-                f"{deviation:.3g}, and half of the other values differ by less than {typical:.2g}: a network "
-                "would see them all alike; leave out what is no measurement, or give data.mean and data.std"
+                f"{deviation:.3g}, and half of the other values differ by less than {typical:.2g}: beside it they are "
+                "all alike; leave out what is no measurement, or give data.mean and data.std"
             )
             if typical < _FLAT * deviation:
                 raise BadInput(said)
             _log.warning("%s", said)
+
+
+def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns each channel's mean and standard deviation (1 if it never changes); pixels count as 0 to 1.
+
+    :param x: `[n, C, H, W]`.
+    """
+    scale = 255.0 if x.dtype == np.uint8 else 1.0
+    mean, std = (getattr(x, moment)(axis=(0, 2, 3), dtype=np.float64) / scale for moment in ("mean", "std"))
+    return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
+
+
+def advise_normalisation(x: np.ndarray, where: str) -> None:
+    """Names the normalisation that brings values to a size at which networks train well, if they are far from it.
+
+    :param x: `[n, C, H, W]`, the values as a network is given them.
+    """
+    if x.dtype == np.uint8:
+        return
+    mean, std = map(np.array, moments(x))
+    sizes = np.hypot(mean, std) * (x != x[:1]).any((0, 2, 3))
+    if (sizes > _LARGE).any() or ((sizes > 0) & (sizes < _SMALL)).any():
+        shown = (", ".join(f"{value:.3g}" for value in each[:_SHOWN]) for each in (mean, std))
+        rest = ", ..." * (len(mean) > _SHOWN)
+        _log.warning(
+            "%s: the values are given to the network as they are, and are far from 1. Most networks learn better with "
+            "data.mean = [%s%s] and data.std = [%s%s], or other public numbers that are near these", where,
+            *(text for each in shown for text in (each, rest)),
+        )  # fmt: skip
 
 
 def far_away(x: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:

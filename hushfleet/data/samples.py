@@ -217,6 +217,7 @@ class DataSet:
         of each output.
     :param owners: int64 `[n]`, the device of each training sample, from 0; None if it is not known.
     :param test_owners: int64 `[n]`, the device of each test sample; -1 if that device has no training sample.
+    :param column_names: the names of a sample's values, if a table has named them.
     """
 
     name: str
@@ -225,6 +226,7 @@ class DataSet:
     class_names: tuple[str, ...]
     owners: npt.NDArray[np.int64] | None = None
     test_owners: npt.NDArray[np.int64] | None = None
+    column_names: tuple[str, ...] = ()
 
     @property
     def classes(self) -> int:

@@ -31,7 +31,7 @@ def divided(labels: np.ndarray, *, by: np.ndarray | None = None) -> tuple[np.nda
     :param labels: `[n, 1]`, 0 for a normal sample.
     :param by: the samples `[n, ...]`: each sample's content decides whether it is held out, one in five by chance.
         None: every fifth is. Then one added or removed sample shifts all later ones, so that many other samples are
-        trained on (`TaskSpec.divides_by_content`).
+        trained on (`TaskSpec.by_content`).
     """
     (kept,) = np.nonzero(normal(labels))
     held = np.arange(len(kept)) % EVERY == EVERY - 1 if by is None else chosen_by_content(by[kept], 1 / EVERY)

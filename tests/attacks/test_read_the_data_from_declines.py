@@ -116,7 +116,7 @@ def labels(count: int = COUNT) -> np.ndarray:
 
 def npz(path: Path, x: np.ndarray, y: np.ndarray) -> OwnDataSection:
     np.savez(path, x=x, y=y)
-    return OwnDataSection("arrays", str(path))
+    return OwnDataSection("arrays", str(path), values="numbers")
 
 
 def with_nan(path: Path) -> OwnDataSection:
@@ -201,9 +201,9 @@ def test_data_that_cannot_be_used_are_as_good_as_none(said: Callable[..., Said],
     whole = (tmp_path / "none.npz").read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
     for data in (
-        OwnDataSection("arrays", str(tmp_path / "missing.npz")),
-        OwnDataSection("arrays", str(tmp_path / "garbage.npz")),
-        OwnDataSection("arrays", str(tmp_path / "cut.npz")),
+        OwnDataSection("arrays", str(tmp_path / "missing.npz"), values="numbers"),
+        OwnDataSection("arrays", str(tmp_path / "garbage.npz"), values="numbers"),
+        OwnDataSection("arrays", str(tmp_path / "cut.npz"), values="numbers"),
         OwnDataSection("csv", str(tmp_path / "missing.csv")),
         OwnDataSection("folder", str(tmp_path / "missing")),
         npz(tmp_path / "shape.npz", values()[:, :, :4], labels()),

@@ -116,9 +116,8 @@ def test_lines_that_are_steps_become_windows_of_one_device(tmp_path: Path) -> No
     lines = ["device,a,b,fault", *(f"x,{n},{n / 10},{int(n == 4)}" for n in range(7)), "y,10,1,0", "y,11,1.1,0"]
     (tmp_path / "train.csv").write_text("\n".join(lines))
     (tmp_path / "test.csv").write_text("\n".join(lines))
-    values, faults, devices, names = read_csv(
-        tmp_path / "train.csv", input_shape=(2, 1, 2), outputs=("fault",), series=True
-    )
+    form: dict[str, Any] = {"input_shape": (2, 1, 2), "outputs": ("fault",), "series": True}
+    values, faults, devices, names = read_csv(tmp_path / "train.csv", **form, owners=True)
     np.testing.assert_allclose(values[:, :, 0, :], [[[n, n + 1], [n / 10, (n + 1) / 10]] for n in (0, 2, 4, 10)])
     assert faults.ravel().tolist() == [0, 0, 1, 0]
     assert devices is not None

@@ -103,6 +103,17 @@ def test_with_the_unit_record_no_gradient_is_computed_of_own_parts_of_an_earlier
     assert (begins_with(spec, "earlier-1", own).state().own is not None) == keeps
 
 
+def test_a_model_goes_on_with_values_as_it_knows_them(calm: Simulation) -> None:
+    """Otherwise it would be given other numbers for the same images without a word."""
+    model = calm.prepared.spec.model
+    earlier = EarlierModel.read(calm.folder.aggregator)
+    earlier.vector(model)
+    other = replace(model, std=tuple(2 * value for value in model.std))
+    with pytest.raises(BadInput, match=r"was trained with data\.mean = \[.* give this task the same"):
+        earlier.vector(other)
+    replace(earlier, normalisation=None).vector(other)  # a file of 0.3.0 does not say
+
+
 @pytest.mark.parametrize("damage", ["truncated", "another network", "nan", "no closed round"])
 def test_what_is_no_such_model_is_refused_by_name(calm: Simulation, tmp_path: Path, damage: str) -> None:
     before, spec = calm.prepared, calm.prepared.spec

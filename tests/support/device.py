@@ -63,7 +63,7 @@ def config(tmp_path: Path) -> DeviceConfig:
     return DeviceConfig(
         device=DeviceSection(DEVICE, str(tmp_path / "state"), federation="test"),
         broker=BrokerSection("mqtt://localhost"),
-        data=OwnDataSection("arrays", str(tmp_path / "train.npz")),
+        data=OwnDataSection("arrays", str(tmp_path / "train.npz"), values="pixels"),
         limits=LimitsSection(epsilon_server=1000.0, memory_mib=500),
         simulation=SimulationSection(seed=1, index=0),
     )

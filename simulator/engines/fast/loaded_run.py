@@ -114,10 +114,10 @@ class LoadedRun:
     def train(self, device: str) -> LabelledSamples:
         samples = self._train.pop(device, None)
         if samples is None:
-            are_all = not self.spec.divides_by_content
+            are_all = not self.spec.by_content
             stored = training_part(self._stored(device), self.spec.held_out, are_all=are_all)
             if self.spec.model.targets.are_inputs:
-                by = stored.images if self.spec.divides_by_content else None
+                by = stored.images if self.spec.by_content else None
                 stored = stored.take(divided(stored.labels, by=by)[0])
             samples = self._inputs(stored)
             self._train_bytes += samples.nbytes
@@ -128,7 +128,7 @@ class LoadedRun:
 
     def held_out(self, device: str) -> LabelledSamples:
         """Returns the device's samples that are never used in training."""
-        are_all = not self.spec.divides_by_content
+        are_all = not self.spec.by_content
         return self._inputs(held_out_part(self._stored(device), self.spec.held_out, are_all=are_all))
 
     def unlabelled(self, device: str) -> LabelledSamples | None:

@@ -128,7 +128,8 @@ def test_a_photograph_that_changes_while_the_others_are_looked_at_waits(board: B
 @pytest.mark.parametrize("kind", ["arrays", "csv"])
 def test_rows_of_a_file_have_windows_of_their_own(kind: str, tmp_path: Path, store: DeviceStore) -> None:
     path = tmp_path / "values"
-    board = Board(tmp_path, store, OwnDataSection(kind, str(path)))  # type: ignore[arg-type] - of two kinds
+    section = OwnDataSection(kind, str(path), values="numbers")  # type: ignore[arg-type] - of two kinds
+    board = Board(tmp_path, store, section)
 
     def write(*values: int) -> None:
         rows = np.repeat(np.array(values, np.float32), 16).reshape(-1, 1, 4, 4)

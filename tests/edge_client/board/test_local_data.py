@@ -17,10 +17,12 @@ from PIL import Image
 from hushfleet import progress
 from hushfleet.config.spec import BlobRef, ModelSpec
 from hushfleet.data.csv_file import load_csv_set, read_csv
+from hushfleet.data.form import SampleForm
 from hushfleet.data.targets import Targets
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.notes import DataUse, notes_in, read_data_use
+from hushfleet.edge_client.board.sample_files import load_file
 from hushfleet.errors import BadInput
 from hushfleet.params import ParamLayout
 
@@ -437,3 +439,45 @@ def test_large_photographs_are_read_once_over(tmp_path, model):
         assert tracemalloc.get_traced_memory()[1] < 12 << 20  # of 3 MB of pixels; as float64 they are 24
     finally:
         tracemalloc.stop()
+
+
+def test_an_empty_line_of_a_series_is_told_and_moves_no_other(tmp_path, model):
+    """Those at the end are of no window."""
+    task = replace(model, class_names=("fault",), targets=Targets("reconstruction", false_alarms=0.2))
+    lines = [f"{step},{step}" for step in range(9)]
+    file, note = tmp_path / "d.csv", notes_in(tmp_path)[0]
+    file.write_text("\n".join(["a,b", *lines, "", ",", ""]))
+    assert len(load_file(file, task)) == 3
+    file.write_text("\n".join(["a,b", *lines[:4], "", *lines[4:], ""]))
+    with pytest.raises(BadInput, match="line 7: line 6 before it is empty, and each line is one step of a series"):
+        load_file(file, task)
+    data = LocalData(OwnDataSection("csv", str(file)), task, may_be_empty=True, note=note)
+    data.samples()
+    use = read_data_use(tmp_path)
+    assert use is not None
+    assert use.why == "1: a step is unusable or empty, as line 5 and those after it"
+
+
+def test_what_a_file_contains_is_said_by_the_task_or_the_owner(tmp_path, model):
+    """And never concluded from the samples: the owner's word is the last."""
+    task = replace(model, input_shape=(2, 1, 1), form=SampleForm(("ax", "ay"), decimal="."), mean=(0.0,) * 2)
+    (tmp_path / "d.csv").write_text("label;y;x\nsit;1,5;2\nwalk;3,5;4\n")
+    path = str(tmp_path / "d.csv")
+    with pytest.raises(BadInput, match=r"lacks the column 'ax', .* are ax, ay; data.columns names them.* DEVICE"):
+        LocalData(OwnDataSection("csv", path), task).samples()
+    with pytest.raises(BadInput, match=r"'y' = '1,5' is not a number; the decimal mark is '.', see data.decimal"):
+        LocalData(OwnDataSection("csv", path, columns=("x", "y")), task).samples()
+    found = LocalData(OwnDataSection("csv", path, columns=("x", "y"), decimal=","), task).samples()
+    assert found.kept.reshape(2, 2).tolist() == [[2, 1.5], [4, 3.5]]
+
+
+def test_labels_of_an_array_are_names_or_places(tmp_path, model):
+    x = SERIES[:, :, 0]
+    task = replace(model, input_shape=(2, 1, 1), class_names=("1", "2"))
+    np.savez(tmp_path / "d.npz", x=x, y=[1, 0, 1, 0])
+    section = OwnDataSection("arrays", str(tmp_path / "d.npz"))
+    assert LocalData(replace(section, labels="numbers"), task).samples().labels.tolist() == [1, 0, 1, 0]
+    with pytest.raises(BadInput, match="sample 1 has the label '0', which is none of 1, 2"):
+        LocalData(replace(section, labels="names"), task).samples()
+    np.savez(tmp_path / "d.npz", x=x, y=[2023, 2024, 2024, 2023])
+    assert samples("arrays", section.path, replace(task, class_names=("2023", "2024"))).labels.tolist() == [0, 1, 1, 0]

@@ -154,6 +154,31 @@ def test_only_files_of_the_data_are_deleted(images: Path, tmp_path: Path) -> Non
     assert names(csv) == ["picture.jpg"]
 
 
+def test_the_size_is_limited_by_arrival_so_that_no_window_decides_about_a_later_one(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image of an earlier window that was copied again has a new date, and is as old as before."""
+    monkeypatch.setattr(retention, "MIB", 1)
+    arrived = {"0.jpg": 5.0, "1.jpg": 6.0, "2.jpg": 7.0, "3.jpg": 8.0}
+    asked: list[str] = []
+
+    def of_file(path: str) -> float | None:
+        asked.append(Path(path).name)
+        return arrived.get(Path(path).name)
+
+    section = OwnDataSection("folder", str(images), max_mib=2500)
+    (images / "leaf/0.jpg").write_bytes(bytes(1000))  # its date is the newest now
+    board = Retention(section, images.parent, arrived=of_file)
+    board.advance(0.0)
+    assert names(images) == ["leaf/2.jpg", "mould/3.jpg"]
+    (images / "leaf/new.jpg").write_bytes(bytes(1000))
+    board.advance(LOOK_S)
+    assert names(images) == ["leaf/new.jpg", "mould/3.jpg"], "what no task has seen yet is dated by its file"
+    assert sorted(asked) == ["0.jpg", "1.jpg", "2.jpg", "3.jpg", "new.jpg"], "each file is read once"
+    Retention(replace(section, max_mib=10**6), images.parent, arrived=of_file).advance(0.0)
+    assert len(asked) == 5, "none, where nothing is deleted"
+
+
 def test_what_cannot_be_deleted_is_told_once(images: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     def refused(path: str) -> None:
         raise OSError(30, "Read-only file system", path)

@@ -1,0 +1,67 @@
+"""Says how samples are written in tables: in CSV files, and in the arrays of an .npz.
+
+A task, or the owner of a board in DEVICE.toml, fixes this. Readers never conclude it from the samples: then one sample
+would decide how all others are read, and with the unit `record` it would be in more than its own gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from hushfleet.data.labels import one_form
+from hushfleet.schema import Checked, later, require
+
+MOST_COLUMNS = 4096
+Columns = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=MOST_COLUMNS)]
+DecimalMark = Literal["", ".", ","]
+LabelKind = Literal["", "names", "numbers"]
+ValueKind = Literal["", "pixels", "numbers"]
+
+
+@dataclass(frozen=True)
+class SampleForm(Checked):
+    """The form of samples in tables. An empty value is not fixed.
+
+    :param columns: the columns of values of a CSV file, in the order in which the network takes them. Empty: all
+        columns but those of labels, devices and targets, in the file's order.
+    :param decimal: the decimal mark of CSV files. Empty: a point; a comma too if commas do not separate the columns.
+    :param labels: `names` of classes, or their `numbers` from 0. Empty: in an .npz, numbers if the array is numeric.
+    :param values: `pixels`, whole numbers from 0 to 255, which are divided by 255; or `numbers`, which stay unchanged.
+        Empty: uint8 are pixels.
+    """
+
+    columns: Columns = later(())
+    decimal: DecimalMark = later("")
+    labels: LabelKind = later("")
+    values: ValueKind = later("")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = list(map(one_form, self.columns))
+        require(len(set(names)) == len(names), "columns", list(self.columns[:8]), "different names")
+
+    def merged(self, other: SampleForm) -> SampleForm:
+        """Returns this form, with the values of `other` where it fixes nothing."""
+        return SampleForm(
+            self.columns or other.columns,
+            self.decimal or other.decimal,
+            self.labels or other.labels,
+            self.values or other.values,
+        )
+
+
+ANY_FORM = SampleForm()
+
+
+def check_form(section: Any, kind: str) -> None:
+    """Raises `ValueError` if a section of settings has a field of `SampleForm` that its kind of data does not use.
+
+    :param kind: `csv`, `arrays`, or another kind.
+    """
+    for each in fields(SampleForm):
+        kinds = ("csv",) if each.name in ("columns", "decimal") else ("csv", "arrays")
+        value, used = getattr(section, each.name), " or ".join(map(repr, kinds))
+        require(not value or kind in kinds, each.name, value, f"left out with {kind!r}; it says what {used} contain")

@@ -1,0 +1,122 @@
+"""A network is given the same numbers, whichever file holds the samples, in a simulation and on a board."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import hushfleet as hf
+from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.data.samples import LabelledSamples
+from hushfleet.data.sets import load
+from hushfleet.edge_client.board.config import OwnDataSection
+from hushfleet.edge_client.board.local_data import LocalData
+from hushfleet.errors import BadInput
+
+COUNT, NAMES = 40, tuple(str(digit) for digit in range(10))
+DIGITS = load("digits").test.take(slice(COUNT))
+PIXELS, LABELS = DIGITS.images, DIGITS.labels
+SENSORS = np.random.default_rng(0).normal(500, 90, (COUNT, 6)).astype(np.float32)
+
+
+def task(name: str, path: Path, **data: Any) -> PreparedTask:
+    plain: dict[str, Any] = {
+        "name": "one", "model": {"name": "linear"}, "method": {"name": "hush"}, "round": {"rounds": 1},
+        "data": {"name": name, "path": str(path), "class_names": list(NAMES), "devices": 2, **data},
+    }  # fmt: skip
+    if name == "folder" or len(data.get("input_shape", ())) == 3:
+        plain["model"]["features"] = "filters"
+        plain["data"]["input_shape"] = [1, 8, 8]
+    return prepare(parse_task(plain), run_id="1")
+
+
+def folder(path: Path) -> Path:
+    for part in ("train", "test"):
+        for place, (image, label) in enumerate(zip(PIXELS, LABELS, strict=True)):
+            (path / part / NAMES[label]).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0]).save(path / part / NAMES[label] / f"{place:03}.png")
+    return path
+
+
+def csv(path: Path, x: np.ndarray) -> Path:
+    rows = x.reshape(len(x), -1).tolist()
+    lines = [",".join([NAMES[label], *map(repr, row)]) for label, row in zip(LABELS, rows, strict=True)]
+    path.write_text("\n".join([",".join(["label", *(f"v{place}" for place in range(len(rows[0])))]), *lines, ""]))
+    return path
+
+
+def rows_of(samples: LabelledSamples) -> list[bytes]:
+    """The network's inputs with their labels, in an order of their own: folders are sorted by class."""
+    return sorted(x.tobytes() + y.tobytes() for x, y in zip(samples.x, samples.labels, strict=True))
+
+
+def on_a_board(kind: Any, path: Path, prepared: PreparedTask, **form: Any) -> list[bytes]:
+    section = OwnDataSection(kind, str(path), **form)
+    return rows_of(LocalData(section, prepared.spec.model, features=prepared.features).samples())
+
+
+def test_features_of_images_are_equal_to_the_bit(tmp_path: Path) -> None:
+    images = folder(tmp_path / "images")
+    hf.Data(PIXELS, LABELS, PIXELS, LABELS).save(tmp_path / "all.npz")
+    (tmp_path / "tables").mkdir()
+    for part in ("train", "test"):
+        csv(tmp_path / "tables" / f"{part}.csv", PIXELS)
+    shape = {"input_shape": [1, 8, 8]}
+    prepared = {
+        "folder": task("folder", images),
+        "arrays": task("arrays", tmp_path / "all.npz", **shape),
+        "csv": task("csv", tmp_path / "tables", **shape, values="pixels"),
+    }
+    np.savez(tmp_path / "mine.npz", x=PIXELS, y=[NAMES[label] for label in LABELS])
+    found = {}
+    for name, each in prepared.items():
+        assert each.dataset is not None
+        assert each.features is not None
+        assert (each.spec.model.mean, each.spec.model.std) == ((0.0,), (1.0,))
+        for part in (each.dataset.train, each.dataset.test):
+            found[f"{name} {len(found)}"] = rows_of(each.features.of(part))
+        found[f"{name} on a board: folder"] = on_a_board("folder", images / "train", each)
+        found[f"{name} on a board: arrays"] = on_a_board("arrays", tmp_path / "mine.npz", each)
+        found[f"{name} on a board: csv"] = on_a_board("csv", tmp_path / "tables" / "train.csv", each, values="pixels")
+    expected = next(iter(found.values()))
+    assert len(set(expected)) == COUNT
+    assert all(rows == expected for rows in found.values()), [name for name in found if found[name] != expected]
+
+
+@pytest.mark.parametrize("normal", [{}, {"mean": [500.0] * 6, "std": [90.0] * 6}])
+def test_numbers_go_to_a_network_as_they_are_or_as_the_task_says(
+    tmp_path: Path, normal: dict[str, Any], caplog
+) -> None:
+    hf.Data(SENSORS, LABELS, SENSORS, LABELS).save(tmp_path / "all.npz")
+    np.savez(tmp_path / "mine.npz", x=SENSORS, y=LABELS)
+    plain: dict[str, Any] = {
+        "name": "one", "model": {"name": "linear"}, "method": {"name": "fedavg"}, "round": {"rounds": 1},
+        "data": {"name": "arrays", "path": str(tmp_path / "all.npz"), "class_names": list(NAMES), **normal},
+    }  # fmt: skip
+    prepared = prepare(parse_task(plain), run_id="1")
+    assert prepared.dataset is not None
+    expected = (SENSORS - np.float32(500)) / np.float32(90) if normal else SENSORS
+    np.testing.assert_allclose(prepared.dataset.train.x[..., 0, 0], expected, rtol=1e-5, atol=1e-5)
+    mean = prepared.spec.model.mean
+    assert mean == tuple(normal.get("mean", [0.0] * 6))
+    for kind, path in (("arrays", tmp_path / "mine.npz"), ("csv", csv(tmp_path / "mine.csv", SENSORS))):
+        assert on_a_board(kind, path, prepared) == rows_of(prepared.dataset.train), kind
+    assert ("Most networks learn better with data.mean = [" in caplog.text) == (not normal)
+
+
+def test_one_part_in_bytes_and_one_in_numbers_say_what_they_are(tmp_path: Path) -> None:
+    mixed = hf.Data(PIXELS, LABELS, PIXELS.astype(np.float64), LABELS)
+    mixed.save(tmp_path / "all.npz")
+    with pytest.raises(BadInput, match="or say what they are: data"):
+        task("arrays", tmp_path / "all.npz", input_shape=[1, 8, 8])
+    prepared = task("arrays", tmp_path / "all.npz", input_shape=[1, 8, 8], values="pixels")
+    assert prepared.dataset is not None
+    assert rows_of(prepared.dataset.train) == rows_of(prepared.dataset.test)
+    hf.Data(PIXELS / 255, LABELS).save(tmp_path / "scaled.npz")
+    with pytest.raises(BadInput, match=r"are no pixels \(data.values = 'pixels'\): whole numbers from 0 to 255"):
+        task("arrays", tmp_path / "scaled.npz", input_shape=[1, 8, 8], values="pixels")
