@@ -142,7 +142,7 @@ class GainTable:
             figures = "devices that are alike" if shown is None else f"alpha {shown:g}"
             outside.append(f"alpha {alpha:g} was not measured; these are the figures of {figures}")
         known = [key for key in known if key[1] == shown]
-        total, near, data = np.zeros(5), [], []
+        total, near, data = np.zeros(5), list[str](), list[str]()
         for of_classes, share in _between(classes, [key[2] for key in known]):
             seen = [key[3] for key in known if key[2] == of_classes]
             if not _within(images, seen):
