@@ -15,7 +15,8 @@ and once for the fleet `alone`: the best way, on the test over all devices, amon
 neighbour and class means, on the same features. Each is tested on the common test set (`common`), and with each class
 weighted by its share among the device's own images (`own`).
 
-A fleet is a line of --kept, so that an interrupted table continues. --table writes the table for `hushfleet plan`.
+A fleet is a line of --kept, so that an interrupted table continues. --table writes the table for `hushfleet plan`. With
+--new only fleets that this file lacks are measured, and added to it.
 """
 
 from __future__ import annotations
@@ -82,10 +83,15 @@ def fleets(*, quick: bool) -> Iterator[Participants]:
     alike += [("fashion-mnist", 10, n, m) for m in (20, 5, 60) for n in (100, 30, 1000, 10, 50, 300, 8, 14, 2000)]
     alike += [("fashion-mnist", 10, n, 300) for n in (10, 30, 80)]
     alike += [("fashion-mnist", c, n, m) for c in (2, 5) for m in (5, 20, 60) for n in (10, 30, 100)]
+    alike += [("fashion-mnist", c, 300, m) for c in (2, 5) for m in (5, 20)]
     alike += [("emnist", 26, n, m) for m in (20, 60) for n in (30, 100, 300, 1000)]
     alike += [("cifar10", 10, n, m) for m in (20, 5, 60) for n in (100, 30, 300, 14, 50)]
     differ = [("digits", 10, 100, 12), *(("cifar10", 10, n, 20) for n in (100, 30, 300))]
     differ += [("fashion-mnist", 10, n, m) for m in (20, 5, 60) for n in (30, 100, 300, 14, 50)]
+    differ += [("fashion-mnist", 10, 1000, m) for m in (20, 5)]
+    differ += [("fashion-mnist", c, n, m) for c in (2, 5) for m in (5, 20, 60) for n in (10, 30, 100)]
+    differ += [("fashion-mnist", c, 300, m) for c in (2, 5) for m in (5, 20)]
+    differ += [("digits", 10, n, m) for m, n in ((12, 30), (36, 10), (36, 32), (5, 30), (5, 200))]
     alike = [size for size in alike if size[2] * size[3] <= min(MOST_DEALT, MOST_TRAIN.get(size[0], MOST_DEALT))]
     for seed in SEEDS:  # one seed after the other, so that an unfinished table has all sizes
         yield from (Participants(*size, seed=seed) for size in alike)
@@ -151,13 +157,18 @@ def pixels(images: np.ndarray) -> np.ndarray:
 
 def summary(lines: list[Figures]) -> Figures:
     """Returns the figures of one fleet, over its seeds."""
-    who = {key: value for key, value in lines[0]["fleet"].items() if key != "seed"}
-    return who | {"features": measured_as(who["data"])} | over_seeds(lines)
+    fleet = Participants(**lines[0]["fleet"])
+    return who(fleet) | {"features": measured_as(fleet.data)} | over_seeds(lines)
 
 
 def measured_as(data: str) -> str:
     """Returns the name of a data set's features in the table."""
     return table_name(FEATURES[data], colour=data == "cifar10")
+
+
+def who(fleet: Participants) -> Figures:
+    """Returns what distinguishes a fleet from others in the table."""
+    return {key: value for key, value in asdict(fleet).items() if key != "seed"}
 
 
 def summaries(done: dict[Participants, Figures]) -> list[Figures]:
@@ -249,16 +260,21 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", metavar="K/N", help="every N-th of them, from the K-th, 0 the first")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many, with what there is")
     parser.add_argument("--table", type=Path, metavar="FILE", help="write what `hushfleet plan` reads")
+    parser.add_argument("--new", action="store_true", help="measure the fleets that --table lacks, and add them to it")
     parser.add_argument("--others", type=Path, metavar="FILE", help="lines of benchmarks.other_methods, for the figure")
     parser.add_argument("--figure", type=Path, action="append", default=[], metavar="FILE.svg|.png")
     options = parser.parse_args()
+    if options.new and options.table is None:
+        parser.error("--new needs --table FILE")
     ends = time.monotonic() + 60 * options.minutes
     lines = map(json.loads, options.kept.read_text().splitlines() if options.kept.exists() else [])
     done: dict[Participants, Figures] = {Participants(**line["fleet"]): line for line in lines}
     images: dict[str, Images] = {}
     features: Figures = {}
     first, parts = map(int, options.part.split("/"))
+    known = json.loads(options.table.read_text()) if options.new else {"features": {}, "fleets": []}
     wanted = [fleet for fleet in fleets(quick=options.quick) if options.data in (None, fleet.data)]
+    wanted = [fleet for fleet in wanted if not any(who(fleet).items() <= row.items() for row in known["fleets"])]
     for fleet in wanted[first::parts]:
         if fleet.data not in images:
             found = featured(fleet.data, data_dir=options.data_dir, kept=options.kept)
@@ -267,14 +283,14 @@ def main() -> None:
             done[fleet] = {"fleet": asdict(fleet), **measure(fleet, images[fleet.data].first_classes(fleet.classes))}
             with options.kept.open("a") as file:
                 file.write(json.dumps(done[fleet]) + "\n")
-    rows = summaries(done)
+    rows = known["fleets"] + summaries(done)
     show(rows)
     figures: Figures = {
         "made_by": "benchmarks/private_gain.py",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "seeds": sorted({fleet.seed for fleet in done}),
+        "seeds": list(SEEDS),
         "delta": DELTA,
-        "features": features,
+        "features": features | known["features"],
         "fleets": rows,
     }
     if options.table is not None:

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 import hushfleet as hf
+from hushfleet.aggregator.planning.gain_errors import Way, gain_errors
+from hushfleet.aggregator.planning.gain_table import Accuracies, Estimate
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import paper_names
 from hushfleet.simulator.studies.reproduce.report import write_report
@@ -66,6 +68,22 @@ def test_the_readmes_first_sentence_on_it() -> None:
     fleet = gain("digits", 100, 12)
     alone = f"{100 * fleet['alone']['common']:.1f}"
     assert f"reach {percents(fleet)[1]} % at epsilon 2, alone {alone} %" in in_words("README.md")
+
+
+def test_how_far_a_plan_can_be_off() -> None:
+    ways: dict[str, Way] = {
+        "the table, for other images": "other data",
+        "the table, for a data set in it": "same data",
+        "`--data`, if": "simulated",
+    }
+    for start, way in ways.items():
+        ((tried, share, *shown),) = (row[1:] for row in rows_of("docs/field.md", f"| {start}"))
+        held, gains = gain_errors().held(way)
+        assert tried.startswith(f"{gains} gains of {len(gain_errors().ways[way]['data'])} data sets")
+        assert share == f"{held / gains:.0%}"
+        for alpha, interval in zip((None, 0.5, 0.1), shown, strict=True):
+            asked = Estimate(64.0, Accuracies(0.5, 0.6, 0.5, 0.6, 0.02), (), (), alpha)
+            assert f"{interval} points" == str(gain_errors().intervals(way, asked).own)
 
 
 def test_other_methods_beside_it() -> None:

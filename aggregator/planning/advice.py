@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from itertools import groupby
 
 import numpy as np
 
 from hushfleet.aggregator.config.secure_sums import LEAST_SHARE
 from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.planning.gain_errors import Answer, Intervals, Way, gain_errors
 from hushfleet.aggregator.planning.gain_table import Estimate, GainTable, gain_table, table_name
 from hushfleet.errors import BadInput, PrivacyError
-from hushfleet.methods.hush_rule import signal
+from hushfleet.methods.hush_rule import rule, signal
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.secure.committee import least_honest
 
-WORTH = 0.01
-"""The smallest gain that is worth an epsilon: one percentage point."""
-BETWEEN_DATA = 0.1
-"""How much the gains of two data sets may differ with the same r, images and classes."""
-LEAST_SIGNAL = 12.0
-"""The r below which no gain is promised on images that were not measured."""
 USUAL_IMAGES = 20  # per device, if the number is not known
 _MOST_DEVICES = 100_000
-_EPSILONS = np.geomspace(0.1, 32, 120)
-
-Answer = Literal["yes", "no", "perhaps"]
+_DEVICES = sorted({*range(2, 64), *map(int, np.geomspace(64, _MOST_DEVICES, 200))})
+_EPSILONS = [float(f"{epsilon:.2g}") for epsilon in np.geomspace(0.1, 32, 120)]
+_VERBS: dict[Answer, str] = {"yes": "pays", "no": "does not pay", "perhaps": "may pay"}
 
 
 @dataclass(frozen=True)
@@ -99,22 +95,28 @@ class Question:
         :param counted: replaces the question's own if a task says among how many devices it divides the noise.
         """
         r = signal(devices=counted or self.counted, epsilon=self.epsilon, delta=self.delta)
-        return table.estimate(
+        found = table.estimate(
             features=self.measured_as, signal=r, images=self.images, classes=self.classes, alpha=self.alpha
         )
+        beyond = table.beyond(devices=self.devices, epsilon=self.epsilon)
+        return found._replace(outside=(*beyond, *found.outside))
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The answer, and the fleet size and epsilon at which it would change.
+    """The answer, and the answers for fleets of other sizes and for other epsilons.
+
+    Every place that says whether a fleet pays takes its words from here.
 
     :param assumes_images: whether the number of images per device is not known, and `USUAL_IMAGES` are assumed.
+    :param data: name of the public data set that the devices have; empty: images that nobody measured.
     """
 
     question: Question
     estimate: Estimate
     table: GainTable
     assumes_images: bool = False
+    data: str = ""
 
     @classmethod
     def on(cls, question: Question, table: GainTable | None = None) -> Advice:
@@ -123,45 +125,36 @@ class Advice:
         return cls(question, question.estimate(table), table)
 
     @property
-    def unsure(self) -> float:
-        """How much the gain of the user's own fleet may differ from the measured gain."""
-        return 2 * self.estimate.accuracies.spread if self.table.measured_on else BETWEEN_DATA
+    def way(self) -> Way:
+        """How the gain was predicted, which decides how far it may be off."""
+        if self.table.measured_on:
+            return "simulated"
+        return "same data" if self.estimate.data == (self.data,) else "other data"
 
-    @property
-    def too_small(self) -> bool:
-        return not self.table.measured_on and self.estimate.signal < LEAST_SIGNAL
+    @cached_property
+    def intervals(self) -> Intervals:
+        return gain_errors().intervals(self.way, self.estimate)
 
     @property
     def answer(self) -> Answer:
-        """Yes: it pays with any data; perhaps: only with data like the measured data; no: with neither."""
-        gain = self.estimate.accuracies.gain
-        if gain < WORTH or self.too_small:
-            return "no"
-        return "perhaps" if gain < self.unsure else "yes"
+        """Yes or no if each gain in the interval says so, and if such fleets were measured."""
+        return "perhaps" if self.estimate.outside else self.intervals.own.answer
 
     @property
     def in_words(self) -> str:
         """One sentence, without a full stop."""
-        asked, found = self.question, self.estimate.accuracies
-        fleet = f"{asked.devices} devices with {asked.images} images each at epsilon {asked.epsilon:g}"
-        gain = f"{100 * found.gain:+.1f} points over staying alone ({100 * found.alone:.0f} %)"
+        asked = self.question
+        alike = "classes alike" if asked.alpha is None else f"alpha {asked.alpha:g}"
+        fleet = f"{asked.devices} devices with {asked.images} images each ({alike}) at epsilon {asked.epsilon:g}"
+        gain = f"{self.intervals.own} over staying alone"
+        own = "measure it with images like yours: hushfleet plan --data FOLDER, or hushfleet simulate"
+        if self.estimate.outside:
+            return f"Not measured: {fleet}: {self.estimate.outside[0]}. The nearest that was: {gain}; {own}"
         if self.answer == "yes":
-            return f"It pays: {fleet}: about {gain}"
+            return f"It pays: {fleet}: {gain}"
         if self.answer == "no":
-            why = (
-                f" (the noise hides what so few devices have in common: r is {self.estimate.signal:.1f}, and "
-                f"{LEAST_SIGNAL:g} are needed)"
-            )
-            return (
-                f"It does not pay: {fleet}: about {gain}{why if self.too_small else ''}; keep the images on the boards "
-                "and train there"
-            )
-        if self.table.measured_on:
-            return f"Perhaps: {fleet}: about {gain}, give or take {100 * self.unsure:.1f} from one seed to another"
-        return (
-            f"Perhaps: {fleet}: about {gain}, give or take {100 * self.unsure:.0f} from one data set to another; "
-            "measure it with images like yours: hushfleet plan --data FOLDER, or hushfleet simulate"
-        )
+            return f"It does not pay: {fleet}: {gain}; keep the images on the boards and train there"
+        return f"It may pay: {fleet}: {gain}" + (f"; {own}" if self.way == "other data" else "")
 
     @property
     def warning(self) -> str | None:
@@ -171,27 +164,65 @@ class Advice:
         assumed = " (how many images a device has is not known here)" if self.assumes_images else ""
         return f"{self.in_words}{assumed}. See: hushfleet plan --help"
 
+    @cached_property
+    def sizes(self) -> list[Advice]:
+        """The advice on fleets of other sizes at this epsilon, as far as such fleets were measured."""
+        own = () if self.table.measured_on else self.table.sizes
+        sizes = sorted({*_DEVICES, *own, self.question.devices})
+        return list(self._measured(replace(self.question, devices=size) for size in sizes))
+
+    @cached_property
+    def epsilons(self) -> list[Advice]:
+        """The advice on this fleet at other epsilons, as far as they were measured."""
+        epsilons = sorted({*_EPSILONS, *self.table.epsilons, self.question.epsilon})
+        return list(self._measured(replace(self.question, epsilon=epsilon) for epsilon in epsilons))
+
     def least_devices(self) -> int | None:
-        """Returns the fleet size from which on the answer is yes at this epsilon; None if none up to 100,000 exists."""
-        sizes = sorted({*range(2, 64), *map(int, np.geomspace(64, _MOST_DEVICES, 200))})
-        place = self._first([replace(self.question, devices=size) for size in sizes])
-        return None if place is None else sizes[place]
+        """Returns the fleet size from which on all fleets that were measured pay; None: there is none."""
+        first = _first_of_last(self.sizes)
+        return None if first is None else first.question.devices
 
     def least_epsilon(self) -> float | None:
-        """Returns the epsilon from which on the answer is yes for this fleet; None if none up to 32 exists."""
-        place = self._first([replace(self.question, epsilon=float(epsilon)) for epsilon in _EPSILONS])
-        return None if place is None else float(_EPSILONS[place])
+        """Returns the epsilon from which on this fleet pays at each that was measured; None: there is none."""
+        first = _first_of_last(self.epsilons)
+        return None if first is None else first.question.epsilon
 
-    def _first(self, questions: list[Question]) -> int | None:
-        first = None
-        for place in reversed(range(len(questions))):
+    @property
+    def sizes_in_words(self) -> str:
+        return _in_words([(each.answer, f"{each.question.devices:,}") for each in self.sizes])
+
+    @property
+    def epsilons_in_words(self) -> str:
+        return _in_words([(each.answer, f"{each.question.epsilon:g}") for each in self.epsilons])
+
+    def _measured(self, questions: Iterable[Question]) -> Iterator[Advice]:
+        for question in questions:
             try:
-                if Advice.on(questions[place], self.table).answer != "yes":
-                    break
+                estimate = question.estimate(self.table)
             except (BadInput, PrivacyError):  # too few devices for a secure sum
-                break
-            first = place
-        return first
+                continue
+            if not estimate.outside:
+                yield replace(self, question=question, estimate=estimate)
+
+
+def _first_of_last(measured: Sequence[Advice]) -> Advice | None:
+    """Returns the first of those that pay up to the end; None if the last one does not pay."""
+    first = None
+    for each in reversed(measured):
+        if each.answer != "yes":
+            break
+        first = each
+    return first
+
+
+def _in_words(measured: Sequence[tuple[Answer, str]]) -> str:
+    """Returns the answers in their order, such as `may pay 8 to 60, pays 61 to 1,000; not measured above 1,000`.
+
+    :param measured: answers, each with its number in words.
+    """
+    runs = [(answer, [number for _, number in run]) for answer, run in groupby(measured, key=lambda each: each[0])]
+    said = [f"{_VERBS[answer]} {' to '.join(dict.fromkeys((run[0], run[-1])))}" for answer, run in runs]
+    return ", ".join(said) + f"; not measured above {measured[-1][1]}" if measured else "not measured"
 
 
 def worth_it(
@@ -218,4 +249,18 @@ def worth_it(
         shape=shape,
     )
     table, counted = gain_table(), math.sqrt(task.cohort_size * task.noise_split)
-    return Advice(asked, asked.estimate(table, counted=counted), table, assumes_images=not images)
+    found = asked.estimate(table, counted=counted)
+    found = found._replace(outside=(*found.outside, *_unlike_the_table(task, asked, counted)))
+    return Advice(asked, found, table, assumes_images=not images, data=task.data.name)
+
+
+def _unlike_the_table(task: Task, asked: Question, counted: float) -> Iterator[str]:
+    """Says in which respects a task differs from each fleet of the table."""
+    partition, usual = task.data.partition, rule(devices=counted, epsilon=asked.epsilon, delta=asked.delta)
+    if partition not in ("iid", "dirichlet-device"):
+        yield f"the partition {partition} was not measured"
+    if (task.round.rounds, task.privacy.clip_norm) != (usual.rounds, usual.clip_norm):
+        yield (
+            f"{task.round.rounds} rounds with a clip norm of {task.privacy.clip_norm:g} were not measured, but "
+            f"{usual.rounds} with {usual.clip_norm:g}"
+        )

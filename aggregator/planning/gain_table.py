@@ -23,6 +23,7 @@ from hushfleet.methods.hush_rule import signal
 
 _Key = tuple[str, float | None, int, int]
 """Features, alpha, classes, images per device."""
+_OF_COLOUR = " of colour"
 ALIKE_FROM = 2.0
 """A Dirichlet distribution of this alpha or more is closer to devices that are alike than to the measured alpha."""
 
@@ -48,6 +49,10 @@ class Accuracies:
     def gain(self) -> float:
         return self.chosen - self.alone
 
+    @property
+    def gain_common(self) -> float:
+        return self.shared - self.alone_common
+
 
 class Estimate(NamedTuple):
     """The table's answer for a fleet.
@@ -55,20 +60,30 @@ class Estimate(NamedTuple):
     :param signal: the fleet's r.
     :param near: the measured cells that it was interpolated between, in words.
     :param outside: in which respects the fleet lies outside of the table, in words; empty if in none.
+    :param alpha: Dirichlet parameter of the measured cells; None: their devices are alike.
+    :param data: the data sets on which these cells were measured.
+    :param colour: whether they are of colour images.
     """
 
     signal: float
     accuracies: Accuracies
     near: tuple[str, ...]
     outside: tuple[str, ...]
+    alpha: float | None = None
+    data: tuple[str, ...] = ()
+    colour: bool = False
 
 
 @dataclass(frozen=True)
 class _Curve:
     """Cells of one data set and one number of images: signals in rising order, and values `[cells, 5]` in the order of
-    `Accuracies`."""
+    `Accuracies`.
+
+    :param data: names of the data sets, one as a rule.
+    """
 
     name: str
+    data: tuple[str, ...]
     signals: np.ndarray
     values: np.ndarray
 
@@ -84,6 +99,8 @@ class GainTable:
     :param plain: the cells as the script writes them.
     :param measured_on: the user's own images on which they were measured; empty: other images were used.
     :param notes: further remarks that apply to all cells.
+
+    `sizes` and `epsilons` are the measured numbers of devices and epsilons, in rising order.
     """
 
     def __init__(self, plain: Mapping[str, Any], *, measured_on: str = "", notes: tuple[str, ...] = ()) -> None:
@@ -91,24 +108,28 @@ class GainTable:
         self.seeds, self.date, self.made_by = plain["seeds"], plain["date"], plain["made_by"]
         self.least_seeds = min((fleet["seeds"] for fleet in plain["fleets"]), default=0)  # some fleets have fewer
         self.features: Mapping[str, Mapping[str, float]] = plain["features"]
+        self.sizes = sorted({fleet["devices"] for fleet in plain["fleets"]})
+        self.epsilons = sorted({point["epsilon"] for fleet in plain["fleets"] for point in fleet["points"]})
         cells: dict[_Key, list[tuple[float, list[float]]]] = defaultdict(list)
+        data: dict[_Key, set[str]] = defaultdict(set)
         for fleet in plain["fleets"]:
             if fleet["honest"] < 1:
                 continue
             key = fleet["features"], fleet["alpha"], fleet["classes"], fleet["images"]
+            data[key] |= {fleet["data"]} if "data" in fleet else set()
             for point in fleet["points"]:
                 r = signal(devices=fleet["devices"], epsilon=point["epsilon"], delta=plain["delta"])
                 alone = fleet["alone"]
                 values = [alone["own"], point["chosen"]["own"], alone["common"], point["shared"]["common"]]
                 cells[key].append((r, [*values, point["gain_std"]]))
-        self._curves = {key: _curve(key, found) for key, found in cells.items()}
+        self._curves = {key: _curve(key, found, tuple(sorted(data[key]))) for key, found in cells.items()}
 
     def estimate(self, *, features: str, signal: float, images: int, classes: int, alpha: float | None) -> Estimate:
         """:param signal: r. :param alpha: of the Dirichlet distribution of labels; None: devices are alike.
 
         Features that were not measured are treated as scattering.
         """
-        outside = list(self.notes)
+        outside: list[str] = []
         if features not in {key[0] for key in self._curves}:
             outside.append(f"features {features!r} were not measured; these are scattering's figures")
             features = "scattering"
@@ -121,7 +142,7 @@ class GainTable:
             figures = "devices that are alike" if shown is None else f"alpha {shown:g}"
             outside.append(f"alpha {alpha:g} was not measured; these are the figures of {figures}")
         known = [key for key in known if key[1] == shown]
-        total, near = np.zeros(5), []
+        total, near, data = np.zeros(5), list[str](), list[str]()
         for of_classes, share in _between(classes, [key[2] for key in known]):
             seen = [key[3] for key in known if key[2] == of_classes]
             if not _within(images, seen):
@@ -130,18 +151,33 @@ class GainTable:
                 curve = self._curves[features, shown, of_classes, of_images]
                 total += share * part * curve.at(signal)
                 near.append(curve.name)
+                data += curve.data
                 if not curve.signals[0] * 0.999 <= signal <= curve.signals[-1] * 1.001:
                     outside.append(
                         f"the signal {signal:.3g} is outside of {curve.signals[0]:.3g} to {curve.signals[-1]:.3g}"
                     )
         if not _within(classes, seen := [key[2] for key in known]):
             outside.append(f"classes {classes} outside of {min(seen)} to {max(seen)}")
-        return Estimate(signal, Accuracies(*map(float, total)), tuple(near), tuple(dict.fromkeys(outside)))
+        found, once = Accuracies(*map(float, total)), dict.fromkeys
+        colour = features.endswith(_OF_COLOUR)
+        return Estimate(signal, found, tuple(near), tuple(once(outside)), shown, tuple(once(data)), colour)
+
+    def beyond(self, *, devices: int, epsilon: float) -> tuple[str, ...]:
+        """Says in words whether no fleet of about so many devices, or no such epsilon, was measured.
+
+        A simulation on own images stands for all fleets with its signals, whatever their number of devices is.
+        """
+        said = []
+        if not self.measured_on and not _within(devices, self.sizes):
+            said.append(f"{devices:,} devices are outside of {self.sizes[0]:,} to {self.sizes[-1]:,}")
+        if not self.epsilons[0] * 0.999 <= epsilon <= self.epsilons[-1] * 1.001:
+            said.append(f"epsilon {epsilon:g} is outside of {self.epsilons[0]:g} to {self.epsilons[-1]:g}")
+        return tuple(said)
 
 
 def table_name(features: str, *, colour: bool) -> str:
     """Returns the name of features in a table: features of colour images have a name of their own."""
-    return f"{features} of colour" if colour else features
+    return features + _OF_COLOUR if colour else features
 
 
 @cache
@@ -151,7 +187,7 @@ def gain_table() -> GainTable:
     return GainTable(json.loads(text))
 
 
-def _curve(key: _Key, cells: list[tuple[float, list[float]]]) -> _Curve:
+def _curve(key: _Key, cells: list[tuple[float, list[float]]], data: tuple[str, ...]) -> _Curve:
     """Makes a curve. Cells with similar signals become one cell, their mean, so that the curve has no random steps."""
     cells.sort(key=lambda cell: cell[0])
     groups: list[list[tuple[float, list[float]]]] = []
@@ -164,6 +200,7 @@ def _curve(key: _Key, cells: list[tuple[float, list[float]]]) -> _Curve:
     name = f"{features}, {classes} classes, {images} images a device" + ("" if alpha is None else f", alpha {alpha:g}")
     return _Curve(
         name,
+        data,
         np.array([math.exp(np.mean([math.log(r) for r, _ in group])) for group in groups]),
         np.array([np.mean([values for _, values in group], axis=0) for group in groups]),
     )

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from hushfleet.aggregator.planning.advice import Advice
+from hushfleet.aggregator.planning.gain_errors import Interval
 from hushfleet.durations import describe_duration, duration_s
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -31,6 +32,7 @@ class Year:
     :param gain: gain of one period's task over staying alone, by the gain table; a share of 1.
     :param gain_of_year: gain of one task with the whole epsilon of the first year, on the same data, by the gain table.
         Tasks that continue from each other's model were not measured.
+    :param interval: interval of `gain`; `interval_of_year`: of `gain_of_year`, None if such a task was not measured.
     :param periods: how many periods the lifetime limit allows; None: there is no limit, or more than `MOST_PERIODS`.
     """
 
@@ -42,6 +44,8 @@ class Year:
     epsilon_in_all: dict[int, float]
     gain: float
     gain_of_year: float
+    interval: Interval
+    interval_of_year: Interval | None
     periods: int | None
 
     @classmethod
@@ -74,7 +78,7 @@ class Year:
             return epsilon([Step(multiplier, 1.0, rounds * done)], delta=asked.delta)
 
         whole = {years: in_all(years) for years in (1, 2, 5)}
-        best = replace(asked, epsilon=whole[1]).estimate(advice.table).accuracies.gain
+        best = Advice.on(replace(asked, epsilon=whole[1]), advice.table)
         return cls(
             per=per,
             per_s=per_s,
@@ -83,7 +87,9 @@ class Year:
             epsilon_in_period=asked.epsilon,
             epsilon_in_all=whole,
             gain=advice.estimate.accuracies.gain,
-            gain_of_year=best,
+            gain_of_year=best.estimate.accuracies.gain,
+            interval=advice.intervals.own,
+            interval_of_year=None if best.estimate.outside else best.intervals.own,
             periods=periods,
         )
 
@@ -110,8 +116,8 @@ class Year:
                 f"{value:.3g} after {years} year{'s' * (years > 1)}" for years, value in after.items()
             )
             + ", for who appears in all",
-            "gain of a period": f"{100 * self.gain:+.1f} points over staying alone, begun anew; one task with "
-            f"the whole epsilon of the first year, on the same data, {100 * self.gain_of_year:+.1f}",
+            "gain of a period": f"{self.interval} over staying alone, begun anew; one task with the whole epsilon of "
+            f"the first year, on the same data: {self.interval_of_year or 'not measured'}",
             "the budget ends": ends,
             "limits on the boards": f'epsilon_server = {self.epsilon_in_period:g}, {delta}per = "{self.per}", '
             f"epsilon_lifetime = {limit}",

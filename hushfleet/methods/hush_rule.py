@@ -32,7 +32,7 @@ WAY, LONGEST_WAY = 1.5, 180.0
 DIRECTIONS, LEAST_DIRECTIONS = 2.5, 32
 """The number of directions per unit of r, and its minimum."""
 PAYS_FROM = 12.5
-"""The approximate r from which a fleet is useful with ten classes of twenty images."""
+"""The r at which devices with twenty images of ten classes (Fashion-MNIST) gain some five points."""
 
 
 def signal(*, devices: float, epsilon: float, delta: float) -> float:

@@ -44,11 +44,13 @@ class PlanOptions:
 def plan(options: PlanOptions) -> None:
     """Estimate what a board gains by taking part, what privacy it gives away, and what it needs.
 
-    For method `hush`: a small shared head on fixed features, secure sums, a whole device protected. The answer comes from
-    a table of simulated fleets (`benchmarks/private_gain.py`); the stand-ins for your images are Fashion-MNIST, letters
-    (more classes), digits (`--features filters`) and CIFAR-10 (`--shape 3,32,32`). From one kind of images to another gains differ by some ten points.
-    With `--data` the fleet is simulated on public images like yours instead, in about a minute: on some hundred of them, in
-    a folder with a sub-folder for each class, or on a data set by its name.
+    For method `hush`: a small shared head on fixed features, secure sums, a whole device protected. The gain comes from a
+    table of simulated fleets (`benchmarks/private_gain.py`); the stand-ins for your images are Fashion-MNIST, letters
+    (more classes), digits (`--features filters`) and CIFAR-10 (`--shape 3,32,32`). Other images gain more or less, so the
+    answer follows from an interval that held for nine of ten gains on other images (`benchmarks/gain_errors.py`). It pays if
+    the whole interval is a point or more; it does not pay if the interval begins below 0 and ends below a point. With `--data`
+    the fleet is simulated on public images like yours instead, and the interval is narrower: on some hundred of them, in a
+    folder with a sub-folder for each class, or on a data set by its name.
 
     Examples:
 
@@ -64,8 +66,8 @@ def plan(options: PlanOptions) -> None:
 
     Measured on images like yours: `hushfleet plan --devices 60 --images 20 --epsilon 4 --data photos/ --shape 3,32,32`
 
-    More devices help most, then a larger epsilon. The number of images hardly changes the shared model, but a board with
-    many images needs the others less. If the answer is no, each board can train alone.
+    More devices help most, then a larger epsilon. More images on each device improve the shared model, but training alone
+    even more. If the answer is no, each board can train alone.
     """
     import json
     from dataclasses import replace

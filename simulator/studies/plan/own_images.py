@@ -86,9 +86,9 @@ def measured_table(asked: Question, own: OwnImages) -> GainTable:
     extractor = get_features(asked.features, given.images.shape[1:])
     graph = FeatureGraph(lambda: extractor.graph, extractor.spec)
     began = time.process_time()
-    train = _features(graph, given)
+    train = features_of(graph, given)
     image_s = (time.process_time() - began) / len(train)
-    images = Images(train, given.y, _features(graph, own.test), own.test.y)
+    images = Images(train, given.y, features_of(graph, own.test), own.test.y)
     signals = {
         asked.epsilon * times: signal(devices=asked.counted, epsilon=asked.epsilon * times, delta=asked.delta)
         for times in TIMES
@@ -120,7 +120,7 @@ def measured_table(asked: Question, own: OwnImages) -> GainTable:
     )
 
 
-def _features(graph: FeatureGraph, samples: Samples) -> np.ndarray:
+def features_of(graph: FeatureGraph, samples: Samples) -> np.ndarray:
     """Returns features float32 `[n, F]` of pixels in [0, 1]."""
     channels = len(samples.mean)
     raw = replace(samples, mean=(0.0,) * channels, std=(1.0,) * channels)

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hushfleet.aggregator.planning.advice import BETWEEN_DATA, Advice, Answer, Question
+from hushfleet.aggregator.planning.advice import Advice, Question
+from hushfleet.aggregator.planning.gain_errors import Answer, gain_errors
 from hushfleet.aggregator.planning.year import Year
 from hushfleet.aggregator.results.report.readable import percent, size
 from hushfleet.plain_json import to_json
@@ -26,30 +27,39 @@ def to_plain(advice: Advice, needed: Needs, boards: list[BoardCosts], year: Year
         "answer": advice.answer,
         "signal": advice.estimate.signal,
         "measured_on": advice.table.measured_on,
+        "way": advice.way,
         "in_words": advice.in_words,
         "accuracy": asdict(advice.estimate.accuracies) | {"gain": advice.estimate.accuracies.gain},
+        "intervals": {head: interval._asdict() for head, interval in advice.intervals._asdict().items()},
         "near": advice.estimate.near,
-        "outside": advice.estimate.outside,
+        "outside": (*advice.table.notes, *advice.estimate.outside),
         "least_devices": advice.least_devices(),
         "least_epsilon": advice.least_epsilon(),
+        "sizes": [{"devices": each.question.devices} | _row(each) for each in advice.sizes],
+        "epsilons": [{"epsilon": each.question.epsilon} | _row(each) for each in advice.epsilons],
         "needs": asdict(needed),
         "boards": [asdict(each) for each in boards],
         "year": None if year is None else to_json(asdict(year) | {"ends_after_s": year.ends_after_s}),
     }
 
 
+def _row(advice: Advice) -> dict[str, object]:
+    return {"gain": advice.estimate.accuracies.gain, **advice.intervals.own._asdict(), "answer": advice.answer}
+
+
 def show(console: Console, advice: Advice, needed: Needs, boards: list[BoardCosts], year: Year | None) -> None:
     """Prints the answer as text."""
     asked, found = advice.question, advice.estimate.accuracies
     console.print(f"[{_STYLES[advice.answer]}]{escape(advice.in_words)}[/].\n", soft_wrap=True)
-    accuracy = Table("accuracy, about", title_justify="left")
-    for heading in ("alone", "taking part", "difference"):
+    on = " and ".join(advice.estimate.data) or advice.table.measured_on
+    accuracy = Table(f"accuracy on {escape(on)}", title_justify="left")
+    for heading in ("alone", "taking part", "difference", "on yours"):
         accuracy.add_column(heading, justify="right")
-    for test, alone, shared in (
-        ("own labels, with the board's own head", found.alone, found.chosen),
-        ("all labels alike, with the shared head", found.alone_common, found.shared),
+    for test, alone, shared, interval in (
+        ("own labels, with the board's own head", found.alone, found.chosen, advice.intervals.own),
+        ("all labels alike, with the shared head", found.alone_common, found.shared, advice.intervals.common),
     ):
-        accuracy.add_row(test, percent(alone), percent(shared), f"{100 * (shared - alone):+.1f} points")
+        accuracy.add_row(test, percent(alone), percent(shared), f"{100 * (shared - alone):+.1f} points", str(interval))
     console.print(accuracy)
     takes = Table(show_header=False)
     for name, text in (_turning(advice) | _promise(asked, needed) | _costs(needed) | _boards(needed, boards)).items():
@@ -64,32 +74,30 @@ def show(console: Console, advice: Advice, needed: Needs, boards: list[BoardCost
         f"{escape(_measured(advice))} How long a round lasts is up to the slowest board: hushfleet forecast.",
         soft_wrap=True,
     )
+    for each in advice.table.notes:
+        console.print(f"[yellow]note:[/] {escape(each)}", soft_wrap=True)
     for each in advice.estimate.outside:
         console.print(f"[yellow]note:[/] outside of what was measured: {escape(each)}", soft_wrap=True)
 
 
 def _measured(advice: Advice) -> str:
     """Returns the source of the figures, and how sure they are."""
-    table, spread = advice.table, f"+-{100 * advice.estimate.accuracies.spread:.1f} points"
-    if table.measured_on:
-        return f"Measured on {table.measured_on}: over {table.least_seeds} seeds the gain varies by {spread}."
-    return (
-        f"Interpolated between: {'; '.join(advice.estimate.near)}. Over {table.least_seeds} seeds or more the gain "
-        f"varies by {spread}, and from one data set to another by some {100 * BETWEEN_DATA:.0f}. Measured by "
-        f"{table.made_by} on {table.date}."
+    table, errors = advice.table, gain_errors()
+    held, gains = errors.held(advice.way)
+    source = (
+        f"Measured on {table.measured_on}, with {table.least_seeds} seeds"
+        if table.measured_on
+        else f"Interpolated between: {'; '.join(advice.estimate.near)} ({table.made_by}, {table.date})"
     )
+    return f"{source}. Such intervals held for {held} of {gains} gains ({errors.made_by})."
 
 
 def _turning(advice: Advice) -> dict[str, str]:
-    """Returns the fleets for which the answer would differ."""
-    asked, least, smallest = advice.question, advice.least_devices(), advice.least_epsilon()
+    """Returns the answers for other fleets."""
+    asked = advice.question
     return {
-        f"pays at epsilon {asked.epsilon:g}": (
-            "with no fleet up to 100,000 devices" if least is None else f"from {least:,} devices on"
-        ),
-        f"pays with {asked.devices:,} devices": (
-            "at no epsilon up to 32" if smallest is None else f"from epsilon {smallest:.2g} on"
-        ),
+        f"devices at epsilon {asked.epsilon:g}": advice.sizes_in_words,
+        f"epsilon with {asked.devices:,} devices": advice.epsilons_in_words,
     }
 
 
@@ -117,7 +125,7 @@ def _costs(needed: Needs) -> dict[str, str]:
 
 def _boards(needed: Needs, boards: list[BoardCosts]) -> dict[str, str]:
     return {
-        f"work on {each.board}": f"{format_seconds(each.features_s + needed.rounds * each.round_s)} and "
+        f"work on {each.board}": f"by its profile {format_seconds(each.features_s + needed.rounds * each.round_s)} and "
         f"{each.features_wh + needed.rounds * each.round_wh:.2g} Wh in all: features "
         f"{format_seconds(each.features_s)}, a round {format_seconds(each.round_s)} and {1000 * each.round_wh:.2g} mWh"
         for each in boards

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.planning.advice import Advice, Question, worth_it
+from hushfleet.aggregator.planning.gain_errors import WORTH, GainErrors, Interval, Intervals
 from hushfleet.aggregator.planning.gain_table import Accuracies, Estimate, GainTable, gain_table
 from hushfleet.errors import BadInput
-from hushfleet.methods.hush_rule import signal
+from hushfleet.methods.hush_rule import PAYS_FROM, signal
 
 
 def table_of(*fleets: dict[str, Any]) -> GainTable:
@@ -76,30 +78,83 @@ def test_of_several_alphas_the_nearest_is_shown() -> None:
     assert [len(each.outside) for each in found.values()] == [0, 1, 0, 1]
 
 
-def test_a_gain_that_another_data_set_could_take_away_is_a_perhaps() -> None:
+def advice_of(own: Interval, *, outside: tuple[str, ...] = ()) -> Advice:
+    """Advice with an interval of its own."""
     question = Question(devices=100, images=20, classes=10, epsilon=2)
-    for chosen, answer in ((0.505, "no"), (0.55, "perhaps"), (0.62, "yes")):
-        accuracies = Accuracies(alone=0.5, chosen=chosen, alone_common=0.5, shared=chosen, spread=0.001)
-        advice = Advice(question, Estimate(50.0, accuracies, (), ()), gain_table())
-        assert advice.answer == answer
+    accuracies = Accuracies(alone=0.5, chosen=0.55, alone_common=0.5, shared=0.55, spread=0.001)
+    advice = Advice(question, Estimate(50.0, accuracies, (), outside), gain_table())
+    vars(advice)["intervals"] = Intervals(own, own)
+    return advice
+
+
+def test_the_answer_follows_from_the_interval_alone() -> None:
+    for low, high, answer, words in (
+        (0.01, 0.2, "yes", "It pays"),
+        (0.0099, 0.2, "perhaps", "It may pay"),
+        (-0.05, 0.01, "perhaps", "It may pay"),
+        (-0.05, 0.0099, "no", "It does not pay"),
+        (0.001, 0.0099, "perhaps", "It may pay"),
+    ):
+        advice = advice_of(Interval(low, high))
+        assert (advice.answer, advice.in_words.partition(":")[0]) == (answer, words)
+        assert f"{100 * low:+.1f} to {100 * high:+.1f} points" in advice.in_words
         assert ("images like yours: hushfleet plan --data" in advice.in_words) == (answer == "perhaps")
 
 
-def test_below_an_r_of_twelve_the_answer_is_no_and_says_why() -> None:
-    question = Question(devices=24, images=5, classes=10, epsilon=2, honest_fraction=1.0)
-    advice = Advice.on(question)
-    assert (advice.estimate.signal < 12, advice.estimate.accuracies.gain > 0.01, advice.answer) == (True, True, "no")
-    assert f"r is {advice.estimate.signal:.1f}, and 12 are needed" in advice.in_words
-    assert f"{100 * advice.estimate.accuracies.gain:+.1f} points" in advice.in_words
-    assert Advice.on(dataclasses.replace(question, devices=30)).answer == "perhaps"
+def test_a_fleet_that_was_not_measured_gets_no_answer() -> None:
+    advice = advice_of(Interval(0.05, 0.2), outside=("alpha 0.3 was not measured",))
+    assert advice.answer == "perhaps"
+    assert advice.in_words.startswith("Not measured: 100 devices")
+    assert "alpha 0.3 was not measured" in advice.in_words
+    assert advice.warning is not None
+    for changes, said in (
+        ({"devices": 5000, "epsilon": 0.5}, "5,000 devices are outside of 8 to 2,000"),
+        ({"epsilon": 16.0}, "epsilon 16 is outside of 0.5 to 8"),
+        ({"devices": 1900, "epsilon": 8.0, "alpha": 0.1}, "the signal"),
+        ({"features": "mine.onnx"}, "features 'mine.onnx' were not measured"),
+    ):
+        found = Advice.on(dataclasses.replace(advice.question, **changes))
+        assert said in found.estimate.outside[0]
+        assert (found.answer, found.in_words.startswith("Not measured")) == ("perhaps", True)
 
 
-def test_what_was_measured_on_own_images_is_held_to_the_spread_of_seeds_alone() -> None:
-    for chosen, spread, answer in ((0.505, 0.001, "no"), (0.55, 0.01, "yes"), (0.55, 0.03, "perhaps")):
-        point = {"gain_std": spread, "epsilon": 2.0, "chosen": {"own": chosen}, "shared": {"common": 0.5}}
-        plain = {"made_by": "a test", "date": "today", "seeds": [0], "delta": 1e-5, "features": {}}
-        table = GainTable({**plain, "fleets": [fleet(10, 20, chosen) | {"points": [point]}]}, measured_on="mine")
-        assert Advice.on(Question(devices=10, images=20, classes=10, epsilon=2), table).answer == answer
+def test_each_way_has_its_own_interval() -> None:
+    """The same accuracies are surer on the data set that was measured, and surest where the fleet was simulated."""
+    question = Question(devices=100, images=20, classes=10, epsilon=2)
+    other = Advice.on(question)
+    same = dataclasses.replace(other, data="fashion-mnist")
+    point = {"gain_std": 0.005, "epsilon": 2.0, "chosen": {"own": 0.7}, "shared": {"common": 0.7}}
+    plain = {"made_by": "a test", "date": "today", "seeds": [0], "delta": 1e-5, "features": {}}
+    fleets = [fleet(100, 20, 0.7) | {"points": [point]}]
+    surest = other.estimate._replace(accuracies=dataclasses.replace(other.estimate.accuracies, spread=0.0))
+    own = Advice(question, surest, GainTable({**plain, "fleets": fleets}, measured_on="mine"))
+    assert [each.way for each in (other, same, own)] == ["other data", "same data", "simulated"]
+    widths = [each.intervals.own.high - each.intervals.own.low for each in (other, same, own)]
+    assert widths == sorted(widths, reverse=True)
+    assert dataclasses.replace(other, data="mnist").way == "other data"
+
+
+def test_a_simulation_is_held_to_the_spread_of_its_seeds_and_the_measured_errors() -> None:
+    errors = GainErrors(
+        {
+            "made_by": "a test",
+            "share": 0.9,
+            "ways": {
+                "simulated": {
+                    "scale": {head: {"floor": 0.005, "gain": 0, "spread": 0.5} for head in ("own", "common")},
+                    "errors": [
+                        {"of": "any", "signals": [8, 32]}
+                        | {head: {"below": [1, 2], "above": [0, 4]} for head in ("own", "common")}
+                    ],
+                }
+            },
+        }
+    )
+    accuracies = Accuracies(alone=0.5, chosen=0.6, alone_common=0.4, shared=0.7, spread=0.02)
+    for r, below, above in ((4.0, 0.015, 0.0), (16.0, 0.0225, 0.03), (99.0, 0.03, 0.06)):
+        found = errors.intervals("simulated", Estimate(r, accuracies, (), (), alpha=0.3))
+        assert found.own == pytest.approx((0.1 - below, 0.1 + above))
+        assert found.common == pytest.approx((0.3 - below, 0.3 + above))
 
 
 def test_colour_has_figures_of_its_own() -> None:
@@ -117,6 +172,11 @@ def test_images_are_held_to_what_was_measured_with_the_neighbouring_classes() ->
     assert table.estimate(**at, images=10, classes=18).outside == ("images a device 10 outside of 20 to 20",)
 
 
+def test_what_a_fleet_gains_at_the_r_that_pays() -> None:
+    found = gain_table().estimate(features="scattering", signal=PAYS_FROM, images=20, classes=10, alpha=None)
+    assert found.accuracies.gain == pytest.approx(0.05, abs=0.01)
+
+
 def test_the_table_that_ships_has_no_cell_without_noise_or_with_too_few_seeds() -> None:
     table = gain_table()
     assert table.made_by == "benchmarks/private_gain.py"
@@ -125,19 +185,86 @@ def test_the_table_that_ships_has_no_cell_without_noise_or_with_too_few_seeds() 
 
 
 @pytest.mark.parametrize(
-    ("question", "answer"),
+    ("question", "gains"),
     [
-        (Question(devices=100, images=20, classes=10, epsilon=2), "yes"),
-        (Question(devices=8, images=60, classes=10, epsilon=2), "no"),
-        (Question(devices=100, images=20, classes=10, epsilon=2, local=True), "no"),
-        (Question(devices=100, images=12, classes=10, epsilon=2, features="filters"), "yes"),
-        (Question(devices=30, images=20, classes=26, epsilon=2), "no"),
+        (Question(devices=50, images=20, classes=10, epsilon=2, alpha=0.1), (0.019, 0.007)),
+        (Question(devices=400, images=20, classes=10, epsilon=8, alpha=0.1), (0.05,)),
     ],
 )
-def test_the_answer_on_fleets_that_were_measured(question: Question, answer: str) -> None:
+def test_a_gain_that_was_measured_is_not_denied(question: Question, gains: tuple[float, ...]) -> None:
+    """At alpha 0.1 it did not pay, "with no fleet up to 100,000 devices", where fleets had gained as much."""
     advice = Advice.on(question)
+    assert all(advice.intervals.own.low < gain < advice.intervals.own.high for gain in gains)
+    assert advice.answer == "perhaps"
+    assert "may pay" in advice.sizes_in_words
+    assert "not measured above" in advice.sizes_in_words
+
+
+@pytest.mark.parametrize(
+    ("question", "data", "answer"),
+    [
+        (Question(devices=100, images=20, classes=10, epsilon=2), "fashion-mnist", "yes"),
+        (Question(devices=100, images=12, classes=10, epsilon=2, features="filters"), "digits", "yes"),
+        (Question(devices=30, images=20, classes=10, epsilon=0.5, alpha=0.1), "", "no"),
+        (Question(devices=100, images=20, classes=10, epsilon=2, local=True), "", "perhaps"),
+        (Question(devices=1000, images=5, classes=10, epsilon=8), "", "yes"),
+        (Question(devices=50, images=20, classes=10, epsilon=8, alpha=0.5), "", "perhaps"),
+    ],
+)
+def test_the_answer_on_fleets_that_were_measured(question: Question, data: str, answer: str) -> None:
+    advice = dataclasses.replace(Advice.on(question), data=data)
     assert advice.answer == answer
     assert (advice.warning is None) == (answer == "yes")
+
+
+_ANSWERS = {"pays": "yes", "does not pay": "no", "may pay": "perhaps"}
+
+
+def read(words: str) -> list[tuple[str, float, float]]:
+    """The answers that a line says, each with its first and last number; and the end of what was measured."""
+    runs, end = words.split("; not measured above ")
+    found = []
+    for run in re.split(r", (?=[a-z])", runs):
+        verb, first, last = re.fullmatch(r"([a-z ]+) ([\d.,]+)(?: to ([\d.,]+))?", run).groups()  # type: ignore[union-attr]
+        numbers = [float(number.replace(",", "")) for number in (first, last or first)]
+        found.append((_ANSWERS[verb], *numbers))
+    assert found[-1][-1] == float(end.replace(",", ""))
+    return found  # type: ignore[return-value]
+
+
+@given(
+    st.integers(8, 2000),
+    st.integers(5, 60),
+    st.sampled_from([2, 5, 10]),
+    st.floats(0.5, 8),
+    st.sampled_from([None, 0.1, 0.5]),
+    st.sampled_from(["", "fashion-mnist"]),
+)
+@settings(max_examples=30, deadline=None)
+def test_no_sentence_contradicts_a_row(
+    devices: int, images: int, classes: int, epsilon: float, alpha: float | None, data: str
+) -> None:
+    question = Question(devices, images, classes, epsilon, alpha=alpha, honest_fraction=1.0)
+    advice = dataclasses.replace(Advice.on(question), data=data)
+    rows = {each.question.devices: each for each in advice.sizes}
+    epsilons = {each.question.epsilon: each for each in advice.epsilons}
+    for measured, words in ((rows, advice.sizes_in_words), (epsilons, advice.epsilons_in_words)):
+        if not measured:
+            assert words == "not measured"
+            continue
+        for number, row in measured.items():
+            (said,) = {answer for answer, first, last in read(words) if first <= float(f"{number:g}") <= last}
+            low, high = row.intervals.own
+            assert said == ("yes" if low >= WORTH else "no" if low <= 0 and high < WORTH else "perhaps")
+            assert row.estimate.outside == ()
+    if devices in rows:
+        assert rows[devices].in_words == advice.in_words
+        verb = {"yes": "It pays", "no": "It does not pay", "perhaps": "It may pay"}[rows[devices].answer]
+        assert advice.in_words.startswith(verb)
+    least, smallest = advice.least_devices(), advice.least_epsilon()
+    for turning, measured in ((least, rows), (smallest, epsilons)):
+        answers = [row.answer for number, row in measured.items() if turning is None or number >= turning]
+        assert set(answers[-1:]) <= {"no", "perhaps"} if turning is None else set(answers) == {"yes"}
 
 
 @given(
@@ -162,15 +289,21 @@ def test_any_fleet_has_an_answer(
 
 
 def test_break_even_is_where_the_answer_turns() -> None:
-    advice = Advice.on(Question(devices=60, images=20, classes=10, epsilon=2))
+    advice = dataclasses.replace(
+        Advice.on(Question(devices=60, images=20, classes=10, epsilon=2)), data="fashion-mnist"
+    )
+
+    def answer(**changes: Any) -> str:
+        question = dataclasses.replace(advice.question, **changes)
+        return dataclasses.replace(advice, question=question, estimate=question.estimate(advice.table)).answer
+
     least = advice.least_devices()
     assert least is not None
-    assert Advice.on(dataclasses.replace(advice.question, devices=least)).answer == "yes"
-    fewer = dataclasses.replace(advice.question, devices=least - 1)
-    assert Advice.on(fewer).answer != "yes"
+    assert answer(devices=least) == "yes"
+    assert answer(devices=least - 1) != "yes"
     smallest = advice.least_epsilon()
     assert smallest is not None
-    assert Advice.on(dataclasses.replace(advice.question, epsilon=smallest)).answer == "yes"
+    assert answer(epsilon=smallest) == "yes"
 
 
 def test_fewer_honest_devices_count_for_less() -> None:
@@ -218,13 +351,28 @@ def test_a_number_of_images_that_nobody_gave_is_told_as_assumed() -> None:
 def test_a_task_is_judged_by_the_noise_that_it_adds() -> None:
     """Smaller sums that may be opened, and cohorts that are drawn, leave fewer honest devices to count on."""
     for rules in ({}, {"min_updates": 20}, {"cohort_size": 50}):
-        asked = task(round=rules)
+        asked = task(round=rules, privacy={"accounting": "secure", "epsilon": 4.0, "delta": 1e-5})
         advice = worth_it(asked, classes=10, images=20)
         assert advice is not None
         assert (advice.answer == "yes") == (not rules)
         counted = math.sqrt(asked.cohort_size * asked.noise_split)
-        as_much = Question(asked.cohort_size, 20, 10, 2.0).estimate(gain_table(), counted=counted)
+        as_much = Question(asked.cohort_size, 20, 10, 4.0).estimate(gain_table(), counted=counted)
         assert advice.estimate == as_much
+
+
+def test_a_task_that_is_unlike_the_table_is_told_so() -> None:
+    for changes, said in (
+        (
+            {"data": {"name": "digits", "devices": 100, "partition": "pathological", "classes_per_device": 2}},
+            "pathological",
+        ),
+        ({"round": {"rounds": 5}}, "5 rounds with a clip norm of 13.5"),
+        ({"privacy": {"accounting": "secure", "epsilon": 2.0, "delta": 1e-5, "clip_norm": 50.0}}, "a clip norm of 50"),
+    ):
+        advice = worth_it(task(**changes), classes=10, images=12)
+        assert advice is not None
+        assert advice.answer == "perhaps"
+        assert said in advice.in_words
 
 
 def test_other_methods_and_runs_without_noise_are_not_judged() -> None:

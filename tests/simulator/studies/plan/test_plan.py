@@ -48,17 +48,26 @@ def app() -> typer.Typer:
 
 
 def test_it_answers_in_words_and_in_json(app: typer.Typer) -> None:
-    words = CliRunner().invoke(app, OPTIONS)
+    options = ["--devices", "1000", "--images", "5", "--classes", "10", "--epsilon", "8"]
+    words = CliRunner().invoke(app, options, env={"COLUMNS": "250"})
     assert words.exit_code == 0
     assert "It pays" in words.output
-    found = json.loads(CliRunner().invoke(app, [*OPTIONS, "--json"]).output)
-    assert found["answer"] == "yes"
-    assert found["least_devices"] <= 60
-    assert found["least_epsilon"] <= 4
+    found = json.loads(CliRunner().invoke(app, [*options, "--json"]).output)
+    assert (found["answer"], found["way"]) == ("yes", "other data")
+    assert found["least_devices"] <= 1000
+    assert found["least_epsilon"] <= 8
+    own = found["intervals"]["own"]
+    assert own["low"] < found["accuracy"]["gain"] < own["high"]
+    assert f"{100 * own['low']:+.1f} to {100 * own['high']:+.1f} points" in words.output
+    (row,) = (row for row in found["sizes"] if row["devices"] == 1000)
+    assert row == {"devices": 1000, "gain": found["accuracy"]["gain"], **own, "answer": "yes"}
+    assert "; not measured above 8 " in words.output
 
 
 def test_a_no_is_an_answer_and_not_an_error(app: typer.Typer) -> None:
-    done = CliRunner().invoke(app, ["--devices", "10", "--images", "40", "--classes", "10", "--epsilon", "1"])
+    done = CliRunner().invoke(
+        app, ["--devices", "30", "--images", "20", "--classes", "10", "--epsilon", "0.5", "--alpha", "0.1"]
+    )
     assert done.exit_code == 0
     assert "does not pay" in done.output
 
@@ -80,6 +89,9 @@ def test_a_plan_is_measured_on_a_folder_of_images(
     found = json.loads(done.stdout)
     assert found["question"]["classes"] == 3
     assert found["measured_on"].startswith("90 images")
+    assert found["way"] == "simulated"
+    assert {row["epsilon"] for row in found["epsilons"]} >= {2.0, 4.0}  # those that were simulated, and no others
+    assert all(2.0 <= row["epsilon"] <= 4.0 for row in found["epsilons"])
     assert "18 devices of 100" in found["outside"][0]
     assert 0.5 < found["accuracy"]["alone"] <= 1
     for changes, said in ((["--classes", "3"], "--classes or --data"), (["--images", "20"], "too few for 8 devices")):
@@ -223,6 +235,7 @@ def test_a_year_of_periods_is_composed_exactly_and_ends_with_the_lifetime_limit(
     assert year["ends_after_s"] == year["periods"] * 90 * 86400
     assert year["rounds_a_month"] == pytest.approx(needed["rounds"] * 365 / 12 / 90)
     assert year["gain"] == found["accuracy"]["gain"] <= year["gain_of_year"]
+    assert year["interval"] == [found["intervals"]["own"][side] for side in ("low", "high")]
     words = " ".join(CliRunner().invoke(app, asked, env={"COLUMNS": "250"}).output.split())
     assert 'epsilon_server = 2, per = "90d", epsilon_lifetime = 8' in words
     assert f"after {year['periods']} periods" in words
