@@ -5,7 +5,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 # On Linux, PyPI's torch brings CUDA (gigabytes). For a CPU-only one:
-#   make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+#   make demo TORCH="torch==2.13.0 torchvision==0.28.0+cpu --index-url https://download.pytorch.org/whl/cpu"
+# torchvision of another index does not load beside it; `+cpu` replaces the one of constraints.txt.
 TORCH ?= torch==2.13.0
 DEMO ?=
 PYTEST ?=

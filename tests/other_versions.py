@@ -17,7 +17,7 @@ SHARED = ("hushfleet", "torch", "torchvision")  # gigabytes; those of .venv fit 
 
 
 def lowest() -> list[str]:
-    """Returns the lowest versions of what the commands import, without amqtt, which asks for a newer typer than we do."""
+    """Returns the lowest versions of what the commands import, without amqtt, which wants a newer typer than we do."""
     needs = map(Requirement, [*PROJECT["dependencies"], *EXTRAS["edge"], *EXTRAS["server-without-amqtt"]])
     here = (need for need in needs if need.name not in SHARED and (need.marker is None or need.marker.evaluate()))
     return [f"{need.name}{need.specifier}".replace(">=", "==") for need in here]
