@@ -5,7 +5,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 # On Linux, PyPI's torch brings CUDA (gigabytes). For a CPU-only one:
-#   make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+#   make demo TORCH="torch==2.13.0 torchvision==0.28.0+cpu --index-url https://download.pytorch.org/whl/cpu"
+# torchvision of another index does not load beside it; `+cpu` replaces the one of constraints.txt.
 TORCH ?= torch==2.13.0
 DEMO ?=
 PYTEST ?=
@@ -13,6 +14,9 @@ PART ?=
 CHAOS ?=
 BOARD_TESTS := tests/edge_client/storage tests/hushfleet/config tests/hushfleet/wire/format tests/hushfleet/release
 BOARD_TEST_TOOLS := hypothesis iniconfig packaging pluggy pygments pytest pytest-timeout pyyaml setuptools sortedcontainers
+OTHER_VERSIONS_TESTS := tests/aggregator/test_options.py tests/hushfleet/test_schema.py tests/hushfleet/wire/format \
+    $(patsubst %,tests/aggregator/commands/test_%.py,help main methods second_opinion) tests/hushfleet/wire/link/test_mqtt.py \
+    tests/simulator/engines/fast/test_local_only.py tests/simulator/engines/live/test_device_process.py
 FUZZ ?=
 
 # Hundreds of processes are started by the tests: each would compile the package again.
@@ -22,7 +26,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo tools test test-fast test-board test-arm test-card coverage chaos fuzz lint format types imports links docs hashes dist clean
+.PHONY: help demo tools test test-fast test-board test-lowest test-peers test-arm test-card coverage chaos fuzz lint format types imports links docs hashes dist clean
 
 help:
 	@echo "make demo    two fleets train over MQTT on this machine, with a report"
@@ -30,6 +34,7 @@ help:
 	@echo "make test-fast   the tests without those marked slow, two and a half minutes on two cores"
 	@echo "make coverage    test-fast with coverage measured, into htmlcov/; fails below the floor"
 	@echo "make test-board   some of what boards run, on another Python   (PYTHON=python3.13)"
+	@echo "make test-lowest  commands, wire and engines with the lowest versions that pyproject.toml allows;   make test-peers  beside Flower"
 	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet, 80 fleets from blank boards on, and a year of 40 boards   (CHAOS='--resume')"
 	@echo "make test-arm   a card's software on aarch64, emulated: enrols, trains, is updated, is locked out"
 	@echo "make test-card  a whole card, emulated: first start, rounds, and a power cut in the middle of an update"
@@ -65,6 +70,17 @@ test-board:
 	$$board/bin/python -m pip install --quiet --no-compile --no-deps --require-hashes -r firmware_profiles/cards/wheels.txt -r $$board/tools.txt && \
 	$$board/bin/python -m pip install --quiet --no-compile --no-deps --no-build-isolation -e . && \
 	OMP_NUM_THREADS=1 $$board/bin/python -m pytest -p no:cacheprovider -m "not slow" $(BOARD_TESTS) && rm -r $$board
+
+# With other versions of packages, laid over those of .venv in an environment of its own: the lowest that pyproject.toml allows,
+# or Flower's. PyTorch is shared. pip names the packages in .venv that would not like it: these tests use none of them but
+# amqtt, whose broker does without typer.
+test-lowest test-peers: $(STAMP) tools
+	over=$$(mktemp -d) && $(BIN)/python -m venv --without-pip $$over && \
+	$(BIN)/python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" > \
+	    $$($$over/bin/python -c "import site; print(site.getsitepackages()[0])")/venv.pth && \
+	$(BIN)/python -m pip --python $$over/bin/python install --quiet --disable-pip-version-check --no-compile \
+	    $$($(BIN)/python tests/other_versions.py $(@:test-%=%)) && \
+	OMP_NUM_THREADS=1 $$over/bin/python -m pytest -p no:cacheprovider -m "not slow" $(OTHER_VERSIONS_TESTS) && rm -r $$over
 
 coverage: $(STAMP) tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" --cov --cov-report=html --cov-report=term $(PYTEST)

@@ -44,7 +44,7 @@ BUDGET_S = 460.0
 """The rest of the eight minutes is for starting and ending processes."""
 END_WITHIN_S = 5.0
 TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
-PEERS = ("flwr[simulation]==1.41.0", "pfl[pytorch]==0.6.0")  # as the extra `peers` of pyproject.toml
+PEERS = ("flwr[simulation]==1.42.0", "pfl[pytorch]==0.6.0")  # as the extra `peers` of pyproject.toml
 TEST_WORDS = ("TORCH_DEVICES", "SUM_DEVICES", "torch.cuda")
 """A test file with one of these words, or with it in the conftest.py beside it, has CUDA tests; others are skipped."""
 SHARES_S = {"environment": 85.0, "tests": 70.0, "W3": 65.0, "W2": 60.0, "W1": 90.0, "networks": 45.0, "profile": 45.0}

@@ -86,6 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
+    except Exception as error:
+        from hushfleet.needs import too_old
+
+        if not (old := too_old()):
+            raise
+        print(f"error: {type(error).__name__}: {error}. {old}", file=sys.stderr)
+        return 1
 
 
 def _parser(arguments: list[str]) -> argparse.ArgumentParser:

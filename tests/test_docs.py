@@ -13,6 +13,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 import hushfleet
 from hushfleet import methods
@@ -104,6 +105,31 @@ def test_the_containerfile_names_what_exists() -> None:
     torch = re.search(r"^TORCH \?= (torch==\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert torch
     assert f" {torch[1]} " in text
+
+
+def test_torchvision_comes_from_the_index_of_torch() -> None:
+    """One for CUDA does not load beside a PyTorch without it."""
+    pages = [
+        *ROOT.glob("docs/**/*.md"),
+        *map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "Containerfile", "Makefile")),
+    ]
+    found = [
+        line for page in pages for line in page.read_text("utf-8").splitlines() if "://download.pytorch.org" in line
+    ]
+    assert len(found) >= 4
+    (torchvision,) = re.findall(r"^torchvision==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    for line in found:
+        assert re.search(r"\btorch(==\S+)? torchvision\b", line), line
+        if "make " in line:  # there the one of constraints.txt is installed before
+            assert f" torchvision=={torchvision}+cpu " in line
+
+
+def test_the_table_of_comparison_names_the_versions_of_the_extra_peers() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    pins = {each.name: str(each.specifier).removeprefix("==") for each in map(Requirement, extras["peers"])}
+    assert pins.keys() == {"flwr", "pfl"}, "the table says that nothing was measured beside NVFlare"
+    (said,) = re.findall(r"\(Flower ([0-9.]+), NVFlare [0-9.]+\)", (ROOT / "README.md").read_text("utf-8"))
+    assert pins["flwr"].startswith(f"{said}.")
 
 
 def anchors_of(path: Path) -> set[str]:

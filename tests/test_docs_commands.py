@@ -36,7 +36,7 @@ CHEAP = re.compile(r"hushfleet (privacy .*--delta|boards|methods|reproduce --lis
 CLAIM = re.compile(r"(?:epsilon_\w+|exchange|noise multiplier) \d+(?:\.\d+)?|-?[\d.]+ dB")
 # typer carries its own copy of click, or uses the installed one, by version
 USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+MAKE_TARGETS = set(" ".join(re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)).split())
 
 
 class Command(NamedTuple):

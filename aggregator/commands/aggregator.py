@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 _OF_A_FLEET = ("federation", "devices", "enrolment", "roster", "out", "identity", "ca_file", "cert_file", "key_file")
-_FILE = {"exists": True, "dir_okay": False}
+_FILE = {"metavar": "FILE", "exists": True, "dir_okay": False}
 
 
 DeviceName = StrEnum("DeviceName", ["auto", "cpu", "cuda"])

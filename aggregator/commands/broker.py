@@ -11,7 +11,7 @@ import typer
 from hushfleet.aggregator.broker import BrokerKind
 from hushfleet.errors import BadInput
 
-_FILE = {"exists": True, "dir_okay": False, "resolve_path": True}
+_FILE = {"metavar": "FILE", "exists": True, "dir_okay": False, "resolve_path": True}
 
 
 def broker(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 COLUMNS = 80
 _INDENT = 2  # Click's
 _KEPT = "\b\n"  # marks a paragraph whose lines Click keeps
 _COMMAND = re.compile(r"(?P<before>(?:[^`]+:)?)\s*`(?P<command>hushfleet(?:-edge)? [^`]+)`")
-_METAVARS = {"int": "N", "float": "X", "str": "TEXT"}
+_METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
 def in_plain_text(command: Any) -> Any:
@@ -23,15 +24,23 @@ def in_plain_text(command: Any) -> Any:
     paragraphs = (command.help or "").split("\n\n")
     command.short_help = command.short_help or " ".join(paragraphs[0].split())
     command.help = "\n\n".join(_KEPT + each for paragraph in paragraphs for each in _plain(paragraph))
+    hints = get_type_hints(command.callback) if command.params else {}
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             parameter.display_type_rich = lambda ctx: ""  # its name is enough
-        elif not (parameter.metavar or parameter.is_flag or parameter.type_descriptor.is_choice):
-            kind = re.findall(r"\w+", parameter.display_type(None).replace("list[", ""))[0]
-            parameter.metavar = _METAVARS.get(kind, kind.upper())
+        else:
+            parameter.metavar = parameter.metavar or _metavar(hints[parameter.name])
     for each in getattr(command, "commands", {}).values():
         in_plain_text(each)
     return command
+
+
+def _metavar(hint: Any) -> str | None:
+    """Returns the word for a value of this type; None where the values are listed, and for a flag.
+
+    It reads the signature, since each version of typer has another name for its own description of a type.
+    """
+    return _METAVARS.get(hint) or next(filter(None, map(_metavar, get_args(hint))), None)
 
 
 def _plain(paragraph: str) -> Iterator[str]:

@@ -24,13 +24,14 @@ from typing import Any
 
 import hushfleet
 from hushfleet.aggregator.commands.help import in_plain_text
-from hushfleet.errors import HushfleetError
+from hushfleet.errors import GraphRefused, HushfleetError
+from hushfleet.needs import too_old
 from hushfleet.output import take_all_characters
 
 if sys.version_info < (3, 11):  # noqa: UP036 - the package is for boards, too
     sys.exit("error: the command `hushfleet` needs Python 3.11 or newer; boards, and `hushfleet-edge`, need 3.10")
 try:
-    import typer
+    import typer.core
     from typer.core import TyperGroup
     from typer.main import get_group
 except ModuleNotFoundError as missing:
@@ -39,6 +40,7 @@ except ModuleNotFoundError as missing:
         "use `hushfleet-edge DEVICE.toml`; elsewhere: pip install 'hushfleet[server]'"
     )
 
+typer.core.HAS_RICH = False  # typer below 0.21 escapes brackets for rich even where rich formats nothing
 INTERRUPTED = 130
 AGAIN_S = 0.02
 
@@ -119,28 +121,33 @@ def main() -> None:
     try:
         build_app()()
     except HushfleetError as error:
-        sys.exit(_print_error(str(error), error.exit_code))
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("", "hushfleet"):
-            raise
-        sys.exit(
-            _print_error(f"this needs the package {error.name!r}; install it with: pip install 'hushfleet[server]'", 1)
-        )
-    except OSError as error:  # a full disk, a folder that may not be written to
-        named = error.filename2 or error.filename  # of two files the one that was written to
-        if named is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        sys.exit(_print_error(f"{named}: {error.strerror}" if named else f"{error.strerror}; free some space", 1))
+        old = too_old() if isinstance(error, GraphRefused) else ""  # any error of PyTorch's exporter
+        sys.exit(_print_error(f"{error}. {old}" if old else str(error), error.exit_code))
     except KeyboardInterrupt:
         sys.exit(_code_of(came))
     except SystemExit as leaving:
         if leaving.code == INTERRUPTED and came:
             sys.exit(_code_of(came))
         raise
-    except (ImportError, SystemError):
-        if came:
+    except Exception as error:
+        if came and isinstance(error, (ImportError, SystemError)):
             sys.exit(_code_of(came))
-        raise
+        if not (words := _in_words(error)):
+            raise
+        sys.exit(_print_error(words, 1))
+
+
+def _in_words(error: Exception) -> str:
+    """Returns what happened, and what to do; empty for a fault of our own."""
+    if isinstance(error, OSError):  # a full disk, a folder that may not be written to
+        named = error.filename2 or error.filename  # of two files the one that was written to
+        if named is not None or error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"{named}: {error.strerror}" if named else f"{error.strerror}; free some space"
+    if old := too_old():
+        return f"{type(error).__name__}: {error}. {old}"
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in ("", "hushfleet"):
+        return f"this needs the package {error.name!r}; install it with: pip install 'hushfleet[server]'"
+    return ""
 
 
 def _code_of(came: list[int]) -> int:

@@ -27,7 +27,7 @@ class FlashOptions:
 
     # fmt: off
     fleet: Annotated[Path, Option(metavar="DIR", help="The fleet's folder.")]
-    image: Annotated[Path | None, Option(metavar="IMAGE", help="A stock image, .img or .img.xz: each board gets a copy of it with its own seed.")] = None
+    image: Annotated[Path | None, Option(metavar="FILE", help="A stock image, .img or .img.xz: each board gets a copy of it with its own seed.")] = None
     boot: Annotated[Path | None, Option(metavar="MOUNT", help="The mounted boot partition of a card that holds the stock system already.")] = None
     out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder for the images, with --image.")] = None
     count: Annotated[int | None, Option(min=1, help="Number of cards to write, for boards without one. Default: all of them.")] = None

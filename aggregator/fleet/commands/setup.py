@@ -151,7 +151,7 @@ def _init(
 def _add(
     path: Dir,
     count: Annotated[int | None, typer.Option(help="Number of boards; they are named PREFIX-01, PREFIX-02, ...")] = None,
-    csv: Annotated[Path | None, typer.Option(help="CSV file with the columns id, board, place, wifi, labels (name=value;...), key.", **_FILE)] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="CSV file with the columns id, board, place, wifi, labels (name=value;...), key.", **_FILE)] = None,
     board: Annotated[str | None, typer.Option(help="Board profile; `hushfleet boards` lists them.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Prefix of the boards' names. Default: the federation's name.")] = None,
     place: Annotated[str, typer.Option(help="Place of the boards.")] = "",

@@ -174,7 +174,7 @@ def test_the_resume_command_repeats_what_matters(tmp_path: Path) -> None:
     assert words[-3:] == ["--out", "runs/a", "--resume"]
     assert sorted(words[3:-3]) == sorted(given[1:])
     again = load_command("aggregator").make_context("aggregator", words[2:]).params
-    assert again == context.params | {"out": Path("runs/a"), "resume": True}
+    assert again | {"out": Path(again["out"])} == context.params | {"out": Path("runs/a"), "resume": True}
 
 
 def test_the_resume_command_shows_no_password() -> None:

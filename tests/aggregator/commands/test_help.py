@@ -64,6 +64,34 @@ def test_no_help_shows_a_python_type(shown: dict[str, str]) -> None:
         assert not re.search(r"<(bool|str|int|float|path|file|list)\b", text), name
 
 
+def options_of(command: Any) -> Iterator[Any]:
+    yield from (each for each in command.params if each.param_type_name == "option")
+    for each in getattr(command, "commands", {}).values():
+        yield from options_of(each)
+
+
+def test_a_value_has_no_name_that_typer_takes_for_the_options_own() -> None:
+    """Version 0.27 would make `--IMAGE` of `--image` if its value were called IMAGE."""
+    every = [each for name in NAMES for each in options_of(load_command(name))]
+    assert len(every) > 150
+    assert [each.name for each in every if (each.metavar or "").lower() == each.name] == []
+
+
+def test_values_are_named_by_their_types(shown: dict[str, str]) -> None:
+    """Whatever typer calls the types."""
+    words = shown["hushfleet simulate"] + shown["hushfleet broker"] + shown["hushfleet audit"]
+    for option, value in {
+        "--seed": "N",
+        "--seconds": "X",
+        "--host": "TEXT",
+        "--out": "PATH",
+        "--ca-file": "FILE",
+    }.items():
+        assert re.search(rf"^ +{option} {value}\b", words, re.MULTILINE), option
+    assert re.search(r"^ +--engine [<\[]fast\|live\|ray[>\]]", words, re.MULTILINE)
+    assert re.search(r"^ +--json  ", words, re.MULTILINE)
+
+
 def test_every_example_is_a_whole_command(shown: dict[str, str]) -> None:
     """An example of a command begins with its name, and holds no word that is not of the command line."""
     examples = {name: pasted(text) for name, text in shown.items() if name != "hushfleet"}

@@ -158,6 +158,44 @@ def test_a_package_that_is_not_installed_is_named(tmp_path: Path) -> None:
     assert "error: this needs the package 'pydantic'; install it with" in done.stderr
 
 
+def older(folder: Path, name: str, version: str, code: str = "") -> dict[str, str]:
+    """An environment in which this version of a package seems to be installed, with this code."""
+    metadata = folder / f"{name}-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (folder / f"{name}.py").write_text(code)
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_a_package_that_is_too_old_is_named_with_both_versions(tmp_path: Path) -> None:
+    done, _ = typed(["reproduce", "--list"], **older(tmp_path, "pydantic", "1.10.9", "raise AttributeError('a word')"))
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    said = " ".join(done.stderr.split())
+    assert "error: AttributeError: a word. pydantic 1.10.9 is installed and 2.12 or newer is needed" in said
+    assert "type: pip install 'pydantic>=2.12'" in said
+
+
+GRAPH = """
+from hushfleet.aggregator.commands import main
+from hushfleet.errors import GraphRefused
+def command():
+    raise GraphRefused("PyTorch cannot write its gradient")
+main.build_app = lambda: command
+main.main()
+"""
+
+
+def test_a_graph_that_an_old_exporter_cannot_write_is_told_as_such(tmp_path: Path) -> None:
+    environment = os.environ | older(tmp_path, "onnxscript", "0.5.0")
+    said = [
+        subprocess.run([sys.executable, "-c", GRAPH], capture_output=True, text=True, check=False, env=env)
+        for env in (os.environ, environment)
+    ]
+    assert [each.returncode for each in said] == [1, 1]
+    assert said[0].stderr == "error: PyTorch cannot write its gradient\n"
+    assert "gradient. onnxscript 0.5.0 is installed and" in said[1].stderr
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_list_has_every_command_with_its_text(name: str) -> None:
     listed = typer.main.get_command(build_app()).commands[name]
