@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import stat
 import sys
 import tempfile
 import traceback
@@ -15,6 +16,13 @@ from pathlib import Path
 from hushfleet.errors import BadInput
 
 _DIGEST_BYTES = 32
+_OTHERS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 def user_data_dir() -> Path:
@@ -71,6 +79,19 @@ def is_closed(path: str | Path) -> bool:
     except OSError:
         pass
     return False
+
+
+def no_file(path: str | Path) -> str:
+    """Returns what the path, or the end of its link, is ("a pipe"), if it is there and no regular file; else "".
+
+    Ask before you open a file in a folder of somebody else: opening a pipe waits for a writer, perhaps for ever, and
+    opening a device may change it.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return ""
+    return "" if stat.S_ISREG(mode) else next((what for is_it, what in _OTHERS if is_it(mode)), "no file")
 
 
 def in_file(name: str) -> bool:
