@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from hushfleet.errors import BadInput
+from hushfleet.output import one_line
 
 _DIGEST_BYTES = 32
 _OTHERS = (
@@ -140,6 +141,8 @@ def checked_file(file: Path, option: str = "--out") -> Path:
 
 def _check_place(place: Path, folders: Sequence[Path], option: str) -> None:
     """:param folders: the enclosing folders, innermost first; the first that exists must accept a new entry."""
+    if one_line(str(place)) != str(place):  # devices' files could not name it, and a graph is not found in it
+        raise BadInput(f"{option} {place}: the name has characters that do not show; choose another")
     existing = next(each for each in folders if os.path.lexists(each))
     if not existing.is_dir():
         what = "a link to nothing" if existing.is_symlink() else "a file, not a folder"

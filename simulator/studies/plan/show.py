@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.planning.advice import BETWEEN_DATA, Advice, Answer, Question
 from hushfleet.aggregator.planning.year import Year
 from hushfleet.aggregator.results.report.readable import percent, size
