@@ -29,7 +29,8 @@ def typed(*words: str | Path) -> str:
     "words",
     [
         ["report", GONE], ["compare", GONE, GONE], ["devices", "list", GONE], ["log", GONE],
-        ["boards", GONE], ["fleet", "status", GONE], ["fleet", "add", GONE, "--count", "1"], ["fleet", "task", GONE, GONE],
+        ["boards", GONE], ["fleet", "status", GONE], ["fleet", "add", GONE, "--count", "1"],
+        ["fleet", "task", GONE, GONE],
         ["simulate", "tasks/digits-hush.toml", "--out", HOSTILE_FILE],
     ],
     ids=lambda words: " ".join(words[: 2 if words[0] in ("fleet", "devices") else 1]),
