@@ -17,7 +17,7 @@ from hushfleet.errors import BadInput
 
 IMAGE_MIB = 128
 """Memory in MiB for reading one image, beside the bytes of its file. The system slows a client down above 60 % of a
-board's memory (MemoryHigh= of its unit), 250 MiB of 512 MB, and a client has 78 MiB before it reads images."""
+board's memory (MemoryHigh= of its unit), 307 of 512 MiB, and a client has 78 MiB before it reads anything."""
 FILE_MIB = 64
 """The maximum size of an image file in MiB; some decoders need the whole file in memory."""
 MOST_PARTS = 1 << 16
@@ -36,7 +36,7 @@ ENDINGS = (
 
 _MIB = 1 << 20
 _JPEG = ("JPEG", "MPO")  # MPO: several JPEG images, of which the first is read
-# Bytes for a pixel, measured with Pillow 12 and 13.
+# Bytes for a pixel, measured with Pillow 11, 12 and 13.
 _IN_MODE = {"1": 1, "L": 1, "P": 1, "I;16": 6}  # 16-bit grey becomes 8-bit through arrays
 _OTHER_MODE = 4
 _DECODER: dict[str, int] = {"AVIF": 20, "BMP": 2, "GIF": 1, "PPM": 7, "WEBP": 14}  # beside the image
