@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import hushfleet
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.output import take_all_characters
+from hushfleet.output import escape_output, log_to_stderr, say, take_all_characters
 
 if TYPE_CHECKING:
     from hushfleet.edge_client.board.config import DeviceConfig
@@ -70,9 +70,10 @@ a small device.toml:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; a `HushfleetError` becomes one clear paragraph and an exit code."""
     take_all_characters()
+    escape_output()
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser(arguments).parse_args(arguments)
-    logging.basicConfig(stream=sys.stderr, format="%(levelname)-7s %(message)s")
+    log_to_stderr("%(levelname)-7s %(message)s")
     logging.getLogger().setLevel(logging.DEBUG if options.verbose else logging.INFO)
     try:
         code = _COMMANDS[options.command](options)
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except HushfleetError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", error=True)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if not (old := too_old()):
             raise
-        print(f"error: {type(error).__name__}: {error}. {old}", file=sys.stderr)
+        say(f"error: {type(error).__name__}: {error}. {old}", error=True)
         return 1
 
 
@@ -249,16 +250,16 @@ def _predict(options: argparse.Namespace) -> int:
         if own.spec.model.targets.are_inputs:
             found = judge(store, own, config.data, options.file)
             of_model = f"{options.file}: by {describe_model(found.model)}, of {found.task}"
-            print(json.dumps(found.to_json()) if options.json else "\n".join([of_model, *found.words(options.top)]))
+            say(*([json.dumps(found.to_json())] if options.json else [of_model, *found.words(options.top)]))
             return 0
         prediction = predict(store, options.file)
     top = prediction.classes if prediction.are_numbers else prediction.classes[: max(1, options.top)]
     if options.json:
-        print(json.dumps({"task": prediction.task, "model": prediction.model, "classes": dict(top)}))
+        say(json.dumps({"task": prediction.task, "model": prediction.model, "classes": dict(top)}))
     else:
-        print(f"{options.file}: by {describe_model(prediction.model)}, of {prediction.task}")
+        say(f"{options.file}: by {describe_model(prediction.model)}, of {prediction.task}")
         for name, value in top:
-            print(f"  {value:10.5g}  {name}" if prediction.are_numbers else f"  {100 * value:5.1f} %  {name}")
+            say(f"  {value:10.5g}  {name}" if prediction.are_numbers else f"  {100 * value:5.1f} %  {name}")
     return 0
 
 
@@ -269,7 +270,7 @@ def _status(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     with _inspected(config) as store:
         report = status(config, store)
-    print(json.dumps(report) if options.json else "\n".join(format_status(report, details=options.details)))
+    say(*([json.dumps(report)] if options.json else format_status(report, details=options.details)))
     return 0
 
 
@@ -289,14 +290,14 @@ def _add(options: argparse.Namespace) -> int:
     folders, added, wrong = ClassFolders(config.data), 0, 0
     for photo in options.photos:
         try:
-            print(f"{photo}: added as {folders.add(photo, label)}")
+            say(f"{photo}: added as {folders.add(photo, label)}")
             added += 1
         except AlreadyThere as error:
-            print(error)
+            say(str(error))
         except BadInput as error:
             wrong += 1
-            print(f"error: {error}", file=sys.stderr)
-    print(f"{added} of {len(options.photos)} added" + "; the next round trains on them" * bool(added))
+            say(f"error: {error}", error=True)
+    say(f"{added} of {len(options.photos)} added" + "; the next round trains on them" * bool(added))
     return BadInput.exit_code if wrong else 0
 
 
@@ -307,7 +308,7 @@ def _label(options: argparse.Namespace) -> int:
 
     desk = Desk(load_config(options.config))
     with LabelServer(desk, host=options.host, port=options.port) as server:
-        print("\n".join(server.describe()), flush=True)
+        say(*server.describe())
         server.serve_forever()
     return 0
 
@@ -317,7 +318,7 @@ def _update(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.fleet.by_hand import hand_over
 
     manifest = hand_over(load_config(options.config), options.release)
-    print(
+    say(
         f"release {manifest.version} is handed over: it is unpacked in the next minutes, and tried when the client has "
         "ended its round. If it is not connected and healthy within half an hour, the board goes back by itself"
     )

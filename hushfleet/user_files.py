@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import stat
 import sys
 import tempfile
 import traceback
@@ -13,8 +14,16 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from hushfleet.errors import BadInput
+from hushfleet.output import one_line
 
 _DIGEST_BYTES = 32
+_OTHERS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 def user_data_dir() -> Path:
@@ -73,6 +82,19 @@ def is_closed(path: str | Path) -> bool:
     return False
 
 
+def no_file(path: str | Path) -> str:
+    """Returns what the path, or the end of its link, is ("a pipe"), if it is there and no regular file; else "".
+
+    Ask before you open a file in a folder of somebody else: opening a pipe waits for a writer, perhaps for ever, and
+    opening a device may change it.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return ""
+    return "" if stat.S_ISREG(mode) else next((what for is_it, what in _OTHERS if is_it(mode)), "no file")
+
+
 def in_file(name: str) -> bool:
     """Returns whether this names an object in a Python file: `path/to/file.py:NAME`."""
     return ".py:" in name
@@ -119,6 +141,8 @@ def checked_file(file: Path, option: str = "--out") -> Path:
 
 def _check_place(place: Path, folders: Sequence[Path], option: str) -> None:
     """:param folders: the enclosing folders, innermost first; the first that exists must accept a new entry."""
+    if one_line(str(place)) != str(place):  # devices' files could not name it, and a graph is not found in it
+        raise BadInput(f"{option} {place}: the name has characters that do not show; choose another")
     existing = next(each for each in folders if os.path.lexists(each))
     if not existing.is_dir():
         what = "a link to nothing" if existing.is_symlink() else "a file, not a folder"

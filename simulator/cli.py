@@ -31,8 +31,7 @@ def simulate(
 
     After Ctrl-C: `hushfleet simulate tasks/digits-hush.toml --out runs/a --resume`
     """
-    from rich.console import Console
-
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.simulator.command import run_and_show
 
     run_and_show(changes.load(task_file), options, Console())

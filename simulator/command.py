@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.display import summary_table
 from hushfleet.aggregator.planning.advice import worth_it
 from hushfleet.aggregator.results.result import Result

@@ -20,9 +20,8 @@ from hushfleet.simulator.options import BrokerOption, Out, Resume, RunOptions
 from hushfleet.user_files import checked_folder, refuse_others
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from hushfleet.aggregator.config.task import Task
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.results.result import Result
 
 BOARDS = "raspberry-pi-zero-2-w,raspberry-pi-5-8gb,jetson-orin-nano"
@@ -71,8 +70,7 @@ def demo(
 
     The second half alone: `hushfleet demo secure`
     """
-    from rich.console import Console
-
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.results.report.comparison import comparison_table, write_comparison
     from hushfleet.simulator.run_folder import run_path
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
 
-from rich.console import Console
 from rich.markup import escape
 
 from hushfleet.aggregator.config.notes import notes_of
 from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.observe.progress import show_progress
 from hushfleet.aggregator.results.events import EventLog

@@ -84,7 +84,6 @@ def aggregator(
 
     `hushfleet aggregator --fleet greenhouse`
     """
-    from rich.console import Console
     from rich.markup import escape
 
     from hushfleet.aggregator.commands.field_run import (
@@ -106,6 +105,7 @@ def aggregator(
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.spending import Spending
     from hushfleet.aggregator.fleet.task_check import boards_needed
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.planning.advice import worth_it
     from hushfleet.aggregator.results.server_sees import server_sees

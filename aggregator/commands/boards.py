@@ -7,9 +7,10 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from hushfleet.aggregator.observe.console import Console
 
 if TYPE_CHECKING:
     from hushfleet.firmware_profiles.board import Board, Quantity

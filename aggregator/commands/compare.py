@@ -21,8 +21,7 @@ def compare(
 
     Example: `hushfleet compare runs/a runs/b --out both.html`
     """
-    from rich.console import Console
-
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.results.report.comparison import (
         comparison_json,
         comparison_table,

@@ -42,9 +42,9 @@ def _list(run: _Run) -> None:
     A device is `known` by a key that you gave, `pinned` by the first key that it showed, `expected` before that,
     or `blocked`.
     """
-    from rich.console import Console
     from rich.table import Table
 
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
     from hushfleet.aggregator.results.events import iterate_events
     from hushfleet.aggregator.results.report.readable import ago

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from hushfleet.aggregator.commands.second_opinion import check_in_background
@@ -23,6 +22,7 @@ from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.sums import sum_facts
+from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.results.events import EventLog, iterate_events

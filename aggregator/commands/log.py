@@ -20,8 +20,7 @@ def log(
     """
     import shlex
 
-    from rich.console import Console
-
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.results.tracking import Mlflow, Sink, TensorBoard, WeightsAndBiases, figures_of
     from hushfleet.errors import BadInput
     from hushfleet.user_files import checked_folder

@@ -26,7 +26,7 @@ import hushfleet
 from hushfleet.aggregator.commands.help import in_plain_text
 from hushfleet.errors import GraphRefused, HushfleetError
 from hushfleet.needs import too_old
-from hushfleet.output import take_all_characters
+from hushfleet.output import escape_output, log_to_stderr, one_line, take_all_characters
 
 if sys.version_info < (3, 11):  # noqa: UP036 - the package is for boards, too
     sys.exit("error: the command `hushfleet` needs Python 3.11 or newer; boards, and `hushfleet-edge`, need 3.10")
@@ -116,7 +116,8 @@ def _not_loaded() -> None:
 def main() -> None:
     """Runs the `hushfleet` script; every expected error is printed as one clear paragraph."""
     take_all_characters()
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    escape_output()
+    log_to_stderr("%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     came = _noted_interrupts()
     try:
         build_app()()
@@ -185,8 +186,9 @@ def _noted_interrupts() -> list[int]:
 
 
 def _print_error(text: str, code: int) -> int:
-    from rich.console import Console  # most calls do not need it
     from rich.markup import escape
 
-    Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {escape(text)}")
+    from hushfleet.aggregator.observe.console import Console  # most calls do not need it
+
+    Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {escape(one_line(text))}")
     return code

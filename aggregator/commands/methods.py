@@ -17,9 +17,9 @@ def methods(
 
     Example: `hushfleet methods --json`
     """
-    from rich.console import Console
     from rich.table import Column, Table
 
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.methods import METHODS, all_names, allow_file, find_method
     from hushfleet.methods.method import TrainingConfig
 

@@ -7,11 +7,11 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from hushfleet.aggregator.commands.second_opinion import Opinion, second_opinion
+from hushfleet.aggregator.observe.console import Console
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.protection import QUESTIONS, worth

@@ -23,8 +23,7 @@ def report(
 
     Example: `hushfleet report runs/demo`
     """
-    from rich.console import Console
-
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.display import summary_table
     from hushfleet.aggregator.results.report import write_report
     from hushfleet.aggregator.results.report.comparison import load_runs, run_folders, write_comparison

@@ -15,13 +15,14 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Self
 
 from rich.columns import Columns
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.notebook import NotebookConsole
 from hushfleet.aggregator.observe.progress import Heartbeat, format_time
 from hushfleet.aggregator.results.fleet_state import Opening, RunState
@@ -127,7 +128,7 @@ class FleetDisplay:
         with self._lock:
             self.state.apply_metrics(device, metrics)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: object, options: ConsoleOptions) -> RenderResult:
         with self._lock:
             yield self._panel()
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
+
+from hushfleet.aggregator.observe.console import Console
 
 EVERY_S = 0.5
 _WIDTH = 96

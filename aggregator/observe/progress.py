@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 
+from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.notebook import NotebookConsole
 from hushfleet.progress import Work, under_way
 
@@ -93,7 +94,7 @@ class _Line:
     def __init__(self) -> None:
         self._spinner = Spinner("dots")
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: object, options: ConsoleOptions) -> RenderResult:
         if not under_way:
             return
         row = Table.grid(padding=(0, 1))

@@ -51,7 +51,7 @@ class Note:
                 self._path.unlink(missing_ok=True)
             else:
                 text = words if isinstance(words, str) else json.dumps(asdict(words))
-                atomic_file.write_whole(self._path, text.encode(), durable=False)
+                atomic_file.write_whole(self._path, text.encode(errors="backslashreplace"), durable=False)
 
 
 def notes_in(state_dir: Path | None) -> tuple[Note, Note]:
@@ -72,6 +72,6 @@ def read_data_use(state_dir: Path) -> DataUse | None:
 def read_training(state_dir: Path) -> str | None:
     """Reads what went wrong in the last training of the client in this state directory."""
     try:
-        return (state_dir / TRAINING).read_text("utf-8")
+        return (state_dir / TRAINING).read_bytes().decode("utf-8")
     except (OSError, ValueError):
         return None

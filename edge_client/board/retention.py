@@ -25,19 +25,14 @@ from typing import NamedTuple
 
 from hushfleet import atomic_file
 from hushfleet.data.folder import named
+from hushfleet.data.image_limits import ENDINGS
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.errors import StoreError
 
 FILE_NAME = "retention.json"
-ENDINGS = {
-    "folder": (
-        ".avif", ".bmp", ".gif", ".heic", ".jfif", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff",
-        ".webp",
-    ),
-    "csv": (".csv",),
-}  # fmt: skip
-"""Only files with these endings are deleted."""
+_ENDINGS = {"folder": ENDINGS, "csv": (".csv",)}
+"""Only files with these endings are deleted, and only they are trained on."""
 LOOK_S = 3600.0
 DAY_S = 86400.0
 MIB = 1 << 20
@@ -163,7 +158,7 @@ class Retention:
                 for path in (os.path.join(top, name) for name in names if not name.startswith(".")):
                     with suppress(OSError):  # it was moved meanwhile
                         status = os.lstat(path)
-                        if stat.S_ISREG(status.st_mode) and path.lower().endswith(ENDINGS[section.kind]):
+                        if stat.S_ISREG(status.st_mode) and path.lower().endswith(_ENDINGS[section.kind]):
                             found[path] = _File(status.st_ctime, path, status.st_size)
         held_out = os.path.realpath(section.held_out) if section.held_out else None
         return [file for file in found.values() if held_out is None or not Path(file.path).is_relative_to(held_out)]

@@ -49,6 +49,7 @@ from hushfleet.atomic_file import sync_folder, write_whole
 from hushfleet.edge_client.fleet import system_files
 from hushfleet.edge_client.fleet.client_files import clear_inside, only_release, read_inside, remove_inside
 from hushfleet.edge_client.fleet.first_proof import ProofFailed, prove
+from hushfleet.output import say
 from hushfleet.release.manifest import VERSION, version_order
 
 if TYPE_CHECKING:
@@ -301,7 +302,7 @@ class Slots:
                 if (newer := known.after(text)) != known:
                     self._replace("release_keys", f"{newer.line}\n")
         except Exception as error:  # whatever the client's file causes, the board keeps its statement
-            print(f"error: {error}", file=sys.stderr)
+            say(f"error: {error}", error=True)
 
     @contextlib.contextmanager
     def _borrowing(self, state: State) -> Iterator[None]:
@@ -419,7 +420,7 @@ def main() -> int:
             state = getattr(slots, options.command)()
             restart = options.command == "back"
     except Exception as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", error=True)
         return 2 if isinstance(error, ProofFailed) else 1
     if restart:
         subprocess.run(["systemctl", "restart", "--no-block", SERVICE], check=False)
@@ -428,8 +429,8 @@ def main() -> int:
             if system_files.renew(slots.root, state.good, units=options.units):
                 subprocess.run(["systemctl", "daemon-reload"], check=False)
         except Exception as error:  # the next check tries it again
-            print(f"error: {error}", file=sys.stderr)
-    print(json.dumps(asdict(state)))
+            say(f"error: {error}", error=True)
+    say(json.dumps(asdict(state)))
     return 0
 
 

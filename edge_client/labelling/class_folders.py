@@ -18,12 +18,13 @@ from pathlib import Path
 from hushfleet import atomic_file
 from hushfleet.config.spec import TaskSpec
 from hushfleet.data.folder import files_below
+from hushfleet.data.image_limits import check_name
 from hushfleet.data.images import read_image
 from hushfleet.data.labels import one_form
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, StoreFull
-from hushfleet.user_files import is_closed
+from hushfleet.user_files import is_closed, no_file
 
 _LOOKED_AT = (3, 16, 16)  # a picture is decoded to this size to see whether it can be
 
@@ -76,10 +77,14 @@ def check_label(label: str, classes: Sequence[str]) -> str:
 
 
 def check_picture(file: Path) -> None:
-    """Raises `BadInput` if a file is no readable picture."""
+    """Raises `BadInput` if a file is no readable picture, or has no ending of one: the client would not train on it."""
+    try:
+        check_name(file.name)
+    except BadInput as error:
+        raise BadInput(f"{file} cannot be read as an image: {error}") from error
     try:
         read_image(file, input_shape=_LOOKED_AT)
-    except MemoryError as error:  # the header of an image determines its memory
+    except MemoryError as error:
         raise BadInput(f"{file} cannot be read as an image: it needs more memory than there is") from error
 
 
@@ -125,12 +130,11 @@ class ClassFolders:
         return _made(self._path / label)
 
     def _refuse_known(self, image: Path, data: bytes) -> None:
-        digest = hashlib.sha256(data).digest()
         for place, whose in ((self._path, "trained on"), (self._held_out, "held out, and never trained on")):
             for file in () if place is None or not place.is_dir() else files_below(place, data=place):
                 with contextlib.suppress(OSError):  # it was removed meanwhile
-                    status = os.stat(file)
-                    if status.st_size == len(data) and hashlib.sha256(Path(file).read_bytes()).digest() == digest:
+                    is_alike = not no_file(file) and os.stat(file).st_size == len(data)
+                    if is_alike and Path(file).read_bytes() == data:
                         raise AlreadyThere(f"{image.name} is there already ({whose}): {file}")
 
     @contextlib.contextmanager
@@ -163,7 +167,7 @@ def move(image: Path, folder: Path) -> Path:
 
 def _free_name(folder: Path, name: str, data: bytes) -> Path:
     """Returns an unused path in the folder; adds a part of the content's hash if the name is taken."""
-    target = folder / (name.lstrip(".") or "image")
+    target = folder / name.lstrip(".")
     if os.path.lexists(target):
         target = target.with_name(f"{target.stem}-{hashlib.sha256(data).hexdigest()[:16]}{target.suffix}")
     return target

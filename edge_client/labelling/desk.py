@@ -34,6 +34,7 @@ from hushfleet.edge_client.predict import LoadedGraphs, predict
 from hushfleet.edge_client.status import describe_model
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.output import one_line
 from hushfleet.user_files import is_closed
 
 NOT_USABLE = "not-usable"
@@ -120,7 +121,7 @@ class Desk:
         with opened_store(self.config) as store:
             classes = class_names(self.config, store)
             image = waiting[0] if waiting else None
-            undo = bool(self._taps)
+            undo, said, unreadable = bool(self._taps), one_line(said), tuple(map(one_line, unreadable))
             shown = Shown(len(waiting), image, classes, undo=undo, said=said, unreadable=unreadable, version=version)
             return shown if store is None or image is None else self._guessed(shown, store, self._inbox / image)
 

@@ -27,6 +27,7 @@ from urllib.parse import parse_qs
 
 from hushfleet.edge_client.labelling.desk import Desk
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.output import one_line
 
 LOCAL = ("127.0.0.1", "::1", "localhost")
 TOKEN_BYTES = 24
@@ -178,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(HTTPStatus.OK, json.dumps(made).encode(), "application/json")
 
     def _refuse(self, status: HTTPStatus, words: str) -> None:
-        self._send(status, json.dumps({"error": words}).encode(), "application/json")
+        self._send(status, json.dumps({"error": one_line(words)}).encode(), "application/json")
 
     def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
         self.send_response(status)

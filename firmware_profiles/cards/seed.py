@@ -12,14 +12,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Protocol
 
+from hushfleet.data.folder import MAX_NAMED
 from hushfleet.edge_client.board.config import load_config
+from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
 from hushfleet.firmware_profiles.cards.customised import FOLDER, original
 from hushfleet.firmware_profiles.cards.wifi import Wifi
+from hushfleet.user_files import no_file
 
 _KIT = resources.files("hushfleet.firmware_profiles.cards") / "kit"
 _SLOTS = {  # the modules that `slots.py` imports, by package
-    "hushfleet": ("__init__.py", "atomic_file.py", "errors.py"),
+    "hushfleet": ("__init__.py", "atomic_file.py", "errors.py", "output.py"),
     "hushfleet.release": ("__init__.py", "archive.py", "manifest.py", "statements.py"),
     "hushfleet.edge_client": ("__init__.py",),
     "hushfleet.edge_client.fleet": ("__init__.py", "client_files.py", "first_proof.py", "slots.py", "system_files.py"),
@@ -106,7 +109,7 @@ def stage(card: Card, writer: SeedWriter, boot: BootPartition, folder: Path) -> 
         (ours / "data.conf").write_text("[Service]\n" + "".join(f'ReadWritePaths="-{each}"\n' for each in folders))
     (ours / "ca.pem").write_bytes(card.ca)
     if card.images is not None:
-        shutil.copytree(card.images, ours / "images", copy_function=shutil.copyfile)
+        _copy_images(card.images, ours / "images")
     _write_all(ours / "after", writer.afterwards(card, boot))
     files = writer.files(card, boot)
     _write_all(folder, files)
@@ -139,6 +142,21 @@ def write_system(folder: Path) -> None:
 def _copy_kit(target: Path) -> None:
     with resources.as_file(_KIT) as kit:
         shutil.copytree(kit, target, copy_function=shutil.copyfile)
+
+
+def _copy_images(source: Path, target: Path) -> None:
+    """Raises `BadInput` that names what cannot be copied."""
+
+    def copy(file: str, to: str) -> None:
+        if what := no_file(file):
+            raise BadInput(f"{file} is {what}, and only files are copied to a card; take it away")
+        shutil.copyfile(file, to)
+
+    try:
+        shutil.copytree(source, target, copy_function=copy)
+    except shutil.Error as error:
+        failed = "; ".join(f"{file}: {why}" for file, _, why in error.args[0][:MAX_NAMED])
+        raise BadInput(f"images cannot be copied to the card: {failed}") from error
 
 
 def _write_all(folder: Path, files: Mapping[str, str]) -> None:

@@ -28,6 +28,7 @@ from hushfleet.data.samples import DataSet, Samples
 from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import BadInput
 from hushfleet.losses import LOSSES
+from hushfleet.user_files import no_file
 
 HELD_OUT = 0.2  # share of the data, if there is no test part
 _ORDER_SEED = 0
@@ -342,6 +343,8 @@ def _devices(devices: Any, count: int, where: str) -> np.ndarray:
 @contextmanager
 def opened(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
     """Opens the arrays of an .npz file. Raises `BadInput`, also for errors while the arrays are read."""
+    if what := no_file(path):
+        raise BadInput(f"{path} cannot be read as an .npz file: it is {what}")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays

@@ -6,7 +6,8 @@
 
 Images of any size and mode are turned upright (EXIF), converted to the model's channels, and resized. Files
 that cannot be read are skipped and named in one warning: a camera that loses power while writing leaves
-incomplete files, and these must not exclude a device from every round.
+incomplete files, and these must not exclude a device from every round. So are files without an image's ending
+(`hushfleet.data.image_limits.ENDINGS`), which `data.keep` never deletes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from hushfleet.data.image_limits import check_name
 from hushfleet.data.images import read_image
 from hushfleet.data.labels import one_form
 from hushfleet.data.samples import DataSet, Samples
@@ -171,16 +173,22 @@ def scan_folder(
 
 
 def load_unlabelled(path: Path, *, most: int, **form: Unpack[ImageForm]) -> Samples:
-    """Returns the readable images in a folder and its sub-folders; all labels are 0, without a meaning.
+    """Returns the readable images in a folder and its sub-folders, and logs the others. All labels are 0, without a
+    meaning.
 
     :param most: the maximum number of files to read, evenly spaced in the order of their names.
     """
     files = [file for file in sorted(map(Path, files_below(path, data=path))) if not file.name.startswith(".")]
     chosen = [files[place * len(files) // most] for place in range(most)] if len(files) > most else files
-    read = (
-        _read(file, form["input_shape"]) for file in counted(chosen, "reading unlabelled images", total=len(chosen))
-    )
-    images = [image for image in read if not isinstance(image, str)]
+    images, skipped = list[npt.NDArray[np.uint8]](), list[str]()
+    for file in counted(chosen, "reading unlabelled images", total=len(chosen)):
+        image = _read(file, form["input_shape"])
+        if isinstance(image, str):
+            skipped.append(f"{file.relative_to(path).as_posix()}: {image}")
+        else:
+            images.append(image)
+    if skipped:
+        _log.warning("%d unlabelled files in %s are left out: %s", len(skipped), path, named(skipped))
     pixels = np.stack(images) if images else np.empty((0, *form["input_shape"]), np.uint8)
     labels = np.zeros(len(images), np.int64)
     return Samples(pixels, labels, tuple(map(float, form["mean"])), tuple(map(float, form["std"])))
@@ -190,9 +198,8 @@ def _read(file: Path, input_shape: tuple[int, int, int]) -> npt.NDArray[np.uint8
     """Returns the image, or a text that says why it cannot be read."""
     if file.is_dir():
         return "a link to a folder that is read elsewhere"
-    if file.is_fifo():  # opening it would wait for a writer forever
-        return "it is a pipe"
     try:
+        check_name(file.name)
         return read_image(file, input_shape=input_shape)
     except (BadInput, MemoryError) as error:  # the file's header decides how much memory is needed
         cause = error.__cause__ or error

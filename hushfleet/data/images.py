@@ -1,21 +1,35 @@
-"""Reads images, from class folders or as PIL images of a Python program: bytes, upright, grey or RGB."""
+"""Reads images, from class folders or as PIL images of a Python program: bytes, upright, grey or RGB.
+
+No file takes more memory than `hushfleet.data.image_limits` allows.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import io
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from hushfleet.data.image_limits import DECODERS, TEXT_BYTES, check_exif, check_file, check_memory
 from hushfleet.errors import BadInput
+from hushfleet.user_files import no_file
 
 _BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 """The bytes after `ftyp` in the first 12 bytes of a HEIC file; telephones write HEIC."""
+_POSTSCRIPT = (b"%!PS", b"\xc5\xd0\xd3\xc6")
 _ORIENTATION = 0x0112  # the EXIF tag
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
+    8: "ROTATE_90",
+}  # fmt: skip
+"""The transposition that turns an image upright, by the value of the tag."""
 T = TypeVar("T")
 
 
@@ -23,21 +37,34 @@ def pillow() -> Any:
     """Returns the package PIL. Raises `BadInput` if it is not installed."""
     try:
         import PIL.Image
-        import PIL.ImageOps
     except ImportError as error:
         raise BadInput("reading images needs Pillow: pip install pillow") from error
     return PIL
 
 
-def pixels_of(image: Any, *, channels: int | None = None, size: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:
+@cache
+def _formats() -> tuple[str, ...]:
+    """Returns the names of the formats that this Pillow can read: on a card it lacks AVIF."""
+    plugins = {}
+    for name in DECODERS:
+        with contextlib.suppress(ImportError):
+            plugins[name.upper()] = importlib.import_module(f"PIL.{name}ImagePlugin")
+    plugins["PNG"].MAX_TEXT_MEMORY = TEXT_BYTES  # type: ignore[attr-defined]  # Pillow documents it as a setting
+    return tuple(name for name, plugin in plugins.items() if getattr(plugin, "SUPPORTED", True))
+
+
+def pixels_of(
+    image: Any, *, channels: int | None = None, size: tuple[int, int] | None = None, is_ours: bool = False
+) -> npt.NDArray[np.uint8]:
     """Returns the pixels of a PIL image, turned upright by its EXIF tag, uint8 `[C, H, W]`.
 
     :param channels: 1 or 3; None: the image's own.
     :param size: width and height; None: its own.
+    :param is_ours: whether the image may be closed, so that its memory is free for the next copy.
     :raises ValueError: the image's mode has no largest pixel value.
     """
     pil = pillow()
-    image = _upright(image, channels=channels)
+    image = _upright(image, channels=channels, is_ours=is_ours)
     if size is not None and size != image.size:
         # When Lanczos enlarges, its artefacts at edges cost a network that was trained on photographs two points.
         grows = size[0] >= image.width and size[1] >= image.height
@@ -46,13 +73,22 @@ def pixels_of(image: Any, *, channels: int | None = None, size: tuple[int, int] 
     return pixels[None].copy() if image.mode == "L" else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _upright(image: Any, *, channels: int | None) -> Any:
+def _upright(image: Any, *, channels: int | None, is_ours: bool = False) -> Any:
     """Returns the PIL image, turned upright, in mode L or RGB. It is copied only if it changes, because a copy of a
     large photograph takes as much memory as a board has left."""
+    image.load()  # it also reads what a file has after its pixels
+    if is_ours:
+        check_exif(image)
+    turn = _TURNS.get(image.getexif().get(_ORIENTATION))
+    made = _in_bytes(image, channels=channels)
+    if is_ours and made is not image:
+        image.close()
+    return made if turn is None else made.transpose(pillow().Image.Transpose[turn])
+
+
+def _in_bytes(image: Any, *, channels: int | None) -> Any:
+    """Returns the PIL image in mode L or RGB."""
     pil = pillow()
-    image.load()
-    if image.getexif().get(_ORIENTATION, 1) != 1:
-        image = pil.ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):  # Pillow would cut 16-bit values off at 255
         image = pil.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
@@ -70,8 +106,9 @@ def read_image(file: Path | IO[bytes], *, input_shape: tuple[int, int, int]) -> 
 
     def pixels(opened: Any) -> npt.NDArray[np.uint8]:
         # JPEG can be decoded at a half, quarter or eighth of its size, in a fraction of the time and memory.
-        opened.draft("L" if channels == 1 else "RGB", (2 * width, 2 * height))
-        return pixels_of(opened, channels=channels, size=(width, height))
+        whole, _ = opened.size, opened.draft("L" if channels == 1 else "RGB", (2 * width, 2 * height))
+        check_memory(opened, whole, channels=channels, size=(width, height))
+        return pixels_of(opened, channels=channels, size=(width, height), is_ours=True)
 
     return _with_image(file, pixels)
 
@@ -83,8 +120,9 @@ def preview(file: Path | IO[bytes], *, longest: int) -> bytes:
     """
 
     def jpeg(opened: Any) -> bytes:
-        opened.draft("RGB", (longest, longest))
-        image = _upright(opened, channels=3)
+        whole, _ = opened.size, opened.draft("RGB", (longest, longest))
+        check_memory(opened, whole, channels=3, size=(longest, longest))
+        image = _upright(opened, channels=3, is_ours=True)
         image.thumbnail((longest, longest))
         image = pillow().Image.fromarray(np.asarray(image))  # pixels only: otherwise Pillow writes the comments again
         out = io.BytesIO()
@@ -96,30 +134,39 @@ def preview(file: Path | IO[bytes], *, longest: int) -> bytes:
 
 def _with_image(file: Path | IO[bytes], use: Callable[[Any], T]) -> T:
     """Returns what `use` makes of the opened image. Raises `BadInput` that names the file and the reason."""
-    pil = pillow()
+    pil, head = pillow(), b""
     try:
+        if isinstance(file, Path) and (what := no_file(file)):
+            raise BadInput(f"it is {what}")
+        with file.open("rb") if isinstance(file, Path) else contextlib.nullcontext(file) as content:
+            head = content.read(12)
+            check_file(content)
         with warnings.catch_warnings():
-            # An image with more pixels than Pillow's limit would need more memory than a board has.
-            warnings.simplefilter("error", pil.Image.DecompressionBombWarning)
-            with pil.Image.open(file) as opened:
-                if opened.format == "EPS":  # Pillow would have Ghostscript run it, which may never end
-                    raise ValueError("PostScript is a program, and is not run; save the image as JPEG")
+            warnings.simplefilter("ignore", pil.Image.DecompressionBombWarning)  # `check_memory` knows the memory
+            with contextlib.closing(pil.Image.open(file, formats=_formats())) as opened:  # `_upright` may close it
                 return use(opened)
     except MemoryError:
         raise
     except Exception as error:  # broken images fail in many ways: OSError, SyntaxError, struct.error, ...
-        reason = (
-            ValueError("a HEIC photograph, which Pillow cannot read; save it as JPEG")
-            if isinstance(file, Path) and _is_heic(file)
-            else error
-        )
-        raise BadInput(f"{file} cannot be read as an image: {type(reason).__name__}: {reason}") from reason
+        cause = _in_words(error, head)
+        kind = "" if isinstance(cause, BadInput) else f"{type(cause).__name__}: "
+        raise BadInput(f"{file} cannot be read as an image: {kind}{cause}") from cause
 
 
-def _is_heic(file: Path) -> bool:
-    try:
-        with file.open("rb") as opened:
-            head = opened.read(12)
-    except OSError:
-        return False
-    return head[4:8] == b"ftyp" and head[8:] in _BRANDS
+def _in_words(error: Exception, head: bytes) -> Exception:
+    """Returns the error, or one that says it better.
+
+    :param head: the first bytes of the file.
+    """
+    image = pillow().Image
+    if isinstance(error, BadInput):
+        return error
+    if head[4:8] == b"ftyp" and head[8:] in _BRANDS:
+        return BadInput("a HEIC photograph, which Pillow cannot read; save it as JPEG")
+    if head.startswith(_POSTSCRIPT):
+        return BadInput("its PostScript is a program, and is not run; save the image as JPEG")
+    if isinstance(error, image.DecompressionBombError):
+        return BadInput(f"{error}; save it smaller")
+    if isinstance(error, pillow().UnidentifiedImageError):
+        return BadInput(f"it is no whole image of the formats {', '.join(_formats())}; save it as JPEG")
+    return error

@@ -6,6 +6,7 @@ published MD5 sum before it opens a file.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hushfleet.errors import BadInput
+from hushfleet.output import unescaped
 
 ImageArray = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
@@ -50,12 +52,13 @@ def download(name: str, folder: Path, *, looked_for: str) -> None:
     print(f"downloading {name} from {ORIGINS[name]} to {folder}", file=sys.stderr)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if name in ("mnist", "fashion-mnist"):
-            _set(name)(str(folder), download=True)
-        elif name == "emnist":
-            _set(name)(str(folder), split="letters", download=True)
-        else:
-            _parts(name, folder / "svhn" if name == "svhn" else folder, download=True)
+        with contextlib.redirect_stderr(unescaped(sys.stderr)):  # for its progress bar
+            if name in ("mnist", "fashion-mnist"):
+                _set(name)(str(folder), download=True)
+            elif name == "emnist":
+                _set(name)(str(folder), split="letters", download=True)
+            else:
+                _parts(name, folder / "svhn" if name == "svhn" else folder, download=True)
     except (OSError, RuntimeError, ImportError) as error:
         raise BadInput(f"{name} could not be downloaded ({error}); {by_hand}") from error
 

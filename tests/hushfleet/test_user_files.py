@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hushfleet.errors import BadInput
-from hushfleet.user_files import read_cached, user_cache_dir, user_config_dir, user_data_dir, write_cached
+from hushfleet.user_files import no_file, read_cached, user_cache_dir, user_config_dir, user_data_dir, write_cached
+from support.image_files import others_than_files
 
 
 def test_the_folders_follow_the_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,3 +62,13 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(OSError, match="no room"):
         write_cached(tmp_path / "file", b"abc")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_regular_files_are_files(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    with others_than_files(tmp_path):
+        for name in ("pipe.jpg", "socket.jpg", "device.jpg", "folder", "file", "gone"):
+            (tmp_path / f"link-to-{name}").symlink_to(tmp_path / name)
+            kind = "" if name in ("file", "gone") else f"a {name.removesuffix('.jpg')}"
+            assert no_file(tmp_path / name) == no_file(str(tmp_path / f"link-to-{name}")) == kind

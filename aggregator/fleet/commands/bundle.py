@@ -39,10 +39,9 @@ def _bundle(
 
     Example: `hushfleet fleet bundle greenhouse --python 3.13 --version 0.3.1`
     """
-    from rich.console import Console
-
     from hushfleet.aggregator.fleet.cards import ReleasePlatform, build_release, describe_signing
     from hushfleet.aggregator.fleet.releases import add_release
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
 
     with opened(path) as (folder, registry):

@@ -57,8 +57,6 @@ def flash(
 
     `hushfleet flash --fleet greenhouse --device greenhouse-07 --boot /media/me/bootfs`
     """
-    from rich.console import Console
-
     from hushfleet.aggregator.fleet.cards import (
         card_of,
         choose_boards,
@@ -68,6 +66,7 @@ def flash(
         require_python,
     )
     from hushfleet.aggregator.fleet.commands.setup import opened
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot, MountedBoot
     from hushfleet.firmware_profiles.cards.customised import original
@@ -121,8 +120,7 @@ def flash(
 @contextlib.contextmanager
 def _unpacked(image: Path, out: Path) -> Iterator[Path]:
     """Yields the image itself, or an unpacked copy of the .xz, which is removed afterwards."""
-    from rich.console import Console
-
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
 
@@ -143,8 +141,7 @@ def _unpacked(image: Path, out: Path) -> Iterator[Path]:
 
 def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Card, BootPartition]]:
     """Yields a copy of the image for each card; the copy gets its final name when the card is written."""
-    from rich.console import Console
-
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot
     from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse

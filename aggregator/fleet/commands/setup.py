@@ -208,8 +208,9 @@ def _add(
 @app.command("list")
 def _list(path: Dir) -> None:
     """Show the boards, and the keys that asked for a certificate and got none."""
-    from rich.console import Console
     from rich.table import Table
+
+    from hushfleet.aggregator.observe.console import Console
 
     with opened(path) as (_, registry):
         boards, refused = registry.boards(), registry.refused_requests()

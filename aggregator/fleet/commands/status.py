@@ -31,12 +31,12 @@ def _status(
 
     `hushfleet fleet status greenhouse --json`
     """
-    from rich.console import Console
     from rich.live import Live
 
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.table import table
     from hushfleet.aggregator.fleet.watch import FleetWatch
+    from hushfleet.aggregator.observe.console import Console
 
     source = FleetWatch(FleetFolder(folder))
     try:

@@ -71,8 +71,7 @@ def forecast(
     """
     import json
 
-    from rich.console import Console
-
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.publish.prepare import prepare
     from hushfleet.schema import read_file

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.results.report.readable import size
 from hushfleet.errors import BadInput

@@ -22,6 +22,7 @@ from typing import Protocol, Self, TypeVar
 import psutil
 
 from hushfleet.errors import HushfleetError
+from hushfleet.output import escape_output
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -144,6 +145,7 @@ def begin_worker() -> None:
     Only the parent receives a signal to the whole process group, as `timeout` and Slurm send.
     """
     os.setpgrp()
+    escape_output()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()

@@ -291,7 +291,7 @@ class LiveFleet:
         return self._processes[name].pid
 
     def check(self) -> None:
-        """Restarts processes that died unexpectedly, or raises `HushfleetError` with the end of the log."""
+        """Restarts processes that died unexpectedly, or logs the end of their log and raises `HushfleetError`."""
         if not self.is_running("broker") and "broker" not in self.expected_down:
             self._revive("broker", "ended")
         for name, process in list(self._processes.items()):
@@ -306,7 +306,9 @@ class LiveFleet:
                 _log.warning("%s %s again and is given up; see %s", name, what, log)
                 self.expected_down.add(name)
                 return
-            raise HushfleetError(f"the process of {name} {what}; the end of {log}:\n{_tail(log)}")
+            for line in _tail(log):
+                _log.error("%s: %s", name, line)
+            raise HushfleetError(f"the process of {name} {what}; its log is {log}")
         self._restarted[name] += 1
         self.start_again(name)
 
@@ -364,11 +366,11 @@ class LiveFleet:
             process.wait()
 
 
-def _tail(log: Path) -> str:
+def _tail(log: Path) -> list[str]:
     try:
-        return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+        return log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
     except OSError:
-        return "(no log was written)"
+        return ["(no log was written)"]
 
 
 def _trust(secure: SecureSpec | None) -> dict[str, object]:

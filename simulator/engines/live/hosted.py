@@ -25,6 +25,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import TaskHandler
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.graphs.features import FeatureGraph
+from hushfleet.output import escape_output, log_to_stderr
 from hushfleet.wire.link.connection import Timing
 from hushfleet.wire.link.interface import Will
 from hushfleet.wire.link.mqtt import MqttLink
@@ -91,7 +92,8 @@ def in_turns(work: Callable[..., Any]) -> Callable[..., Any]:
 
 def main() -> int:
     stop, devices = threading.Event(), []
-    logging.basicConfig(stream=sys.stderr, format="%(levelname)-7s %(threadName)s %(message)s", level=logging.WARNING)
+    escape_output()
+    log_to_stderr("%(levelname)-7s %(threadName)s %(message)s", level=logging.WARNING)
     logging.getLogger("hushfleet.edge").setLevel(logging.ERROR)  # each device would warn that its noise has a seed
     runtime.GradientGraph = loaded_once(runtime.GradientGraph)  # type: ignore[assignment,attr-defined]
     runtime.InferenceGraph = loaded_once(runtime.InferenceGraph)  # type: ignore[assignment,attr-defined]

@@ -14,8 +14,7 @@ from hushfleet.privacy.terms import Unit
 from hushfleet.simulator.options import DataDir, TaskSettings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.publish.prepare import PreparedTask
     from hushfleet.simulator.studies.audit.finding import Finding
 
@@ -64,8 +63,7 @@ def audit(
 
     `hushfleet audit tasks/digits-record.toml --unit device --set privacy.noise_multiplier=1.5 --json`
     """
-    from rich.console import Console
-
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.publish.prepare import prepare
     from hushfleet.aggregator.results.result import write_whole

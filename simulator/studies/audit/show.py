@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.results.report import page
 from hushfleet.simulator.studies.audit.finding import Finding
 

@@ -58,8 +58,7 @@ def invert(
 
     Then the report shows it: `hushfleet report runs/a`
     """
-    from rich.console import Console
-
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.simulator.studies.invert.show import table
     from hushfleet.simulator.studies.invert.study import FIGURES, PICTURE, invert

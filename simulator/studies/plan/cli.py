@@ -72,9 +72,9 @@ def plan(options: PlanOptions) -> None:
     import json
     from dataclasses import replace
 
-    from rich.console import Console
     from rich.markup import escape
 
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.planning.advice import Advice, Question
     from hushfleet.aggregator.planning.year import Year

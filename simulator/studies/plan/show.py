@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.planning.advice import Advice, Question
 from hushfleet.aggregator.planning.gain_errors import Answer, gain_errors
 from hushfleet.aggregator.planning.year import Year

@@ -65,9 +65,9 @@ def reproduce(
     import shlex
     import sys
 
-    from rich.console import Console
     from rich.markup import escape
 
+    from hushfleet.aggregator.observe.console import Console
     from hushfleet.errors import BadInput
     from hushfleet.simulator.studies.reproduce.recipe import find_recipe, paper_names
     from hushfleet.user_files import checked_file, checked_folder

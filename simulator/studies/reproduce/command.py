@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 
+from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.progress import show_progress
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.progress import Work, doing

@@ -13,7 +13,7 @@ import typer.main
 
 from hushfleet.aggregator.commands.main import build_app, load_command
 
-END = "\f"
+END = "<end of a command>"
 IMPORTED = f"""
 END = {END!r}
 import contextlib, json, sys

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
-from rich.console import Console
 
 from hushfleet.aggregator.observe import notebook
+from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.observe.notebook import NotebookConsole, run_console
 from hushfleet.aggregator.observe.progress import show_progress

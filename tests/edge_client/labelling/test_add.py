@@ -17,6 +17,7 @@ from hushfleet.edge_client.board.notes import DataUse, read_data_use
 from hushfleet.edge_client.labelling.class_folders import ClassFolders, check_label, class_names, move
 from hushfleet.errors import BadInput, StoreFull
 from support.edge import DEVICE, Bench
+from support.image_files import others_than_files
 from support.pictures import a_picture
 
 
@@ -178,3 +179,31 @@ def test_what_root_makes_belongs_to_the_owner_of_the_folder(board: DeviceConfig,
 def test_only_images_have_labels(config: DeviceConfig) -> None:
     with pytest.raises(BadInput, match=r"data.kind = 'arrays': labels are given to images"):
         class_names(config, None)
+
+
+def test_only_files_with_the_name_of_an_image_are_added(
+    board: DeviceConfig, device_toml: Path, photographs: Path, tmp_path: Path, capsys
+) -> None:
+    photo = a_picture(tmp_path / "card/1.JPG")
+    for name in ("photo", ".jpg"):
+        (tmp_path / "card" / name).write_bytes(photo.read_bytes())
+    with others_than_files(tmp_path / "card"):
+        given = sorted((tmp_path / "card").iterdir())
+        assert main(["add", str(device_toml), *map(str, given), "--label", "leaf"]) == 2
+    out, err = capsys.readouterr()
+    assert names(photographs) == ["leaf/1.JPG", "leaf/leaf.png", "mould/mould.png"]
+    assert "1 of 6 added" in out
+    for kind in ("pipe", "socket", "device"):
+        assert f"error: {tmp_path}/card/{kind}.jpg cannot be read as an image: it is a {kind}\n" in err
+    said = "cannot be read as an image: its name has no ending of an image, such as .jpg or .png\n"
+    assert f"error: {tmp_path}/card/photo {said}error" in err
+    assert f"error: {tmp_path}/card/.jpg {said}" in err
+
+
+def test_a_pipe_among_the_images_is_no_copy_of_an_empty_file(
+    board: DeviceConfig, photographs: Path, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty.jpg"
+    empty.write_bytes(b"")
+    with others_than_files(photographs / "leaf"):
+        assert ClassFolders(board.data).take_in(empty, "mould") == photographs / "mould/empty.jpg"

@@ -20,6 +20,7 @@ from hushfleet.firmware_profiles.cards.seed import Card, SeedWriter
 from hushfleet.firmware_profiles.cards.wifi import Wifi
 from hushfleet.firmware_profiles.cards.write import write_card
 from hushfleet.firmware_profiles.cards.writers import WRITERS, _network
+from support.image_files import others_than_files
 from support.stock import BOOKWORM, TRIXIE
 from support.tools import find
 
@@ -259,3 +260,20 @@ def test_ipv6_is_on_and_names_arrive_as_netplan_reads_it(tmp_path: Path, card: C
         made = [path.read_text() for path in tmp_path.rglob("*.network")]
         assert len(made) == len(ssids) + 2
         assert all("DHCP=yes" in text for text in made)
+
+
+def test_only_files_are_copied_to_a_card(tmp_path: Path, card: Card) -> None:
+    images = tmp_path / "images"
+    (images / "cat").mkdir(parents=True)
+    (images / "cat/1.jpg").write_bytes(b"image")
+    assert written(tmp_path / "boot", replace(card, images=images), CLOUD_INIT)["hushfleet/images/cat/1.jpg"] == "image"
+    with others_than_files(tmp_path):
+        for kind in ("pipe", "socket", "device"):
+            (tmp_path / f"{kind}.jpg").rename(images / "cat" / f"{kind}.jpg")
+            said = f"{images}/cat/{kind}.jpg is a {kind}, and only files are copied to a card; take it away"
+            with pytest.raises(BadInput, match=f"^{said}$"):
+                written(tmp_path / kind, replace(card, images=images), CLOUD_INIT)
+            (images / "cat" / f"{kind}.jpg").unlink()
+    (images / "cat/link.jpg").symlink_to(tmp_path / "gone")
+    with pytest.raises(BadInput, match=r"images cannot be copied to the card: .*link\.jpg: .*No such file"):
+        written(tmp_path / "link", replace(card, images=images), CLOUD_INIT)

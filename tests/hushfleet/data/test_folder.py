@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hushfleet.data.conversion import as_data
-from hushfleet.data.folder import load_folder, load_unlabelled, scan_folder
+from hushfleet.data.folder import ImageForm, load_folder, load_unlabelled, scan_folder
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
+from support.image_files import others_than_files
 from support.images import save_folder
 
 CLASSES = ("cat", "dog", "fish")
+FORM: ImageForm = {"input_shape": (1, 4, 4), "class_names": CLASSES, "mean": (0.0,), "std": (1.0,)}
 
 
 def scan(path: Path, shape: tuple[int, int, int] = (3, 4, 6)):
@@ -233,3 +235,36 @@ def test_images_without_labels_are_read_from_everywhere_below_evenly_by_name(tmp
     some = load_unlabelled(tmp_path, most=3, **form)
     assert list(some.images[:, 0, 0, 0]) == [0, 6, 5]
     assert len(load_unlabelled(tmp_path / "nowhere", most=3, **form)) == 0
+
+
+def test_what_is_no_file_is_left_out_and_not_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A pipe would be read for ever, and a device may have no end."""
+    put(tmp_path / "cat" / "1.png", 9)
+    with others_than_files(tmp_path / "cat"):
+        samples, skipped = scan(tmp_path)
+        assert len(samples) == len(load_unlabelled(tmp_path / "cat", most=9, **FORM)) == 1
+    assert skipped == tuple(f"cat/{kind}.jpg: it is a {kind}" for kind in ("device", "pipe", "socket"))
+    assert "3 unlabelled files" in caplog.text
+
+
+def test_a_file_without_an_ending_of_an_image_is_left_out_and_named(tmp_path: Path) -> None:
+    """The board would never delete it, whatever `data.keep` says."""
+    put(tmp_path / "cat" / "1.png", 9)
+    content = (tmp_path / "cat" / "1.png").read_bytes()
+    read = ("IMG_0001.JPG", "2.Jpeg", "3.jpe", "4.PNG", "PXL_20260101.MP.jpg")
+    left_out = ("image", "clip.mp4", "notes.txt", "5.jpg.part", "Thumbs.db", "6.dng")
+    for name in (*read, *left_out):
+        (tmp_path / "cat" / name).write_bytes(content)
+    samples, skipped = scan(tmp_path)
+    assert len(samples) == 1 + len(read)
+    said = "its name has no ending of an image, such as .jpg or .png"
+    assert sorted(skipped) == sorted(f"cat/{name}: {said}" for name in left_out)
+    assert len(load_unlabelled(tmp_path / "cat", most=99, **FORM)) == 1 + len(read)
+
+
+@pytest.mark.parametrize("ending", ["heic", "HEIC", "heif", "hif"])
+def test_a_heic_photograph_is_told_under_each_of_its_names(tmp_path: Path, ending: str) -> None:
+    put(tmp_path / "cat" / "1.png", 9)
+    (tmp_path / "cat" / f"2.{ending}").write_bytes(b"\0\0\0\x24ftypheic" + bytes(99))
+    said = "a HEIC photograph, which Pillow cannot read; save it as JPEG"
+    assert scan(tmp_path)[1] == (f"cat/2.{ending}: {said}",)

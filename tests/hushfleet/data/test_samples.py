@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hushfleet.data.arrays import Data, load_arrays
+from hushfleet.data.arrays import Data, load_arrays, opened
 from hushfleet.data.csv_file import load_csv_set
 from hushfleet.data.partition import given_parts
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.errors import BadInput
+from support.image_files import others_than_files
 
 
 def colours() -> Samples:
@@ -165,3 +166,13 @@ def test_an_encrypted_file_of_arrays_is_told(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(BadInput, match=r"mine\.npz cannot be read as an \.npz file: .* is encrypted"):
         load_arrays(path)
+
+
+def test_a_pipe_is_no_file_of_arrays(tmp_path: Path) -> None:
+    with others_than_files(tmp_path):
+        (tmp_path / "pipe.jpg").rename(tmp_path / "pipe.npz")
+        with (
+            pytest.raises(BadInput, match=r"pipe\.npz cannot be read as an \.npz file: it is a pipe"),
+            opened(tmp_path / "pipe.npz"),
+        ):
+            pass
