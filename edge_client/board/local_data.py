@@ -26,6 +26,7 @@ import numpy as np
 from hushfleet.config.spec import ModelSpec
 from hushfleet.data.folder import ImageForm, files_below, load_unlabelled, scan_folder
 from hushfleet.data.held_out import held_out_part, training_part
+from hushfleet.data.image_limits import ENDINGS
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.notes import DataUse, Note
@@ -79,7 +80,8 @@ def describe_data(section: OwnDataSection) -> str | None:
         elif text and not os.path.isdir(path):
             return f"{name}: there is no such folder, with a sub-folder of images for each class{later}"
         elif text and not any(
-            os.path.isfile(each) and Path(each).parent != path for each in files_below(path, data=path)
+            each.lower().endswith(ENDINGS) and os.path.isfile(each) and Path(each).parent != path
+            for each in files_below(path, data=path)
         ):
             return f"{name}: there are no images in class folders, as in {path}/CLASS/1.jpg{later}"
     return None
@@ -239,6 +241,8 @@ class LocalData:
         keys, known = dict[str, bytes](), self._keys
         self._keys = {}
         for file in set(files_below(path, data=path)) - set(unfinished):
+            if not file.lower().endswith(ENDINGS):
+                continue
             with suppress(OSError):
                 if (place := _place_of(file)) is not None:
                     self._keys[place] = keys[file] = known.get(place) or file_key(file)

@@ -40,6 +40,7 @@ from hushfleet.data.form import ANY_FORM, SampleForm
 from hushfleet.data.labels import one_form
 from hushfleet.data.measurements import check_names
 from hushfleet.errors import BadInput
+from hushfleet.user_files import no_file
 
 LABEL, DEVICE = "label", "device"
 MOST_CHARACTERS = 1 << 23  # in a line: longer ones are not brought into a board's memory
@@ -101,6 +102,8 @@ def read_csv(
     :raises BadInput: names the file, the line and the column.
     """
     outputs = [one_form(name) for name in outputs]
+    if what := no_file(path):
+        raise BadInput(f"{path} is {what}, and no CSV file")
     try:
         errors = "strict" if skipped is None and not unfinished else "replace"  # a character may be half written
         with path.open("rb") as raw, io.TextIOWrapper(raw, _encoding(raw), errors, newline="") as file:

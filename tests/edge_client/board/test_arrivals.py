@@ -147,6 +147,24 @@ def test_rows_of_a_file_have_windows_of_their_own(kind: str, tmp_path: Path, sto
     assert (board.seen(SECOND), board.seen(FIRST)) == ([3], [1, 2])
 
 
+@pytest.mark.parametrize("kind", ["arrays", "csv"])
+def test_a_window_without_a_usable_row_is_empty(kind: Any, tmp_path: Path, store: DeviceStore) -> None:
+    """The board then sends noise, as if it had no data, and its owner reads why."""
+    path = tmp_path / "values"
+    board = Board(tmp_path, store, OwnDataSection(kind, str(path), values="numbers"))
+    header = ",".join(["label", *(f"v{index}" for index in range(16))])
+    for rows in ([], [np.full(16, np.nan)]):
+        if kind == "arrays":
+            with path.open("wb") as file:
+                np.savez(file, x=np.array(rows, np.float32).reshape(-1, 1, 4, 4), y=np.array(["cat"] * len(rows)))
+        else:
+            path.write_text("\n".join([header, *(",".join(["cat", *map(str, row)]) for row in rows), ""]))
+        assert board.seen(FIRST) == []
+        use = read_data_use(tmp_path)
+        assert use is not None
+        assert (use.used, use.left_out, use.noise_alone) == (0, len(rows), True)
+
+
 def test_what_is_held_out_of_all_samples_trains_in_no_window(board: Board, tmp_path: Path, store: DeviceStore) -> None:
     """Where a window has a single sample, or all of a window are held out, chance decides all the same."""
     board = Board(tmp_path, store, OwnDataSection("folder", str(tmp_path / "photos")), held_out=0.5)

@@ -441,6 +441,13 @@ def test_large_photographs_are_read_once_over(tmp_path, model):
         tracemalloc.stop()
 
 
+def test_a_pipe_in_place_of_a_csv_file_is_refused(tmp_path, model):
+    """Opening it would wait for a writer, perhaps for ever."""
+    os.mkfifo(tmp_path / "d.csv")
+    with pytest.raises(BadInput, match="csv is a pipe, and no CSV file"):
+        samples("csv", tmp_path / "d.csv", model)
+
+
 def test_an_empty_line_of_a_series_is_told_and_moves_no_other(tmp_path, model):
     """Those at the end are of no window."""
     task = replace(model, class_names=("fault",), targets=Targets("reconstruction", false_alarms=0.2))
