@@ -317,6 +317,21 @@ def test_a_round_that_asks_is_answered_without_new_samples(
     assert bench.server.declines == []
 
 
+def test_an_answer_makes_no_sample_new_again(make_bench: MakeBench, linear: Package, field: DeviceConfig) -> None:
+    """It has counted none, as after a restart, and notes none."""
+    tells = replace(field, limits=replace(field.limits, tell_new=True))
+    bench = make_bench(package=linear.with_spec(question=EVALUATION, after_new=5), config=tells)
+    take_part(bench)
+    bench.restart()
+    state = bench.store.load_state(TASK)
+    assert state is not None
+    cohort = {DEVICE: state.public.digest()}
+    answered(bench, 2, cohort=cohort)
+    bench.server.open_round(3, cohort=cohort)
+    bench.until(lambda: bench.entry_status(3) == "acked" or bool(bench.server.declines))
+    assert [decline.code for decline in bench.server.declines] == ["paused"]
+
+
 def test_an_answer_is_announced_at_the_end_of_a_slot_where_the_owner_hides_how_long_work_takes(
     make_bench: MakeBench, linear: Package, field: DeviceConfig
 ) -> None:
