@@ -1,4 +1,4 @@
-"""Compares the epsilon that each method's ledger claims for one round with the one that `hushfleet audit` measures.
+"""Compares the epsilon that each method's ledger claims for its costliest round with the one that an audit measures.
 
     python -m benchmarks.audit_methods [--trials 300] [--canaries 2000] [--seed 0] [--methods A,B] [--json F]
 

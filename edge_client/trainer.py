@@ -119,7 +119,9 @@ class DeviceRound:
         self.trainer, self.plan, self.roster = trainer, plan, roster
         self.store, self.asks = trainer.store, trainer.spec.asks(plan.round)
         self.spec, self.method = rules_of(trainer.spec, trainer.method, plan.round)
-        self.terms = RoundTerms(plan.noise_split, plan.controls, trainer.limits.noise_preference)
+        preference = trainer.limits.noise_preference
+        # A question has its own noise, which no plan changes.
+        self.terms = RoundTerms() if self.asks else RoundTerms(plan.noise_split, plan.controls, preference)
 
     @cached_property
     def at(self) -> int:
@@ -206,7 +208,7 @@ class DeviceRound:
         A failure that also occurs without data is no secret, and is raised.
         """
         try:
-            trained = self._answered(published) if self.asks else self.train(published, on_batch=on_batch)
+            trained = self.answer_question(published) if self.asks else self.train(published, on_batch=on_batch)
         except (GivenUp, StoreError, BadInput):  # `BadInput`: the task takes no device without data
             raise
         except Exception as error:
@@ -282,8 +284,8 @@ class DeviceRound:
             return self.trainer.samples()
         return self.trainer.arrived(self.window)
 
-    def _answered(self, published: np.ndarray) -> Trained:
-        """Returns the answer to the round's question, as an update of a model that is zero."""
+    def answer_question(self, published: np.ndarray) -> Trained:
+        """Returns the answer to the round's question, as an update of a model that is zero; nothing is stored."""
         _ = self.charge  # refuses the round
         trainer, question = self.trainer, self.spec.question
         assert question is not None
@@ -298,6 +300,7 @@ class DeviceRound:
         return self._as_update(evaluation_answer(trainer.spec, params, samples, trainer.held_out()))
 
     def _as_update(self, answer: np.ndarray) -> Trained:
+        """Returns an answer, float32 `[k]`, as the update of a model that is zero."""
         begin = np.zeros_like(answer)
         context = RoundContext(self.method.setting(self.terms), self.method.init_state(), begin, begin)
         return Trained(context, answer, answer, 0.0)

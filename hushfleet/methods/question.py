@@ -25,6 +25,9 @@ class RoundRules(NamedTuple):
 def rules_of(spec: TaskSpec, method: TaskMethod, round: int) -> RoundRules:
     """Returns the task's own rules for a training round; for a question round, one clipped and noised layer.
 
+    A question protects the device, by its own noise, whatever the task's unit and noise are: nothing is trained here,
+    so with noise on gradients an answer would have none.
+
     :param method: of `spec`.
 
     Raises `Malformed` for a question that the task's model cannot answer.
@@ -37,7 +40,12 @@ def rules_of(spec: TaskSpec, method: TaskMethod, round: int) -> RoundRules:
     layout = ParamLayout(("answer.values",), ((question.size(len(spec.model.class_names)),),))
     secure = spec.privacy.secure and replace(spec.privacy.secure, bits=question.bits)
     privacy = replace(
-        spec.privacy, clip_norm=BOUND, noise_multiplier=question.noise_multiplier, secure=secure, noise_split=1
+        spec.privacy,
+        unit="device",
+        clip_norm=BOUND,
+        noise_multiplier=question.noise_multiplier,
+        noise_split=1,
+        secure=secure,
     )
     wire = spec.wire if secure else replace(spec.wire, codec="float32")
     asked = replace(spec, privacy=privacy, wire=wire, model=replace(spec.model, layout=layout))

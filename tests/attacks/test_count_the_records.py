@@ -170,6 +170,34 @@ def test_all_up_to_the_tasks_own_number_are_announced_alike(seen: Callable[..., 
         assert offered == pytest.approx(moments[0][1], abs=0.02)
 
 
+@pytest.mark.parametrize(
+    ("owner", "hides_records", "hides_device"), [(None, True, False), (True, True, True), (False, False, False)]
+)
+def test_an_owner_who_says_nothing_hides_the_number_of_records_in_the_field(
+    make_bench: Make,  # noqa: F811
+    records: Package,
+    package: Package,  # noqa: F811
+    config: DeviceConfig,  # noqa: F811
+    owner: bool | None,
+    hides_records: bool,
+    hides_device: bool,
+) -> None:
+    limits = replace(config.limits, constant_time=owner)
+    for task, simulation, hides in (
+        (records, None, hides_records),
+        (package, None, hides_device),
+        (records, config.simulation, owner is True),
+    ):
+        state = config.store_path.parent.with_name(f"{task.spec.task}-{simulation is None}")
+        board = replace(
+            config, simulation=simulation, limits=limits, device=replace(config.device, state_dir=str(state))
+        )
+        bench = make_bench(task, board)
+        bench.until(lambda: bench.agent.tasks.runtime is not None)  # noqa: B023
+        assert bench.agent.tasks.runtime.constant_time == hides
+        assert bench.agent.tasks.hides_duration == hides
+
+
 @pytest.fixture
 def distilling(records: Package) -> Package:
     """From the second round on a device's own model is asked about each of its records."""

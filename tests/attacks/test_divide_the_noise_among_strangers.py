@@ -70,9 +70,11 @@ def test_a_package_that_names_a_thousand_meets_the_owners_limit(
     privacy = PrivacySpec("device", "as-published", 1.0, 2.0, 1e-5, noise_split=1000)
     generous = package.with_spec(privacy=privacy, task="generous")
     owned = replace(config, limits=replace(config.limits, **limits))
-    code, reason = answer_of(make_bench(generous, owned), split=1000, cohort=1000)
+    bench = make_bench(generous, owned)
+    code, reason = answer_of(bench, split=1000, cohort=1000)
     assert code == "no-privacy"
     assert words in reason
+    assert bench.store.ledger.entries() == [], "it is refused before it is trained and charged, not before it is sent"
 
 
 def test_strict_divides_nothing_whatever_the_plan_says(make_bench: Callable[..., Bench]) -> None:  # noqa: F811

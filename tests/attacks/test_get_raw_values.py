@@ -165,6 +165,7 @@ def bench_with(make: Callable[..., Bench], task: Package, config: DeviceConfig, 
     ("limits", "code", "words"),
     [
         ({}, "no-privacy", 'limits.accounting is "strict"'),
+        ({"accounting": "secure", "epsilon_server": math.inf}, "no-privacy", 'limits.accounting is "secure"'),
         ({"accounting": "as-published"}, "budget", "no finite limit allows it"),
     ],
 )

@@ -61,11 +61,20 @@ def test_a_device_sends_and_is_charged_whatever_its_images_are(
     assert np.isfinite(own).all()
 
 
+@pytest.mark.parametrize(
+    ("method", "privacy"),
+    [
+        ("dp-fedavg", replace(PLAIN, noise_multiplier=0.0)),
+        ("fedglp-adp", replace(PLAIN, accounting="as-published")),  # which sends raw values
+    ],
+)
 def test_without_noise_nothing_is_promised_and_the_device_declines(
     make_bench: Callable[..., Bench],
     package: Package,
     config: DeviceConfig,
+    method: str,
+    privacy: PrivacySpec,
 ) -> None:
-    config = replace(config, limits=replace(config.limits, epsilon_server=np.inf))
-    bench = seen_of(BRIGHT, replace(PLAIN, noise_multiplier=0.0), make_bench, package, config)
+    limits = replace(config.limits, epsilon_server=np.inf, accounting="as-published")
+    bench = seen_of(BRIGHT, privacy, make_bench, package.with_spec(method=method), replace(config, limits=limits))
     assert [decline.code for decline in bench.server.declines] == ["no-privacy"]

@@ -18,6 +18,7 @@ from hushfleet.edge_client import runtime
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import StoreError
+from hushfleet.wire.format.fleet_messages import CarriedRounds
 from hushfleet.wire.format.messages import ServerState
 from support.edge import DEVICE, Bench, Package, write_samples
 from support.stores import sql
@@ -224,6 +225,27 @@ def test_a_round_before_the_last_one(make_bench: MakeBench) -> None:
     bench.until(lambda: bench.server.declines != [])
     assert bench.server.declines[0].reason == "this device has already committed round 3 of the task"
     assert bench.store.ledger.rounds_charged() == 1
+
+
+@pytest.mark.parametrize("unit", ["device", "record"])
+def test_a_round_of_an_earlier_card_is_not_trained_again(make_bench: MakeBench, unit: str) -> None:
+    """Its update may have arrived: with a second one the noise would average out. The ledger alone refuses it only if
+    the unit is the same, and after training."""
+    bench = make_bench()
+    terms = {"adjacency": "any", "mechanism": "gaussian", "noise_multiplier": 2.0, "noise_split": 1}
+    card = CarriedRounds("digits-test", ((2, 4),), unit=unit, sample_rate=1.0, steps=1, raw=(), **terms)
+    bench.store.note_enrolled((card,))
+    bench.server.open_round(3)
+    bench.until(lambda: bench.server.declines != [])
+    (decline,) = bench.server.declines
+    assert (decline.code, decline.reason) == (
+        "error",
+        "an earlier card of this device may have sent an update for this round",
+    )
+    assert "training" not in {birth.state for birth in bench.server.births}
+    assert bench.store.ledger.rounds_charged() == 2
+    bench.server.open_round(4)
+    bench.until(lambda: bench.entry_status(4) == "acked")
 
 
 def test_a_full_disk_and_then_room_again(make_bench: MakeBench) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.net.store_check import FIRST_WAIT_S
 from hushfleet.wire.format.messages import MAX_MESSAGE_BYTES, Missing, ServerState
 from hushfleet.wire.link.interface import Delivery
-from support.edge import DEVICE, Bench
+from support.edge import DEVICE, Bench, Package
 from support.local_link import Chaos
 
 MakeBench = Callable[..., Bench]
@@ -406,24 +409,36 @@ def test_a_round_that_closes_ends_its_upload(make_bench: MakeBench) -> None:
     assert len(bench.server.chunks_seen) <= 4
 
 
-def test_an_update_that_its_owner_has_come_to_forbid_is_not_sent(make_bench: MakeBench) -> None:
+@pytest.mark.parametrize(
+    ("method", "stricter"),
+    [
+        ("dp-fedavg", {"min_noise_multiplier": 100.0}),
+        ("dp-fedavg", {"noise_split": 1}),
+        ("fedglp-adp", {"accounting": "strict"}),  # which sends raw values
+    ],
+)
+def test_an_update_that_its_owner_has_come_to_forbid_is_not_sent(
+    make_bench: MakeBench, package: Package, config: DeviceConfig, method: str, stricter: dict[str, Any]
+) -> None:
     """It was committed, and before it was sent the owner has written stricter limits and started the client again."""
-    bench = make_bench()
+    published = replace(package.spec.privacy, accounting="as-published", noise_split=2)
+    allowed = replace(config.limits, accounting="as-published", epsilon_server=math.inf)
+    bench = make_bench(package.with_spec(method=method, privacy=published), replace(config, limits=allowed))
+    cohort = dict.fromkeys([DEVICE, "other"], bench.server.initial_public().digest())
     bench.agent.topics.chunk = lambda device: "nowhere"  # type: ignore[method-assign] - the link is lost
-    bench.server.open_round(1)
+    bench.server.open_round(1, noise_split=2, cohort=cohort)
     bench.until(lambda: bench.entry_status(1) == "pending")
-    limits = replace(bench.config.limits, min_noise_multiplier=100.0)
-    bench.restart(limits=limits)
+    bench.restart(limits=replace(allowed, **stricter))
     bench.server.offers.clear()
     bench.until(lambda: bench.server.declines != [])
     assert bench.server.declines[0].code == "no-privacy"
-    assert "limits.min_noise_multiplier" in bench.server.declines[0].reason
+    assert f"limits.{next(iter(stricter))}" in bench.server.declines[0].reason
     entry = bench.store.outbox("digits-test", 1)
     assert entry is not None
     bench.server.send(bench.server.topics.down(DEVICE), Missing(entry.task, 1, entry.digest, ()))
-    bench.server.open_round(1, deadline_s=900.0)
+    bench.server.open_round(1, deadline_s=900.0, noise_split=2, cohort=cohort)
     bench.steps()
-    bench.restart(limits=replace(limits, min_noise_multiplier=0.0))
+    bench.restart(limits=allowed)
     bench.steps()
     assert (bench.server.offers, bench.server.updates) == ([], [])
     assert [entry.round for entry in bench.store.ledger.entries()] == [1], "it stays charged"

@@ -15,9 +15,9 @@ import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.methods.state import PublicState
-from hushfleet.privacy.ledger import Ledger
+from hushfleet.privacy.ledger import Ledger, epsilon_server_of
 from hushfleet.wire.format.messages import Ack, Refused, ServerState
-from hushfleet.wire.format.update import decode_update
+from hushfleet.wire.format.update import decode_update, read_header
 from support.edge import DEVICE, Bench, Package, write_samples
 from support.stores import sql
 
@@ -91,6 +91,9 @@ def test_five_rounds_then_idle(make_bench: MakeBench, package: Package, config: 
         bench.until(acked(bench, number))
         public = bench.store.load_state("digits-test").public
     assert len(bench.server.updates) == 5
+    charges = [entry.charge for entry in bench.store.ledger.entries()]
+    told = [read_header(update).epsilon_server for update in bench.server.updates]
+    assert told == [epsilon_server_of(charges[:count], delta=privacy.delta) for count in range(1, 6)]
     assert public.participations == 5
     assert public.mask.any() == (method == "fedglp-adp")
     assert bench.server.declines == []

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from hushfleet.config.question import QuestionSpec
 from hushfleet.config.spec import WireSpec
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.errors import StoreError
@@ -48,3 +49,24 @@ def test_what_signs_leave_out_is_sent_later(make_bench: Callable[..., Bench], pa
     assert "wire:residual" not in store.load_state(task).private
     with pytest.raises(StoreError, match="residual"):
         store.load_residual(task, size=size - 1)
+
+
+def test_an_answer_between_two_trainings_leaves_what_signs_have_left_out(
+    make_bench: Callable[..., Bench], linear: Package
+) -> None:
+    """The answer itself has another form, and leaves nothing out."""
+    question = QuestionSpec("evaluation", every=2, noise_multiplier=4.0, held_out=0.3)
+    bench = make_bench(package=linear.with_spec(wire=WireSpec("one-bit"), question=question))
+    bench.until(lambda: bench.agent.tasks.runtime is not None)
+    trainer, store, size = bench.agent.tasks.runtime.trainer, bench.store, linear.initial.size
+    task, residuals, states = trainer.spec.task, [], []
+    for number in (1, 2):
+        plan = RoundPlan(task, number, 5, "open", bytes(32), 4 * size, {DEVICE: bytes(16)}, 1, 60.0)
+        DeviceRound(trainer, plan).run(linear.initial)
+        residuals.append(store.load_residual(task, size=size))
+        states.append(store.load_state(task))
+    trained, asked = states
+    assert residuals[0].any()
+    assert np.array_equal(*residuals)
+    assert trained.public.digest() == asked.public.digest()
+    assert np.array_equal(trained.own, asked.own)

@@ -1,4 +1,5 @@
-"""A device in the field chooses its own head for each new model, fetches the final one, and tells nobody."""
+"""A device in the field chooses its own head for each new model, fetches the final one, and tells nobody; it answers a
+round that asks by the question's own noise and charge, whatever its package and its plan say."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgpack
 import numpy as np
 import onnx
 import pytest
@@ -16,38 +19,29 @@ from PIL import Image
 
 from hushfleet.config.question import QuestionSpec
 from hushfleet.config.spec import BlobRef, PrivacySpec, SecureSpec, TaskSpec
+from hushfleet.data.held_out import is_held_out
 from hushfleet.edge_client import own_head
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.drift import HeldOutTest, note_test, read_tests
 from hushfleet.edge_client.board.local_data import LocalData
+from hushfleet.edge_client.board.sample_files import load_arrays
 from hushfleet.edge_client.net.download import LONGEST_WAIT_S
 from hushfleet.edge_client.predict import own_model
 from hushfleet.edge_client.status import sentences, status
+from hushfleet.edge_client.trainer import DeviceRound
+from hushfleet.methods import method_of
 from hushfleet.methods.hush_rule import signal
-from hushfleet.models import get_model
-from hushfleet.models.export import export_graphs
 from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
+from hushfleet.privacy.budget import charges_on
+from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
+from hushfleet.privacy.periods import Period
+from hushfleet.training.answer import evaluation_answer
+from hushfleet.wire.format.update import UpdateHeader, decode_update, read_header
 from support.edge import DEVICE, Bench, Package
 
 MakeBench = Callable[..., Bench]
 TASK = "digits-test"
-
-
-@pytest.fixture(scope="session")
-def linear(package: Package) -> Package:
-    model = get_model("linear", input_shape=(1, 8, 8))
-    graphs = export_graphs(model)
-    spec = replace(
-        package.spec.model,
-        name="linear",
-        layout=model.layout,
-        gradient=BlobRef.of(graphs.gradient),
-        inference=BlobRef.of(graphs.inference),
-        dropout=(),
-    )
-    blobs = {hashlib.sha256(graph).digest(): graph for graph in (graphs.gradient, graphs.inference)}
-    return replace(package, blobs=blobs, initial=model.init(7)).with_spec(model=spec)
 
 
 @pytest.fixture
@@ -323,6 +317,21 @@ def test_a_round_that_asks_is_answered_without_new_samples(
     assert bench.server.declines == []
 
 
+def test_an_answer_makes_no_sample_new_again(make_bench: MakeBench, linear: Package, field: DeviceConfig) -> None:
+    """It has counted none, as after a restart, and notes none."""
+    tells = replace(field, limits=replace(field.limits, tell_new=True))
+    bench = make_bench(package=linear.with_spec(question=EVALUATION, after_new=5), config=tells)
+    take_part(bench)
+    bench.restart()
+    state = bench.store.load_state(TASK)
+    assert state is not None
+    cohort = {DEVICE: state.public.digest()}
+    answered(bench, 2, cohort=cohort)
+    bench.server.open_round(3, cohort=cohort)
+    bench.until(lambda: bench.entry_status(3) == "acked" or bool(bench.server.declines))
+    assert [decline.code for decline in bench.server.declines] == ["paused"]
+
+
 def test_an_answer_is_announced_at_the_end_of_a_slot_where_the_owner_hides_how_long_work_takes(
     make_bench: MakeBench, linear: Package, field: DeviceConfig
 ) -> None:
@@ -334,3 +343,205 @@ def test_an_answer_is_announced_at_the_end_of_a_slot_where_the_owner_hides_how_l
     bench.server.open_round(5)
     bench.until(lambda: bench.entry_status(5) == "acked")
     assert bench.clock.now - began == pytest.approx(8.0, abs=0.5), "whatever the number of samples"
+
+
+def answered(bench: Bench, round: int = 1, **changes: object) -> tuple[UpdateHeader, np.ndarray]:
+    """Opens a round that asks, and gives what the server decodes: its header and its values."""
+    bench.server.open_round(round, **changes)
+    bench.until(lambda: bench.entry_status(round) == "acked" or bool(bench.server.declines))
+    assert bench.server.declines == []
+    (layer,) = read_header(data := bench.server.updates[-1]).noise_stds
+    assert layer >= 0
+    count = read_header(data).value_count
+    decoded = decode_update(data, public_key=bench.store.identity.public_key, counts=[count])
+    return decoded.header, np.array(decoded.values)
+
+
+def packed_anew(package: Package, **sections: dict[str, object] | object) -> Package:
+    """The package of an aggregator that checks nothing: `sections` change single keys of its bytes."""
+    plain = msgpack.unpackb(package.data)
+    for name, value in sections.items():
+        plain[name] = plain[name] | value if isinstance(value, dict) else value
+    data = msgpack.packb(plain)
+    return replace(package, data=data, blobs={**package.blobs, hashlib.sha256(data).digest(): data})
+
+
+COUNTS = QuestionSpec("counts", every=1, noise_multiplier=4.0, most=50)
+EVALUATION = QuestionSpec("evaluation", every=2, noise_multiplier=4.0, held_out=0.3)
+OF_RECORDS = {"unit": "record", "sample_rate": 0.5, "batches": 2, "clip_norm": 3.0}
+
+
+@pytest.mark.parametrize("question", [COUNTS, EVALUATION], ids=["counts", "evaluation"])
+def test_a_package_that_asks_about_records_is_refused(
+    question: QuestionSpec, make_bench: MakeBench, linear: Package, field: DeviceConfig
+) -> None:
+    """An answer has no gradients, to which alone the unit `record` adds noise."""
+    bench = make_bench(package=packed_anew(linear.with_spec(question=question), privacy=OF_RECORDS), config=field)
+    bench.server.open_round(2)
+    bench.until(lambda: bool(bench.server.declines))
+    (decline,) = bench.server.declines
+    assert decline.code == "error"
+    assert "of a task whose unit of privacy is the device" in decline.reason
+    assert (bench.server.updates, bench.store.ledger.entries()) == ([], [])
+
+
+@pytest.mark.parametrize("question", [COUNTS, EVALUATION], ids=["counts", "evaluation"])
+def test_a_question_has_its_own_noise_and_charge_whatever_the_unit_of_its_package_is(
+    question: QuestionSpec,
+    make_bench: MakeBench,
+    linear: Package,
+    field: DeviceConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second guard, for a package that the first one lets through."""
+    monkeypatch.setattr("hushfleet.config.spec.require", lambda *_: None)
+    bench = make_bench(package=packed_anew(linear.with_spec(question=question), privacy=OF_RECORDS), config=field)
+    header, values = answered(bench, 2)
+    (entry,) = bench.store.ledger.entries()
+    assert entry.charge == Charge("device", DEVICE_ADJACENCY, "gaussian", 4.0)
+    assert (header.noise_stds, header.clip_norms, header.multiplier_server) == ((4.0,), (1.0,), 4.0)
+    assert np.abs(values).max() > 1, "an answer alone is shorter"
+
+
+def test_no_plan_changes_the_noise_of_a_question(make_bench: MakeBench, linear: Package, field: DeviceConfig) -> None:
+    """Neither by controls, nor by a division among strangers that the owner and the package would allow."""
+    privacy = replace(linear.spec.privacy, accounting="as-published", noise_split=9)
+    package = linear.with_spec(question=EVALUATION, privacy=privacy)
+    trusting = replace(field, limits=replace(field.limits, accounting="as-published", noise_preference=0.5))
+    bench = make_bench(package=package, config=trusting)
+    cohort = dict.fromkeys([DEVICE, *"abcdefgh"], bench.server.initial_public().digest())
+    controls = {"noise_multiplier": 0.01, "clip_norm": 100.0}
+    header, _ = answered(bench, 2, controls=controls, noise_split=9, cohort=cohort)
+    (entry,) = bench.store.ledger.entries()
+    assert (entry.charge.noise_multiplier, entry.charge.noise_split) == (4.0, 1)
+    assert (header.noise_stds, header.clip_norms) == ((4.0,), (1.0,))
+
+
+def test_a_question_without_noise_is_refused_by_a_board_with_a_limit(
+    make_bench: MakeBench, linear: Package, field: DeviceConfig
+) -> None:
+    package = linear.with_spec(question=replace(COUNTS, noise_multiplier=0.0))
+    bench = make_bench(package=package, config=field)
+    bench.server.open_round(1)
+    bench.until(lambda: bool(bench.server.declines))
+    assert [decline.code for decline in bench.server.declines] == ["budget"]
+    assert bench.store.ledger.entries() == []
+
+
+NEARLY_SILENT = 1e-4
+"""A noise multiplier with which an answer can be read."""
+
+
+@pytest.fixture
+def talkative(field: DeviceConfig) -> DeviceConfig:
+    """A board whose owner allows any epsilon."""
+    return replace(field, limits=replace(field.limits, epsilon_server=math.inf))
+
+
+@pytest.mark.parametrize("tell_drift", [False, True])
+def test_drift_is_told_only_if_the_owner_allows_it(
+    tell_drift: bool, make_bench: MakeBench, linear: Package, talkative: DeviceConfig
+) -> None:
+    board = replace(talkative, limits=replace(talkative.limits, tell_drift=tell_drift))
+    bench = make_bench(package=linear.with_spec(question=QuestionSpec("drift", 1, NEARLY_SILENT)), config=board)
+    for month, right in (("2026-01", 38), ("2026-02", 5)):
+        note_test(bench.store.path.parent, HeldOutTest(month, right, 40))
+    _, values = answered(bench)
+    assert values * math.sqrt(2) == pytest.approx([float(tell_drift)] * 2, abs=0.01)
+    assert bench.store.ledger.rounds_charged() == 1, "charged in both cases"
+
+
+def test_samples_that_are_held_out_train_nothing(
+    make_bench: MakeBench, linear: Package, talkative: DeviceConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither an update nor the heads of an evaluation, whose answer is the truth on the samples that are left."""
+    trained: list[np.ndarray] = []
+    train = DeviceRound.train
+
+    def watched(round: DeviceRound, *arguments: Any, **more: Any) -> Any:
+        trained.append(round.samples().images)
+        return train(round, *arguments, **more)
+
+    monkeypatch.setattr(DeviceRound, "train", watched)
+    question = replace(EVALUATION, noise_multiplier=NEARLY_SILENT)
+    task = linear.with_spec(question=question)
+    bench = make_bench(package=task, config=talkative)
+    take_part(bench)
+    state = bench.store.load_state(TASK)
+    assert state is not None
+    _, values = answered(bench, 2, cohort={DEVICE: state.public.digest()})
+    whole = load_arrays(Path(talkative.data.path), linear.spec.model)
+    held_out = is_held_out(whole, 0.3)
+    assert 5 < held_out.sum() < 25
+    assert [each.tolist() for each in trained] == [whole.images[~held_out].tolist()]
+    parts = (whole.take(np.flatnonzero(part)) for part in (~held_out, held_out))
+    assert values == pytest.approx(evaluation_answer(task.spec, bench.server.global_params, *parts), abs=0.01)
+
+
+def test_counts_tell_the_samples_that_are_left_out(
+    make_bench: MakeBench, linear: Package, talkative: DeviceConfig
+) -> None:
+    """Those with labels of no class of the task: a fleet is asked for their number, and no board tells it otherwise."""
+    with np.load(talkative.data.path) as data:
+        images, labels = data["images"], np.arange(48) % 12
+    np.savez(talkative.data.path, images=images, labels=labels)
+    bench = make_bench(
+        package=linear.with_spec(question=replace(COUNTS, noise_multiplier=NEARLY_SILENT)), config=talkative
+    )
+    _, values = answered(bench)
+    assert values * COUNTS.most == pytest.approx([4.0] * 10 + [8.0], abs=0.1)
+
+
+def test_a_board_without_data_answers_a_statistic_like_any_other(
+    make_bench: MakeBench, linear: Package, talkative: DeviceConfig, tmp_path: Path
+) -> None:
+    """Also if the task's method would take no such board for a training: a decline is charged nothing."""
+    board = replace(talkative, data=replace(talkative.data, path=str(tmp_path / "nothing.npz")))
+    bench = make_bench(package=linear.with_spec(question=replace(COUNTS, noise_multiplier=NEARLY_SILENT)), config=board)
+    _, values = answered(bench)
+    assert values == pytest.approx(np.zeros(11), abs=0.01)
+    assert bench.store.ledger.rounds_charged() == 1
+
+
+@pytest.mark.parametrize("question", [COUNTS, EVALUATION], ids=["counts", "evaluation"])
+def test_an_answer_that_fails_is_noise_alone_and_no_decline(
+    question: QuestionSpec,
+    make_bench: MakeBench,
+    linear: Package,
+    talkative: DeviceConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether it fails depends on the data, and a decline is charged nothing."""
+
+    def fails(*_: object) -> None:
+        raise ValueError("a sample is 42")
+
+    for name in ("statistic_answer", "evaluation_answer"):
+        monkeypatch.setattr(f"hushfleet.edge_client.trainer.{name}", fails)
+    task = linear.with_spec(question=replace(question, noise_multiplier=NEARLY_SILENT))
+    bench = make_bench(package=task, config=talkative)
+    _, values = answered(bench, 2)
+    assert values == pytest.approx(np.zeros(len(values)), abs=0.01)
+    assert [entry.charge.noise_multiplier for entry in bench.store.ledger.entries()] == [NEARLY_SILENT]
+    assert "a sample is 42" in status(talkative, bench.store)["training"], "it is told on the board alone"
+
+
+def test_a_question_is_charged_in_every_window_of_data(
+    make_bench: MakeBench, linear: Package, field: DeviceConfig
+) -> None:
+    """An evaluation looks at the samples of all windows, a training round at those of its own."""
+    task = linear.with_spec(question=EVALUATION, method="hush", method_config={}, data_window_s=86400)
+    bench = make_bench(package=task, config=field)
+    newcomer = method_of(task.spec).init_state().public
+    bench.server.open_round(1, cohort={DEVICE: newcomer.digest()})
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    state = bench.store.load_state(TASK)
+    assert state is not None
+    bench.agent.tasks.runtime.trainer.arrived = lambda window: pytest.fail(f"it looks at {window} alone")
+    answered(bench, 2, cohort={DEVICE: state.public.digest()})
+    trained, asked = bench.store.ledger.entries()
+    assert trained.window is not None
+    assert asked.window is None
+    another = Period(trained.window.stop, trained.window.stop + 86400)
+    assert charges_on(another, [trained, asked]) == [asked.charge]
+    assert charges_on(trained.window, [trained, asked]) == [trained.charge, asked.charge]

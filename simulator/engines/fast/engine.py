@@ -42,6 +42,7 @@ def run_rounds(
     runtime: str = "onnx",
     evaluate_every: int = 1,
     evaluate_last: int = 1,
+    on_opened: Callable[[RoundPlan], None] = lambda plan: None,
     on_closed: Callable[[int], None] = lambda round: None,
 ) -> None:
     """Runs the task's rounds to the end; continues an interrupted run.
@@ -51,6 +52,7 @@ def run_rounds(
     device has the budget for the first round.
 
     :param evaluate_every: interval in rounds at which own models are tested; the last `evaluate_last` always are.
+    :param on_opened: called with each round's plan, before any device trains.
     :param on_closed: called after each round, before any device trains again; first with the last round of an earlier
         part of the run, or 0.
     """
@@ -74,6 +76,7 @@ def run_rounds(
         while not engine.finished and not spent:
             plan = engine.plan or engine.open_round(names, roster=roster)
             cohort = sorted(engine.cohort)
+            on_opened(plan)
             events.write("round_open", **open_fields(engine))
             last = engine.spec.last_training_round
             evaluate = plan.round > last - evaluate_last or plan.round % evaluate_every == 0

@@ -5,11 +5,13 @@ not?", many times, and computes a lower bound on epsilon with a stated confidenc
 ledger's epsilon, the code does not add the noise that is charged.
 
 bounds    computes epsilon from error counts, independent of any mechanism
-claims    the epsilon of a charge at each delta, and the largest noise that a measured point allows
+claims    the epsilon of charges at each delta, and the largest noise that a measured point allows
+controls  the controls of each round of a simulated run, if they follow from the run
 canary    the inserted worst case: an update, or records' gradients
 subject   the audited device
-device    the game for a device's whole update
-sums      the game for an update or a record, if a server sees only sums
+measured  the noise that is measured before the trials that count
+device    the game for a device's whole update, or answer
+sums      the game for an update, an answer or a record, if a server sees only sums
 record    the games for one record, if each gradient is noised
 finding   compares the scores of a game with the claim
 games     the games for a task

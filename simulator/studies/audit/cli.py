@@ -52,6 +52,9 @@ def audit(
     goes wrong bounds epsilon from below, with 95 % confidence. Exit code 1 if the bound is above the claim: then
     something adds less noise than it charges for.
 
+    Rounds with different noise, as of `hush`, are audited with their own claims, and rounds that ask in a game of
+    their own. The claim about all rounds is what a device's ledger says after them.
+
     A bound far below the claim is no proof that the claim is loose. N trials show at most about log(N / 4): with
     1000 trials, audit a noise that makes one round cost 1 to 3.
 
@@ -76,11 +79,9 @@ def audit(
     if out is not None:
         checked_folder(out)
     task = options.load(task_file, privacy__unit=options.unit)
-    if task.statistic is not None:
-        raise BadInput("an audit plays rounds of training, and a statistic has none")
     with show_progress(console):
         prepared = prepare(task, data_dir=options.data_dir, run_id="audit")
-    if not task.targets.are_classes:
+    if task.statistic is None and not task.targets.are_classes:
         raise BadInput(
             f"model.loss = {task.model.loss!r}: an audit's canaries are samples of a class; the mechanism is the "
             "same with any loss, so audit the task with the cross-entropy and data of classes"
@@ -104,14 +105,16 @@ def audit(
 def _played(prepared: PreparedTask, options: AuditOptions, console: Console) -> Iterator[Finding]:
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.progress import doing
-    from hushfleet.simulator.studies.audit.games import Effort, findings, one_run_finding, subject_of
+    from hushfleet.simulator.studies.audit.games import Effort, findings, games_of, one_run_finding, subject_of
 
     effort = Effort(options.trials, options.seconds)
-    subject = subject_of(prepared, seed=options.seed, field_noise=options.field_noise)
-    with show_progress(console), doing("trials", total=effort.trials) as work:
+    with show_progress(console):
+        subject = subject_of(prepared, seed=options.seed, field_noise=options.field_noise, data_dir=options.data_dir)
+    total = effort.trials * len(games_of(subject))
+    with show_progress(console), doing("trials", total=total) as work:
 
         def show(done: int) -> bool:
-            work.count(min(done, effort.trials) - work.done)
+            work.count(min(done, total) - work.done)
             return True
 
         yield from findings(subject, effort, show)

@@ -1,19 +1,21 @@
-"""Plays the game for a device: does this update contain the device's data, or nothing?
+"""Plays the game for a device: does this update, or answer, contain the device's data, or nothing?
 
 In one world local training ends with the canary update, in the other with no change at all (add or remove, as in the
-ledger). Everything else is the code of a board: `DeviceRound.run` with its store and ledger, the method's release, the
-codec. The adversary is the server: it decodes each update as the aggregator does and has its header and report. It also
-requests each round twice, as after a lost acknowledgement; if the bytes differ, it uses the mean of both.
+ledger). In a round that asks, the device answers with the longest answer, or with an empty one. Everything else is the
+code of a board: `DeviceRound.run` with its store and ledger, the method's release, the codec. The adversary is the
+server: it decodes each update as the aggregator does and has its header and report. It also requests each round twice,
+as after a lost acknowledgement; if the bytes differ, it uses the mean of both.
 
 The score is the likelihood ratio of two normal distributions with the same variances: the projection on the values that
-the method sends without noise, weighted by each value's precision. Variances are measured in trials that are not
-counted. They are not taken from the header, which may state noise that is missing.
+the method sends without noise, weighted by each value's precision; a round with more noise than another has less
+weight. Variances are measured in trials that are not counted. They are not taken from the header, which may state noise
+that is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,7 +25,8 @@ from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
 from hushfleet.simulator.studies.audit.canary import WorstData, canary_update
-from hushfleet.simulator.studies.audit.subject import FLOOR, ROUNDS_A_LIFE, KeepGoing, Moments, Scores, Subject
+from hushfleet.simulator.studies.audit.measured import MeasuredNoise
+from hushfleet.simulator.studies.audit.subject import FLOOR, KeepGoing, Scores, Subject, lives
 from hushfleet.training.local_round import LocalRound, Trained
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import UpdateHeader, decode_update
@@ -34,113 +37,169 @@ MEASURED = 32  # trials of each world in which variances are measured
 _EARLIER_ROUNDS = 2
 _SHOWN_OUTRIGHT = 1e6
 
+Headers = dict[tuple[int, bool], set[tuple[float, ...]]]
+"""The headers that were seen, by round and world."""
+
 
 class DecodedRound(NamedTuple):
     """One decoded round: float64 values `[d]` followed by the report, and the header's fields about the noise."""
 
+    round: int
     vector: np.ndarray
     header: tuple[float, ...]
 
 
-def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
+def play(subject: Subject, rounds: Sequence[int], trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
     """Returns the scores of two adversaries: one sees everything that is sent, the other only the noised values.
 
     Plays `trials` rounds in each world, or fewer if `keep_going` returns False.
+
+    :param rounds: numbers of rounds that all train or all ask; they are played in turn.
     """
-    game = _Game(subject)
-    moments, headers = {True: Moments(), False: Moments()}, {True: set[Any](), False: set[Any]()}
+    game = _Game(subject, rounds)
+    measured = MeasuredNoise()
+    headers: Headers = defaultdict(set)
     for seen, inside in game.trials(1, MEASURED, lambda _: True):
-        moments[inside].add(seen.vector)
-        headers[inside].add(seen.header)
-    variances = sum(each.spread for each in moments.values()) / (2 * MEASURED - 2)
-    means = game.expected
-    weights = means / np.maximum(variances, np.maximum(FLOOR * means**2, 1e-300))
-    of_values = np.where(np.arange(len(weights)) < subject.spec.model.layout.size, weights, 0.0)
-    # With both weights, the canary without noise then scores 1, and an empty update scores 0.
-    weights, of_values = (each / max(float(each @ means), 1e-300) for each in (weights, of_values))
-    # The header, if it is constant in the world with the canary and never occurs in the other.
-    telling = headers[True] if len(headers[True]) == len(headers[False]) == 1 else set()
-    telling = telling - headers[False]
+        measured.add(subject.kind(seen.round), inside, game.of(seen.round).noise_in(seen, inside))
+        headers[seen.round, inside].add(seen.header)
     scores: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for seen, inside in game.trials(2, trials, keep_going):
-        shown = _SHOWN_OUTRIGHT if seen.header in telling else 0.0
-        scores[inside].append((float(weights @ seen.vector) + shown, float(of_values @ seen.vector)))
+        factor = measured.factor(subject.kind(seen.round))
+        all_seen, of_values = game.of(seen.round).scores(seen, measured.variances, factor)
+        scores[inside].append((all_seen + _SHOWN_OUTRIGHT * _tells(seen, headers), of_values))
     inside_scores, outside_scores = (np.array(scores[world]).reshape(-1, 2).T for world in (True, False))
     return {name: Scores(inside_scores[at], outside_scores[at]) for at, name in enumerate((SERVER, VALUES))}
 
 
+def _tells(seen: DecodedRound, headers: Headers) -> bool:
+    """Returns whether a round's header is constant in the world with the canary, and never occurs in the other."""
+    inside, outside = headers[seen.round, True], headers[seen.round, False]
+    return len(inside) == len(outside) == 1 and seen.header in inside - outside
+
+
 class _Game:
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
-        rng = np.random.default_rng(subject.seed)
-        self.context = _round_of_a_member(subject, rng)
-        self.update = canary_update(subject.spec.model.layout, subject.spec.privacy.clip_norm, rng)
-        self.expected = self._without_noise(self.update)
-        self.nothing = self._without_noise(self.update * 0)
-        self.nothing[: subject.spec.model.layout.size] = 0
+    def __init__(self, subject: Subject, rounds: Sequence[int]) -> None:
+        self.subject, self.rounds = subject, rounds
+        self._least_noise = min(map(subject.noise, rounds))
+        self._kinds: dict[Hashable, _RoundKind] = {}
+
+    def of(self, round: int) -> _RoundKind:
+        key = self.subject.kind(round)
+        if key not in self._kinds:
+            self._kinds[key] = _RoundKind(self.subject, round, least_noise=self._least_noise)
+        return self._kinds[key]
 
     def trials(self, stage: int, count: int, keep_going: KeepGoing) -> Iterator[tuple[DecodedRound, bool]]:
         """Yields trials of both worlds in turn, each world on its own devices, and whether the canary was in."""
-        rounds, life = min(self.subject.spec.rounds, ROUNDS_A_LIFE), stage << 32
-        for first in range(0, count, rounds):
-            with ExitStack() as lives:
-                worlds = []
-                for update in (self.update, self.update * 0):
-                    life += 1
-                    start = self.subject.initial
-                    trained = Trained(self.context, start + update, start, 0.0)
-                    worlds.append((lives.enter_context(self.subject.device(life)), trained))
-                for round in range(1, min(rounds, count - first) + 1):
-                    if not keep_going(first + round - 1):
+        life, done = stage << 32, 0
+        for rounds in lives(self.rounds, count):
+            with self.subject.device(life + 1) as one, self.subject.device(life + 2) as other:
+                for round in rounds:
+                    if not keep_going(done):
                         return
-                    yield self._seen(*worlds[0], round), True
-                    outside = self._seen(*worlds[1], round)
-                    yield outside._replace(vector=outside.vector - self.nothing), False
+                    yield self._seen(one, round, inside=True), True
+                    outside = self._seen(other, round, inside=False)
+                    yield outside._replace(vector=outside.vector - self.of(round).nothing), False
+                    done += 1
+            life += 2
 
-    def _seen(self, trainer: Trainer, trained: Trained, round: int) -> DecodedRound:
+    def _seen(self, trainer: Trainer, round: int, *, inside: bool) -> DecodedRound:
         """Returns the decoded round that the server receives after requesting it twice."""
-        plan = self.subject.plan(round)
-        sent = [_ScriptedRound(trainer, plan, trained).run(self.subject.initial).data for _ in range(2)]
-        seen = [self._decoded(trainer, data) for data in dict.fromkeys(sent)]
-        return DecodedRound(np.mean([each.vector for each in seen], axis=0), seen[0].header)
+        subject, kind = self.subject, self.of(round)
+        plan, trained = subject.plan(round), kind.trained(inside)
+        sent = [_ScriptedRound(trainer, plan, trained).run(subject.initial).data for _ in range(2)]
+        seen = [kind.decoded(trainer, data) for data in dict.fromkeys(sent)]
+        vectors, headers = zip(*seen, strict=True)
+        return DecodedRound(round, np.mean(vectors, axis=0), headers[0])
 
-    def _decoded(self, trainer: Trainer, data: bytes) -> DecodedRound:
-        layout, shared = self.subject.spec.model.layout, ~self.context.mask
+
+class _RoundKind:
+    """The rounds with the same terms.
+
+    :param round: one of them.
+    :param least_noise: the smallest noise multiplier of all rounds that are played.
+    """
+
+    def __init__(self, subject: Subject, round: int, *, least_noise: float) -> None:
+        self._spec, self._method = subject.rules(round)
+        rng, layout = np.random.default_rng(subject.seed), self._spec.model.layout
+        self._size = layout.size
+        if subject.spec.asks(round):
+            self._start = np.zeros(layout.size, np.float32)
+            setting = self._method.setting(subject.terms(round))
+            self._context = RoundContext(setting, self._method.init_state(), self._start, self._start)
+        else:
+            self._start = subject.initial
+            self._context = _round_of_a_member(subject, round, rng)
+        self._update = canary_update(layout, self._spec.privacy.clip_norm, rng)
+        self.expected = self._without_noise(self._update)
+        self.nothing = self._without_noise(self._update * 0)
+        self.nothing[: self._size] = 0
+        noise = subject.noise(round)
+        self._noise = float(np.linalg.norm(self.expected[: self._size])) * noise
+        self._weight = (least_noise / noise) ** 2
+
+    def trained(self, inside: bool) -> Trained:
+        """Returns the round after its training, in the world with the canary or in the other."""
+        return Trained(self._context, self._start + self._update * np.float32(inside), self._start, 0.0)
+
+    def decoded(self, trainer: Trainer, data: bytes) -> tuple[np.ndarray, tuple[float, ...]]:
+        """Returns the vector and the header of `DecodedRound`."""
+        layout, shared = self._spec.model.layout, ~self._context.mask
         counts = [int(shared[span.start : span.stop].sum()) for span in layout.layers]
         decoded = decode_update(data, public_key=trainer.store.identity.public_key, counts=counts)
         values = np.zeros(layout.size)
         values[shared] = decoded.values
-        return DecodedRound(np.concatenate((values, decoded.header.report)), _about_noise(decoded.header))
+        return np.concatenate((values, decoded.header.report)), _about_noise(decoded.header)
+
+    def noise_in(self, seen: DecodedRound, inside: bool) -> np.ndarray:
+        """Returns the noise in what was sent, in units of the charged noise, so that all kinds have equal variances."""
+        noise: np.ndarray = (seen.vector - self.expected * inside) / self._noise
+        return noise
+
+    def scores(self, seen: DecodedRound, variances: np.ndarray, factor: float) -> tuple[float, float]:
+        """Returns the score by everything that was sent, and by the noised values alone.
+
+        Without noise both are 1/2 for the canary and -1/2 for an empty update, in a round with the least noise.
+
+        :param variances: of `noise_in`, over rounds of all kinds; `factor`: of this kind.
+        """
+        means, weight = self.expected, self._weight / factor
+        weights = means / np.maximum(variances * factor * self._noise**2, np.maximum(FLOOR * means**2, 1e-300))
+        projected, signal = weights * seen.vector, weights * means
+        shares = (projected[:end].sum() / max(signal[:end].sum(), 1e-300) for end in (len(means), self._size))
+        all_seen, alone = (weight * (float(share) - 0.5) for share in shares)
+        return all_seen, alone
 
     def _without_noise(self, update: np.ndarray) -> np.ndarray:
-        release = self.subject.method.release(self.context, update, _Silence())
+        release = self._method.release(self._context, update, _Silence())
         return np.concatenate((release.values.astype(np.float64), release.report))
 
 
-def _round_of_a_member(subject: Subject, rng: np.random.Generator) -> RoundContext:
+def _round_of_a_member(subject: Subject, round: int, rng: np.random.Generator) -> RoundContext:
     """Returns the round of a device that has taken part before: its personal part and its clip norms have changed.
 
     It has no own model, so its training starts with the global one, and the sent values are the update.
     """
     method, initial = subject.method, subject.initial
     state, data = method.init_state(), WorstData(subject.classes, rng)
-    for round in range(1, _EARLIER_ROUNDS + 1):
-        update = canary_update(method.layout, subject.spec.privacy.clip_norm, rng) * np.float32(round)
-        context = _ended(subject, state, data)
-        release = method.release(context, update, SeededNoise(subject.seed, 0, round))
+    for earlier in range(1, _EARLIER_ROUNDS + 1):
+        update = canary_update(method.layout, subject.spec.privacy.clip_norm, rng) * np.float32(earlier)
+        context = _ended(subject, round, state, data)
+        release = method.release(context, update, SeededNoise(subject.seed, 0, earlier))
         state = method.advance(context, update=update, trained=initial, sent=release.values)
         state = replace(state, own=None)
-    return _ended(subject, state, data)
+    return _ended(subject, round, state, data)
 
 
-def _ended(subject: Subject, state: DeviceState, data: WorstData) -> RoundContext:
+def _ended(subject: Subject, round: int, state: DeviceState, data: WorstData) -> RoundContext:
     """Returns the context after a training that has changed nothing."""
-    initial = subject.initial
-    return LocalRound(subject.method, state, initial, subject.terms, data).ended(initial, initial, 0.0, {}).context
+    begun = LocalRound(subject.method, state, subject.initial, subject.terms(round), data)
+    return begun.ended(subject.initial, subject.initial, 0.0, {}).context
 
 
 class _ScriptedRound(DeviceRound):
-    """A round whose local training returns a result set by the audit."""
+    """A round whose local training, or answer, is a result set by the audit."""
 
     def __init__(self, trainer: Trainer, plan: RoundPlan, ends_with: Trained) -> None:
         super().__init__(trainer, plan)
@@ -149,6 +208,9 @@ class _ScriptedRound(DeviceRound):
     def train(self, *arguments: Any, **more: Any) -> Trained:
         _ = self.charge  # raises if the device declines the round
         return self.ends_with
+
+    def answer_question(self, published: np.ndarray) -> Trained:
+        return self.train()
 
 
 class _Silence(NoiseSource):

@@ -8,10 +8,11 @@ Clopper and Pearson, each with a quarter of the risk, so that all statements hol
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -42,8 +43,8 @@ class Finding:
     :param adversary: text that describes what the adversary sees.
     :param game: text that describes how the game was played.
     :param trials: number of counted trials in each world, or of canaries of one run.
-    :param rounds: rounds of the whole task, or of the one run.
-    :param claim: claim about one round.
+    :param claim: claim about the rounds that were played: all of the task that train, or that ask, or those of one run.
+    :param asks: whether they ask.
     :param points: upper bounds on error rates, at some thresholds; empty for the one-run game.
     :param proven: lower bound on epsilon without any assumption: for one round, or for all rounds of the one run.
     :param refuted_at: a delta at which the measured errors contradict the ledger, if any.
@@ -54,17 +55,21 @@ class Finding:
     game: str
     trials: int
     delta: float
-    rounds: int
     claim: Claim
     points: tuple[ErrorRates, ...]
     proven: float
     refuted_at: float | None
     scores: Scores | None = None
     confidence: float = CONFIDENCE
+    asks: bool = False
 
     @property
     def unit(self) -> str:
-        return self.claim.charge.unit
+        return self.claim.costliest.unit
+
+    @property
+    def rounds(self) -> int:
+        return len(self.claim.charges)
 
     @property
     def verdict(self) -> FindingVerdict:
@@ -74,20 +79,23 @@ class Finding:
 
     @cached_property
     def claimed_round(self) -> float:
-        return self.claim.epsilon(self.delta)
+        """The claim about the costliest round."""
+        return self.claim.epsilon_round(self.delta)
 
     @cached_property
     def claimed(self) -> float:
-        return self.claim.over(self.rounds).epsilon(self.delta)
+        """The claim about all `rounds`."""
+        return self.claim.epsilon(self.delta)
 
     @property
     def noise_claimed(self) -> float:
-        return self.claim.charge.noise_multiplier
+        """The noise multiplier of the costliest round."""
+        return self.claim.costliest.noise_multiplier
 
     @cached_property
     def noise_measured(self) -> float | None:
-        """The largest noise multiplier that a mechanism of the claimed form can have (Nasr et al. 2023, "Tight auditing
-        of differentially private machine learning"); None for the one-run game."""
+        """The largest noise multiplier of the costliest round, for a mechanism of the claimed form (Nasr et al. 2023,
+        "Tight auditing of differentially private machine learning"); None for the one-run game."""
         return min((self.claim.multiplier_at_most(point) for point in self.points), default=None)
 
     @property
@@ -98,28 +106,32 @@ class Finding:
     @property
     def measured_round_of_form(self) -> float | None:
         """The same, if the mechanism has the charged form and as much noise as the errors allow."""
-        return self._of_form(1) if self.points else None
+        if not self.points:
+            return None
+        form = self.claim_of_form
+        return self.proven if form is None else max(self.proven, form.epsilon_round(self.delta))
 
     @property
     def measured(self) -> float:
         """Lower bound for `rounds` rounds, if the mechanism has that form; the one-run game assumes nothing."""
-        return self._of_form(self.rounds)
+        return self.proven if self.claim_of_form is None else max(self.proven, self.claim_of_form.epsilon(self.delta))
+
+    @cached_property
+    def claim_of_form(self) -> Claim | None:
+        """The claim of the mechanism of that form, with as much noise as the errors allow; None if it is not known."""
+        noise = self.noise_measured
+        if noise is None or math.isinf(noise) or self.claim.costliest.mechanism == "none":
+            return None
+        return self.claim.with_noise(noise)
 
     @property
     def raw(self) -> list[str]:
         """The names of the values that are sent without noise."""
-        return list(self.claim.charge.raw)
-
-    def _of_form(self, rounds: int) -> float:
-        noise = self.noise_measured
-        if noise is None or math.isinf(noise) or self.claim.charge.mechanism == "none":
-            return self.proven
-        return max(self.proven, self.claim.over(rounds).with_noise(noise).epsilon(self.delta))
+        return list(self.claim.costliest.raw)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON; an unbounded number is None."""
-        plain = {name: getattr(self, name) for name in _PLAIN}
-        return {name: None if value == math.inf else value for name, value in plain.items()}
+        return _bounded({name: getattr(self, name) for name in _PLAIN})
 
 
 _PLAIN = (
@@ -129,8 +141,39 @@ _PLAIN = (
 )
 
 
-def two_worlds(scores: Scores, claim: Claim, *, rounds: int, delta: float, adversary: str, game: str) -> Finding:
-    """Tests a claim about one round by the scores of the game of two worlds; a trial is one round."""
+class WholeTask(NamedTuple):
+    """All rounds of a task together: those that train, and those that ask.
+
+    :param claimed: the ledger's epsilon after all of them.
+    :param measured: its lower bound, under the same assumption as `Finding.measured`.
+    """
+
+    rounds: int
+    claimed: float
+    measured: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON; an unbounded number is None."""
+        return _bounded(self._asdict())
+
+
+def whole_task(findings: Sequence[Finding]) -> WholeTask:
+    """Composes the findings of the strongest adversary for each kind of rounds: the first of each kind."""
+    parts = list({each.asks: each for each in reversed(findings) if each.points}.values())
+    delta, accountant = parts[0].delta, parts[0].claim.accountant
+    charges = [charge for part in parts for charge in part.claim.charges]
+    shown = [charge for part in parts if part.claim_of_form is not None for charge in part.claim_of_form.charges]
+    claimed = Claim(tuple(charges), accountant).epsilon(delta)
+    measured = max(Claim(tuple(shown)).epsilon(delta), *(part.measured for part in parts))
+    return WholeTask(len(charges), claimed, measured)
+
+
+def _bounded(plain: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if value == math.inf else value for name, value in plain.items()}
+
+
+def two_worlds(scores: Scores, claim: Claim, *, delta: float, adversary: str, game: str, asks: bool) -> Finding:
+    """Tests a claim by the scores of the game of two worlds; a trial is one of the rounds, in turn."""
     risk = (1 - CONFIDENCE) / 4
     tuning = max(_LEAST_TUNING, round(_TUNING_SHARE * len(scores.inside)))
     tuned, tested = (Scores(*(each[part] for each in scores)) for part in (slice(tuning), slice(tuning, None)))
@@ -148,17 +191,20 @@ def two_worlds(scores: Scores, claim: Claim, *, rounds: int, delta: float, adver
         game=game,
         trials=trials,
         delta=delta,
-        rounds=rounds,
         claim=claim,
         points=points,
         proven=max(epsilon_at_least(point, delta) for point in points),
         refuted_at=next((found for found in refuted if found is not None), None),
         scores=tested,
+        asks=asks,
     )
 
 
 def one_run(run: OneRun, claim: Claim, *, delta: float, adversary: str, game: str) -> Finding:
-    """Returns the best bound over a few numbers of guesses, each with an equal part of the risk."""
+    """Returns the best bound over a few numbers of guesses, each with an equal part of the risk.
+
+    :param claim: about the rounds of the run.
+    """
     risk = (1 - CONFIDENCE) / len(_GUESSES)
     included = run.included[np.argsort(-run.scores, kind="stable")]
     canaries, measured = len(included), 0.0
@@ -171,11 +217,10 @@ def one_run(run: OneRun, claim: Claim, *, delta: float, adversary: str, game: st
         game=game,
         trials=canaries,
         delta=delta,
-        rounds=run.rounds,
         claim=claim,
         points=(),
         proven=measured,
-        refuted_at=delta if measured > claim.over(run.rounds).epsilon(delta) else None,
+        refuted_at=delta if measured > claim.epsilon(delta) else None,
     )
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.studies.audit import device, record, sums
-from hushfleet.simulator.studies.audit.claims import Claim
+from hushfleet.simulator.studies.audit.controls import simulated_controls
 from hushfleet.simulator.studies.audit.finding import Finding, one_run, two_worlds
 from hushfleet.simulator.studies.audit.subject import KeepGoing, Subject
 
@@ -33,29 +34,60 @@ class Effort:
     seconds: float = float("inf")
 
 
-def subject_of(prepared: PreparedTask, *, seed: int, field_noise: bool = False) -> Subject:
+def subject_of(
+    prepared: PreparedTask, *, seed: int, field_noise: bool = False, data_dir: Path | None = None
+) -> Subject:
+    """Returns the audited device. If the method lowers its noise as training goes on, the task is simulated first.
+
+    :param data_dir: folder with the files of the data set.
+    """
     task = prepared.task
     cohort = min(task.round.cohort_size or task.data.devices, task.data.devices)
-    return Subject(prepared.spec.training_alone(), prepared.initial, cohort, seed, field_noise, task.data.devices)
+    follows = prepared.method.server.lowers_noise and prepared.spec.training_rounds > 0
+    return Subject(
+        prepared.spec,
+        prepared.initial,
+        cohort,
+        seed,
+        field_noise,
+        fleet=task.data.devices,
+        simulated=simulated_controls(task, data_dir=data_dir) if follows else {},
+    )
 
 
 def findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda done: True) -> Iterator[Finding]:
-    """Plays the game of two worlds for the task's unit of privacy; yields a finding for each adversary."""
+    """Plays the game of two worlds with the rounds that train, then with those that ask; yields a finding for each
+    adversary.
+
+    :param shown: called with the number of finished trials of both games.
+    """
+    for number, (rounds, asks) in enumerate(games_of(subject)):
+        yield from _findings(subject, rounds, asks, effort, shown, before=number * effort.trials)
+
+
+def games_of(subject: Subject) -> list[tuple[Sequence[int], bool]]:
+    """Returns the rounds of each game, and whether they ask."""
+    return [(rounds, asks) for rounds, asks in ((subject.training, False), (subject.asking, True)) if rounds]
+
+
+def _findings(
+    subject: Subject, rounds: Sequence[int], asks: bool, effort: Effort, shown: KeepGoing, *, before: int
+) -> Iterator[Finding]:
+    """:param before: trials of earlier games."""
     ends = time.monotonic() + effort.seconds
 
     def keep_going(done: int) -> bool:
-        return shown(done) and (time.monotonic() < ends or done < _LEAST_TRIALS)
+        return shown(before + done) and (time.monotonic() < ends or done < _LEAST_TRIALS)
 
-    spec, claim = subject.spec, Claim(subject.charge, accountant=subject.spec.privacy.accountant)
-    of_device = spec.privacy.unit == "device"
-    summed = spec.privacy.secure is not None
-    scores = (sums if summed else device if of_device else record).play(subject, effort.trials, keep_going)
+    privacy, claim = subject.rules(rounds[0]).spec.privacy, subject.claim(rounds)
+    of_device, summed = privacy.unit == "device", privacy.secure is not None
+    scores = (sums if summed else device if of_device else record).play(subject, rounds, effort.trials, keep_going)
+    canary = "answer" if asks else "update" if of_device else "record" if summed else "records"
     for adversary, those in scores.items():
         of = claim.of_noised_values if adversary == device.VALUES else claim
         if adversary != device.VALUES or of != claim:
-            canary = "update" if of_device else "record" if summed else "records"
             game = f"two worlds, canary {canary}"
-            yield two_worlds(those, of, rounds=spec.rounds, delta=spec.privacy.delta, adversary=adversary, game=game)
+            yield two_worlds(those, of, delta=privacy.delta, adversary=adversary, game=game, asks=asks)
 
 
 def one_run_finding(prepared: PreparedTask, subject: Subject, effort: Effort) -> Finding | None:
@@ -73,5 +105,5 @@ def one_run_finding(prepared: PreparedTask, subject: Subject, effort: Effort) ->
     network = GradientGraph(prepared.blobs[model.gradient.digest], model.layout)
     run = record.play_one_run(subject, samples, network, prepared.inference, canaries=canaries, rounds=rounds)
     game = f"one run, {rounds} of {spec.rounds} rounds"
-    claim = Claim(subject.charge, accountant=privacy.accountant)
+    claim = subject.claim(subject.training[:rounds])
     return one_run(run, claim, delta=privacy.delta, adversary=record.GRADIENTS, game=game)

@@ -12,9 +12,10 @@ real images, each by a fair coin (Steinke, Nasr and Jagielski 2023, Algorithm 1)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,8 @@ from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.progress import counted
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, disjoint_blocks, finite
-from hushfleet.simulator.studies.audit.subject import FLOOR, ROUNDS_A_LIFE, KeepGoing, Moments, Scores, Subject
+from hushfleet.simulator.studies.audit.measured import Moments
+from hushfleet.simulator.studies.audit.subject import FLOOR, KeepGoing, Scores, Subject, lives
 from hushfleet.training.local_round import LocalRound
 from hushfleet.wire.format.messages import RoundPlan
 
@@ -49,24 +51,27 @@ class OneRun(NamedTuple):
 
     scores: np.ndarray
     included: np.ndarray
-    rounds: int
 
 
-def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
+def play(subject: Subject, rounds: Sequence[int], trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
     """Returns the scores of an adversary that sees each noised gradient, and of one that only sees the round's update.
 
     Plays at least `trials` canaries in each world, or fewer if `keep_going` returns False. Canaries of one round have
     disjoint coordinates; half of them are among the device's records. Each record's gradient is clipped separately, and
     each value has its own noise, so they are as independent as canaries of separate rounds, and need much less time.
+
+    :param rounds: numbers of rounds that train; they are played in turn.
     """
-    game = _TwoWorlds(subject)
-    weights, spreads = game.measured()
+    game = _TwoWorlds(subject, rounds)
+    variances = game.variances()
     scores: dict[bool, list[np.ndarray]] = {True: [], False: []}
     done = 0
-    for included, trainer, round in game.rounds(trials):
+    for included, trainer, round in game.trials(trials):
         if not keep_going(done):
             break
-        batches, update = game.seen(trainer, round, lambda noised: (noised[game.places] * weights).sum(axis=1))
+        weights, spreads = game.weights(round, variances)
+        keep = partial(_projected, weights=weights, places=game.places)
+        batches, update = game.seen(trainer, round, keep)
         ratios = np.broadcast_to(log_ratio(batches, game.rate, spreads), included.shape)
         moved = (update[game.places] * -game.directions).sum(axis=1)  # a step goes against the gradient
         for world, those in scores.items():
@@ -85,8 +90,7 @@ def play_one_run(
     canaries: int,
     rounds: int,
 ) -> OneRun:
-    """Plays one training of `rounds` rounds on `samples` and about half of `canaries`."""
-    mechanism = _mechanism(subject)
+    """Plays one training of the first `rounds` rounds on `samples` and about half of `canaries`."""
     rng = np.random.default_rng(subject.seed)
     included = rng.random(canaries) < 0.5
     directions, places = blocks = disjoint_blocks(subject.spec.model.layout, canaries, rng)
@@ -94,18 +98,23 @@ def play_one_run(
     gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=length, network=network)
     inserted = np.flatnonzero(included) + subject.classes
     data = joined(samples, zero_samples(subject.spec.model, inserted))
-    unit, params = mechanism.batch_size / mechanism.clip_norm, subject.initial
-    batches: list[np.ndarray] = []
-
-    def projected(noised: np.ndarray) -> np.ndarray:
-        return (noised[places] * directions).sum(axis=1) * unit
-
+    params, scores = subject.initial, np.zeros(canaries)
     with subject.device(1, gradient=gradient, samples=data, logits_of=logits_of) as trainer:
         for round in counted(range(1, rounds + 1), "one run with many canaries, on real images: rounds", total=rounds):
-            seen, moved = _WatchedRound(trainer, subject.plan(round), keep=projected).watch(params)
-            batches += [np.array(batch) for batch in seen]
+            mechanism = _mechanism(subject, round)
+            weights = directions * (mechanism.batch_size / mechanism.clip_norm)
+            keep = partial(_projected, weights=weights, places=places)
+            seen, moved = _WatchedRound(trainer, subject.plan(round), keep=keep).watch(params)
+            batches = [np.array(batch) for batch in seen]
+            scores = scores + log_ratio(batches, mechanism.sample_rate, mechanism.noise_multiplier)
             params = params + moved
-    return OneRun(log_ratio(batches, mechanism.sample_rate, mechanism.noise_multiplier), included, rounds)
+    return OneRun(scores, included)
+
+
+def _projected(noised: np.ndarray, *, weights: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Returns the projection on each canary's direction, `[m]`, of a noised gradient, float32 `[d]`."""
+    projections: np.ndarray = (noised[places] * weights).sum(axis=1)
+    return projections
 
 
 def log_ratio(batches: list[np.ndarray], rate: float, spread: np.ndarray | float) -> Any:
@@ -125,46 +134,58 @@ def log_ratio(batches: list[np.ndarray], rate: float, spread: np.ndarray | float
 
 
 class _TwoWorlds:
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
+    def __init__(self, subject: Subject, rounds: Sequence[int]) -> None:
+        self.subject, self._rounds = subject, rounds
         layout = subject.spec.model.layout
         self._rng = np.random.default_rng(subject.seed)
-        self.mechanism = _mechanism(subject)
         self.canaries = max(1, min(_CANARIES_A_ROUND, layout.size // LEAST_WIDTH))
         self.directions, self.places = blocks = disjoint_blocks(layout, self.canaries, self._rng)
-        self.rate = self.mechanism.sample_rate
+        self.rate = subject.spec.privacy.sample_rate
         length = LENGTH * finite(subject.spec.privacy.clip_norm)
         self._gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=length * 3)
 
-    def measured(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the weight of each value of a canary's block, float64 `[m, b]`, and the standard deviation `[m]` of
-        the weighted sum of the noise alone. The weighted sum of a canary's clipped gradient is 1."""
+    def variances(self) -> np.ndarray:
+        """Returns the measured variance of each value of a canary's block, float64 `[m, b]`, without a canary, in units
+        of a round's charged noise."""
         moments = Moments()
         with self._life(0, np.zeros(0, np.int64)) as trainer:
-            for round in range(1, min(MEASURED, self.subject.spec.rounds) + 1):
-                self.seen(trainer, round, lambda noised: moments.add(noised.astype(np.float64)))
-        expected = self.directions.astype(np.float64) * finite(self.mechanism.clip_norm) / self.mechanism.batch_size
-        variances = (moments.spread / max(moments.count - 1, 1))[self.places]
-        variances = np.maximum(variances, FLOOR * expected**2)
+            for round in self._rounds[:MEASURED]:
+                self._measure(trainer, round, moments)
+        return (moments.spread / max(moments.count - 1, 1))[self.places]
+
+    def _measure(self, trainer: Trainer, round: int, moments: Moments) -> None:
+        unit = self._signal(round) * self.subject.noise(round)
+        self.seen(trainer, round, lambda noised: moments.add(noised.astype(np.float64) / unit))
+
+    def weights(self, round: int, variances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the weight of each value of a canary's block, float64 `[m, b]`, and the standard deviation `[m]` of
+        the weighted sum of the noise alone. The weighted sum of a canary's clipped gradient is 1."""
+        signal = self._signal(round)
+        expected = self.directions.astype(np.float64) * signal
+        variances = np.maximum(variances * (signal * self.subject.noise(round)) ** 2, FLOOR * expected**2)
         weights = expected / variances
         weights /= (weights * expected).sum(axis=1, keepdims=True)
         return weights, np.sqrt((weights**2 * variances).sum(axis=1))
 
-    def rounds(self, trials: int) -> Iterator[tuple[np.ndarray, Trainer, int]]:
-        """Yields which canaries are in, the device, and its next round, until each world has `trials`."""
-        lengths, done, life = min(self.subject.spec.rounds, ROUNDS_A_LIFE), 0.0, 0
-        while done < trials:
-            life += 1
+    def _signal(self, round: int) -> float:
+        """Returns the norm that a canary's clipped gradient has in a noised mean."""
+        mechanism = _mechanism(self.subject, round)
+        return finite(mechanism.clip_norm) / mechanism.batch_size
+
+    def trials(self, count: int) -> Iterator[tuple[np.ndarray, Trainer, int]]:
+        """Yields which canaries are in, the device, and its next round, until each world has `count`."""
+        done = 0.0
+        for life, rounds in enumerate(lives(self._rounds, 2 * count), start=1):
             if self.canaries == 1:
                 included = np.array([life % 2 == 0])
             else:
                 included = self._rng.permutation(self.canaries) < self.canaries // 2
             with self._life(life, np.flatnonzero(included)) as trainer:
-                for round in range(1, lengths + 1):
+                for round in rounds:
                     yield included, trainer, round
                     done += self.canaries / 2
-                    if done >= trials and self.canaries > 1:
-                        break
+                    if done >= count and self.canaries > 1:
+                        return
 
     @contextmanager
     def _life(self, number: int, inserted: np.ndarray) -> Iterator[Trainer]:
@@ -199,8 +220,8 @@ class _WatchedMechanism(RecordMechanism):
         return noised
 
 
-def _mechanism(subject: Subject) -> RecordMechanism:
-    mechanism = subject.method.record_mechanism(subject.terms)
+def _mechanism(subject: Subject, round: int) -> RecordMechanism:
+    mechanism = subject.method.record_mechanism(subject.terms(round))
     assert mechanism is not None, "the game is for the unit `record`"
     return mechanism
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.results.report import page
-from hushfleet.simulator.studies.audit.finding import Finding
+from hushfleet.simulator.studies.audit.finding import Finding, whole_task
 
 _COLOURS = {"holds": "green", "VIOLATED": "bold red", "no claim": "yellow"}
 _HEAD = ("the adversary", "game", "trials", "epsilon", "claimed", "measured, at least", "verdict")
@@ -25,6 +25,7 @@ def to_json(task: str, method: str, accounting: str, findings: Sequence[Finding]
         "task": task,
         "method": method,
         "accounting": accounting,
+        **whole_task(findings).to_dict(),
         "violated": any(each.verdict == "VIOLATED" for each in findings),
         "findings": [each.to_dict() for each in findings],
     }
@@ -46,15 +47,24 @@ def _lines(findings: Sequence[Finding]) -> list[list[str]]:
     """Returns the table's lines, with the columns of `_HEAD`."""
     lines = []
     for each in findings:
-        first, rounds = [each.adversary, each.game, f"{each.trials:,}"], f"{each.rounds} rounds"
-        whole = [rounds, format_epsilon(each.claimed), format_epsilon(each.measured)]
+        first, rounds = [each.adversary, each.game, f"{each.trials:,}"], _rounds(each.rounds)
+        together = [rounds, format_epsilon(each.claimed), format_epsilon(each.measured)]
         if each.measured_round is None:
-            lines.append([*first, *whole, each.verdict])
+            lines.append([*first, *together, each.verdict])
             continue
         measured = f"{format_epsilon(each.measured_round)}; {format_epsilon(each.measured_round_of_form)} *"
-        lines.append([*first, "one round", format_epsilon(each.claimed_round), measured, each.verdict])
-        lines.append(["", "", "", *whole[:2], f"{whole[2]} *", ""])
+        one = "one round" if len(set(each.claim.charges)) == 1 else "the costliest round"
+        lines.append([*first, one, format_epsilon(each.claimed_round), measured, each.verdict])
+        lines.append(["", "", "", *together[:2], f"{together[2]} *", ""])
+    if any(each.asks for each in findings) and not all(each.asks for each in findings):
+        whole = whole_task(findings)
+        numbers = format_epsilon(whole.claimed), f"{format_epsilon(whole.measured)} *"
+        lines.append(["both", "", "", f"all {_rounds(whole.rounds)}", *numbers, ""])
     return lines
+
+
+def _rounds(count: int) -> str:
+    return f"{count} round" + "s" * (count != 1)
 
 
 def sentences(findings: Sequence[Finding]) -> list[str]:
@@ -125,4 +135,4 @@ def _plot(found: Finding) -> page.Plot:
     figure.add_scatter(**points, mode="markers", name="rates at most", marker={"color": page.BLUE, "size": 8})
     figure.update_xaxes(title="false positive rate", range=[0, 1])
     figure.update_yaxes(title="false negative rate", range=[0, 1])
-    return page.Plot(figure, found.adversary)
+    return page.Plot(figure, f"{found.adversary}; {found.game}")

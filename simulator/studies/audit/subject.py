@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import Trainer
 from hushfleet.gradients.batch import GradientFunction
 from hushfleet.methods import method_of
+from hushfleet.methods.question import RoundRules, rules_of
 from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.evaluation import LogitsOf
@@ -27,6 +28,7 @@ from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.fast.sums import key_of
+from hushfleet.simulator.studies.audit.claims import Claim
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 
 DEVICE = "audited"
@@ -46,6 +48,7 @@ class Subject:
     :param cohort: number of devices in a round; noise may be divided among them.
     :param field_noise: whether the noise is not seeded, as in the field.
     :param fleet: number of devices in the roster, if the task has secure sums.
+    :param simulated: the controls of each round of a simulated run, if they follow from the run.
     """
 
     spec: TaskSpec
@@ -54,21 +57,52 @@ class Subject:
     seed: int = 0
     field_noise: bool = False
     fleet: int = 0
+    simulated: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
     @cached_property
     def method(self) -> TaskMethod:
         return method_of(self.spec)
 
     @cached_property
-    def terms(self) -> RoundTerms:
-        """The terms of a round, as in the aggregator's plans."""
-        controls = self.method.server.controls(self.method.server.initial(self.seed), 1)
-        return RoundTerms(min(self.spec.privacy.noise_split, self.cohort), controls)
+    def training(self) -> tuple[int, ...]:
+        """The rounds that train."""
+        return tuple(round for round in range(1, self.spec.rounds + 1) if not self.spec.asks(round))
 
-    @property
-    def charge(self) -> Charge:
-        """The charge of one round."""
-        return self.method.charge(self.terms)
+    @cached_property
+    def asking(self) -> tuple[int, ...]:
+        """The rounds that ask."""
+        return tuple(round for round in range(1, self.spec.rounds + 1) if self.spec.asks(round))
+
+    def rules(self, round: int) -> RoundRules:
+        """Returns the task and its method as they are in a round."""
+        return rules_of(self.spec, self.method, round)
+
+    def terms(self, round: int) -> RoundTerms:
+        """Returns the terms of a round, as in the aggregator's plans."""
+        if self.spec.asks(round):
+            return RoundTerms()
+        return RoundTerms(min(self.spec.privacy.noise_split, self.cohort), self._controls[round])
+
+    @cached_property
+    def _controls(self) -> Mapping[int, Mapping[str, float]]:
+        server, number = self.method.server, self.spec.training_number
+        state = server.initial(self.seed)
+        return self.simulated or {round: server.controls(state, number(round)) for round in self.training}
+
+    def charge(self, round: int) -> Charge:
+        return self.rules(round).method.charge(self.terms(round))
+
+    def noise(self, round: int) -> float:
+        """Returns the charged noise multiplier of a round; 1 without noise."""
+        return self.charge(round).noise_multiplier or 1.0
+
+    def kind(self, round: int) -> Hashable:
+        """Returns equal values for two rounds of a game if they have the same terms."""
+        return tuple(sorted(self.terms(round).controls.items()))
+
+    def claim(self, rounds: Iterable[int]) -> Claim:
+        """Returns the claim of the ledger about these rounds."""
+        return Claim(tuple(map(self.charge, rounds)), self.spec.privacy.accountant)
 
     @property
     def classes(self) -> int:
@@ -83,6 +117,7 @@ class Subject:
         return Roster.of({name: key_of(self.seed, number).public_key for number, name in enumerate(names)})
 
     def plan(self, round: int) -> RoundPlan:
+        terms = self.terms(round)
         return RoundPlan(
             task=self.spec.task,
             round=round,
@@ -91,9 +126,9 @@ class Subject:
             global_digest=hashlib.sha256(self.initial.tobytes()).digest(),
             global_bytes=self.initial.nbytes,
             cohort={} if self.roster is not None else dict.fromkeys(self._names(self.cohort), bytes(16)),
-            noise_split=self.terms.noise_split,
+            noise_split=terms.noise_split,
             deadline_s=0.0,
-            controls=dict(self.terms.controls),
+            controls=dict(terms.controls),
             secure=None if self.roster is None else SecurePlan(BlobRef.of(self.roster.to_bytes()), 1.0),
         )
 
@@ -138,6 +173,16 @@ def _not_asked(*_: Any, **__: Any) -> Any:
     raise NotImplementedError("this game needs no data and no network")
 
 
+def lives(rounds: Sequence[int], count: int) -> Iterator[Sequence[int]]:
+    """Yields the rounds of each device of a game, in turn and `count` in all. No device has a round twice."""
+    while count > 0:
+        for first in range(0, len(rounds), ROUNDS_A_LIFE):
+            life = rounds[first : first + ROUNDS_A_LIFE][: max(count, 0)]
+            if life:
+                yield life
+            count -= len(life)
+
+
 class Scores(NamedTuple):
     """The adversary's scores, float64 `[trials]` in each world; a higher score means "in"."""
 
@@ -163,22 +208,3 @@ class FreshNoise:
         if self.field:
             return np.random.default_rng()
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(self.life, self.drawn)))
-
-
-@dataclass
-class Moments:
-    """Running sums of vectors, for their variances."""
-
-    count: int = 0
-    total: Any = 0.0
-    squares: Any = 0.0
-
-    def add(self, values: np.ndarray) -> None:
-        self.count += 1
-        self.total = self.total + values
-        self.squares = self.squares + values * values
-
-    @property
-    def spread(self) -> np.ndarray:
-        """Sum of squared deviations from the mean."""
-        return np.maximum(self.squares - self.total**2 / self.count, 0.0)

@@ -7,14 +7,15 @@ of the other honest devices' training. So their updates are zero here, and they 
 device, the canary is the result of its training; for a record, it is the only record that it trains on, with the
 gradient's clipping and the round's step. The server requests each round twice, and uses the mean if the bytes differ.
 
-The score is the likelihood ratio of two normal distributions, as in `device`; variances are measured.
+The score is the likelihood ratio of two normal distributions, as in `device`; variances are measured. In a round that
+asks, the device answers with the longest answer, or with an empty one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,8 @@ from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, WorstData, canary_update, disjoint_blocks
-from hushfleet.simulator.studies.audit.subject import FLOOR, ROUNDS_A_LIFE, KeepGoing, Moments, Scores, Subject
+from hushfleet.simulator.studies.audit.measured import MeasuredNoise
+from hushfleet.simulator.studies.audit.subject import FLOOR, KeepGoing, Scores, Subject, lives
 from hushfleet.training.local_round import Trained
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import decode_masked
@@ -38,39 +40,68 @@ MEASURED = 32  # trials of each world in which variances are measured
 _OTHERS = 1 << 40  # first number for the other devices' noise
 
 
-def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
-    """Returns the scores of a server that sees sums: `trials` rounds per world, or fewer if `keep_going` ends it."""
-    game, moments = _Game(subject), {True: Moments(), False: Moments()}
-    for seen, inside in game.trials(1, MEASURED, lambda _: True):
-        moments[inside].add(seen)
-    variances = sum(each.spread for each in moments.values()) / (2 * MEASURED - 2)
-    weights = game.expected / np.maximum(variances, FLOOR * game.expected**2 + 1e-300)
-    weights /= weights @ game.expected
+def play(subject: Subject, rounds: Sequence[int], trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
+    """Returns the scores of a server that sees sums: `trials` rounds per world, or fewer if `keep_going` ends it.
+
+    :param rounds: numbers of rounds that all train or all ask; they are played in turn.
+    """
+    game, measured = _Game(subject, rounds), MeasuredNoise()
+    for round, seen, inside in game.trials(1, MEASURED, lambda _: True):
+        kind = game.of(round)
+        measured.add(subject.kind(round), inside, (seen - kind.expected * inside) / kind.noise)
     scores: dict[bool, list[float]] = {True: [], False: []}
-    for seen, inside in game.trials(2, trials, keep_going):
-        scores[inside].append(float(weights @ seen))
+    for round, seen, inside in game.trials(2, trials, keep_going):
+        kind, factor = game.of(round), measured.factor(subject.kind(round))
+        floor = FLOOR * kind.expected**2 + 1e-300
+        weights = kind.expected / np.maximum(measured.variances * factor * kind.noise**2, floor)
+        share = float(weights @ seen) / float(weights @ kind.expected)
+        scores[inside].append(kind.weight / factor * (share - 0.5))
     return {SUM: Scores(np.array(scores[True]), np.array(scores[False]))}
 
 
+class _RoundKind(NamedTuple):
+    """The rounds with the same terms.
+
+    :param expected: float64 `[k]`, the sum with the canary without noise.
+    :param noise: the charged noise's standard deviation, up to a factor that all rounds have in common.
+    :param weight: as in `device`: less for a round with more noise than another.
+    """
+
+    expected: np.ndarray
+    noise: float
+    weight: float
+
+
 class _Game:
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, rounds: Sequence[int]) -> None:
         """Prepares the game. Raises `BadInput` for a task without secure sums."""
         if subject.spec.privacy.secure is None:
             raise BadInput("the game for a sum needs a task of secure sums")
-        self.subject, self.secure = subject, subject.spec.privacy.secure
-        self.cost = subject.method.cost(subject.terms)
-        layout, rng = subject.spec.model.layout, np.random.default_rng(subject.seed)
-        clip_norm = subject.spec.privacy.clip_norm
+        self.subject, self.rounds, self.honest_devices = subject, rounds, subject.spec.privacy.secure.honest_devices
+        spec, method = subject.rules(rounds[0])
+        layout, rng = spec.model.layout, np.random.default_rng(subject.seed)
+        clip_norm = spec.privacy.clip_norm
         self.update = canary_update(layout, clip_norm, rng)
         blocks = disjoint_blocks(layout, 1, rng)
         self.gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=LENGTH * clip_norm)
         self.data = WorstData(subject.classes, rng)
-        self.shared = ~subject.method.init_state().public.mask
-        with self.device(0, inside=True) as trainer:
-            trained = self._round(trainer, subject.plan(1), inside=True).train(subject.initial)
-            noise = trainer.randomness.noise(1)  # the ring adds noise, and not the release
-            released = subject.method.release(trained.context, trained.update, noise)
-        self.expected = released.values[self.shared].astype(np.float64)
+        self.shared = ~method.init_state().public.mask
+        self.scripted = spec.privacy.unit == "device"
+        self._least_noise = min(map(subject.noise, rounds))
+        self._kinds: dict[Hashable, _RoundKind] = {}
+
+    def of(self, number: int) -> _RoundKind:
+        key, noise = self.subject.kind(number), self.subject.noise(number)
+        if key not in self._kinds:
+            with self.device(0, inside=True) as trainer:
+                round = self._round(trainer, self.subject.plan(number), inside=True)
+                trained = round.trained(self.subject.initial)
+                source = trainer.randomness.noise(1)  # the ring adds noise, and not the release
+                released = round.method.release(trained.context, trained.update, source)
+            expected = released.values[self.shared].astype(np.float64)
+            deviation, weight = float(np.linalg.norm(expected)) * noise, (self._least_noise / noise) ** 2
+            self._kinds[key] = _RoundKind(expected, deviation, weight)
+        return self._kinds[key]
 
     @contextmanager
     def device(self, life: int, *, inside: bool) -> Iterator[Trainer]:
@@ -87,40 +118,41 @@ class _Game:
 
     def _round(self, trainer: Trainer, plan: RoundPlan, *, inside: bool) -> _SumRound:
         """Returns a round of such a device. With the unit `device`, training returns the canary, or no change."""
-        scripted = self.subject.spec.privacy.unit == "device"
-        moves = (self.update * np.float32(inside), self.data) if scripted else None
+        moves = (self.update * np.float32(inside), self.data) if self.scripted else None
         return _SumRound(trainer, plan, self.subject.roster, moves)
 
-    def trials(self, stage: int, count: int, keep_going: KeepGoing) -> Iterator[tuple[np.ndarray, bool]]:
+    def trials(self, stage: int, count: int, keep_going: KeepGoing) -> Iterator[tuple[int, np.ndarray, bool]]:
         """Yields sums of both worlds in turn, each world on its own devices, and whether the canary was in."""
-        rounds, life = min(self.subject.spec.rounds, ROUNDS_A_LIFE), stage << 32
-        for first in range(0, count, rounds):
+        life, done = stage << 32, 0
+        for rounds in lives(self.rounds, count):
             life += 2
             with self.device(life, inside=True) as one, self.device(life + 1, inside=False) as other:
-                for round in range(1, min(rounds, count - first) + 1):
-                    if not keep_going(first + round - 1):
+                for round in rounds:
+                    if not keep_going(done):
                         return
-                    yield self._seen(one, round, inside=True), True
-                    yield self._seen(other, round, inside=False), False
+                    yield round, self._seen(one, round, inside=True), True
+                    yield round, self._seen(other, round, inside=False), False
+                    done += 1
 
     def _seen(self, trainer: Trainer, number: int, *, inside: bool) -> np.ndarray:
         """Returns the sum of a round that the server requests twice, float64 `[k]`."""
-        subject, cost, plan = self.subject, self.cost, self.subject.plan(number)
+        subject, plan = self.subject, self.subject.plan(number)
         round = self._round(trainer, plan, inside=inside)
         sent = [round.run(subject.initial).data for _ in range(2)]
-        ring = ring_of(subject.spec, plan, round.secure, cost.bound, cost.noise_multiplier, cost.records)
+        cost = round.method.cost(round.terms)
+        ring = ring_of(round.spec, plan, round.secure, cost.bound, cost.noise_multiplier, cost.records)
         others = self._others(ring, trainer)
         sums = []
         for data in dict.fromkeys(sent):
             _, values = decode_masked(data, public_key=trainer.store.identity.public_key)
-            own = from_bytes(values, self.secure.bits)[: ring.size].astype(np.int64)
+            own = from_bytes(values, round.secure.spec.bits)[: ring.size].astype(np.int64)
             sums.append(ring.decode(((own + others) % ring.prime).astype(np.uint32)))
         seen: np.ndarray = np.mean(sums, axis=0)
         return seen
 
     def _others(self, ring: Ring, trainer: Trainer) -> np.ndarray:
         nothing, total = np.zeros(ring.size), np.zeros(ring.size, np.int64)
-        for number in range(self.secure.honest_devices - 1):
+        for number in range(self.honest_devices - 1):
             total += ring.encode(nothing, trainer.randomness.noise(_OTHERS + number))
         return total
 
@@ -128,7 +160,8 @@ class _Game:
 class _SumRound(DeviceRound):
     """A round that a device starts as if it had never taken part, so that all rounds are equal.
 
-    :param moves: update that replaces training, and answers to a method's questions about the data; None to train.
+    :param moves: update that replaces training, or the answer; and answers to a method's questions about the data. None
+        to train.
     """
 
     def __init__(
@@ -138,7 +171,11 @@ class _SumRound(DeviceRound):
         self._moves = moves
 
     def state(self) -> DeviceState:
-        return self.method.init_state()
+        return self.trainer.method.init_state()
+
+    def trained(self, published: np.ndarray) -> Trained:
+        """Returns the round before its release."""
+        return self.answer_question(published) if self.asks else self.train(published)
 
     def train(self, published: np.ndarray, *_: object, **how: Any) -> Trained:
         if self._moves is None:
@@ -147,3 +184,8 @@ class _SumRound(DeviceRound):
         begun = self.begun(published, data)
         context = begun.context
         return begun.ended(context.start + update, context.global_params, 0.0, {})
+
+    def answer_question(self, published: np.ndarray) -> Trained:
+        assert self._moves is not None, "an answer protects a device, so it is scripted"
+        _ = self.charge  # raises if the device declines the round
+        return self._as_update(self._moves[0])

@@ -13,18 +13,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec
+from hushfleet.config.question import QuestionSpec
+from hushfleet.config.spec import BlobRef, EarlierTask, ModelSpec, PrivacySpec
+from hushfleet.data.held_out import chosen_by_content
 from hushfleet.data.targets import Targets
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.notes import notes_in, read_data_use
 from hushfleet.edge_client.storage.arrivals import sample_key
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.methods import method_of
 from hushfleet.model.anomaly import divided
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.periods import Period
-from support.device import config, make_bench, package  # noqa: F401
+from support.device import config, linear, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Package
 
 DAY = 86400
@@ -178,6 +181,43 @@ def test_what_is_held_out_of_all_samples_trains_in_no_window(board: Board, tmp_p
     assert trained == set(range(10, 22)) - held_out
 
 
+def test_what_was_held_out_and_is_deleted_is_tested_on_no_more(tmp_path: Path, store: DeviceStore) -> None:
+    board = Board(tmp_path, store, OwnDataSection("folder", str(tmp_path / "photos")), held_out=0.5)
+    for number in range(12):
+        board.photograph(f"cat/{number}.png", 10 + number)
+
+    def held_out() -> set[int]:
+        return set(board.data.held_out().kept.reshape(-1, 16)[:, 0].tolist())
+
+    before = held_out()
+    deleted = min(before)
+    (board.path / f"cat/{deleted - 10}.png").unlink()
+    assert held_out() == before - {deleted}
+    assert set(board.seen()) == set(range(10, 22)) - before
+
+
+def test_the_client_divides_the_samples_of_a_window_by_their_content(
+    make_bench: Callable[..., Bench],  # noqa: F811
+    config: DeviceConfig,  # noqa: F811
+    linear: Package,  # noqa: F811
+) -> None:
+    """One that is held out of all samples trains nothing either where it is alone in its window."""
+    question = QuestionSpec("evaluation", every=2, noise_multiplier=4.0, held_out=0.3)
+    task = linear.with_spec(method="hush", method_config={}, question=question, data_window_s=DAY)
+    bench = make_bench(package=task)
+    bench.until(lambda: bench.agent.tasks.runtime is not None)
+    data, now = bench.agent.tasks.runtime.data, bench.agent.tasks.runtime.trainer.now
+    images = np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), np.uint8)
+    (held_out, *_), held = np.flatnonzero(chosen_by_content(images, 0.3)), chosen_by_content(images, 0.3)
+    earlier = np.delete(np.arange(20), held_out)
+    np.savez(config.data.path, images=images[earlier], labels=np.arange(19) % 10)
+    assert len(data.samples(Period.of(now(), DAY))) == 20 - held.sum()
+    bench.clock.now += DAY
+    np.savez(config.data.path, images=images, labels=np.arange(20) % 10)
+    assert len(data.samples(Period.of(now(), DAY))) == 0
+    assert len(data.held_out()) == held.sum()
+
+
 class Pump(Board):
     """A board with a task that learns to give back samples of two channels and two steps."""
 
@@ -266,15 +306,18 @@ def test_the_arrivals_of_years_do_not_come_into_memory(store: DeviceStore) -> No
 
 
 @pytest.mark.parametrize("window_s", [DAY, 0])
+@pytest.mark.parametrize("method", ["fedper", "feddpa"])
 def test_a_round_follows_from_its_own_window_alone(
+    method: str,
     window_s: int,
     make_bench: Callable[..., Bench],  # noqa: F811
     config: DeviceConfig,  # noqa: F811
     package: Package,  # noqa: F811
 ) -> None:
-    """The head that `fedper` keeps on the board would carry the first window's samples into the second's updates."""
+    """What a board keeps would carry the first window's samples into the second's updates: the head of `fedper`, and
+    the last update, by which `feddpa` chooses entries."""
     privacy = PrivacySpec("record", "strict", 1.0, 1.0, 1e-5, sample_rate=0.5, batches=2)
-    task = package.with_spec(method="fedper", privacy=privacy, data_window_s=window_s)
+    task = package.with_spec(method=method, privacy=privacy, data_window_s=window_s)
     ends = []
     for seed in (1, 2):
         folder = Path(config.device.state_dir).with_name(f"board-{seed}")
@@ -304,6 +347,64 @@ def test_a_round_follows_from_its_own_window_alone(
         assert after is not None
         ends.append(after.own)
     assert np.array_equal(*ends) == bool(window_s)
+
+
+def test_within_a_window_a_device_goes_on_from_its_last_round(
+    make_bench: Callable[..., Bench],  # noqa: F811
+    config: DeviceConfig,  # noqa: F811
+    package: Package,  # noqa: F811
+) -> None:
+    """In each window, also after the first. An own part that began anew each round would never learn."""
+    privacy = PrivacySpec("record", "strict", 1.0, 1.0, 1e-5, sample_rate=0.5, batches=2)
+    bench = make_bench(package=package.with_spec(method="fedper", privacy=privacy, data_window_s=DAY))
+    begins_with_own, train = [], DeviceRound.train
+
+    def watched(round: DeviceRound, *arguments: Any, **more: Any) -> Any:
+        begins_with_own.append(round.state().own is not None)
+        return train(round, *arguments, **more)
+
+    held = method_of(bench.server.package.spec).init_state()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeviceRound, "train", watched)
+        for number, days in enumerate((0, 0, 1, 1, 2), start=1):
+            bench.clock.now += DAY * (days - len({entry.window for entry in bench.store.ledger.entries()}) + 1)
+            bench.server.open_round(number, cohort={DEVICE: held.public.digest()})
+            bench.until(lambda: bench.entry_status(number) == "acked")  # noqa: B023
+            held = bench.store.load_state("digits-test")
+    assert begins_with_own == [False, True, False, True, False]
+
+
+@pytest.mark.parametrize("window_s", [DAY, 0])
+def test_a_task_with_windows_goes_on_from_no_own_part_of_an_earlier_task(
+    window_s: int,
+    make_bench: Callable[..., Bench],  # noqa: F811
+    linear: Package,  # noqa: F811
+) -> None:
+    """It was trained on samples of other windows, with the unit `device` without noise."""
+    first = linear.with_spec(method="hush", method_config={})
+    bench = make_bench(package=first)
+    bench.server.open_round(1, cohort={DEVICE: method_of(first.spec).init_state().public.digest()})
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    earlier = EarlierTask(first.spec.task, first.spec.model.class_names)
+    bench.server.package = first.with_spec(task="next-test", continues=earlier, data_window_s=window_s)
+    bench.server.announce()
+    bench.until(lambda: bench.agent.tasks.runtime is not None and bench.agent.tasks.name == "next-test")
+    round = DeviceRound(bench.agent.tasks.runtime.trainer, bench.server.plan(1))
+    assert (round.state().own is None) == bool(window_s)
+
+
+def test_a_charge_has_the_time_at_which_it_was_allowed(
+    make_bench: Callable[..., Bench],  # noqa: F811
+) -> None:
+    """Counted time is stored once an hour: by that, a charge would count in the period that has ended."""
+    bench = make_bench()
+    bench.until(lambda: bench.agent.tasks.runtime is not None)
+    now = bench.agent.tasks.runtime.trainer.now()
+    bench.clock.now += 1800
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    (entry,) = bench.store.ledger.entries()
+    assert entry.at == now + 1800
 
 
 def test_before_the_first_charge_samples_arrive_anew_at_each_start(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 
 from hushfleet.config.question import QuestionSpec
+from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.data.samples import Samples
 from hushfleet.data.targets import CLASSES, Targets
-from hushfleet.training.answer import statistic_answer
+from hushfleet.model.own_head import PRIOR, WEIGHT
+from hushfleet.params import ParamLayout
+from hushfleet.training.answer import evaluation_answer, statistic_answer
 
 MEAN = QuestionSpec("mean", 1, 1.0, column="1", low=-2.0, high=2.0)
 HISTOGRAM = QuestionSpec("histogram", 1, 1.0, column="1", low=-2.0, high=2.0, bins=4)
@@ -47,3 +53,36 @@ def test_values_at_and_beyond_the_limits(values: list[float], mean: float, share
     found = statistic_answer(HISTOGRAM, samples(values), ("a", "b"), 0)
     assert found == pytest.approx(shares)
     assert np.linalg.norm(found) <= 1
+
+
+@pytest.fixture
+def evaluating() -> TaskSpec:
+    """A task that evaluates a linear model of two classes; a gain above 0.5 counts as 0.5."""
+    layout, graph = ParamLayout((WEIGHT, PRIOR), ((2, 2), (2,))), BlobRef(bytes(32), 1)
+    model = ModelSpec("linear", layout, (2, 1, 1), ("a", "b"), (0.0, 0.0), (1.0, 1.0), (), graph, graph)
+    question = QuestionSpec("evaluation", 2, 1.0, held_out=0.5, most_gain=0.5)
+    privacy = PrivacySpec("device", "strict", clip_norm=1.0, noise_multiplier=1.0, delta=1e-5)
+    return TaskSpec("t-1", 2, "dp-fedavg", {}, privacy, WireSpec(), model, memory_mib=1, question=question)
+
+
+def test_a_gain_counts_up_to_its_bound_and_the_answer_stays_within_one(
+    evaluating: TaskSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clipping as a whole would shrink the other values, and with them what the fleet reads."""
+    for own, alone, shared in itertools.product((0.0, 0.5, 1.0), repeat=3):
+        right = np.array([[own, own], [alone, alone], [shared, shared]])
+        monkeypatch.setattr("hushfleet.training.answer.right_answers", lambda *_, right=right: right)
+        answer = evaluation_answer(evaluating, np.zeros(6, np.float32), samples([1.0]), samples([1.0]))
+        gain, gain_shared = np.clip((own - alone, shared - alone), -0.5, 0.5)
+        units = np.sqrt((0.1, 0.7, 0.1, 0.05, 0.05))
+        parts = (2 * own - 1, gain / 0.5, gain_shared / 0.5, np.sign(gain), (gain**2 - 0.125) / 0.125)
+        assert answer == pytest.approx(units * parts, abs=1e-6)
+        assert np.linalg.norm(answer) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize(("training", "held_out"), [([], [1.0]), ([1.0], []), ([], [])])
+def test_a_board_that_cannot_test_gains_nothing_and_is_right_on_half(
+    evaluating: TaskSpec, training: list[float], held_out: list[float]
+) -> None:
+    answer = evaluation_answer(evaluating, np.zeros(6, np.float32), samples(training), samples(held_out))
+    assert answer == pytest.approx([0, 0, 0, 0, -math.sqrt(0.05)])

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
 from hushfleet.aggregator.commands.second_opinion import second_opinion
 from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.config.question import QuestionSpec
+from hushfleet.config.spec import TaskSpec
 from hushfleet.data.held_out import is_held_out
+from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
+from hushfleet.edge_client.board.drift import HeldOutTest, note_test
 from hushfleet.edge_client.board.sample_files import load_arrays
-from hushfleet.errors import BadInput
+from hushfleet.edge_client.trainer import DeviceRound
+from hushfleet.errors import BadInput, Malformed
+from hushfleet.methods import method_of
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.clipping import clip
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast import engine
+from hushfleet.simulator.engines.fast.jobs import Job, device_of
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.training.answer import right_answers
+from hushfleet.wire.format.update import decode_update, read_header
+from support.device import config, make_bench, package  # noqa: F401
+from support.edge import DEVICE, Bench, Package
 
 DEVICES = 12
 
@@ -245,6 +260,86 @@ def test_a_statistic_has_its_epsilon_and_its_error(asking: Callable[..., Simulat
     truth = [*simulation.fleet.label_counts.sum(0), 0]
     for found, value in zip(result.statistic.values, truth, strict=True):
         assert abs(found.value - value) < 2.5 * found.error
+
+
+def test_an_evaluation_is_in_no_window_of_data(asking: Callable[..., Simulation], audit: Any) -> None:
+    """It looks at all samples, so its charge counts for whoever appears in any window."""
+    simulation = asking(privacy={"accounting": "strict"}, data={"window": "30d"}, evaluation={"every": 2})
+    entries = audit.ledger(simulation, simulation.fleet.devices[0].name)
+    assert [entry.window is None for entry in entries] == [
+        simulation.prepared.spec.asks(entry.round) for entry in entries
+    ]
+    assert [entry.round for entry in entries if entry.window is None] == [3, 5]
+
+
+QUESTIONS = {**STATISTICS, "evaluation": None}
+
+
+@pytest.mark.parametrize("kind", QUESTIONS)
+def test_a_board_answers_as_a_simulated_device_does(
+    kind: str,
+    make_bench: Callable[..., Bench],  # noqa: F811
+    config: DeviceConfig,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """A board of an owner who lets it tell nothing, with the data of one device, and with an own head that fell."""
+    statistic = QUESTIONS[kind]
+    sections: dict[str, Any] = (
+        {"evaluation": {"held_out": 0.5}} if statistic is None else {"statistic": statistic, "round": {"rounds": 1}}
+    )
+    features = {"name": "linear", "features": "filters" if statistic is None else None}
+    noise = {"accounting": "strict", "epsilon": None, "noise_multiplier": 0.0, "clip_norm": 1.0}
+    task = parse_task(task_of(model=features, privacy=noise, **sections))
+    simulation = begin(task, tmp_path / "run", data_dir=None)
+    prepared, name = simulation.prepared, simulation.fleet.devices[0].name
+    asked = Package(prepared.spec, prepared.spec.to_bytes(), prepared.blobs, prepared.initial)
+    data = OwnDataSection("arrays", str(simulation.folder.device(name).train))
+    bench = make_bench(
+        package=asked, config=replace(config, data=data, limits=replace(config.limits, epsilon_server=math.inf))
+    )
+    for month, right in (("2026-01", 38), ("2026-02", 5)):
+        note_test(bench.store.path.parent, HeldOutTest(month, right, 40))
+    method = method_of(prepared.spec)
+    bench.server.open_round(prepared.spec.rounds, cohort={DEVICE: method.init_state().public.digest()})
+    bench.until(lambda: bool(bench.server.updates or bench.server.declines))
+    (update,) = bench.server.updates
+    count = read_header(update).value_count
+    values = decode_update(update, public_key=bench.store.identity.public_key, counts=[count]).values
+    plan = bench.agent.rounds.plan
+    job = Job(simulation.folder.path, "onnx", name, index=0, seed=0, plan=plan, evaluate=False)
+    with device_of(job, LoadedRun(job.path, job.runtime)) as trainer:
+        told = DeviceRound(trainer, plan).answer_question(prepared.initial)
+    assert values == pytest.approx(clip(told.update, 1.0), abs=1e-6)
+    assert np.any(values) == (kind != "drift")
+
+
+def test_a_question_that_fails_on_a_board_is_answered_by_noise_alone(
+    make_bench: Callable[..., Bench],  # noqa: F811
+    config: DeviceConfig,  # noqa: F811
+) -> None:
+    """The package asks for counts of samples, in a task of features: no task file can, but an aggregator."""
+    prepared = prepare(parse_task(task_of(evaluation={}, privacy={"accounting": "strict"})), run_id="asked")
+    question = QuestionSpec("counts", every=1, noise_multiplier=1e-3, most=50)
+    plain = Package(prepared.spec, b"", prepared.blobs, prepared.initial)
+    limits = replace(config.limits, epsilon_server=math.inf)
+    bench = make_bench(package=plain.with_spec(rounds=1, question=question), config=replace(config, limits=limits))
+    bench.server.open_round(1, cohort={DEVICE: method_of(prepared.spec).init_state().public.digest()})
+    bench.until(lambda: bool(bench.server.updates or bench.server.declines))
+    (update,) = bench.server.updates
+    values = decode_update(update, public_key=bench.store.identity.public_key, counts=[11]).values
+    assert np.abs(values).max() < 0.01
+    assert [entry.charge.noise_multiplier for entry in bench.store.ledger.entries()] == [1e-3]
+
+
+def test_a_package_that_asks_about_records_is_refused() -> None:
+    """Whoever makes it: nothing but the unit `device` adds noise to an answer."""
+    spec = prepare(parse_task(task_of(evaluation={})), run_id="asked").spec
+    plain = msgpack.unpackb(spec.to_bytes())
+    plain["privacy"] |= {"unit": "record"}
+    with pytest.raises(
+        Malformed, match="question = 'evaluation': must be of a task whose unit of privacy is the device"
+    ):
+        TaskSpec.from_bytes(msgpack.packb(plain))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,19 @@ import pytest
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
+from hushfleet.config.question import QuestionSpec
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods import METHODS, stages
+from hushfleet.methods.question import RoundRules, rules_of
+from hushfleet.methods.stages import released
+from hushfleet.methods.state import RoundTerms
+from hushfleet.model.own_head import PRIOR, WEIGHT
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.studies.audit import device
-from hushfleet.simulator.studies.audit.finding import Finding
+from hushfleet.simulator.studies.audit.finding import Finding, whole_task
 from hushfleet.simulator.studies.audit.games import Effort, findings
 from hushfleet.simulator.studies.audit.subject import Subject
 
@@ -133,6 +139,96 @@ def test_a_planted_fault_is_found_for_a_device(
     found = of_device(audited(name, codec="float32", noise_multiplier=0.6), trials)
     assert found.verdict == "VIOLATED"
     assert found.noise_measured < found.noise_claimed
+
+
+@pytest.fixture
+def evaluates(audited: MakeSubject) -> Callable[..., Subject]:
+    """Makes a task that trains a linear model of classes, and evaluates it in every other round."""
+
+    def make(noise_multiplier: float = 0.7) -> Subject:
+        subject = audited(codec="float32", noise_multiplier=0.7)
+        layout = ParamLayout((WEIGHT, PRIOR), ((10, 36), (10,)))
+        question = QuestionSpec("evaluation", every=2, noise_multiplier=noise_multiplier)
+        spec = replace(subject.spec, model=replace(subject.spec.model, layout=layout), question=question)
+        return replace(subject, spec=spec, initial=np.resize(subject.initial, layout.size))
+
+    return make
+
+
+def test_a_task_that_asks_is_audited_with_its_answers(evaluates: Callable[..., Subject]) -> None:
+    trained, answered = findings(evaluates(noise_multiplier=0.8), Effort(200))
+    assert (trained.asks, answered.asks) == (False, True)
+    assert (trained.rounds, answered.rounds) == (5, 5)
+    assert [trained.verdict, answered.verdict] == ["holds", "holds"]
+    assert [trained.noise_claimed, answered.noise_claimed] == [0.7, 0.8]
+    for found in (trained, answered):
+        assert found.claimed_round / 3 < found.measured_round_of_form < found.claimed_round
+    whole = whole_task([trained, answered])
+    assert whole.claimed > max(trained.claimed, answered.claimed)
+    assert max(trained.measured, answered.measured) < whole.measured < whole.claimed
+    assert whole.rounds == 10
+
+
+def of_answers(fault: Callable[[Any], None]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Plants a fault in the method of questions alone."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        def faulty(*arguments: Any) -> RoundRules:
+            rules = rules_of(*arguments)
+            if rules.method.name == "question":
+                fault(rules.method)
+            return rules
+
+        monkeypatch.setattr("hushfleet.edge_client.trainer.rules_of", faulty)
+
+    return plant
+
+
+def half_of_the_noise(method: Any) -> None:
+    method.release = lambda context, update, noise: released(
+        method.parts.stages,
+        replace(context, setting=replace(context.setting, terms=RoundTerms(controls={"noise_multiplier": 0.35}))),
+        update,
+        noise,
+        method.charge(RoundTerms()),
+    )
+
+
+def no_bound(method: Any) -> None:
+    release = method.release
+    method.release = lambda context, update, noise: replace(
+        out := release(context, update, noise), values=out.values + update * np.float32(1e-3)
+    )
+
+
+@pytest.mark.parametrize("fault", [half_of_the_noise, no_bound])
+def test_a_fault_in_answers_alone_is_found(
+    fault: Callable[[Any], None], evaluates: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_answers(fault)(monkeypatch)
+    trained, answered = findings(evaluates(), Effort(150))
+    assert [trained.verdict, answered.verdict] == ["holds", "VIOLATED"]
+
+
+def test_rounds_are_audited_with_their_own_controls(audited: MakeSubject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that charges the noise of the plan, and adds the task's: the costliest round's, so no epsilon of a round
+    is exceeded, but that of the others is claimed to be less."""
+    controls = {
+        number: {"noise_multiplier": 0.6 if number % 2 else 2.0, "clip_norm": 1 / number} for number in range(1, 11)
+    }
+    subject = replace(audited(codec="float32", noise_multiplier=0.6), simulated=controls)
+    sound = of_device(subject, 300)
+    assert sound.verdict == "holds"
+    assert 0.2 * sound.claimed < sound.measured < sound.claimed
+    add_noise = GaussianMechanism.add_noise
+
+    def of_the_task(self: GaussianMechanism, x: Any, stds: Any, *rest: Any, **named: Any) -> Any:
+        return add_noise(self, x, np.asarray(stds) * (0.6 / self.noise_multiplier), *rest, **named)
+
+    monkeypatch.setattr(GaussianMechanism, "add_noise", of_the_task)
+    found = of_device(subject, 300)
+    assert found.verdict == "VIOLATED"
+    assert found.measured_round < found.claimed_round
 
 
 def less_noise_on_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hushfleet.config.question import QuestionSpec
 from hushfleet.config.spec import SecureSpec
 from hushfleet.errors import BadInput
 from hushfleet.privacy.discrete_gaussian import DiscreteGaussian
@@ -65,6 +66,20 @@ def test_gradients_that_are_not_clipped_are_found(
     assert found(summed("record", 1.0), 100).verdict == "VIOLATED"
 
 
+@pytest.mark.parametrize("fault", [lambda monkeypatch: None, a_third_of_the_noise])
+def test_noise_that_is_missing_in_the_sum_of_answers_is_found(
+    fault: Callable[[pytest.MonkeyPatch], None], summed: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The noise of a question is its own, and not that of the task."""
+    fault(monkeypatch)
+    subject = summed("device", 100.0)
+    question = QuestionSpec("counts", every=1, noise_multiplier=0.6, bits=32, most=50)
+    measured = found(replace(subject, spec=replace(subject.spec, question=question)), 200)
+    assert measured.asks
+    assert measured.noise_claimed == 0.6
+    assert measured.verdict == ("VIOLATED" if fault is a_third_of_the_noise else "holds")
+
+
 def test_a_task_without_sums_has_no_such_game(audited: Any) -> None:
     with pytest.raises(BadInput, match="needs a task of secure sums"):
-        sums.play(audited(), 60, lambda done: True)
+        sums.play(audited(), (1,), 60, lambda done: True)
