@@ -24,7 +24,7 @@ from hushfleet.edge_client.board.constant_time import AnnouncedTraining
 from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.retention import Retention
-from hushfleet.edge_client.board.waiting import FILE_NAME, Kind, WaitingNote, advice_on_silence
+from hushfleet.edge_client.board.waiting import Kind, WaitingNote, advice_on_silence
 from hushfleet.edge_client.declines import decline_reason
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.net.download import BlobSource
@@ -34,6 +34,7 @@ from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.net.upload import Upload
 from hushfleet.edge_client.net.verifier import MessageVerifier
 from hushfleet.edge_client.rounds import RoundHandler, Stopped, Superseded
+from hushfleet.edge_client.state_files import WAITING
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import TaskHandler
 from hushfleet.errors import CopiedStore, LinkLost, StoreError, TooLarge, WireError
@@ -115,7 +116,7 @@ class Agent:
         self._down_because = "no connection yet"
         self._status: DeviceStatus = "ready"
         self.health = health
-        note = None if config.simulation else config.store_path.with_name(FILE_NAME)
+        note = None if config.simulation else config.store_path.with_name(WAITING)
         advice = advice_on_silence(self.device, self.topics.federation)
         self._waiting = WaitingNote(note, advice, clock=clock)
         self._retention = Retention(config.data, config.store_path.parent)

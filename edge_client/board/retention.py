@@ -23,9 +23,9 @@ from hushfleet import atomic_file
 from hushfleet.data.folder import named
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.board.config import OwnDataSection
+from hushfleet.edge_client.state_files import RETENTION
 from hushfleet.errors import StoreError
 
-FILE_NAME = "retention.json"
 ENDINGS = {
     "folder": (
         ".avif", ".bmp", ".gif", ".heic", ".jfif", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff",
@@ -73,7 +73,7 @@ class Retention:
 
     def __init__(self, section: OwnDataSection, state_dir: Path, *, now: Callable[[], float] = time.time) -> None:
         self._section, self._now = section, now
-        self._note = state_dir / FILE_NAME
+        self._note = state_dir / RETENTION
         self._due_at = 0.0 if section.keep or section.max_mib else float("inf")
         self._said = ""
         self._looks: _Looks | None = None

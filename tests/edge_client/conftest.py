@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from support.device import config, make_bench, package
+from support.device import config, linear, make_bench, package
 
-__all__ = ["config", "make_bench", "package"]
+__all__ = ["config", "linear", "make_bench", "package"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -25,29 +24,11 @@ from hushfleet.edge_client.net.download import LONGEST_WAIT_S
 from hushfleet.edge_client.predict import own_model
 from hushfleet.edge_client.status import sentences, status
 from hushfleet.methods.hush_rule import signal
-from hushfleet.models import get_model
-from hushfleet.models.export import export_graphs
 from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
 from support.edge import DEVICE, Bench, Package
 
 MakeBench = Callable[..., Bench]
 TASK = "digits-test"
-
-
-@pytest.fixture(scope="session")
-def linear(package: Package) -> Package:
-    model = get_model("linear", input_shape=(1, 8, 8))
-    graphs = export_graphs(model)
-    spec = replace(
-        package.spec.model,
-        name="linear",
-        layout=model.layout,
-        gradient=BlobRef.of(graphs.gradient),
-        inference=BlobRef.of(graphs.inference),
-        dropout=(),
-    )
-    blobs = {hashlib.sha256(graph).digest(): graph for graph in (graphs.gradient, graphs.inference)}
-    return replace(package, blobs=blobs, initial=model.init(7)).with_spec(model=spec)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,23 @@ def package() -> Package:
     )
     blobs = {hashlib.sha256(graph).digest(): graph for graph in (graphs.gradient, graphs.inference)}
     return Package(spec, b"", blobs, model.init(7)).with_spec()
+
+
+@pytest.fixture(scope="session")
+def linear(package: Package) -> Package:
+    """A task whose model is one linear layer, so that a device chooses a head of its own."""
+    model = get_model("linear", input_shape=(1, 8, 8))
+    graphs = export_graphs(model)
+    spec = replace(
+        package.spec.model,
+        name="linear",
+        layout=model.layout,
+        gradient=BlobRef.of(graphs.gradient),
+        inference=BlobRef.of(graphs.inference),
+        dropout=(),
+    )
+    blobs = {hashlib.sha256(graph).digest(): graph for graph in (graphs.gradient, graphs.inference)}
+    return replace(package, blobs=blobs, initial=model.init(7)).with_spec(model=spec)
 
 
 @pytest.fixture
