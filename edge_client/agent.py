@@ -10,6 +10,7 @@ tell"). The reasons of a `Decline` are constant or about budgets and memory; onl
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -37,7 +38,7 @@ from hushfleet.edge_client.rounds import RoundHandler, Stopped, Superseded
 from hushfleet.edge_client.state_files import WAITING
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import TaskHandler
-from hushfleet.errors import CopiedStore, LinkLost, StoreError, TooLarge, WireError
+from hushfleet.errors import CopiedStore, HushfleetError, LinkLost, StoreError, TooLarge, WireError
 from hushfleet.wire.format.health import ErrorCode
 from hushfleet.wire.format.messages import (
     MAX_MESSAGE_BYTES,
@@ -134,7 +135,8 @@ class Agent:
         self._listening = Listening(self.link, [*filters, *(f for duty in duties for f in duty.filters)], now=clock())
         self._training = AnnouncedTraining(self.link, self._announce, self._sleep, clock)
         self.blobs = BlobSource(store, self.link, self.topics, clock)
-        self._budget_clock = budget_clock or BudgetClock(store.ledger, monotonic=clock)
+        waits = config.simulation is None
+        self._budget_clock = budget_clock or BudgetClock(store.ledger, monotonic=clock, waits=waits)
         self.tasks = TaskHandler(config, store, self.blobs, clock, self._budget_clock.now)
         self.rounds = RoundHandler(
             config,
@@ -146,6 +148,7 @@ class Agent:
             between_batches=self._between_batches,
             clock=clock,
             pacer=self._pacer,
+            listens=self._budget_clock.listens,
         )
 
     # the loop
@@ -196,6 +199,8 @@ class Agent:
     def close(self) -> None:
         """Announces that the device sleeps, and closes the link. The store is safe at any time."""
         self._supervisor.stopping()
+        with contextlib.suppress(HushfleetError):  # of a damaged ledger: each round reports it
+            self._budget_clock.save()
         self._announce("sleeping")
         self.link.close()
 

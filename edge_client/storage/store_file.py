@@ -22,7 +22,7 @@ from hushfleet.errors import LostStore, StoreError
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.identity import Identity
 
-SCHEMA_VERSION = b"4"
+SCHEMA_VERSION = b"5"
 OLDEST_SCHEMA = b"1"  # the oldest that `bring_up_to_date` upgrades
 
 # A simulation writes thousands of stores. Larger pages make a model's bytes cheaper, and each of the fifteen tables and
@@ -216,7 +216,8 @@ def checked_identity(connection: sqlite3.Connection, path: Path, *, device: str,
 
 def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
     """Upgrades an older schema step by step, each in one transaction. Returns the schema afterwards."""
-    for older, upgrade in ((b"1", _keep_public_digests), (b"2", _keep_answers), (b"3", _keep_times)):
+    steps = ((b"1", _keep_public_digests), (b"2", _keep_answers), (b"3", _keep_times), (b"4", _keep_lag))
+    for older, upgrade in steps:
         if schema == older:
             schema = str(int(older) + 1).encode()
             connection.execute("BEGIN IMMEDIATE")
@@ -251,6 +252,11 @@ def _keep_answers(connection: sqlite3.Connection) -> None:
 def _keep_times(connection: sqlite3.Connection) -> None:
     """Upgrades schema 3, which knew neither when charges were made nor when samples arrived."""
     connection.execute(arrivals.SCHEMA)
+    _keep_lag(connection)
+
+
+def _keep_lag(connection: sqlite3.Connection) -> None:
+    """Upgrades schema 4, which did not know how far the counted time is behind the true time."""
     (device,) = connection.execute("SELECT value FROM facts WHERE name = 'device'").fetchone()
     Ledger(connection, device=device.decode()).upgrade_schema()
 
