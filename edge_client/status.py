@@ -154,19 +154,13 @@ def _period(store: DeviceStore, budget: Budget) -> dict[str, Any] | None:
     entries, (now, sure, waits_s) = store.ledger.entries(), _counted(store)
     spent = epsilon_server_of(budget.charged_in_period(entries, now, sure=sure), delta=budget.delta)
     left_s = budget.free_at(entries, now, sure=sure) - now
-    words = describe_period(spent, budget, left_s=left_s, sure=sure)
-    if waits_s:
-        words += (
-            ". It has started and may have been off for long, so it spends nothing until it hears from its fleet what "
-            f"time it is, or for another {describe_duration(waits_s)}"
-        )
     return {
         "epsilon": spent,
         "limit": budget.in_period,
         "seconds": budget.period_s,
         "left_s": left_s,
         "waits_s": waits_s,
-        "words": words,
+        "words": describe_period(spent, budget, left_s=left_s, sure=sure),
     }
 
 
@@ -362,6 +356,16 @@ def model(found: dict[str, Any] | None, what: str) -> str:
 
 
 def privacy(report: dict[str, Any]) -> str:
+    text, waits_s = _spending(report), (report.get("period") or {}).get("waits_s")
+    if not waits_s:
+        return text
+    return (
+        f"{text}. It may have been off for long: after a start it spends nothing until it hears from its fleet what "
+        f"time it is, or for another {describe_duration(waits_s)}"
+    )
+
+
+def _spending(report: dict[str, Any]) -> str:
     spent, limit, rounds = report["epsilon_server"], report["epsilon_limit"], report["rounds_left"]
     if isinstance(spent, str):
         return "no limit holds any more: values without noise have left this board"

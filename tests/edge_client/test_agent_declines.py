@@ -19,7 +19,7 @@ from hushfleet.data.targets import Targets
 from hushfleet.edge_client import runtime
 from hushfleet.edge_client.board.budget_clock import LISTEN_S
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.status import status
+from hushfleet.edge_client.status import sentences, status
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.messages import ServerState
@@ -111,11 +111,14 @@ def test_after_a_start_a_board_that_nobody_tells_the_time_declines_for_an_hour(s
         f"device '{DEVICE}' may have been off for long. After a start it spends nothing until it hears from its fleet "
         "what time it is, or has run for an hour; it takes part again, in 1 hour at the latest"
     )
-    words = status(bench.config, bench.store)["period"]["words"]
-    assert words.endswith("it spends nothing until it hears from its fleet what time it is, or for another 1 hour")
+    told = sentences(status(bench.config, bench.store))["privacy"]
+    assert told.endswith(
+        "It may have been off for long: after a start it spends nothing until it hears from its fleet what time it is, "
+        "or for another 1 hour"
+    )
     bench.clock.now += 3600.0
     bench.steps(5)
-    assert "spends nothing" not in status(bench.config, bench.store)["period"]["words"]
+    assert "spends nothing" not in sentences(status(bench.config, bench.store))["privacy"]
     opens(bench, 3)
     bench.until(lambda: bench.entry_status(3) == "acked")
 
