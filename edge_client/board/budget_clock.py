@@ -81,7 +81,7 @@ class BudgetClock:
         self._waits = waits
         self._kept: CountedTime | None = None
         self._counted = self._counted_at = self._due_at = self._began_at = 0.0
-        self._known = self._said = 0.0 if witness is None else witness()  # before the start, and at the last agreement
+        self._said_before = self._agreed_with = 0.0 if witness is None else witness()
 
     def listens(self) -> bool:
         """Returns whether nothing may be spent yet, but a statement may come within a minute. Raises `LedgerError`."""
@@ -131,21 +131,24 @@ class BudgetClock:
         return kept
 
     def _compared(self, kept: CountedTime, wall: float, said: float) -> CountedTime:
-        """Sets the time forward up to the earlier of clock and statement, if they agree. Returns what is kept then."""
+        """Sets the time forward up to the earlier of clock and statement, if they agree. Returns what is kept then.
+
+        A statement that was known before the start does not tell the lag, and does not shorten the wait.
+        """
         if not said or abs(wall - said) > AGREE_S:
             return kept
         agreed = max(self._counted, min(wall, said))
         moved = int(agreed) - int(self._counted)
-        if said == self._known:
+        if said == self._said_before:
             waits = self._counted < kept.waits_until
             after = kept._replace(now=int(agreed), waits_until=kept.waits_until + moved * waits)
         else:
             lag = max(0, math.ceil(max(wall, said)) - int(agreed))
-            if said == self._said:
+            if said == self._agreed_with:  # the clock may have been set since
                 lag = max(lag, kept.lag or 0)
             after, moved = CountedTime(kept.began, int(agreed), True, lag), moved + lag
         if (int(agreed) > int(self._counted) or after[2:] != kept[2:]) and self._keep(after, moved=moved):
-            self._counted, self._said = agreed, said
+            self._counted, self._agreed_with = agreed, said
         return self._kept or kept
 
     def _keep(self, time: CountedTime, *, moved: int = 0) -> bool:

@@ -325,11 +325,10 @@ class Ledger(LedgerView):
         rows = self._rows_of_time("SELECT * FROM privacy_ledger_time")
         if not rows:
             return None
-        began, now, lag, waits_until = (*rows[0][1:], 0, 0)[
-            :4
-        ]  # if only read, an earlier version lacks the last two
-        if not all(type(value) is int for value in (began, now, waits_until)) or type(lag) not in (int, type(None)):
-            raise self._damaged_time(rows[0][1:])  # one flipped bit in the file can turn a number into a text
+        row = (*rows[0][1:], 0, 0)[:4]  # a ledger of an earlier version that is only read lacks the last two
+        began, now, lag, waits_until = row
+        if not all(type(value) is int for value in (began, now, waits_until, 0 if lag is None else lag)):
+            raise self._damaged_time(row)  # one flipped bit in the file can turn a number into a text
         return CountedTime(abs(began), now, began > 0, lag, waits_until)
 
     def keep_counted(self, time: CountedTime, *, moved: int = 0) -> None:
@@ -338,15 +337,11 @@ class Ledger(LedgerView):
         :param moved: seconds by which the entries move whose times are not sure. If the lag is known, they then are.
         """
         began = time.began if time.confirmed else -time.began  # the sign stores `confirmed`
-        run = self._connection.execute
+        row, sure, run = (began, time.now, time.lag, time.waits_until), time.lag is not None, self._connection.execute
         try:
             run("SAVEPOINT counted")
             try:
-                run(
-                    "UPDATE privacy_ledger_unsure SET at = at + ?, sure = ? WHERE NOT sure",
-                    (moved, time.lag is not None),
-                )
-                row = (began, time.now, time.lag, time.waits_until)
+                run("UPDATE privacy_ledger_unsure SET at = at + ?, sure = ? WHERE NOT sure", (moved, sure))
                 run("INSERT OR REPLACE INTO privacy_ledger_time VALUES (1, ?, ?, ?, ?)", row)
             except BaseException:
                 run("ROLLBACK TO counted")
