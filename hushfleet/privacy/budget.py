@@ -12,7 +12,8 @@ In any interval of true time that is as long as a period, at most twice the peri
   right only relative to the counted time. The board could then spend the limits of two of its periods within one true
   period. Therefore the entries of a whole period's length before the check are composed.
 - A board that never hears the time counts only the seconds that it runs. Fewer counted than true seconds lie between
-  two entries, so an interval of this length meets at most two counted periods.
+  two entries, so an interval of this length meets at most two counted periods. (If such a board joins a fleet, a true
+  period may follow these two, once.)
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ ROOT = Path(__file__).resolve().parents[3]
 OF_EARLIER_VERSIONS = {"data.txt"}
 KNOWN = {STORE, *(STORE + suffix for suffix in (*SQLITE_SUFFIXES, LOCK_SUFFIX)), *REMNANTS, *BEFORE_THE_STORE}
 KEY, SERVICE = Identity.generate(), Identity.generate()
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of a training that fails, on purpose
 
 
 def certificate(tls: TlsIdentity) -> bytes:
@@ -196,7 +197,7 @@ def take_part(board: Board, store: DeviceStore, package: Package) -> None:
         if round == 2:
             board.take_picture(99, "images/7")
             server.global_params = np.full_like(package.initial, 1e38)
-        server.open_round(round, cohort={DEVICE: package_state(bench)})
+        server.open_round(round, cohort={DEVICE: public_digest(bench)})
         bench.until(lambda: bench.entry_status(round) == "acked")  # noqa: B023
         bench.steps(10)
         board.look()
@@ -205,7 +206,7 @@ def take_part(board: Board, store: DeviceStore, package: Package) -> None:
     news.close()
 
 
-def package_state(bench: Bench) -> bytes:
+def public_digest(bench: Bench) -> bytes:
     state = bench.store.load_state(bench.server.package.spec.task)
     return (bench.server.initial_public() if state is None else state.public).digest()
 
