@@ -211,7 +211,7 @@ def _run(options: argparse.Namespace) -> int:
         simulation=simulation,
         pacer=pacer,
     ) as store:
-        budget_clock = BudgetClock(store.ledger)
+        budget_clock = BudgetClock(store.ledger, waits=simulation is None)
 
         def run_agent(duties: Sequence[Duty] = (), health: BoardHealth | None = None) -> None:
             agent = Agent(

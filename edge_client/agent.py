@@ -10,6 +10,7 @@ tell"). The reasons of a `Decline` are constant or about budgets and memory; onl
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -24,7 +25,7 @@ from hushfleet.edge_client.board.constant_time import AnnouncedTraining
 from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.retention import Retention
-from hushfleet.edge_client.board.waiting import FILE_NAME, Kind, WaitingNote, advice_on_silence
+from hushfleet.edge_client.board.waiting import Kind, WaitingNote, advice_on_silence
 from hushfleet.edge_client.declines import decline_reason
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.net.download import BlobSource
@@ -34,9 +35,10 @@ from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.net.upload import Upload
 from hushfleet.edge_client.net.verifier import MessageVerifier
 from hushfleet.edge_client.rounds import RoundHandler, Stopped, Superseded
+from hushfleet.edge_client.state_files import WAITING
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import TaskHandler
-from hushfleet.errors import CopiedStore, LinkLost, StoreError, TooLarge, WireError
+from hushfleet.errors import CopiedStore, HushfleetError, LinkLost, StoreError, TooLarge, WireError
 from hushfleet.wire.format.health import ErrorCode
 from hushfleet.wire.format.messages import (
     MAX_MESSAGE_BYTES,
@@ -115,7 +117,7 @@ class Agent:
         self._down_because = "no connection yet"
         self._status: DeviceStatus = "ready"
         self.health = health
-        note = None if config.simulation else config.store_path.with_name(FILE_NAME)
+        note = None if config.simulation else config.store_path.with_name(WAITING)
         advice = advice_on_silence(self.device, self.topics.federation)
         self._waiting = WaitingNote(note, advice, clock=clock)
         self._retention = Retention(config.data, config.store_path.parent, arrived=store.arrivals.of_file)
@@ -133,7 +135,8 @@ class Agent:
         self._listening = Listening(self.link, [*filters, *(f for duty in duties for f in duty.filters)], now=clock())
         self._training = AnnouncedTraining(self.link, self._announce, self._sleep, clock)
         self.blobs = BlobSource(store, self.link, self.topics, clock)
-        self._budget_clock = budget_clock or BudgetClock(store.ledger, monotonic=clock)
+        waits = config.simulation is None
+        self._budget_clock = budget_clock or BudgetClock(store.ledger, monotonic=clock, waits=waits)
         self.tasks = TaskHandler(config, store, self.blobs, clock, self._budget_clock.now)
         self.rounds = RoundHandler(
             config,
@@ -145,6 +148,7 @@ class Agent:
             between_batches=self._between_batches,
             clock=clock,
             pacer=self._pacer,
+            listens=self._budget_clock.listens,
         )
 
     # the loop
@@ -195,6 +199,8 @@ class Agent:
     def close(self) -> None:
         """Announces that the device sleeps, and closes the link. The store is safe at any time."""
         self._supervisor.stopping()
+        with contextlib.suppress(HushfleetError):  # of a damaged ledger: each round reports it
+            self._budget_clock.save()
         self._announce("sleeping")
         self.link.close()
 

@@ -60,6 +60,7 @@ class RoundHandler:
     :param between_batches: called with the plan before each batch; may raise `Superseded` or `Stopped`.
     :param clock: monotonic seconds.
     :param pacer: makes training as slow as on a simulated board.
+    :param listens: as `BudgetClock.listens`.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class RoundHandler:
         between_batches: Callable[[RoundPlan], None],
         clock: Callable[[], float],
         pacer: Pacer,
+        listens: Callable[[], bool],
     ) -> None:
         self._device = config.device.id
         self._memory_mib = config.memory_mib
@@ -86,6 +88,7 @@ class RoundHandler:
         self._training = training
         self._between_batches = between_batches
         self._clock, self._pacer = clock, pacer
+        self._listens = listens if config.limits.budget.limits_periods else lambda: False
         self.plan: RoundPlan | None = None
         self.deadline = 0.0
         self.upload: Upload | None = None
@@ -283,6 +286,8 @@ class RoundHandler:
             return
         entry = self._store.outbox(plan.task, plan.round)
         if entry is None:
+            if self._listens():
+                return  # it would be declined now, and the fleet's statement of the time comes soon
             self._check(round, task)
             if self._retry_at < 0:  # the aggregator withdrew its note of the charge, and notes it again when asked
                 self._store_check.ask_again(self._clock(), doubt=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.config.spec import SecureSpec, TaskSpec
+from hushfleet.durations import describe_duration
 from hushfleet.edge_client.board.certificate import describe_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.drift import HeldOutTest, describe_drift, read_tests
@@ -138,20 +139,29 @@ def _details(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _counted_now(store: DeviceStore) -> int:
+def _counted(store: DeviceStore) -> tuple[int, bool, int]:
+    """Returns the counted time, whether its lag is known, and the seconds in which a client spends nothing."""
     counted = store.ledger.counted()
-    return int(time.time()) if counted is None else counted.now
+    if counted is None:
+        return int(time.time()), True, 0
+    return counted.now, counted.lag is not None, max(0, counted.waits_until - counted.now)
 
 
 def _period(store: DeviceStore, budget: Budget) -> dict[str, Any] | None:
     """Returns how much of the present period's limit is spent; None if the owner has set no period."""
     if not budget.period_s:
         return None
-    entries, now = store.ledger.entries(), _counted_now(store)
-    spent = epsilon_server_of(budget.charged_in_period(entries, now), delta=budget.delta)
-    left_s = budget.period(entries, now).stop - now
-    words = describe_period(spent, budget, left_s=left_s)
-    return {"epsilon": spent, "limit": budget.in_period, "seconds": budget.period_s, "left_s": left_s, "words": words}
+    entries, (now, sure, waits_s) = store.ledger.entries(), _counted(store)
+    spent = epsilon_server_of(budget.charged_in_period(entries, now, sure=sure), delta=budget.delta)
+    left_s = budget.free_at(entries, now, sure=sure) - now
+    return {
+        "epsilon": spent,
+        "limit": budget.in_period,
+        "seconds": budget.period_s,
+        "left_s": left_s,
+        "waits_s": waits_s,
+        "words": describe_period(spent, budget, left_s=left_s, sure=sure),
+    }
 
 
 def _windows(entries: Sequence[LedgerEntry], delta: float) -> list[dict[str, Any]]:
@@ -183,7 +193,8 @@ def _rounds_left(store: DeviceStore, budget: Budget, spec: TaskSpec | None) -> i
     ]
     limits = [([entry.charge for entry in entries], budget.lifetime)]
     if budget.period_s:
-        limits.append((budget.charged_in_period(entries, _counted_now(store)), budget.in_period))
+        now, sure, _ = _counted(store)
+        limits.append((budget.charged_in_period(entries, now, sure=sure), budget.in_period))
     last, delta = (trained or entries)[-1].charge, budget.delta
     counts = [
         rounds_left(charges, last, delta=delta, limit=limit, at_most=MOST_ROUNDS)
@@ -345,6 +356,16 @@ def model(found: dict[str, Any] | None, what: str) -> str:
 
 
 def privacy(report: dict[str, Any]) -> str:
+    text, waits_s = _spending(report), (report.get("period") or {}).get("waits_s")
+    if not waits_s:
+        return text
+    return (
+        f"{text}. It may have been off for long: after a start it spends nothing until it hears from its fleet what "
+        f"time it is, or for another {describe_duration(waits_s)}"
+    )
+
+
+def _spending(report: dict[str, Any]) -> str:
     spent, limit, rounds = report["epsilon_server"], report["epsilon_limit"], report["rounds_left"]
     if isinstance(spent, str):
         return "no limit holds any more: values without noise have left this board"

@@ -125,7 +125,7 @@ class DeviceRound:
 
     @cached_property
     def at(self) -> int:
-        """The counted time at which the round is checked against the owner's limits."""
+        """The counted time at which the round begins, and is checked against the owner's limits."""
         return self.trainer.now()
 
     @property
@@ -374,7 +374,7 @@ class DeviceRound:
             residual=residual,
             context=None if plan.secure is None else self.secure.context,
             package=self.trainer.package,
-            at=self.at,
+            at=self.trainer.now(),
             window=self.window,
         )
         if self.trainer.observer is not None and not self.asks:  # before the commit: after a crash it measures again

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from hushfleet.errors import StoreFull
 
+PART_SUFFIX = ".part"
+"""Suffix of the temporary file, which a kill leaves behind."""
+
 
 def write_whole(path: Path, data: bytes, *, durable: bool, mode: int | None = None) -> None:
     """Writes a temporary file next to `path`, syncs it, renames it, and syncs the folder. Raises `StoreFull`.
@@ -18,7 +21,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool, mode: int | None = No
     :param durable: False leaves syncing to the operating system: for simulations only.
     :param mode: permissions, such as 0o600 for a secret, whatever the umask; nobody else can open the file earlier.
     """
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(path.name + PART_SUFFIX)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if mode is not None:

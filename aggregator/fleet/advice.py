@@ -10,8 +10,8 @@ from hushfleet.aggregator.results.report.readable import epsilon_number, number
 from hushfleet.wire.format.health import Problem, alarms
 
 DECLINES = {
-    "budget": "Nothing: the board's privacy budget is spent, with limits.per until the next period. More noise in the "
-    "task, or its owner raises the limit.",
+    "budget": "Nothing: the board's privacy budget is spent, with limits.per until the next period, or it has just "
+    "started and waits for an hour at most. More noise in the task, or its owner raises the limit.",
     "memory": "A smaller network, or limits.memory_mib on the board.",
     "no-data": "Look at data.path on the board and at the names of its folders.",
     "no-privacy": "The task asks for what the board's owner does not allow: more noise, or the board's [limits].",

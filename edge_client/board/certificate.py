@@ -13,7 +13,8 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from hushfleet.edge_client.board.config import TLS_CERTIFICATE_FILE, DeviceConfig
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.state_files import TLS_CERTIFICATE
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.topics import is_name
 
@@ -25,7 +26,7 @@ def certificate_file(config: DeviceConfig) -> Path | None:
     """Returns the file that DEVICE.toml names, otherwise the one that the fleet has issued; None without one."""
     if config.broker.cert_file is not None:
         return Path(config.broker.cert_file)
-    given = Path(config.device.state_dir) / TLS_CERTIFICATE_FILE
+    given = Path(config.device.state_dir) / TLS_CERTIFICATE
     return given if config.fleet is not None and os.path.exists(given) else None
 
 

@@ -18,6 +18,7 @@ from hushfleet.config.spec import ModelSpec, PrivacySpec
 from hushfleet.config.written import read_written
 from hushfleet.data.form import Columns, DecimalMark, LabelKind, SampleForm, ValueKind, check_form
 from hushfleet.durations import duration_s
+from hushfleet.edge_client.state_files import STORE, TLS_CERTIFICATE, TLS_KEY
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
@@ -36,7 +37,6 @@ from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress
 
 PublicKeyText = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z", description="64 hex digits")]
-TLS_KEY_FILE, TLS_CERTIFICATE_FILE = "tls.key", "tls.pem"  # in the state directory of a board with a fleet
 USABLE_MEMORY = 0.6  # share of the board's memory, the same as the systemd unit's MemoryHigh
 
 
@@ -269,14 +269,14 @@ class DeviceConfig(Checked):
 
     @property
     def store_path(self) -> Path:
-        return Path(self.device.state_dir) / "store.sqlite"
+        return Path(self.device.state_dir) / STORE
 
     @property
     def broker_address(self) -> BrokerAddress:
         """The broker's address, with the certificate of the fleet unless the file names another. Raises `BadInput`."""
         broker, folder = self.broker, Path(self.device.state_dir)
         if self.fleet is not None and broker.cert_file is None:
-            broker = replace(broker, cert_file=str(folder / TLS_CERTIFICATE_FILE), key_file=str(folder / TLS_KEY_FILE))
+            broker = replace(broker, cert_file=str(folder / TLS_CERTIFICATE), key_file=str(folder / TLS_KEY))
         return broker.address
 
     @property

@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import NormalDist
 
 from hushfleet import atomic_file
+from hushfleet.edge_client.state_files import HELD_OUT_TESTS
 from hushfleet.errors import StoreError
 
-FILE_NAME = "held_out.json"
 KEPT_MONTHS = 36
 SURE = 0.0228
 """The probability that chance alone causes a reported difference: the probability of two standard errors."""
@@ -57,13 +57,13 @@ def note_test(state_dir: Path, test: HeldOutTest) -> None:
     kept = [each for each in read_tests(state_dir) if (each.month, each.classes) != (test.month, test.classes)]
     text = json.dumps([asdict(each) for each in [*kept, test][-KEPT_MONTHS:]])
     with suppress(OSError, StoreError):  # a full disk is reported elsewhere
-        atomic_file.write_whole(state_dir / FILE_NAME, text.encode(), durable=False)
+        atomic_file.write_whole(state_dir / HELD_OUT_TESTS, text.encode(), durable=False)
 
 
 def read_tests(state_dir: Path) -> list[HeldOutTest]:
     """Reads the stored tests, the oldest first; returns none if they cannot be read."""
     try:
-        return [HeldOutTest(**plain) for plain in json.loads((state_dir / FILE_NAME).read_text("utf-8"))]
+        return [HeldOutTest(**plain) for plain in json.loads((state_dir / HELD_OUT_TESTS).read_text("utf-8"))]
     except (OSError, ValueError, TypeError):
         return []
 

@@ -17,9 +17,9 @@ import numpy as np
 from hushfleet import atomic_file
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.declines import Declined
+from hushfleet.edge_client.state_files import TRAINED_SAMPLES
 from hushfleet.errors import StoreFull
 
-FILE_NAME = "trained_samples"
 _DIGEST_BYTES = 8
 
 _log = logging.getLogger("hushfleet.edge")
@@ -32,7 +32,7 @@ class NewSamples:
     """
 
     def __init__(self, state_dir: Path) -> None:
-        self._path = state_dir / FILE_NAME
+        self._path = state_dir / TRAINED_SAMPLES
         self._counted: list[bytes] = []
 
     @classmethod
@@ -41,7 +41,7 @@ class NewSamples:
         if tell:
             return cls(state_dir)
         with suppress(OSError):
-            (state_dir / FILE_NAME).unlink(missing_ok=True)
+            (state_dir / TRAINED_SAMPLES).unlink(missing_ok=True)
         return None
 
     def check(self, samples: LabelledSamples, *, task: str, wanted: int) -> None:

@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hushfleet import atomic_file
+from hushfleet.edge_client.state_files import DATA_USE, TRAINING
 from hushfleet.errors import StoreError
-
-DATA, TRAINING = "data.json", "training.txt"
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,14 @@ class Note:
 
 def notes_in(state_dir: Path | None) -> tuple[Note, Note]:
     """Returns the notes of the data and of training; with None nothing is written."""
-    data, training = (Note(None if state_dir is None else state_dir / name) for name in (DATA, TRAINING))
+    data, training = (Note(None if state_dir is None else state_dir / name) for name in (DATA_USE, TRAINING))
     return data, training
 
 
 def read_data_use(state_dir: Path) -> DataUse | None:
     """Reads how the client in this state directory uses its data; None before its first round."""
     try:
-        plain = json.loads((state_dir / DATA).read_text("utf-8"))
+        plain = json.loads((state_dir / DATA_USE).read_text("utf-8"))
         return DataUse(**plain)
     except (OSError, ValueError, TypeError):
         return None

@@ -28,9 +28,9 @@ from hushfleet.data.folder import named
 from hushfleet.data.image_limits import ENDINGS
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.board.config import OwnDataSection
+from hushfleet.edge_client.state_files import RETENTION
 from hushfleet.errors import StoreError
 
-FILE_NAME = "retention.json"
 _ENDINGS = {"folder": ENDINGS, "csv": (".csv",)}
 """Only files with these endings are deleted, and only they are trained on."""
 LOOK_S = 3600.0
@@ -81,7 +81,7 @@ class Retention:
     ) -> None:
         self._section, self._now, self._arrived = section, now, arrived
         self._arrivals: dict[_File, float] = {}
-        self._note = state_dir / FILE_NAME
+        self._note = state_dir / RETENTION
         self._due_at = 0.0 if section.keep or section.max_mib else float("inf")
         self._said = ""
         self._looks: _Looks | None = None

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 from hushfleet import atomic_file
+from hushfleet.edge_client.state_files import WAITING
 from hushfleet.errors import StoreError
 
-FILE_NAME = "waiting.json"
 SILENT_S = 60.0
 
 Kind = Literal["certificate", "broker", "aggregator", "away", "answer", "operator", "round", "nothing"]
@@ -86,7 +86,7 @@ class WaitingNote:
 def read_waiting(state_dir: Path) -> Waiting | None:
     """Reads what the client in this state directory waits for, or waited for when it ended; None if not known."""
     try:
-        plain = json.loads((state_dir / FILE_NAME).read_text("utf-8"))
+        plain = json.loads((state_dir / WAITING).read_text("utf-8"))
         return Waiting(plain["kind"], str(plain["words"]), float(plain["since"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import hushfleet
 from hushfleet.atomic_file import write_whole
+from hushfleet.edge_client.state_files import NEWEST_RELEASE
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.release import Newest, Signed, this_platform
 from hushfleet.release.manifest import version_order
@@ -21,7 +22,6 @@ FROZEN_AFTER_S = 7 * 86400.0
 """Seconds that the client runs without a new statement, or with an older release, until the board counts as frozen."""
 SAVE_EVERY_S = 900.0
 """If the client is killed, the time that it has counted since the last save is lost."""
-FILE_NAME = "newest.json"
 
 
 def newest_said_at(state_dir: Path) -> float:
@@ -41,7 +41,7 @@ class Freshness:
     """
 
     def __init__(self, state_dir: Path) -> None:
-        self._file = state_dir / FILE_NAME
+        self._file = state_dir / NEWEST_RELEASE
         self.key = self.line = ""
         self.unheard_s = self.older_s = 0.0
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):

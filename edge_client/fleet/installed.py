@@ -12,10 +12,11 @@ from hushfleet.atomic_file import write_whole
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.fleet.client_files import read_inside
 from hushfleet.edge_client.fleet.slots import Slots, SlotsError, State, check_fits
+from hushfleet.edge_client.state_files import HEALTHY, INCOMING, OFFERS, RELEASE_KEYS
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.errors import BadInput, StoreFull, WireError
 from hushfleet.release import Manifest, SignedManifest, Trust, this_platform
-from hushfleet.release.statements import KEYS_FILE, TEXT_CAP
+from hushfleet.release.statements import TEXT_CAP
 from hushfleet.wire.format.health import SlotState
 
 
@@ -41,8 +42,8 @@ class Installed:
 
     def __init__(self, releases: Path, state_dir: Path) -> None:
         self._root, self._state_dir = releases, state_dir
-        self._file = self._state_dir / "update.json"
-        self.incoming = self._state_dir / "incoming"
+        self._file = self._state_dir / OFFERS
+        self.incoming = self._state_dir / INCOMING
 
     @classmethod
     def of(cls, config: DeviceConfig) -> Installed:
@@ -76,7 +77,7 @@ class Installed:
         """
         trust = Trust.of_board(self._root)
         with contextlib.suppress(WireError):
-            return trust.after(read_inside(self._state_dir, KEYS_FILE, TEXT_CAP)[0])
+            return trust.after(read_inside(self._state_dir, RELEASE_KEYS, TEXT_CAP)[0])
         return trust
 
     def hear_keys(self, text: str) -> Trust:
@@ -87,7 +88,7 @@ class Installed:
         before = self.trust()
         after = before.after(text)
         if after != before:
-            write_whole(self._state_dir / KEYS_FILE, text.encode(), durable=True)
+            write_whole(self._state_dir / RELEASE_KEYS, text.encode(), durable=True)
         return after
 
     def room_for(self, manifest: Manifest) -> None:
@@ -132,7 +133,7 @@ class Installed:
 
     def say_healthy(self, version: str) -> None:
         """Reports health once; `slots.py` needs repeated reports. Raises `StoreFull`."""
-        write_whole(self._state_dir / "healthy", version.encode(), durable=False)
+        write_whole(self._state_dir / HEALTHY, version.encode(), durable=False)
 
     def standing(self) -> ReleaseStanding:
         waits = self.waits  # read first: `slots.py` writes its state before it deletes a handled release

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
-from hushfleet.edge_client.board.waiting import FILE_NAME, WaitingNote
+from hushfleet.edge_client.board.waiting import WaitingNote
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.enrol import CertificateRequest, enrol
 from hushfleet.edge_client.fleet.health import BoardHealth
@@ -20,6 +20,7 @@ from hushfleet.edge_client.fleet.news import News
 from hushfleet.edge_client.fleet.renewal import AskAgain, Renewal
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.fleet.updates import ReleaseDuty, RestartForRelease
+from hushfleet.edge_client.state_files import WAITING
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Link
@@ -53,7 +54,7 @@ def run_in_fleet(
                 _log.info("asking %s for a certificate", config.enrolment_address)
             patience_s = PATIENCE_S if usable else math.inf
             asking = CertificateRequest(config, store, tls)
-            note = WaitingNote(config.store_path.with_name(FILE_NAME), {}, clock=time.monotonic)
+            note = WaitingNote(config.store_path.with_name(WAITING), {}, clock=time.monotonic)
             enrol(
                 asking,
                 connect,

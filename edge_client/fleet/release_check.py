@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hushfleet.edge_client.state_files import TRIAL_STORE
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_there, way_on
 from hushfleet.errors import HushfleetError, StoreError
@@ -48,7 +49,7 @@ def check_release(folder: Path, store_path: Path, *, device: str) -> DeviceStore
 
 def drop_copy(folder: Path) -> None:
     """Deletes the copy, which must never be used as a store."""
-    for path in folder.glob("trial.sqlite*"):
+    for path in folder.glob(f"{TRIAL_STORE}*"):
         path.unlink(missing_ok=True)
 
 
@@ -72,7 +73,7 @@ def _read_store(folder: Path, store_path: Path, *, device: str) -> DeviceStore |
     drop_copy(folder)
     if not is_there(store_path, way_on=way_on(store_path, device=device, in_fleet=True)):
         return None
-    copy = folder / "trial.sqlite"
+    copy = folder / TRIAL_STORE
     try:
         copy.touch(mode=0o600)
         with closing(sqlite3.connect(store_path)) as source, closing(sqlite3.connect(copy)) as target:

@@ -49,6 +49,7 @@ from hushfleet.atomic_file import sync_folder, write_whole
 from hushfleet.edge_client.fleet import system_files
 from hushfleet.edge_client.fleet.client_files import clear_inside, only_release, read_inside, remove_inside
 from hushfleet.edge_client.fleet.first_proof import ProofFailed, prove
+from hushfleet.edge_client.state_files import HEALTHY, INCOMING, RELEASE_KEYS
 from hushfleet.output import say
 from hushfleet.release.manifest import VERSION, version_order
 
@@ -202,7 +203,7 @@ class Slots:
                 state = state.ended("returned", f"it was started {state.starts} times and never stayed healthy")
             elif state.trial:
                 state = replace(state, starts=state.starts + 1, steady=0)
-            remove_inside(self._state_dir, "healthy")
+            remove_inside(self._state_dir, HEALTHY)
             self._settle(state)
             return state
 
@@ -213,7 +214,7 @@ class Slots:
             state = self.read()
             if not state.trial or not state.starts:
                 return state, False
-            said, written = read_inside(self._state_dir, "healthy")
+            said, written = read_inside(self._state_dir, HEALTHY)
             alive = said == state.trial and written != state.seen
             state = replace(state, checks=state.checks + 1, steady=state.steady + 1 if alive else 0, seen=written)
             if state.steady >= STEADY_CHECKS:
@@ -235,7 +236,7 @@ class Slots:
         with self._locked("install.lock"):
             self._take_keys()
             state = self._update(lambda state: replace(state, installs=state.installs + 1))
-            incoming = self._state_dir / "incoming"
+            incoming = self._state_dir / INCOMING
             try:
                 if state.installs > MOST_INSTALLS:
                     raise SlotsError(f"its installation was begun {MOST_INSTALLS} times and never ended")
@@ -291,7 +292,7 @@ class Slots:
 
     def _take_keys(self) -> None:
         """Takes over a newer statement about release keys from the client's folder, if root has signed it."""
-        text, _ = read_inside(self._state_dir, "release_keys", 1 << 15)
+        text, _ = read_inside(self._state_dir, RELEASE_KEYS, 1 << 15)
         if not text:
             return
         try:

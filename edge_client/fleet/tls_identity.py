@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from hushfleet import atomic_file
-from hushfleet.edge_client.board.config import TLS_CERTIFICATE_FILE, TLS_KEY_FILE
+from hushfleet.edge_client.state_files import TLS_CERTIFICATE, TLS_KEY
 from hushfleet.errors import Malformed, StoreError
 
 RENEW_AFTER = 2 / 3  # fraction of a certificate's life
@@ -41,7 +41,7 @@ class TlsIdentity:
 
     def __init__(self, folder: Path, *, device: str) -> None:
         self.device = device
-        self.key_file, self.certificate_file = folder / TLS_KEY_FILE, folder / TLS_CERTIFICATE_FILE
+        self.key_file, self.certificate_file = folder / TLS_KEY, folder / TLS_CERTIFICATE
 
     def request(self) -> bytes:
         """Makes a certificate signing request (PKCS #10, DER). Raises `StoreError`."""

@@ -89,7 +89,7 @@ class RoundCommit:
     :param residual: float32 `[d]`, for `load_residual`; None if the updates' encoding carries no error.
     :param context: context of the secure sum that it is masked for (`SecureRound.context`); None if it is not masked.
     :param package: SHA-256 of the task package that it was trained for, for `DeviceStore.package_of`.
-    :param at: as in `LedgerEntry`.
+    :param at: the counted time of the charge, unix seconds; 0: no time is counted.
     :param window: as in `LedgerEntry`.
     """
 

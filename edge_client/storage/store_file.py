@@ -15,31 +15,15 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hushfleet.atomic_file import sync_folder
+from hushfleet.atomic_file import PART_SUFFIX, sync_folder
+from hushfleet.edge_client.state_files import LOCK_SUFFIX, REMNANTS, SQLITE_SUFFIXES
 from hushfleet.edge_client.storage import answers, arrivals
 from hushfleet.errors import LostStore, StoreError
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.identity import Identity
 
-SCHEMA_VERSION = b"4"
+SCHEMA_VERSION = b"5"
 OLDEST_SCHEMA = b"1"  # the oldest that `bring_up_to_date` upgrades
-REMNANTS = (
-    "waiting.json",
-    "data.json",
-    "data.txt",  # of earlier versions
-    "training.txt",
-    "retention.json",
-    "tls.key",
-    "tls.pem",
-    "update.json",
-    "trial.sqlite",
-)
-"""Files that a client writes into its state directory once it has a store.
-
-A card has `enrol.token` before; `incoming` and `healthy` may also be there before, if a release is tried before the
-first start.
-"""
-_SUFFIXES = ("-wal", "-shm", "-journal")  # SQLite's
 
 # A simulation writes thousands of stores. Larger pages make a model's bytes cheaper, and each of the fifteen tables and
 # indexes has at least one. A board keeps SQLite's small ones: most of its commits change a few bytes, and flash wears.
@@ -73,7 +57,7 @@ class StoreLock:
     """
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(_beside(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(_beside(path, LOCK_SUFFIX), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -98,7 +82,7 @@ class StoreLock:
 def is_in_use(path: Path) -> bool:
     """Returns whether a client has the store open. It does not try the lock: a client that starts now could fail."""
     with contextlib.suppress(OSError):
-        inode = str(_beside(path, ".lock").stat().st_ino)
+        inode = str(_beside(path, LOCK_SUFFIX).stat().st_ino)
         held = (line.split() for line in Path("/proc/locks").read_text("ascii").splitlines())
         return any(words[1] == "FLOCK" and words[5].endswith(f":{inode}") for words in held if len(words) > 5)
     return False
@@ -140,16 +124,22 @@ def is_there(path: Path, *, way_on: str) -> bool:
         if path.stat().st_size == 0:
             raise LostStore(f"the store {path} is damaged: it is empty. {advice(way_on)}")
         return True
-    beside = [*(_beside(path, suffix) for suffix in _SUFFIXES), *(path.with_name(name) for name in REMNANTS)]
-    found = [each.name for each in beside if each.exists()]
-    lock = _beside(path, ".lock")
-    if lock.exists() and lock.stat().st_size:
-        found.append(lock.name)
-    if found:
+    if found := _left_of_a_client(path):
         raise LostStore(
             f"the store {path} is missing, but beside it there is still {', '.join(found)}. {advice(way_on)}"
         )
     return False
+
+
+def _left_of_a_client(path: Path) -> list[str]:
+    """Returns the names beside the store's path that only a client with a store leaves there. Raises `OSError`."""
+    # its own name may be there as a link to a disk that is not mounted
+    left = {path.name, *(path.name + suffix for suffix in SQLITE_SUFFIXES), *REMNANTS}
+    lock = _beside(path, LOCK_SUFFIX)
+    if lock.exists() and lock.stat().st_size:
+        left.add(lock.name)
+    names = os.listdir(path.parent) if path.parent.exists() else []
+    return sorted(name for name in names if name.removesuffix(PART_SUFFIX) in left)
 
 
 @contextlib.contextmanager
@@ -226,7 +216,8 @@ def checked_identity(connection: sqlite3.Connection, path: Path, *, device: str,
 
 def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
     """Upgrades an older schema step by step, each in one transaction. Returns the schema afterwards."""
-    for older, upgrade in ((b"1", _keep_public_digests), (b"2", _keep_answers), (b"3", _keep_times)):
+    steps = ((b"1", _keep_public_digests), (b"2", _keep_answers), (b"3", _keep_times), (b"4", _keep_lag))
+    for older, upgrade in steps:
         if schema == older:
             schema = str(int(older) + 1).encode()
             connection.execute("BEGIN IMMEDIATE")
@@ -261,6 +252,11 @@ def _keep_answers(connection: sqlite3.Connection) -> None:
 def _keep_times(connection: sqlite3.Connection) -> None:
     """Upgrades schema 3, which knew neither when charges were made nor when samples arrived."""
     connection.execute(arrivals.SCHEMA)
+    _keep_lag(connection)
+
+
+def _keep_lag(connection: sqlite3.Connection) -> None:
+    """Upgrades schema 4, which did not know how far the counted time is behind the true time."""
     (device,) = connection.execute("SELECT value FROM facts WHERE name = 'device'").fetchone()
     Ledger(connection, device=device.decode()).upgrade_schema()
 

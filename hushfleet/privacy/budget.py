@@ -2,6 +2,18 @@
 
 Time is counted time (`hushfleet.edge_client.board.budget_clock`), which a wrong clock cannot set forward. The lifetime
 limit needs no clock, because it is composed over all entries.
+
+In any interval of true time that is as long as a period, at most twice the period's limit is spent:
+
+- A check uses the earliest time that it may be (counted time), and an entry has the latest time at which it may have
+  been charged (`LedgerEntry.at`). So all entries of one true period are composed in the check of the last of them, and
+  each true period spends at most the limit. An interval of this length meets two periods.
+- If it is not known how far the counted time is behind (after a start, until the time is heard), an entry's time is
+  right only relative to the counted time. The board could then spend the limits of two of its periods within one true
+  period. Therefore the entries of a whole period's length before the check are composed.
+- A board that never hears the time counts only the seconds that it runs. Fewer counted than true seconds lie between
+  two entries, so an interval of this length meets at most two counted periods. (If such a board joins a fleet, a true
+  period may follow these two, once.)
 """
 
 from __future__ import annotations
@@ -59,20 +71,32 @@ class Budget:
         require(in_order, "epsilon_lifetime", lifetime, least)
         return cls(float(delta), float(lifetime or 0.0), float(limit), length_s)
 
+    @property
+    def limits_periods(self) -> bool:
+        return bool(self.period_s) and self.in_period < math.inf
+
     def check(self, ledger: LedgerView, charge: Charge, *, now: int) -> None:
         """Checks, before any training, that one more charge is within both limits. Raises `BudgetExceeded`.
 
         :param now: counted unix seconds.
         """
         ledger.check_budget(charge, delta=self.delta, epsilon_limit=self.lifetime)
-        if not self.period_s or self.in_period == math.inf:
+        if not self.limits_periods:
             return
-        entries = ledger.entries()
-        charged, period = self.charged_in_period(entries, now), self.period(entries, now)
+        counted, entries = ledger.counted(), ledger.entries()
+        if counted is not None and now < counted.waits_until:
+            left = describe_duration(counted.waits_until - now)
+            raise BudgetExceeded(
+                f"device {ledger.device!r} may have been off for long. After a start it spends nothing until it hears "
+                f"from its fleet what time it is, or has run for an hour; it takes part again, in {left} at the latest"
+            )
+        sure = counted is None or counted.lag is not None
+        charged = self.charged_in_period(entries, now, sure=sure)
         after = epsilon_server_of([*charged, charge], delta=self.delta)
         if after > self.in_period:
             spent = epsilon_server_of(charged, delta=self.delta)
-            length, left = describe_duration(self.period_s), describe_duration(max(1.0, period.stop - now))
+            length = describe_duration(self.period_s)
+            left = describe_duration(max(1.0, self.free_at(entries, now, sure=sure) - now))
             alone = epsilon_server_of([charge], delta=self.delta)
             if alone > self.in_period:
                 raise BudgetExceeded(
@@ -86,22 +110,29 @@ class Budget:
                 f"and takes part again, in {left} of its own time"
             )
 
-    def period(self, entries: Sequence[LedgerEntry], now: int) -> Period:
-        """Returns the current period. A `now` before the latest entry counts as that entry's time."""
-        return Period.of(max([now, *(entry.at for entry in entries)]), self.period_s)
+    def charged_in_period(self, entries: Sequence[LedgerEntry], now: int, *, sure: bool = True) -> list[Charge]:
+        """Returns the charges that count at `now`: those of the current period, or of a period's length before `now`.
 
-    def charged_in_period(self, entries: Sequence[LedgerEntry], now: int) -> list[Charge]:
-        """Returns the charges of the current period."""
-        period = self.period(entries, now)
-        return [entry.charge for entry in entries if entry.at >= period.start]
+        :param sure: whether the lag of `now` behind the true time is known, or no statement can set it forward.
+        """
+        start = Period.of(now, self.period_s).start if sure else now - int(self.period_s) + 1
+        return [entry.charge for entry in entries if entry.at >= start]
+
+    def free_at(self, entries: Sequence[LedgerEntry], now: int, *, sure: bool = True) -> int:
+        """Returns the counted time at which none of these charges counts any more."""
+        latest = max((entry.at for entry in entries), default=now)
+        return Period.of(max(now, latest), self.period_s).stop if sure else latest + int(self.period_s)
 
 
-def describe_period(spent: float, budget: Budget, *, left_s: float) -> str:
+def describe_period(spent: float, budget: Budget, *, left_s: float, sure: bool = True) -> str:
     """Describes the current period: `1.2 of 2 in these 90 days, which end in 31 days`.
 
     :param spent: epsilon in it.
     :param left_s: seconds until it ends.
+    :param sure: as in `Budget.charged_in_period`; if false, the period is the last 90 days.
     """
+    if not sure:
+        return f"{spent:.3g} of {budget.in_period:.3g} in the last {describe_duration(budget.period_s)}"
     length, left = describe_duration(budget.period_s), describe_duration(max(1.0, left_s))
     return f"{spent:.3g} of {budget.in_period:.3g} in these {length}, which end in {left}"
 

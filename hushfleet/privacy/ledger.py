@@ -11,8 +11,10 @@ next reading, and the device then stops taking part.
 
 An entry also names the values that left without noise (`Charge.raw`). They make epsilon infinite from then on.
 
-An entry has the time at which it was allowed (`LedgerEntry.at`), and the window of samples that it trained on. Entries
-of earlier versions have neither, and keep their hashes. `privacy.budget` computes what a period has spent.
+An entry has the time at which it was charged (`LedgerEntry.at`), and the window of samples that it trained on. Entries
+of earlier versions have neither, and keep their hashes. `privacy.budget` computes what a period has spent. No entry may
+count earlier than it was made. If its time is not sure when it is written, it moves with the counted time when that is
+set forward; a table beside the entries, which are never rewritten, has these later times.
 """
 
 from __future__ import annotations
@@ -44,8 +46,15 @@ _COLUMNS = ("seq", "task", "round", *_CHARGE, "payload_digest", "hash", *_LATER)
 _GENESIS = bytes(DIGEST_BYTES)
 _RAW_SEPARATOR = "\n"
 
-_TIME = """CREATE TABLE IF NOT EXISTS privacy_ledger_time (
-    only INTEGER PRIMARY KEY CHECK (only = 1), began INTEGER NOT NULL, now INTEGER NOT NULL)"""
+_LATER_OF_TIME = {"lag": "INTEGER DEFAULT 0", "waits_until": "INTEGER NOT NULL DEFAULT 0"}
+"""Columns that later versions have added to the counted time."""
+_TIME = (
+    f"""CREATE TABLE IF NOT EXISTS privacy_ledger_time (
+        only INTEGER PRIMARY KEY CHECK (only = 1), began INTEGER NOT NULL, now INTEGER NOT NULL,
+        {", ".join(f"{name} {kind}" for name, kind in _LATER_OF_TIME.items())})""",
+    """CREATE TABLE IF NOT EXISTS privacy_ledger_unsure (
+        seq INTEGER PRIMARY KEY, at INTEGER NOT NULL, sure INTEGER NOT NULL)""",
+)
 _SCHEMA = (
     f"""CREATE TABLE IF NOT EXISTS privacy_ledger (
         seq INTEGER PRIMARY KEY,
@@ -67,7 +76,7 @@ _SCHEMA = (
         device TEXT NOT NULL,
         entries INTEGER NOT NULL,
         hash BLOB NOT NULL)""",
-    _TIME,
+    *_TIME,
     """CREATE TRIGGER IF NOT EXISTS privacy_ledger_keep BEFORE DELETE ON privacy_ledger
         BEGIN SELECT RAISE(ABORT, 'the privacy ledger is append-only'); END""",
     """CREATE TRIGGER IF NOT EXISTS privacy_ledger_fix BEFORE UPDATE ON privacy_ledger
@@ -80,19 +89,23 @@ class CountedTime(NamedTuple):
 
     :param began: the time at the first count, as far as is known. Earlier entries get this time.
     :param now: the time that was stored last.
-    :param confirmed: True if another source has confirmed the clock since; else `began` may be too early.
+    :param confirmed: True if a statement of the time was heard since.
+    :param lag: how far `now` is behind the true time at most, seconds; None if that is not known.
+    :param waits_until: the counted time before which nothing may be spent.
     """
 
     began: int
     now: int
     confirmed: bool = False
+    lag: int | None = 0
+    waits_until: int = 0
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
     """One release: its charge, and the SHA-256 of the bytes that were stored for sending.
 
-    :param at: counted unix seconds at which it was allowed; 0: no time was counted yet.
+    :param at: the latest time, as far as is known, at which it was charged, unix seconds; 0: no time was counted yet.
     :param window: when the samples arrived that were used for training; None: it may have used all samples.
     """
 
@@ -112,6 +125,10 @@ class LedgerView:
     def entries(self, task: str | None = None) -> list[LedgerEntry]:
         """Returns all entries, or the entries of one task, in the order of writing."""
         raise NotImplementedError
+
+    def counted(self) -> CountedTime | None:
+        """Returns the time that was counted last; None if none was counted yet. Raises `LedgerError`."""
+        return None
 
     def rounds_charged(self, task: str | None = None) -> int:
         """Returns the number of (task, round) pairs in which something was released."""
@@ -181,7 +198,7 @@ class LedgerView:
 
 
 class Ledger(LedgerView):
-    """The ledger of one device on the caller's connection. It begins, commits and rolls back nothing.
+    """The ledger of one device on the caller's connection and in its transaction; only `keep_counted` has its own.
 
     Every reading first verifies the whole chain and raises `LedgerError` if it is not intact.
     """
@@ -212,11 +229,13 @@ class Ledger(LedgerView):
     def upgrade_schema(self) -> None:
         """Adds the columns that a ledger of an earlier version lacks; its entries stay as they are."""
         try:
-            columns = self._connection.execute("SELECT name FROM pragma_table_info('privacy_ledger')").fetchall()
-            for name, kind in _LATER.items():
-                if (name,) not in columns:
-                    self._connection.execute(f"ALTER TABLE privacy_ledger ADD COLUMN {name} {kind}")
-            self._connection.execute(_TIME)
+            for statement in _TIME:
+                self._connection.execute(statement)
+            for table, later in (("privacy_ledger", _LATER), ("privacy_ledger_time", _LATER_OF_TIME)):
+                columns = self._connection.execute(f"SELECT name FROM pragma_table_info('{table}')").fetchall()
+                for name, kind in later.items():
+                    if (name,) not in columns:
+                        self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
         except sqlite3.Error as error:
             raise LedgerError(f"the privacy ledger could not be brought to this version: {error}") from error
 
@@ -233,7 +252,7 @@ class Ledger(LedgerView):
         """Writes one entry into the caller's open transaction; the caller commits it with the payload.
 
         :param payload_digest: SHA-256 (32 bytes) of the stored update.
-        :param at: as in `LedgerEntry`; 0: the time that was stored last.
+        :param at: counted unix seconds; 0: the time that was stored last.
         :param window: as in `LedgerEntry`.
 
         Raises `LedgerError` for a second charge of the same (task, round, unit), if no transaction is open that
@@ -245,7 +264,7 @@ class Ledger(LedgerView):
                 f"{task!r}, {round!r} and {len(payload_digest)} bytes"
             )
         if at < 0 or (window is not None and not 0 <= window.start < window.stop):
-            raise LedgerError(f"an entry was allowed at a time of 0 or more, got {at!r} and the window {window!r}")
+            raise LedgerError(f"an entry is charged at a time of 0 or more, got {at!r} and the window {window!r}")
         connection = self._connection
         commits_alone = connection.isolation_level is None or getattr(connection, "autocommit", -1) is True
         if commits_alone and not connection.in_transaction:
@@ -255,6 +274,9 @@ class Ledger(LedgerView):
             fields = _fields(task, round, charge, payload_digest)
             counted = self.counted()
             at = int(at) or (0 if counted is None else counted.now)
+            if counted is not None:
+                connection.execute("UPDATE privacy_ledger_time SET now = MAX(now, ?)", (at,))
+                at += counted.lag or 0
             later = _RAW_SEPARATOR.join(charge.raw), at, *(window or (0, 0))
             row_hash = _link(previous, count + 1, fields, later)
             connection.execute(
@@ -262,6 +284,8 @@ class Ledger(LedgerView):
                 (count + 1, *fields, row_hash, *later),
             )
             connection.execute("UPDATE privacy_ledger_head SET entries = ?, hash = ?", (count + 1, row_hash))
+            if counted is not None and counted.lag is None:
+                connection.execute("INSERT INTO privacy_ledger_unsure VALUES (?, ?, 0)", (count + 1, at))
         except sqlite3.IntegrityError as error:
             raise LedgerError(
                 f"round {round} of task {task!r} is already charged for unit {charge.unit!r} ({error}); "
@@ -278,7 +302,7 @@ class Ledger(LedgerView):
         except sqlite3.Error as error:
             raise LedgerError(f"the privacy ledger cannot be read: {error}") from error
         previous, entries, counted = self._first_hash(), [], self.counted()
-        began = 0 if counted is None else counted.began
+        began, later_times = 0 if counted is None else counted.began, self._later_times()
         for expected, row in enumerate(rows, start=1):
             lacking = len(_COLUMNS) - len(row)  # in a ledger of an earlier version that is only read
             full = (*row, *_WITHOUT[len(_WITHOUT) - lacking :])
@@ -289,7 +313,7 @@ class Ledger(LedgerView):
                     f"was spent is no longer known, so this device must not take part any more"
                 )
             previous = row_hash
-            entries.append(_entry(fields, later, not_before=began))
+            entries.append(_entry(fields, later, not_before=max(began, later_times.get(seq, 0))))
         if len(rows) != count or previous != head:
             raise LedgerError(
                 f"the privacy ledger of device {self.device!r} has {len(rows)} entries where {count} were "
@@ -298,29 +322,66 @@ class Ledger(LedgerView):
         return entries if task is None else [entry for entry in entries if entry.task == task]
 
     def counted(self) -> CountedTime | None:
-        """Returns the time that was counted last; None if none was counted yet. Raises `LedgerError`."""
-        try:
-            row = self._connection.execute("SELECT began, now FROM privacy_ledger_time").fetchone()
-        except sqlite3.Error as error:
-            if "no such table" in str(error):  # a ledger of an earlier version that is only read
-                return None
-            raise LedgerError(f"the counted time cannot be read: {error}") from error
-        if row is None:
+        rows = self._rows_of_time("SELECT * FROM privacy_ledger_time")
+        if not rows:
             return None
-        if not all(type(value) is int for value in row):  # one flipped bit in the file can turn a number into a text
-            raise LedgerError(
-                f"the counted time of device {self.device!r} is damaged ({row!r}): how much of a period is over is no "
-                "longer known, so this device must not take part any more"
-            )
-        return CountedTime(abs(row[0]), row[1], row[0] > 0)
+        row = (*rows[0][1:], 0, 0)[:4]  # a ledger of an earlier version that is only read lacks the last two
+        began, now, lag, waits_until = row
+        if not all(type(value) is int for value in (began, now, waits_until, 0 if lag is None else lag)):
+            raise self._damaged_time(row)  # one flipped bit in the file can turn a number into a text
+        return CountedTime(abs(began), now, began > 0, lag, waits_until)
 
-    def keep_counted(self, time: CountedTime) -> None:
-        """Stores the counted time. Raises `LedgerError`."""
+    def keep_counted(self, time: CountedTime, *, moved: int = 0) -> None:
+        """Stores the counted time, in a transaction of its own. Raises `LedgerError`.
+
+        :param moved: seconds by which the entries move whose times are not sure. If the lag is known, they then are.
+        """
         began = time.began if time.confirmed else -time.began  # the sign stores `confirmed`
+        row, sure, run = (began, time.now, time.lag, time.waits_until), time.lag is not None, self._connection.execute
         try:
-            self._connection.execute("INSERT OR REPLACE INTO privacy_ledger_time VALUES (1, ?, ?)", (began, time.now))
+            run("SAVEPOINT counted")
+            try:
+                run("UPDATE privacy_ledger_unsure SET at = at + ?, sure = ? WHERE NOT sure", (moved, sure))
+                run("INSERT OR REPLACE INTO privacy_ledger_time VALUES (1, ?, ?, ?, ?)", row)
+            except BaseException:
+                run("ROLLBACK TO counted")
+                raise
+            finally:
+                run("RELEASE counted")
         except sqlite3.Error as error:
             raise LedgerError(f"the counted time could not be kept: {error}") from error
+
+    def doubt_times(self) -> None:
+        """Marks the times of all entries as not sure: no statement of the time was ever heard. Raises `LedgerError`."""
+        began = 0 if (counted := self.counted()) is None else counted.began
+        try:
+            self._connection.execute(
+                "INSERT OR IGNORE INTO privacy_ledger_unsure SELECT seq, MAX(at, ?), 0 FROM privacy_ledger", (began,)
+            )
+        except sqlite3.Error as error:
+            raise LedgerError(f"the times of the entries could not be kept: {error}") from error
+
+    def _later_times(self) -> dict[int, int]:
+        """Returns the times of entries whose own times were not sure, by the entry's number. Raises `LedgerError`."""
+        rows = self._rows_of_time("SELECT seq, at FROM privacy_ledger_unsure")
+        for row in rows:
+            if not all(type(value) is int for value in row):
+                raise self._damaged_time(row)
+        return dict(rows)
+
+    def _rows_of_time(self, query: str) -> list[tuple[Any, ...]]:
+        try:
+            return self._connection.execute(query).fetchall()
+        except sqlite3.Error as error:
+            if "no such table" in str(error):  # a ledger of an earlier version that is only read
+                return []
+            raise LedgerError(f"the counted time cannot be read: {error}") from error
+
+    def _damaged_time(self, row: tuple[Any, ...]) -> LedgerError:
+        return LedgerError(
+            f"the counted time of device {self.device!r} is damaged ({row!r}): how much of a period is over is no "
+            "longer known, so this device must not take part any more"
+        )
 
     def _head(self) -> tuple[int, bytes]:
         row = self._connection.execute("SELECT device, entries, hash FROM privacy_ledger_head").fetchone()

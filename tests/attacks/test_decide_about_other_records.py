@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -28,12 +27,10 @@ from hushfleet.data.samples import LabelledSamples
 from hushfleet.data.targets import Targets
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
-from hushfleet.models import get_model
-from hushfleet.models.export import export_graphs
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.periods import Period
 from hushfleet.wire.format.update import decode_update
-from support.device import config, make_bench, package  # noqa: F401
+from support.device import config, linear, make_bench, package  # noqa: F401
 from support.edge import CHUNK_BYTES, Bench, Package
 
 GRAPH, LAYOUT = BlobRef(bytes(32), 1), ParamLayout(("w",), ((2,),))
@@ -253,38 +250,27 @@ def test_a_file_of_a_folder_of_images(tmp_path_factory, greys, one, name) -> Non
 
 
 def update_of(
-    make: Callable[..., Bench], linear: Package, board: DeviceConfig, file: Path, lines: Sequence[str]
+    make: Callable[..., Bench], task: Package, board: DeviceConfig, file: Path, lines: Sequence[str]
 ) -> np.ndarray:
     """A board's update with these lines, `[d]`."""
-    pixels = math.prod(linear.spec.model.input_shape)
+    pixels = math.prod(task.spec.model.input_shape)
     file.write_text("\n".join(["label;" + ";".join(f"p{place}" for place in range(pixels)), *lines, ""]))
     privacy = PrivacySpec("record", "strict", 1.0, 1.0, 1e-5, sample_rate=1.0, batches=1)
-    method = {**linear.spec.method_config, "batch_size": 300, "optimizer": "sgd", "learning_rate": RATE}
+    method = {**task.spec.method_config, "batch_size": 300, "optimizer": "sgd", "learning_rate": RATE}
     wire = WireSpec(codec="float32", chunk_bytes=CHUNK_BYTES)
-    task = linear.with_spec(task="asked", wire=wire, privacy=privacy, method_config=method)
+    asked = task.with_spec(task="asked", wire=wire, privacy=privacy, method_config=method)
     changed = replace(
         board,
         data=OwnDataSection("csv", str(file)),
         device=replace(board.device, state_dir=str(file.with_suffix(""))),
         limits=replace(board.limits, epsilon_server=1e6, constant_time=False),
     )
-    bench = make(package=task, config=changed)
+    bench = make(package=asked, config=changed)
     bench.server.open_round(1)
     bench.until(lambda: bench.entry_status(1) == "acked", most=4000)
-    key, counts = bench.store.identity.public_key, [layer.size for layer in task.spec.model.layout.layers]
+    key, counts = bench.store.identity.public_key, [layer.size for layer in asked.spec.model.layout.layers]
     [update] = bench.server.updates
     return np.asarray(decode_update(update, public_key=key, counts=counts).values, np.float64).ravel()
-
-
-@pytest.fixture
-def linear(package: Package) -> Package:  # noqa: F811
-    """A network without dropout, whose masks would be others for each record."""
-    model = get_model("linear", classes=10, input_shape=package.spec.model.input_shape)
-    graphs = export_graphs(model)
-    refs = {"gradient": BlobRef.of(graphs.gradient), "inference": BlobRef.of(graphs.inference)}
-    spec = replace(package.spec.model, name=model.name, layout=model.layout, dropout=(), **refs)
-    blobs = {ref.digest: graph for ref, graph in zip(refs.values(), (graphs.gradient, graphs.inference), strict=True)}
-    return replace(package, blobs=blobs, initial=model.init(7)).with_spec(model=spec)
 
 
 def test_the_update_moves_by_one_gradient(make_bench, linear, config, tmp_path) -> None:  # noqa: F811

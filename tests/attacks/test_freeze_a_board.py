@@ -56,7 +56,7 @@ class Board:
         (folder / "content" / "a.py").write_text("a = 1\n")
         python, arch = this_platform()
         first = folder / "first.hfr"
-        pack(folder / "content", first, key=KEY, version=HERE, python=python, arch=arch, oldest_store=1, store=4)
+        pack(folder / "content", first, key=KEY, version=HERE, python=python, arch=arch, oldest_store=1, store=5)
         self.state.mkdir()
         Slots(self.root, self.state).first(first, prove=runs)
         put_trust(self.root, KEY.public_key.hex())

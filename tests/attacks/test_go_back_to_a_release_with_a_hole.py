@@ -65,7 +65,7 @@ class Board:
 @cache
 def release(version: str, downgrade_from: tuple[str, ...] = (), serial: int = 0) -> bytes:
     python, arch = this_platform()
-    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 4}
+    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 5}
     with tempfile.TemporaryDirectory() as name:
         folder, out = Path(name, "content"), Path(name, "out")
         folder.mkdir()
@@ -199,7 +199,7 @@ def test_another_release_under_a_version_that_is_there(board: Board) -> None:
     (board.folder / "content").mkdir()
     (board.folder / "content" / "a.py").write_text("HOLE = None\n")
     python, arch = this_platform()
-    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 4}
+    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 5}
     out = board.state / "incoming" / "x.hfr"
     pack(board.folder / "content", out, key=KEY, version=HOLE, downgrade_from=(FIXED,), downgrade_serial=1, **fields)
     assert "another release 0.3.1 is installed" in board.slots.install().reason

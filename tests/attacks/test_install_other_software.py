@@ -29,7 +29,7 @@ def packed(tmp_path: Path, version: str, *, key: Identity = KEY, downgrade_from:
     content, out = tmp_path / f"content-{version}", tmp_path / f"{version}.hfr"
     content.mkdir(exist_ok=True)
     (content / "a.py").write_text("a = 1\n")
-    fields = {"python": PYTHON, "arch": ARCH, "oldest_store": 1, "store": 4, "downgrade_serial": len(downgrade_from)}
+    fields = {"python": PYTHON, "arch": ARCH, "oldest_store": 1, "store": 5, "downgrade_serial": len(downgrade_from)}
     pack(content, out, key=key, version=version, downgrade_from=downgrade_from, **fields)
     return out.read_bytes()
 
@@ -123,7 +123,7 @@ def test_a_file_that_changes_after_it_was_checked(
     (tmp_path / "evil").mkdir()
     (tmp_path / "evil" / "a.py").write_text("a = 'evil'\n")
     evil = tmp_path / "evil.hfr"
-    manifest = {"python": PYTHON, "arch": ARCH, "oldest_store": 1, "store": 4}
+    manifest = {"python": PYTHON, "arch": ARCH, "oldest_store": 1, "store": 5}
     pack(tmp_path / "evil", evil, key=STRANGER, version="2.0", **manifest)
     path = tmp_path / "state" / "incoming" / "x.hfr"
     path.write_bytes(packed(tmp_path, "2.0"))

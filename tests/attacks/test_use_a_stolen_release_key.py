@@ -31,7 +31,7 @@ class Board:
     def release(self, version: str, *keys: Identity) -> Path:
         python, arch = this_platform()
         out = self.folder / f"{version}.hfr"
-        pack(self.folder / "content", out, key=None, version=version, python=python, arch=arch, oldest_store=1, store=4)
+        pack(self.folder / "content", out, key=None, version=version, python=python, arch=arch, oldest_store=1, store=5)
         for key in keys:
             add_signature(out, key)
         return out
@@ -127,7 +127,7 @@ def test_what_runs_as_root_is_renewed_by_root_alone(board: Board) -> None:
     def renewing(*keys: Identity) -> State:
         python, arch = this_platform()
         out = board.state / "incoming" / "x.hfr"
-        fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 4}
+        fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 5}
         pack(board.folder / "content", out, key=None, version="2.0", system=True, **fields)
         for key in keys:
             add_signature(out, key)

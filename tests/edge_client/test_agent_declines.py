@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ import pytest
 from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.data.targets import Targets
 from hushfleet.edge_client import runtime
+from hushfleet.edge_client.board.budget_clock import LISTEN_S
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.status import sentences, status
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.fleet_messages import CarriedRounds
@@ -80,6 +84,91 @@ def test_a_spent_period_is_declined_until_it_is_over(make_bench: MakeBench, conf
     bench.until(lambda: bench.entry_status(3) == "acked")
     first, second = bench.store.ledger.entries()
     assert second.at >= first.at + 86400
+
+
+@pytest.fixture
+def spent_once(make_bench: MakeBench, config: DeviceConfig) -> Bench:
+    """A board in the field with a limit for a period, which pays for four rounds, after the first."""
+    limits = replace(config.limits, epsilon_server=4.5, per="90d", epsilon_lifetime=100.0)
+    bench = make_bench(config=replace(config, limits=limits, simulation=None))
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    return bench
+
+
+def opens(bench: Bench, round: int) -> None:
+    public = bench.store.load_state("digits-test").public
+    bench.server.open_round(round, cohort={DEVICE: public.digest()})
+
+
+def test_after_a_start_a_board_that_nobody_tells_the_time_declines_for_an_hour(spent_once: Bench) -> None:
+    bench = spent_once
+    bench.restart()
+    opens(bench, 2)
+    bench.until(lambda: bench.server.declines != [])
+    (decline,) = bench.server.declines
+    assert decline.code == "budget"
+    assert decline.reason == (
+        f"device '{DEVICE}' may have been off for long. After a start it spends nothing until it hears from its fleet "
+        "what time it is, or has run for an hour; it takes part again, in 1 hour at the latest"
+    )
+    told = sentences(status(bench.config, bench.store))["privacy"]
+    assert told.endswith(
+        "It may have been off for long: after a start it spends nothing until it hears from its fleet what time it is, "
+        "or for another 1 hour"
+    )
+    bench.clock.now += 3600.0
+    bench.steps(5)
+    assert "spends nothing" not in sentences(status(bench.config, bench.store))["privacy"]
+    opens(bench, 3)
+    bench.until(lambda: bench.entry_status(3) == "acked")
+
+
+def test_a_round_that_is_open_at_the_start_waits_for_the_statement_that_comes_soon(spent_once: Bench) -> None:
+    """A board that is on only at night finds its round open at each start."""
+    bench, said = spent_once, [1000.0]
+    bench.restart(witness=lambda: said[0])
+    opens(bench, 2)
+    bench.steps(100)
+    assert (bench.server.declines, bench.entry_status(2)) == ([], None)
+    said[0] = time.time()
+    bench.until(lambda: bench.entry_status(2) == "acked")
+    assert bench.server.declines == []
+
+
+def test_a_round_does_not_wait_for_a_statement_that_does_not_come(spent_once: Bench) -> None:
+    bench = spent_once
+    bench.restart(witness=lambda: 1000.0)
+    opens(bench, 2)
+    bench.steps(20)
+    bench.clock.now += LISTEN_S
+    bench.until(lambda: bench.server.declines != [])
+    assert "it takes part again, in 58 minutes at the latest" in bench.server.declines[0].reason
+
+
+def test_a_limit_for_ever_needs_no_time_and_no_wait(make_bench: MakeBench, config: DeviceConfig) -> None:
+    bench = make_bench(config=replace(config, simulation=None))
+    for round in (1, 2):
+        opens(bench, round) if round > 1 else bench.server.open_round(1)
+        bench.until(lambda: bench.entry_status(round) == "acked")  # noqa: B023
+        bench.restart(witness=lambda: 1000.0)
+    assert bench.server.declines == []
+
+
+def test_a_charge_counts_at_the_time_of_its_commit(spent_once: Bench) -> None:
+    """A training may last for hours, and a period may end in it."""
+    bench, trainer = spent_once, spent_once.agent.tasks.runtime.trainer
+    compute = trainer.gradient
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        bench.clock.now += 60.0
+        return compute(*args, **kwargs)
+
+    trainer.gradient = slowly
+    began = trainer.now()
+    opens(bench, 2)
+    bench.until(lambda: bench.entry_status(2) == "acked")
+    assert bench.store.ledger.entries()[1].at >= began + 60
 
 
 def test_no_noise_is_no_privacy_for_a_limited_device(make_bench: MakeBench, package: Package) -> None:

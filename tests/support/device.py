@@ -60,7 +60,7 @@ def package() -> Package:
 
 @pytest.fixture(scope="session")
 def linear(package: Package) -> Package:
-    """A task of one linear layer, which may evaluate heads."""
+    """A task whose model is one linear layer, so that a device chooses a head of its own."""
     model = get_model("linear", input_shape=(1, 8, 8))
     graphs = export_graphs(model)
     spec = replace(

@@ -16,6 +16,7 @@ import numpy as np
 
 from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.edge_client.agent import Agent
+from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -282,8 +283,11 @@ class Bench:
             self.server.pump()
         raise AssertionError(f"not reached in {most} steps; quarantine: {self.agent.rejected.counts}")
 
-    def restart(self, **changes: object) -> None:
-        """The device loses power and starts again with what its store holds."""
+    def restart(self, *, witness: Callable[[], float] | None = None, **changes: object) -> None:
+        """The device loses power and starts again with what its store holds.
+
+        :param witness: as in `BudgetClock`.
+        """
         self.hub.cut(DEVICE)
         self.store.close()
         if changes:
@@ -291,7 +295,12 @@ class Bench:
         self.store = DeviceStore(self.config.store_path, device=DEVICE, durable=False)
         connect, stop = (lambda will: self.hub.link(DEVICE, will)), Stop(self.clock)
         health = None if self.config.fleet is None else BoardHealth(self.config, now=self.clock())
-        self.agent = Agent(self.config, connect, self.store, clock=self.clock, stop=stop, health=health)
+        counts = BudgetClock(
+            self.store.ledger, monotonic=self.clock, witness=witness, waits=self.config.simulation is None
+        )
+        self.agent = Agent(
+            self.config, connect, self.store, clock=self.clock, stop=stop, health=health, budget_clock=counts
+        )
         self.agent.start()
 
     def entry_status(self, round: int) -> str | None:

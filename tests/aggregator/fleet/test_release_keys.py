@@ -56,7 +56,7 @@ def release(folder: Path, version: str, *, system: bool = False, content: str = 
     files.mkdir()
     (files / "a").write_text(content)
     out = folder / f"{version}.hfr"
-    fields = {"python": "cp313", "arch": "aarch64", "oldest_store": 1, "store": 4}
+    fields = {"python": "cp313", "arch": "aarch64", "oldest_store": 1, "store": 5}
     pack(files, out, key=None, version=version, system=system, **fields)
     return out
 

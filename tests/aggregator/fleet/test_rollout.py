@@ -56,7 +56,7 @@ def release(folder: Path, version: str, *, python: str = "cp313", content: str =
     files, out = folder / f"files-{version}-{content}", folder / f"{version}-{python}-{content}.hfr"
     files.mkdir(exist_ok=True)
     (files / "a").write_text(content)
-    pack_release(files, out, key=key, version=version, python=python, arch="aarch64", oldest_store=1, store=4)
+    pack_release(files, out, key=key, version=version, python=python, arch="aarch64", oldest_store=1, store=5)
     return out
 
 

@@ -1,4 +1,7 @@
-"""Counted time: a wrong clock never sets it forward, and the clock with the service's word together do."""
+"""Counted time: a wrong clock never sets it forward, and the clock with the service's word together do.
+
+After a start nothing is spent until the time was heard, or an hour was counted.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ from contextlib import closing
 
 import pytest
 
-from hushfleet.edge_client.board.budget_clock import SAVE_EVERY_S, BudgetClock
+from hushfleet.edge_client.board.budget_clock import LISTEN_S, SAVE_EVERY_S, SAVE_EVERY_WAITING_S, BudgetClock
 from hushfleet.errors import BudgetExceeded, LedgerError
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.ledger import CountedTime, Ledger
 from hushfleet.privacy.mechanism import GaussianMechanism
+from hushfleet.privacy.periods import Period
 
-TODAY, DAY = 1_750_000_000, 86400
+TODAY, HOUR, DAY = 1_750_000_000, 3600, 86400
+ONE = GaussianMechanism(4.0).charge()
+BUDGET = Budget(1e-5, 8.0, 2.0, 90 * DAY)
 
 
 class Times:
@@ -26,6 +32,24 @@ class Times:
     def run(self, seconds: float) -> None:
         self.wall, self.ran = self.wall + seconds, self.ran + seconds
 
+    def restart(self, ledger: Ledger, clock: BudgetClock | None = None, *, off: float = 0.0) -> BudgetClock:
+        """:param clock: stopped cleanly; None: the client was killed."""
+        if clock is not None:
+            clock.save()
+        self.wall, self.ran = self.wall + off, 0.0
+        return self.clock(ledger)
+
+
+def is_free(ledger: Ledger, clock: BudgetClock) -> bool:
+    """Whether a round is allowed now; else the board must say that it has just started."""
+    try:
+        BUDGET.check(ledger, ONE, now=clock.now())
+    except BudgetExceeded as error:
+        if "After a start it spends nothing until it hears from its fleet what time it is" in str(error):
+            return False
+        raise
+    return True
+
 
 @pytest.fixture
 def ledger():
@@ -37,7 +61,7 @@ def ledger():
 
 def charge(ledger: Ledger, at: int, round: int | None = None) -> None:
     ledger._connection.execute("BEGIN")
-    of = at if round is None else round
+    of = len(ledger.entries()) if round is None else round
     ledger.charge(GaussianMechanism(4.0).charge(), task="t", round=of, payload_digest=bytes(32), at=at)
     ledger._connection.execute("COMMIT")
 
@@ -124,13 +148,17 @@ def test_what_was_charged_by_a_clock_that_was_behind_counts_as_of_the_first_word
         clock = times.clock(ledger)
     times.wall = TODAY
     assert clock.now() == TODAY
-    assert [entry.at for entry in ledger.entries()] == 4 * [TODAY]
+    assert [entry.at for entry in ledger.entries()] == 4 * [TODAY - 600], "ten minutes before that"
     with pytest.raises(BudgetExceeded, match="takes part again, in"):
         budget.check(ledger, one, now=clock.now())
-    times.wall = times.said = TODAY + 200 * DAY  # without power
+    times.run(DAY)
+    times.said = times.wall
+    clock.now()
+    times.wall += 200 * DAY  # without power
     clock = times.clock(ledger)
+    times.said = times.wall
     budget.check(ledger, one, now=clock.now())
-    assert ledger.entries()[0].at == TODAY, "only the first time"
+    assert ledger.entries()[0].at == TODAY - 600, "only the first time"
 
 
 def test_a_clock_that_is_right_moves_no_charge(ledger: Ledger) -> None:
@@ -172,3 +200,170 @@ def test_before_the_first_charge_the_clock_counts(ledger: Ledger) -> None:
     assert times.clock(ledger).now() == 5
     times.wall = TODAY
     assert times.clock(ledger).now() == TODAY
+
+
+def started_again(ledger: Ledger, *, off: float = 100 * DAY) -> tuple[Times, BudgetClock]:
+    """A board that has heard the time and was charged once, was off, and starts."""
+    times = Times()
+    clock = times.clock(ledger)
+    times.said = times.wall
+    charge(ledger, clock.now())
+    clock = times.restart(ledger, clock, off=off)
+    clock.tick()
+    return times, clock
+
+
+def test_after_a_start_nothing_is_spent_until_a_statement_agrees_with_the_clock(ledger: Ledger) -> None:
+    times, clock = started_again(ledger)
+    assert not is_free(ledger, clock)
+    times.said += DAY
+    times.run(60.0)
+    assert not is_free(ledger, clock), "a statement of long ago, which somebody kept"
+    times.said = times.wall - 7 * HOUR
+    assert is_free(ledger, clock)
+    assert clock.now() == times.said
+    assert ledger.counted() == CountedTime(TODAY, int(times.said), True, 7 * HOUR, 0)
+
+
+def test_a_statement_of_before_the_start_ends_no_wait_also_if_the_clock_stood_with_it(ledger: Ledger) -> None:
+    times, clock = started_again(ledger)
+    times.wall = times.said + 60  # as saved at the shutdown
+    assert not is_free(ledger, clock)
+    times.run(HOUR - 1)
+    assert not is_free(ledger, clock)
+    times.run(1)
+    assert is_free(ledger, clock), "the hour is over"
+
+
+def test_the_hour_is_not_shorter_because_the_clock_and_an_earlier_statement_set_the_time_forward(
+    ledger: Ledger,
+) -> None:
+    times, clock = started_again(ledger, off=0.0)
+    times.said = TODAY + DAY  # heard in the last minute
+    clock = times.restart(ledger)
+    times.wall = TODAY + DAY
+    assert clock.now() == TODAY + DAY
+    assert not is_free(ledger, clock)
+    times.run(HOUR)
+    assert is_free(ledger, clock)
+
+
+def test_a_board_that_nobody_tells_the_time_waits_for_an_hour(ledger: Ledger) -> None:
+    times = Times()
+
+    def started() -> BudgetClock:
+        return BudgetClock(ledger, wall=lambda: times.wall, monotonic=lambda: times.ran)
+
+    clock = started()
+    assert is_free(ledger, clock), "before the first charge there is nothing to spend twice"
+    charge(ledger, clock.now())
+    assert is_free(ledger, clock)
+    clock = started()
+    assert not is_free(ledger, clock)
+    assert not clock.listens(), "nothing can come"
+    times.run(HOUR)
+    assert is_free(ledger, clock)
+    assert ledger.counted().lag == 0, "nothing ever sets its time forward"
+
+
+def test_a_simulation_waits_for_nothing(ledger: Ledger) -> None:
+    times = Times()
+    charge(ledger, times.clock(ledger).now())
+    assert is_free(ledger, BudgetClock(ledger, wall=lambda: times.wall, monotonic=lambda: times.ran, waits=False))
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_board_that_restarts_every_fifty_minutes_neither_starves_nor_skips_the_wait(
+    ledger: Ledger, killed: bool
+) -> None:
+    times, clock = started_again(ledger)
+    free = []
+    for _ in range(6):
+        minutes = []
+        for minute in range(50):
+            if is_free(ledger, clock):
+                minutes.append(minute)
+            times.run(60.0)
+        free.append(len(minutes))
+        if minutes:
+            charge(ledger, clock.now())  # and what follows is another start of a board that has spent
+        clock = times.restart(ledger, None if killed else clock, off=600.0)
+    assert free[::2] == 3 * [0], "each second run is within the hour"
+    lost = SAVE_EVERY_WAITING_S // 60 if killed else 0
+    assert all(40 - lost <= each <= 40 for each in free[1::2])
+
+
+def test_a_clean_stop_loses_no_time(ledger: Ledger) -> None:
+    times, clock = started_again(ledger, off=0.0)
+    times.run(HOUR + 1711.0)
+    clock = times.restart(ledger, clock)
+    assert clock.now() == TODAY + HOUR + 1711
+    times.run(47.0)
+    assert times.restart(ledger).now() == TODAY + HOUR + 1711, "a kill does"
+
+
+def test_a_round_may_wait_two_minutes_for_the_statement(ledger: Ledger) -> None:
+    times, clock = started_again(ledger)
+    assert clock.listens()
+    times.run(LISTEN_S - 1)
+    assert clock.listens()
+    times.run(1)
+    assert not clock.listens(), "it is declined, and says for how long"
+    times, clock = started_again(ledger)
+    times.said = times.wall
+    assert not clock.listens(), "it is allowed"
+
+
+def test_while_the_lag_is_not_known_charges_count_for_a_whole_periods_length(ledger: Ledger) -> None:
+    """A board that is far behind would else spend two of its periods in a minute, and then a true one."""
+    times, clock = started_again(ledger)
+    period = Period.of(TODAY, BUDGET.period_s)
+    times.run(period.stop - 60 - TODAY)
+    rounds = 0
+    while is_within_limit(ledger, clock):
+        rounds += 1
+        charge(ledger, clock.now(), rounds)
+    assert rounds == 3
+    times.run(120.0)
+    assert clock.now() > period.stop
+    with pytest.raises(BudgetExceeded, match="in 90 days of its own time"):
+        BUDGET.check(ledger, ONE, now=clock.now())
+    times.run(DAY)
+    lost = times.wall - clock.now()
+    times.said = times.wall
+    assert clock.now() == times.wall
+    assert {entry.at for entry in ledger.entries()[1:]} == {period.stop - 60 + lost}, "as long ago as it was"
+    times.run(90 * DAY)
+    assert is_within_limit(ledger, clock)
+
+
+def is_within_limit(ledger: Ledger, clock: BudgetClock) -> bool:
+    try:
+        BUDGET.check(ledger, ONE, now=clock.now())
+    except BudgetExceeded:
+        return False
+    return True
+
+
+def test_a_charge_counts_no_earlier_than_it_may_have_been_made(ledger: Ledger) -> None:
+    """The last statement is 20 hours old, and the clock may be right: so may a period that begins in between."""
+    times, clock = started_again(ledger, off=10 * DAY)
+    times.said = times.wall - 20 * HOUR
+    charge(ledger, clock.now())
+    assert clock.now() == TODAY + 10 * DAY - 20 * HOUR
+    times.run(5.0)
+    charge(ledger, clock.now())
+    made = [TODAY, TODAY + 10 * DAY, TODAY + 10 * DAY + 5]
+    assert [entry.at for entry in ledger.entries()] == made
+    times.said = times.wall
+    assert clock.now() == TODAY + 10 * DAY + 5
+    assert [entry.at for entry in ledger.entries()] == made, "they were sure, and stay"
+
+
+def test_a_damaged_time_of_an_entry_stops_the_rounds(ledger: Ledger) -> None:
+    times, clock = started_again(ledger)
+    times.run(HOUR)
+    charge(ledger, clock.now())
+    ledger._connection.execute("UPDATE privacy_ledger_unsure SET at = 'x'")
+    with pytest.raises(LedgerError, match="the counted time of device 'board-7' is damaged"):
+        BUDGET.check(ledger, ONE, now=clock.now())

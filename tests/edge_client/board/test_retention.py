@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hushfleet.edge_client import state_files
 from hushfleet.edge_client.board import retention
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.retention import DAY_S, LOOK_S, Retention
@@ -89,7 +90,7 @@ def test_a_wrong_clock_deletes_nothing(images: Path, days: tuple[float, ...]) ->
 def test_a_note_that_is_broken_or_lost_begins_a_new_day(images: Path) -> None:
     section, wall = OwnDataSection("folder", str(images), keep="1d"), Wall()
     looks(section, wall, 0)
-    note = images.parent / "state" / retention.FILE_NAME
+    note = images.parent / "state" / state_files.RETENTION
     for content in (b"", b"[]", b'{"looked": "x"}', b"\xff"):
         note.write_bytes(content)
         looks(section, wall, 500)

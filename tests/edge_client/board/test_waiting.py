@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.waiting import FILE_NAME, SILENT_S, WaitingNote, advice_on_silence, read_waiting
+from hushfleet.edge_client.board.waiting import SILENT_S, WaitingNote, advice_on_silence, read_waiting
+from hushfleet.edge_client.state_files import WAITING
 from hushfleet.edge_client.status import format_status, status
 from hushfleet.wire.format.messages import NotEnrolled, ServerState
 from support.device import config, make_bench, package  # noqa: F401
@@ -22,12 +23,12 @@ MakeBench = Callable[..., Bench]
 
 def test_the_note_is_written_when_it_changes(tmp_path: Path) -> None:
     clock = Clock()
-    note = WaitingNote(tmp_path / FILE_NAME, {}, clock=clock)
+    note = WaitingNote(tmp_path / WAITING, {}, clock=clock)
     assert read_waiting(tmp_path) is None
     note.is_("broker", "the broker: refused")
     first = read_waiting(tmp_path)
     assert first is not None
-    (tmp_path / FILE_NAME).unlink()
+    (tmp_path / WAITING).unlink()
     clock.now += 100
     note.is_("broker", "the broker: refused")
     assert read_waiting(tmp_path) is None, "nothing is written again"
@@ -35,7 +36,7 @@ def test_the_note_is_written_when_it_changes(tmp_path: Path) -> None:
     again = read_waiting(tmp_path)
     assert again is not None
     assert again.since == pytest.approx(first.since - 100, abs=5), "it is the same wait"
-    (tmp_path / FILE_NAME).write_text(json.dumps({"kind": "broker"}))
+    (tmp_path / WAITING).write_text(json.dumps({"kind": "broker"}))
     assert read_waiting(tmp_path) is None
 
 

@@ -61,7 +61,7 @@ class Board:
 
     def packed(self, version: str, *keys: Identity, system: bool = False) -> Path:
         out, (python, arch) = self.folder / f"{version}.hfr", this_platform()
-        fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 4}
+        fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 5}
         pack(self.folder / "content", out, key=None, version=version, system=system, **fields)
         for key in keys:
             add_signature(out, key)

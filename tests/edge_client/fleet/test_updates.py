@@ -47,7 +47,7 @@ def release(out: Path, version: str, *, key: Any = KEY, kib: int = 1, **changes:
     content = out.with_suffix(".content")
     content.mkdir(exist_ok=True)
     (content / "noise").write_bytes(os.urandom(1024 * kib))  # nothing that xz makes smaller
-    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 4, **changes}
+    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 5, **changes}
     pack(content, out, key=key, version=version, **fields)
     return out.read_bytes()
 

@@ -13,13 +13,10 @@ import numpy as np
 import pytest
 
 from hushfleet.edge_client.__main__ import main
-from hushfleet.edge_client.board import notes, waiting
-from hushfleet.edge_client.board.config import TLS_CERTIFICATE_FILE, TLS_KEY_FILE
-from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.edge_client.fleet.release_check import check_release
+from hushfleet.edge_client.state_files import REMNANTS
 from hushfleet.edge_client.storage.round_commit import RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.storage.store_file import REMNANTS
 from hushfleet.errors import LostStore, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.mechanism import GaussianMechanism
@@ -68,6 +65,13 @@ def test_no_ledger_begins_at_zero_beside_a_remnant(path: Path, remnant: str) -> 
     assert not path.exists()
 
 
+def test_a_link_to_a_disk_that_is_not_mounted_is_no_first_start(path: Path, tmp_path: Path) -> None:
+    path.symlink_to(tmp_path / "disk" / "store.sqlite")
+    with pytest.raises(LostStore, match=r"is missing, but beside it there is still store\.sqlite\."):
+        DeviceStore(path, device="bench-01")
+    assert not (tmp_path / "disk").exists()
+
+
 def test_the_lock_alone_tells_that_there_was_a_store(path: Path) -> None:
     spend(path)
     path.unlink()
@@ -78,12 +82,6 @@ def test_the_lock_alone_tells_that_there_was_a_store(path: Path) -> None:
             DeviceStore(path, device="bench-01")
     with pytest.raises(LostStore, match="is missing"):
         DeviceStore(path, device="bench-01", inspect=True)
-
-
-def test_the_list_has_all_that_a_client_writes(tmp_path: Path) -> None:
-    update = Installed(tmp_path, tmp_path)._file.name
-    written = {waiting.FILE_NAME, notes.DATA, notes.TRAINING, TLS_KEY_FILE, TLS_CERTIFICATE_FILE, update}
-    assert written == set(REMNANTS) - {"trial.sqlite", "data.txt", "retention.json"}
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class Board:
         put_client(payload, check)
         (payload / "__main__.py").write_text("print('the client')\n")
         release = folder / "a.hfr"
-        pack(payload, release, key=key, version="1.2.3", python=PYTHON, arch=ARCH, oldest_store=1, store=4)
+        pack(payload, release, key=key, version="1.2.3", python=PYTHON, arch=ARCH, oldest_store=1, store=5)
         card = Card(
             device="greenhouse-07",
             release=release,

@@ -40,7 +40,7 @@ def test_after_installations_that_failed_at_once_releases_are_installed_again(tm
     (tmp_path / "content" / "whole").write_text("whole")
     for version in ("1.0", "2.0"):
         out = tmp_path / f"{version}.hfr"
-        pack(tmp_path / "content", out, key=key, version=version, python=python, arch=arch, oldest_store=1, store=4)
+        pack(tmp_path / "content", out, key=key, version=version, python=python, arch=arch, oldest_store=1, store=5)
     Slots(opt, state).first(tmp_path / "1.0.hfr", prove=runs)
     (opt / "slots.pyz").write_bytes(slots_archive())
     put_trust(opt, key.public_key.hex())

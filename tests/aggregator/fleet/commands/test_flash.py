@@ -56,7 +56,7 @@ def fleet(tmp_path: Path) -> FleetFolder:
         registry.add(counted("greenhouse", 40, known=[], board="raspberry-pi-4-4gb", place="", wifi="home"))
         for python in ("cp313", "cp311"):
             out = tmp_path / "a.hfr"
-            pack(payload, out, key=key, version="1.2.3", python=python, arch="aarch64", oldest_store=1, store=4)
+            pack(payload, out, key=key, version="1.2.3", python=python, arch="aarch64", oldest_store=1, store=5)
             add_release(folder, registry, out)
     return folder
 
