@@ -151,7 +151,7 @@ def test_a_line_that_nobody_has_signed_comes_in_beside_no_signed_one(folder: Fle
     before = trust(folder)
     run("release-key", "rotate", folder.path, "--root-key", folder.root_key, "--next-root", heir)
     (second,) = read_keys(folder.release_keys.read_text())
-    run("release-key", "rotate", folder.path, "--key", Identity.generate().public_key.hex(), "--next-root", "ab" * 32)
+    run("release-key", "rotate", folder.path, "--key", Identity.generate().public_key.hex(), "--next-root", "cd" * 32)
     waits = folder.path / "release_keys.unsigned"
     (third,) = read_keys(waits.read_text())
     third = Signed(replace(third.statement, next_root="")).with_signature(load(heir))
