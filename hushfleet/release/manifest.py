@@ -63,6 +63,7 @@ class Manifest:
     :param oldest_store: the oldest schema of a board's store that it can upgrade.
     :param store: the schema after the upgrade.
     :param downgrade_from: versions from which a board may go to this one, even if it has had a newer one; mostly empty.
+        They are withdrawn: a board on which this release was good takes none up to the highest of them.
     :param downgrade_serial: rises with each such permission, so that older permissions end: unix seconds of the
         signing. 0 if `downgrade_from` is empty.
     :param wheels: file name -> SHA-256 (hex) of each wheel in the payload. Boards do not use it, because
@@ -110,6 +111,10 @@ class Manifest:
     def order(self) -> tuple[int, ...]:
         """The version as numbers, for comparisons: 0.3 is 0.3.0.0."""
         return version_order(self.version)
+
+    def is_downgrade_from(self, version: str) -> bool:
+        """Returns whether it is signed as a downgrade from this version."""
+        return version_order(version) in map(version_order, self.downgrade_from)
 
     def to_bytes(self) -> bytes:
         """Encodes the manifest as JSON with sorted keys."""
@@ -227,9 +232,16 @@ def manifest_length(start: bytes) -> int:
 
 
 def version_order(version: str) -> tuple[int, ...]:
-    """Returns four numbers for the comparison of versions: 0.3 is 0.3.0.0."""
+    """Returns four numbers for the comparison of versions: 0.3 is 0.3.0.0; none for an empty text, below all others."""
+    if not version:
+        return ()
     numbers = [int(number) for number in version.split(".")]
     return tuple(numbers + [0] * (4 - len(numbers)))
+
+
+def highest(versions: Iterable[str]) -> str:
+    """Returns the highest of these versions; empty if there is none."""
+    return max(versions, key=version_order, default="")
 
 
 def signatures_length(count: bytes) -> int:

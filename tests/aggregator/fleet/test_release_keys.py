@@ -16,7 +16,7 @@ from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import keys_in_force, trust
 from hushfleet.aggregator.fleet.releases import add_release, releases
-from hushfleet.aggregator.fleet.rollout import begin, change
+from hushfleet.aggregator.fleet.rollout import begin, change, current
 from hushfleet.aggregator.fleet.telling_newest import SIGN_EVERY_S, TELL_AGAIN_S, TellingNewest
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadSignature, Malformed
@@ -326,3 +326,20 @@ def test_every_release_that_the_fleet_knows_was_signed_by_enough(told: Told, tmp
     with pytest.raises(Malformed):
         add_release(told.folder, told.registry, cut)
     assert releases(told.registry) == []
+
+
+def test_the_commands_say_what_was_withdrawn(folder: FleetFolder, tmp_path: Path) -> None:
+    for version, named in (("3.0", ()), ("2.0.1", ("3.0",))):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "a").write_text(version)
+        fields = {"python": "cp313", "arch": "aarch64", "oldest_store": 1, "store": 4, "downgrade_serial": len(named)}
+        out = tmp_path / f"{version}.hfr"
+        pack(tmp_path / version, out, key=load(folder.release_key), version=version, downgrade_from=named, **fields)
+        listed = run("release", folder.path, out)
+    assert [line.endswith("  withdrawn") for line in listed.splitlines()] == [True, False], listed
+    assert "withdraws all others up to 3.0" in refused("rollout", folder.path, "--to", "3.0")
+    run("rollout", folder.path, "--newest")
+    with FleetRegistry(folder.path) as registry:
+        rollout = current(registry)
+    assert rollout is not None
+    assert rollout.version == "2.0.1"
