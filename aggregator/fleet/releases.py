@@ -83,7 +83,7 @@ def releases(registry: FleetRegistry) -> list[FleetRelease]:
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """What the operator has withdrawn by signing releases as downgrades; `slots.py` has the boards' rule.
+    """The versions that the operator has withdrawn by signing releases as downgrades; `slots.py` has the boards' rule.
 
     :param by: the version that was signed last as a downgrade; boards that have followed it take no other up to
         `up_to`.

@@ -50,13 +50,13 @@ def refused(*words: str | Path) -> str:
     return f"{done.output} {done.exception}"
 
 
-def release(folder: Path, version: str, *, system: bool = False, content: str = "x") -> Path:
+def release(folder: Path, version: str, *, system: bool = False, content: str = "x", **manifest: Any) -> Path:
     """One that nobody has signed, as `fleet bundle --unsigned` leaves it."""
     files = folder / f"files-{version}"
     files.mkdir()
     (files / "a").write_text(content)
     out = folder / f"{version}.hfr"
-    fields = {"python": "cp313", "arch": "aarch64", "oldest_store": 1, "store": 4}
+    fields = {"python": "cp313", "arch": "aarch64", "oldest_store": 1, "store": 4, **manifest}
     pack(files, out, key=None, version=version, system=system, **fields)
     return out
 
@@ -328,14 +328,15 @@ def test_every_release_that_the_fleet_knows_was_signed_by_enough(told: Told, tmp
     assert releases(told.registry) == []
 
 
+def signed(folder: FleetFolder, file: Path) -> Path:
+    run("sign", file, "--key", folder.release_key, "--yes")
+    return file
+
+
 def test_the_commands_say_what_was_withdrawn(folder: FleetFolder, tmp_path: Path) -> None:
-    for version, named in (("3.0", ()), ("2.0.1", ("3.0",))):
-        (tmp_path / version).mkdir()
-        (tmp_path / version / "a").write_text(version)
-        fields = {"python": "cp313", "arch": "aarch64", "oldest_store": 1, "store": 4, "downgrade_serial": len(named)}
-        out = tmp_path / f"{version}.hfr"
-        pack(tmp_path / version, out, key=load(folder.release_key), version=version, downgrade_from=named, **fields)
-        listed = run("release", folder.path, out)
+    run("release", folder.path, signed(folder, release(tmp_path, "3.0")))
+    back = release(tmp_path, "2.0.1", downgrade_from=("3.0",), downgrade_serial=1)
+    listed = run("release", folder.path, signed(folder, back))
     assert [line.endswith("  withdrawn") for line in listed.splitlines()] == [True, False], listed
     assert "withdraws all others up to 3.0" in refused("rollout", folder.path, "--to", "3.0")
     run("rollout", folder.path, "--newest")
@@ -343,3 +344,15 @@ def test_the_commands_say_what_was_withdrawn(folder: FleetFolder, tmp_path: Path
         rollout = current(registry)
     assert rollout is not None
     assert rollout.version == "2.0.1"
+
+
+def test_what_was_withdrawn_is_not_told_as_the_newest(told: Told, tmp_path: Path) -> None:
+    add_release(told.folder, told.registry, signed(told.folder, release(tmp_path, "3.0")))
+    begin(told.registry, "3.0", now=NOW)
+    change(told.registry, "paused")
+    told.after(1.0)
+    assert told.word.versions == {"cp313-aarch64": "3.0"}
+    back = release(tmp_path, "2.0.1", downgrade_from=("3.0",), downgrade_serial=1)
+    add_release(told.folder, told.registry, signed(told.folder, back))
+    told.after(1.0)
+    assert told.word.versions == {}

@@ -222,6 +222,18 @@ def test_a_roll_out_of_what_was_withdrawn_meanwhile_does_not_go_on(desk: Desk, t
     assert change(desk.registry, "cancelled").state == "cancelled"
 
 
+def test_a_roll_out_of_what_is_withdrawn_stops(desk: Desk, tmp_path: Path) -> None:
+    add_release(desk.folder, desk.registry, release(tmp_path, "3.0"))
+    begin(desk.registry, "3.0", now=NOW)
+    serving, one = Serving(desk), desk.devices[0]
+    downgrade(desk, tmp_path, "2.0.1", "3.0", serial=5)
+    desk.say(one, at=NOW)
+    assert (serving.look(NOW), serving.offers) == ("stopped", [])
+    rollout = current(desk.registry)
+    assert rollout is not None
+    assert rollout.reason.startswith("release 2.0.1 is signed as a downgrade, which withdraws all others up to 3.0")
+
+
 def test_the_fleet_withdraws_what_boards_refuse_that_have_followed_it(desk: Desk, tmp_path: Path) -> None:
     for version in ("1.0", "2.9", "3.0", "3.0.1"):
         add_release(desk.folder, desk.registry, release(tmp_path, version))
