@@ -154,7 +154,7 @@ def _roster(
     checked_file(out)
     check_name(federation, "the federation's name")
     with _opened(run) as register:
-        keys = {row.device: row.public_key for row in register.devices() if row.public_key and row.blocked is None}
+        keys = register.roster_keys()
     if not keys:
         raise BadInput(f"{run} knows no device by its key, so there is no list to write")
     content = RosterContent.of(keys, federation=federation, honest_fraction=honest_fraction, min_devices=min_devices)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.errors import BadInput
+from hushfleet.public_keys import can_have_owner, parse_public_key
 from hushfleet.schema import read_file
-from hushfleet.wire.format.identity import KEY_BYTES, can_have_owner
 from hushfleet.wire.format.topics import check_name
 
 BY_CERTIFICATE = "certificate"
@@ -27,7 +27,7 @@ def read_devices(path: Path) -> list[KnownDevice]:
         if not DeviceRegister.exists(path):
             raise BadInput(f"--devices {path}: the folder has no {DeviceRegister.file_of(path).name}, so no devices")
         with DeviceRegister(path) as register:
-            return register.devices()
+            return [_checked(path, row) for row in register.devices()]
     content = read_file(path)
     listed = content.get("devices") if isinstance(content, dict) else None
     if not isinstance(listed, dict) or not listed:
@@ -36,16 +36,18 @@ def read_devices(path: Path) -> list[KnownDevice]:
 
 
 def parse_key(text: str, what: str) -> bytes:
-    """Parses a public key. Raises `BadInput`, which names `what`."""
-    try:
-        key = bytes.fromhex(text)
-    except ValueError:
-        key = b""
-    if len(key) != KEY_BYTES:
-        raise BadInput(f"{what} must be {2 * KEY_BYTES} hex digits, as `status` prints them on the board, not {text!r}")
-    if not can_have_owner(key):
-        raise BadInput(f"{what} is {text!r}, which no board can own; take the key that `status` prints on the board")
-    return key
+    """Parses the public key of a board. Raises `BadInput`, which names `what`."""
+    return parse_public_key(text, what, owner="no board", printed_by="`hushfleet-edge status` on the board")
+
+
+def _checked(run: Path, row: KnownDevice) -> KnownDevice:
+    """Returns a device of an earlier run; an earlier version may have taken a key that nobody can own."""
+    if row.public_key is not None and not can_have_owner(row.public_key):
+        raise BadInput(
+            f"--devices {run}: the key of {row.device} is {row.public_key.hex()}, which no board can own; remove it: "
+            f"hushfleet devices forget {run} {row.device}"
+        )
+    return row
 
 
 def _device(path: Path, name: str, value: object) -> KnownDevice:

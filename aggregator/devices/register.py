@@ -15,6 +15,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from hushfleet.errors import BadInput
+from hushfleet.public_keys import can_have_owner
 from hushfleet.sqlite_file import Row, SqliteFile
 
 SCHEMA_VERSION = 4
@@ -130,6 +131,14 @@ class DeviceRegister(SqliteFile):
     def devices(self) -> list[KnownDevice]:
         """Returns all entries, by id."""
         return [_known(row) for row in self.rows(f"{_SELECT} ORDER BY id")]
+
+    def roster_keys(self) -> dict[str, bytes]:
+        """Returns the keys of the accepted devices, by id, for a roster.
+
+        An earlier version may have added a device with a key that nobody can own: it can never take part.
+        """
+        accepted = {row.device: row.public_key for row in self.devices() if row.blocked is None}
+        return {device: key for device, key in accepted.items() if key is not None and can_have_owner(key)}
 
     def device(self, device: str) -> KnownDevice | None:
         row = self.row(f"{_SELECT} WHERE id = ?", (device,))

@@ -8,13 +8,21 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import hushfleet
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.release_keys import keys_in_force, trust
-from hushfleet.aggregator.fleet.releases import FleetRelease, add_release, find_release, releases
+from hushfleet.aggregator.fleet.releases import (
+    FleetRelease,
+    Withdrawal,
+    add_release,
+    find_release,
+    offered_releases,
+    releases,
+)
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, BadSignature, HushfleetError
 from hushfleet.firmware_profiles import load_board
@@ -25,6 +33,7 @@ from hushfleet.firmware_profiles.cards.stock_image import System
 from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.progress import doing
 from hushfleet.release import add_signature
+from hushfleet.release.manifest import VERSION, version_order
 from hushfleet.schema import read_file
 
 _OLD_PYTHON = "3.11"  # the Python of Raspberry Pi OS Bookworm, the newest system that `firstrun` supports
@@ -129,8 +138,8 @@ def require_python(python: str) -> None:
 
 
 def release_for(registry: FleetRegistry, target: ReleasePlatform) -> FleetRelease | None:
-    """Returns the newest release for `target` that the fleet knows; None if there is none."""
-    return next((each for each in releases(registry) if each.platform == target.platform), None)
+    """Returns the newest release for `target` that was not withdrawn; None if there is none."""
+    return next((each for each in offered_releases(registry) if each.platform == target.platform), None)
 
 
 def build_release(
@@ -148,8 +157,17 @@ def build_release(
 
     The keys that are in the fleet's folder sign it. It stays in `unsigned` until `add_release` takes it.
 
-    Raises `BadInput` if the version exists already, or is in `unsigned`, or if wheels are missing.
+    Raises `BadInput` if the version exists already, is in `unsigned` or was withdrawn, or if wheels are missing.
     """
+    for each in (version, *downgrade_from):
+        if not VERSION.fullmatch(each):
+            raise BadInput(f"{each!r} is no version of a release: write two to four numbers, such as 0.3.1")
+    withdrawn = Withdrawal.of(releases(registry))
+    if withdrawn is not None and not downgrade_from and withdrawn.includes(version):
+        raise BadInput(
+            f"{withdrawn}. Build {version} with a version above {withdrawn.up_to} (hushfleet fleet bundle --version), "
+            f"or for boards that run {withdrawn.by}: --downgrade-from {withdrawn.by}"
+        )
     if find_release(registry, version, target.platform) is not None:
         raise BadInput(
             f"release {version} for {target.platform} exists already; boards know a release by its version: name "
@@ -169,9 +187,8 @@ def build_release(
             arch=target.arch,
             version=version,
             wheels=wheels,
-            downgrade_from=downgrade_from,
-            downgrade_serial=_next_serial(registry) if downgrade_from else 0,
             system=system,
+            **_downgrade(registry, version, downgrade_from),
         )
     for key in (folder.release_key, folder.root_key)[: 1 + system] if sign else ():
         if key.exists():
@@ -206,9 +223,19 @@ def describe_signing(folder: FleetFolder, out: Path) -> str:
     )
 
 
-def _next_serial(registry: FleetRegistry) -> int:
-    """Returns a serial above all earlier ones, even if a clock was set back."""
-    return max([int(time.time()), *(1 + each.manifest.downgrade_serial for each in releases(registry))])
+def _downgrade(registry: FleetRegistry, version: str, named: Sequence[str]) -> dict[str, Any]:
+    """Returns the manifest's fields of a downgrade from the `named` versions; none if there are none.
+
+    The serial is above all earlier ones, even if a clock was set back. A board that was away may still run a version
+    that an earlier downgrade has withdrawn: it may come from there, too, and the version stays withdrawn.
+    """
+    if not named:
+        return {}
+    known = [each.manifest for each in releases(registry)]
+    earlier = (each for manifest in known for each in manifest.downgrade_from)
+    above = (each for each in earlier if version_order(each) > version_order(version))
+    serial = max([int(time.time()), *(1 + manifest.downgrade_serial for manifest in known)])
+    return {"downgrade_from": tuple(dict.fromkeys([*named, *above])), "downgrade_serial": serial}
 
 
 def card_of(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import string
 from pathlib import Path
 
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput
-from hushfleet.wire.format.identity import KEY_BYTES, Identity
+from hushfleet.public_keys import KEY_TEXT, parse_public_key
+from hushfleet.wire.format.identity import Identity
 
 
 def operator(folder: FleetFolder) -> Identity | None:
@@ -64,8 +64,8 @@ def read_public(text: str, option: str) -> bytes:
     Raises `BadInput`.
     """
     file = Path(text)
-    if _is_public(text):
-        return bytes.fromhex(text)
+    if KEY_TEXT.fullmatch(text):
+        return parse_public_key(text, option)
     if not file.is_file():
         raise BadInput(
             f"{option} {text!r} is neither a file nor 64 hex digits; make a key where it is to stay: hushfleet fleet "
@@ -79,12 +79,4 @@ def _public(folder: FleetFolder) -> bytes:
         text = folder.operator_public.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{folder.operator_public} cannot be read: {error}") from error
-    if not _is_public(text):
-        raise BadInput(
-            f"{folder.operator_public} must hold the operator's public key, 64 hex digits, not {text[:80]!r}"
-        )
-    return bytes.fromhex(text)
-
-
-def _is_public(text: str) -> bool:
-    return len(text) == 2 * KEY_BYTES and set(text) <= set(string.hexdigits)
+    return parse_public_key(text, f"the operator's public key in {folder.operator_public}")

@@ -13,7 +13,7 @@ from hushfleet import atomic_file
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.keys import read_public
 from hushfleet.aggregator.storage.identity_file import load, load_or_create
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, WireError
 from hushfleet.release import ReleaseKeys, Signed, Trust
 from hushfleet.release.statements import read_keys
 from hushfleet.wire.format.identity import Identity
@@ -28,7 +28,13 @@ def trust(folder: FleetFolder) -> Trust:
             f"there is no {folder.root_public}: this fleet was made by an earlier version, which had no root key. Make "
             "a new fleet (hushfleet fleet init), and new cards"
         )
-    return Trust.read(folder.root_public, folder.release_keys)
+    found = Trust.read(folder.root_public, folder.release_keys)
+    if found.keys is None and folder.release_keys.exists():  # else the next statement would get a number that was used
+        try:
+            read_keys(folder.release_keys.read_text("utf-8"))
+        except (OSError, ValueError, WireError) as error:
+            raise BadInput(f"{folder.release_keys} cannot be used: {error}. Restore it from a backup") from error
+    return found
 
 
 def keys_in_force(folder: FleetFolder) -> ReleaseKeys:

@@ -14,6 +14,7 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import trust
 from hushfleet.errors import BadInput
 from hushfleet.release import Manifest, SignedManifest, check_payload, read_head
+from hushfleet.release.manifest import highest, version_order
 
 _COLUMNS = "version, platform, file, head, digest, size"
 
@@ -80,14 +81,68 @@ def releases(registry: FleetRegistry) -> list[FleetRelease]:
     return sorted(found, key=lambda each: (each.order, each.platform), reverse=True)
 
 
+@dataclass(frozen=True)
+class Withdrawal:
+    """The versions that the operator has withdrawn by signing releases as downgrades; `slots.py` has the boards' rule.
+
+    :param by: the version that was signed last as a downgrade; boards that have followed it take no other up to
+        `up_to`.
+    :param up_to: the highest version from which any release is signed as a downgrade.
+    """
+
+    by: str
+    up_to: str
+
+    @classmethod
+    def of(cls, found: Sequence[FleetRelease]) -> Withdrawal | None:
+        """Returns None if none of these releases is signed as a downgrade."""
+        signed = [each.manifest for each in found if each.manifest.downgrade_from]
+        if not signed:
+            return None
+        last = max(signed, key=lambda each: each.downgrade_serial)
+        return cls(last.version, highest(version for each in signed for version in each.downgrade_from))
+
+    def includes(self, version: str) -> bool:
+        """Returns whether boards that have followed the last downgrade refuse this version."""
+        order = version_order(version)
+        return order <= version_order(self.up_to) and order != version_order(self.by)
+
+    def __str__(self) -> str:
+        return (
+            f"release {self.by} is signed as a downgrade, which withdraws all others up to {self.up_to}: boards that "
+            "have followed it refuse them"
+        )
+
+
+def offered_releases(registry: FleetRegistry, version: str | None = None) -> list[FleetRelease]:
+    """Returns the releases that boards and new cards may be given, the newest version first.
+
+    :param version: only those of this version. Raises `BadInput` if there are none, or if they were withdrawn.
+    """
+    known = releases(registry)
+    withdrawn = Withdrawal.of(known)
+    if version is None:
+        return [each for each in known if withdrawn is None or not withdrawn.includes(each.version)]
+    found = [each for each in known if each.version == version]
+    if not found:
+        versions = dict.fromkeys(each.version for each in reversed(known))
+        raise BadInput(f"there is no release {version} in this fleet; it has {', '.join(versions) or 'none'}")
+    if withdrawn is not None and withdrawn.includes(version):
+        raise BadInput(f"{withdrawn}. Build what is in {version} with a version above {withdrawn.up_to}")
+    return found
+
+
 def find_release(registry: FleetRegistry, version: str, platform: str) -> FleetRelease | None:
     row = registry.row(f"SELECT {_COLUMNS} FROM releases WHERE version = ? AND platform = ?", (version, platform))
     return None if row is None else FleetRelease(*row)
 
 
 def check_signed(folder: FleetFolder, registry: FleetRegistry, version: str | None) -> None:
-    """Raises `BadSignature` if boards, with the keys in force, would refuse release `version` (None: the newest)."""
-    found = [each for each in releases(registry) if version in (None, each.version)]
+    """Raises `BadSignature` if boards, with the keys in force, would refuse release `version` (None: the newest).
+
+    Raises `BadInput` if the release was withdrawn.
+    """
+    found = offered_releases(registry, version)
     for each in found:
         if each.version == found[0].version:
             trust(folder).verify(SignedManifest.from_bytes(each.head))

@@ -14,10 +14,12 @@ from typing import Literal
 
 from hushfleet.aggregator.fleet.folder import UpdatesPart
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import releases
+from hushfleet.aggregator.fleet.releases import offered_releases, releases
 from hushfleet.aggregator.fleet.sightings import Sighting, processes, sightings
 from hushfleet.aggregator.fleet.view import RolloutView
 from hushfleet.errors import BadInput
+from hushfleet.release import Manifest
+from hushfleet.release.manifest import VERSION, version_order
 
 STAGES = ("one board", "a share of the boards", "all boards")
 HEARD_S = 180.0
@@ -55,7 +57,8 @@ class Rollout:
 class BoardRollout:
     """The state of a board in a roll-out.
 
-    :param outcome: `away`: not heard lately; `unmanaged`: it takes no releases; `no release`: none for its platform.
+    :param outcome: `away`: not heard lately; `unmanaged`: it takes no releases; `no release`: none for its platform, or
+        one that it would refuse.
     :param good_at: unix seconds; :param offered: whether an offer was made to it.
     """
 
@@ -72,28 +75,31 @@ def current(registry: FleetRegistry) -> Rollout | None:
 
 
 def begin(registry: FleetRegistry, version: str | None, *, now: float) -> Rollout:
-    """Begins a roll-out, in place of the one before. Raises `BadInput` if there is no such release.
+    """Begins a roll-out, in place of the one before.
 
-    :param version: None: the newest.
+    :param version: None: the newest that was not withdrawn.
+
+    Raises `BadInput` if there is no such release, or if it was withdrawn.
     """
-    known = sorted({(each.order, each.version) for each in releases(registry)})
-    if not known:
+    offered = offered_releases(registry, version)
+    if not offered:
         raise BadInput("this fleet knows no release; give it one: hushfleet fleet release DIR FILE.hfr")
-    if version is not None and version not in [each for _, each in known]:
-        raise BadInput(f"there is no release {version} in this fleet; it has {', '.join(each for _, each in known)}")
-    registry.write(
-        "INSERT INTO rollouts (version, state, began) VALUES (?, 'running', ?)", (version or known[-1][1], now)
-    )
+    registry.write("INSERT INTO rollouts (version, state, began) VALUES (?, 'running', ?)", (offered[0].version, now))
     found = current(registry)
     assert found is not None
     return found
 
 
 def change(registry: FleetRegistry, state: RolloutState, reason: str = "") -> Rollout:
-    """Pauses, resumes, stops or cancels the roll-out in force. Raises `BadInput` if there is none."""
+    """Pauses, resumes, stops or cancels the roll-out in force.
+
+    Raises `BadInput` if there is none, or for one that is to go on, if its release was withdrawn.
+    """
     found = current(registry)
     if found is None or found.state == "cancelled":
         raise BadInput("there is no roll-out; begin one with: hushfleet fleet rollout DIR")
+    if state == "running":
+        offered_releases(registry, found.version)
     registry.write("UPDATE rollouts SET state = ?, reason = ? WHERE number = ?", (state, reason, found.number))
     return Rollout(found.number, found.version, state, reason, found.stage, found.began)
 
@@ -107,11 +113,11 @@ def board_rollouts(registry: FleetRegistry, rollout: Rollout, *, now: float) -> 
             "SELECT id, at, good_at FROM offered WHERE number = ?", (rollout.number,)
         )
     }
-    platforms = {each.platform for each in releases(registry) if each.version == rollout.version}
+    manifests = {each.platform: each.manifest for each in releases(registry) if each.version == rollout.version}
     _, since = processes(registry).get(LISTENING, ("", 0.0))
     boards = [board.device for board in registry.boards() if board.state == "enrolled"]
     return [
-        _board_rollout(device, rollout, heard.get(device), offered.get(device), platforms, since, now)
+        _board_rollout(device, rollout, heard.get(device), offered.get(device), manifests, since, now)
         for device in boards
     ]
 
@@ -121,12 +127,13 @@ def _board_rollout(
     rollout: Rollout,
     seen: Sighting | None,
     offered: tuple[float, float | None] | None,
-    platforms: set[str],
+    manifests: Mapping[str, Manifest],
     since: float,
     now: float,
 ) -> BoardRollout:
     """Finds the state of one board.
 
+    :param manifests: of the roll-out's release, by platform.
     :param since: start of listening (`LISTENING`), unix seconds; earlier silence does not count against a board.
     """
     at, good_at = offered or (None, None)
@@ -141,8 +148,12 @@ def _board_rollout(
         return found("good")
     if health.slot == "none":
         return found("unmanaged", "it takes no releases")
-    if health.platform not in platforms:
+    manifest = manifests.get(health.platform)
+    if manifest is None:
         return found("no release", f"there is no release {rollout.version} for {health.platform or 'it'}")
+    if at is None and _would_refuse(health.version, manifest):
+        why = f"it runs {health.version}, and release {rollout.version} is older and not signed as a downgrade from it"
+        return found("no release", why)
     tried = (health.tried, health.attempt) == (rollout.version, rollout.number)
     if at is not None and tried and health.slot == "returned":
         return found("failed", "it refused the release, or went back")
@@ -158,6 +169,12 @@ def _board_rollout(
     if at is not None:
         return found("offered")
     return found("waits" if now - heard_at < HEARD_S else "away")
+
+
+def _would_refuse(version: str, manifest: Manifest) -> bool:
+    """Returns whether a board that runs `version`, as it says itself, refuses an older release."""
+    is_newer = VERSION.fullmatch(version) is not None and version_order(version) > manifest.order
+    return is_newer and not manifest.is_downgrade_from(version)
 
 
 @dataclass(frozen=True)

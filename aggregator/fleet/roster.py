@@ -22,7 +22,7 @@ from hushfleet.wire.format.identity import Identity
 
 def wanted(folder: FleetFolder, register: DeviceRegister) -> RosterContent | None:
     """Returns the list that the operator should sign now; None if no board has enrolled."""
-    known = {row.device: row.public_key for row in register.devices() if row.blocked is None and row.public_key}
+    known = register.roster_keys()
     if not known:
         return None
     sums = folder.config.secure_sums

@@ -11,7 +11,7 @@ from hushfleet import atomic_file
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import keys_in_force
-from hushfleet.aggregator.fleet.releases import releases
+from hushfleet.aggregator.fleet.releases import offered_releases
 from hushfleet.aggregator.fleet.rollout import HEARD_S, current
 from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.sightings import sightings
@@ -97,8 +97,12 @@ class TellingNewest(ServicePart):
         return line
 
     def _versions(self) -> dict[str, str]:
-        """Returns the version that boards should run, by platform: the release of the roll-out in force."""
+        """Returns the version that boards should run, by platform: the release of the roll-out in force.
+
+        There is none if it was withdrawn.
+        """
         rollout = current(self._registry)
         if rollout is None or rollout.state not in ("running", "paused"):
             return {}
-        return {each.platform: each.version for each in releases(self._registry) if each.version == rollout.version}
+        offered = offered_releases(self._registry)
+        return {each.platform: each.version for each in offered if each.version == rollout.version}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import find_release, mapped, releases
+from hushfleet.aggregator.fleet.releases import Withdrawal, find_release, mapped, releases
 from hushfleet.aggregator.fleet.rollout import HEARD_S, LISTENING, Rollout, board_rollouts, change, current, next_step
 from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, KeyOf, processes, sightings
@@ -83,7 +83,11 @@ class Updating(ServicePart):
             self._registry.write("INSERT OR REPLACE INTO processes VALUES (?, 'running', ?)", (LOOKED, wall))
             self._noted = wall
         self._looked = wall
-        offered = [each for each in releases(self._registry) if each.version == rollout.version]
+        known = releases(self._registry)
+        if (withdrawn := Withdrawal.of(known)) is not None and withdrawn.includes(rollout.version):
+            self._stop(rollout, str(withdrawn))
+            return
+        offered = [each for each in known if each.version == rollout.version]
         served = rollout.number, frozenset(each.digest for each in offered)
         if served != self._of:
             self._stop_serving()
@@ -100,13 +104,16 @@ class Updating(ServicePart):
                     )
         step = next_step(rollout, board_rollouts(self._registry, rollout, now=wall), self._rules, now=wall)
         if step.stop:
-            _log.error("the roll-out of release %s has stopped: %s", rollout.version, step.stop)
-            change(self._registry, "stopped", step.stop)
+            self._stop(rollout, step.stop)
             return
         if step.stage != rollout.stage:
             _log.info("the roll-out of release %s goes on to stage %d of 3", rollout.version, step.stage + 1)
             self._registry.write("UPDATE rollouts SET stage = ? WHERE number = ?", (step.stage, rollout.number))
         self._offer(service, rollout, step.offer, wall)
+
+    def _stop(self, rollout: Rollout, reason: str) -> None:
+        _log.error("the roll-out of release %s has stopped: %s", rollout.version, reason)
+        change(self._registry, "stopped", reason)
 
     def _listen_anew(self, rollout: Rollout, wall: float) -> None:
         """Starts listening again, after boards were not heard or the roll-out stood still.

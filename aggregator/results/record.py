@@ -36,7 +36,7 @@ from hushfleet.aggregator.results.timeline import read_timeline
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
 from hushfleet.codecs.registry import codec_of
 from hushfleet.config.spec import SecureSpec, TaskSpec, WireSpec
-from hushfleet.errors import OtherVersion
+from hushfleet.errors import Malformed
 from hushfleet.methods import title_of
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.terms import TRUST
@@ -202,13 +202,13 @@ def _column(table: dict[str, PrivacyRow], names: list[str], field: str) -> list[
 
 def _assumption(spec: TaskSpec, store: AggregatorStore) -> str | None:
     """Returns the assumption of secure sums in words; None without secure sums, before the first sum, and if the run
-    began with a roster of another version."""
+    began with a roster that only an earlier version reads."""
     data = store.get("roster")
     if spec.privacy.secure is None or data is None:
         return None
     try:
         roster = Roster.from_bytes(data)
-    except OtherVersion:
+    except Malformed:
         return None
     name = roster.name if roster.signature else None
     return assumption(spec.privacy.secure, devices=len(roster.devices), roster=name)

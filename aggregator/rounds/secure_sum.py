@@ -21,7 +21,7 @@ from hushfleet.aggregator.rounds.round_sum import AnswerCounts, RoundSum
 from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.config.spec import SecureSpec
-from hushfleet.errors import BadInput, BadSignature, OtherVersion, StoreError, WireError
+from hushfleet.errors import BadInput, BadSignature, Malformed, StoreError, WireError
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.member_answer import AnswerHeader, MemberAnswer, decode_answer, encode_answer
 from hushfleet.secure.prime_field import add_into, from_bytes
@@ -295,10 +295,10 @@ def roster_of(store: AggregatorStore, *, excluded: Collection[str] = ()) -> Rost
 
 
 def stored_roster(data: bytes) -> Roster:
-    """Reads the roster of the open round. Raises `StoreError` if an earlier version has stored it."""
+    """Reads the roster of the open round. Raises `StoreError` if an earlier version has stored one with other rules."""
     try:
         return Roster.from_bytes(data)
-    except OtherVersion as error:
+    except Malformed as error:
         raise StoreError(
             "an earlier version of Hushfleet has opened a round of this run, with a roster that boards take no more: "
             "let that version close the round, or begin another run"

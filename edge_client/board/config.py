@@ -23,6 +23,7 @@ from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES, Accounting
+from hushfleet.public_keys import PublicKeyText
 from hushfleet.schema import (
     Checked,
     Count,
@@ -36,7 +37,6 @@ from hushfleet.user_files import expanded, is_closed
 from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress
 
-PublicKeyText = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z", description="64 hex digits")]
 USABLE_MEMORY = 0.6  # share of the board's memory, the same as the systemd unit's MemoryHigh
 
 

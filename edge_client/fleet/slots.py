@@ -25,9 +25,12 @@ they happen, as U-Boot counts boots:
 A release on trial is healthy while the client writes its version into STATE/healthy repeatedly.
 
 A board does not go back to a release with a security hole. Its floor is the highest version that was ever good here,
-and nothing lowers it. A release below the floor is installed in one case only: its manifest names the release that is
-good now (`downgrade_from`), and its `downgrade_serial` is not below the highest one that was ever put on trial here. So
-a permission to go back is valid from the named versions only, and ends when the board has used a newer permission.
+and nothing lowers it. A release that is signed as a downgrade names the versions that it takes the place of
+(`downgrade_from`). When it is good, all versions up to the highest of them are withdrawn, whether they ever ran here or
+not. A release that is below the floor or withdrawn is installed in one case only: its manifest names the release that
+is good now, and its `downgrade_serial` is not below the highest one that was ever put on trial here. So a permission to
+go back is valid from the named versions only, and ends when the board has used a newer permission. From there, a board
+goes forward to releases above its floor that are not withdrawn.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ from hushfleet.edge_client.fleet.client_files import clear_inside, only_release,
 from hushfleet.edge_client.fleet.first_proof import ProofFailed, prove
 from hushfleet.edge_client.state_files import HEALTHY, INCOMING, RELEASE_KEYS
 from hushfleet.output import say
-from hushfleet.release.manifest import VERSION, version_order
+from hushfleet.release.manifest import VERSION, highest, version_order
 
 if TYPE_CHECKING:
     from hushfleet.release import Manifest
@@ -66,6 +69,8 @@ STEADY_CHECKS = 3
 MOST_INSTALLS = 3
 """Largest number of attempts: an installation that kills the process each time must not be repeated forever."""
 SERVICE = "hushfleet-client.service"
+_PERMANENT = ("floor", "withdrawn", "downgrade_serial")
+"""The fields of `State` that stay, whatever becomes of single releases."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,8 @@ class State:
     """The content of slots.json.
 
     :param good: the release that has passed its trial.
-    :param previous: the good release before it; None if there was none, or if it cannot read the store any more.
+    :param previous: the good release before it; None if there was none, if it cannot read the store any more, or if the
+        good release is a downgrade from it.
     :param trial: the release to run from the next start on; None if nothing is on trial.
     :param starts: the number of starts of the trial.
     :param checks: the number of its checks.
@@ -81,6 +87,8 @@ class State:
     :param seen: when STATE/healthy was last written, as the last check found it; nanoseconds.
     :param installs: how often the installation of the file in STATE/incoming was begun.
     :param floor: the highest version that was ever good.
+    :param withdrawn: the highest version that a release which was good here names as one that it takes the place of;
+        empty: none.
     :param downgrade_serial: the highest serial of a release that was put on trial.
     :param last: the release that was on trial last.
     :param outcome: the result of its trial, `good` or `returned`; `refused` if the last installation led to no trial.
@@ -96,14 +104,20 @@ class State:
     seen: int = 0
     installs: int = 0
     floor: str = ""
+    withdrawn: str = ""
     downgrade_serial: int = 0
     last: str = ""
     outcome: str = ""
     reason: str = ""
 
     def __post_init__(self) -> None:
-        if not self.floor or version_order(self.floor) < version_order(self.good):
-            object.__setattr__(self, "floor", self.good)
+        before = self.previous or ""
+        object.__setattr__(self, "floor", highest([self.floor, self.good, before]))
+        if version_order(before) > version_order(
+            self.good
+        ):  # an earlier version kept the release that it went back from
+            object.__setattr__(self, "withdrawn", highest([self.withdrawn, self.floor]))
+            object.__setattr__(self, "previous", None)
 
     @property
     def runs(self) -> str:
@@ -128,7 +142,7 @@ class State:
         return replace(self._next(self.good, self.previous, version), downgrade_serial=serial)
 
     def _next(self, good: str, previous: str | None = None, trial: str | None = None, **outcome: Any) -> State:
-        return State(good, previous, trial, floor=self.floor, downgrade_serial=self.downgrade_serial, **outcome)
+        return State(good, previous, trial, **{name: getattr(self, name) for name in _PERMANENT}, **outcome)
 
 
 class SlotsError(Exception):
@@ -154,6 +168,9 @@ class Slots:
 
         Raises `SlotsError`.
         """
+        return self._with_withdrawn(self._read())
+
+    def _read(self) -> State:
         known = self._read_fields()
         if "good" in known:
             state = State(**known)
@@ -180,16 +197,31 @@ class Slots:
 
     def _kept(self) -> dict[str, Any]:
         """Returns the fields that stay valid if the releases that slots.json names are gone."""
-        return {name: value for name, value in self._read_fields().items() if name in ("floor", "downgrade_serial")}
+        return {name: value for name, value in self._read_fields().items() if name in _PERMANENT}
 
     def _is_there(self, version: str | None) -> TypeGuard[str]:
         return _is_version(version) and (self.releases / version).is_dir()
 
     def store_of(self, version: str | None) -> int | None:
         """Returns the version of the device's store after a release has used it; None if it is not known."""
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            return int(json.loads((self.releases / f"{version}" / "release.json").read_text())["store"])
-        return None
+        store = self._manifest(version).get("store")
+        return store if _is_count(store) else None
+
+    def _manifest(self, version: str | None) -> dict[str, Any]:
+        """Returns the manifest of an installed release, not checked; empty if it cannot be read."""
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            content = json.loads((self.releases / f"{version}" / "release.json").read_text())
+            return content if isinstance(content, dict) else {}
+        return {}
+
+    def _downgrade_from(self, version: str | None) -> list[str]:
+        """Returns the versions from which an installed release is signed as a downgrade."""
+        named = self._manifest(version).get("downgrade_from")
+        return [each for each in named if _is_version(each)] if isinstance(named, list) else []
+
+    def _with_withdrawn(self, state: State) -> State:
+        """Adds the versions that the good release has withdrawn; earlier versions did not write them to slots.json."""
+        return replace(state, withdrawn=highest([state.withdrawn, *self._downgrade_from(state.good)]))
 
     # the commands
 
@@ -218,9 +250,9 @@ class Slots:
             alive = said == state.trial and written != state.seen
             state = replace(state, checks=state.checks + 1, steady=state.steady + 1 if alive else 0, seen=written)
             if state.steady >= STEADY_CHECKS:
-                same = self.store_of(state.good) == self.store_of(state.trial)
-                previous = state.good if same else None  # the old release could not read the store any more
-                state = state.proved(previous=previous)
+                same_store = self.store_of(state.good) == self.store_of(state.trial)  # else the old one cannot read it
+                is_left = version_order(state.good) in map(version_order, self._downgrade_from(state.trial))
+                state = self._with_withdrawn(state.proved(previous=state.good if same_store and not is_left else None))
                 self._settle(state)
                 self._collect(state)
             elif state.checks >= MOST_CHECKS:
@@ -263,7 +295,7 @@ class Slots:
             try:
                 state = self.read()
             except SlotsError:
-                state = State(place(archive, self.releases, trust=None).version, **self._kept())
+                state = self._with_withdrawn(State(place(archive, self.releases, trust=None).version, **self._kept()))
                 self._replace("system.json", json.dumps({"release": state.good}))  # these files came on the card, too
             prove(self.releases / state.good, state_dir=self._state_dir, is_new=not self._file.exists())
             self._settle(state)
@@ -369,15 +401,18 @@ def check_fits(manifest: Manifest, state: State, *, store: int | None) -> None:
     good, order = state.good, version_order(manifest.version)
     if order == version_order(good):
         raise SlotsError(f"release {manifest.version} is installed already, as {good}")
+    barred = ""
     if order < version_order(state.floor):
-        older = f"release {manifest.version} is older than {state.floor}, which was good on this board, and"
-        if version_order(good) not in map(version_order, manifest.downgrade_from):
-            raise SlotsError(f"{older} is not signed as a downgrade from {good}")
-        if manifest.downgrade_serial < state.downgrade_serial:
-            raise SlotsError(
-                f"{older} its signature as a downgrade ({manifest.downgrade_serial}) is older than the last downgrade "
-                f"of this board ({state.downgrade_serial}); sign it again"
-            )
+        barred = f"release {manifest.version} is older than {state.floor}, which was good on this board, and"
+    elif order <= version_order(state.withdrawn):
+        barred = f"release {manifest.version} is not newer than {state.withdrawn}, which was withdrawn, and"
+    if barred and not manifest.is_downgrade_from(good):
+        raise SlotsError(f"{barred} is not signed as a downgrade from {good}")
+    if barred and manifest.downgrade_serial < state.downgrade_serial:
+        raise SlotsError(
+            f"{barred} its signature as a downgrade ({manifest.downgrade_serial}) is older than the last downgrade of "
+            f"this board ({state.downgrade_serial}); sign it again"
+        )
     if store is not None and not manifest.oldest_store <= store <= manifest.store:
         raise SlotsError(
             f"release {manifest.version} takes stores of version {manifest.oldest_store} to {manifest.store}; this "
@@ -395,7 +430,7 @@ def _is_count(value: object) -> bool:
 
 _IS_VALID: dict[str, Callable[[object], bool]] = {  # the fields of slots.json
     "good": _is_version,
-    "floor": _is_version,
+    **dict.fromkeys(("floor", "withdrawn"), _is_version),
     **dict.fromkeys(("previous", "trial"), lambda value: value is None or _is_version(value)),
     **dict.fromkeys(("starts", "checks", "steady", "seen", "installs", "downgrade_serial"), _is_count),
     **dict.fromkeys(("last", "outcome", "reason"), lambda value: isinstance(value, str)),

@@ -22,7 +22,7 @@ from hushfleet.user_files import no_file
 
 _KIT = resources.files("hushfleet.firmware_profiles.cards") / "kit"
 _SLOTS = {  # the modules that `slots.py` imports, by package
-    "hushfleet": ("__init__.py", "atomic_file.py", "errors.py", "output.py"),
+    "hushfleet": ("__init__.py", "atomic_file.py", "errors.py", "output.py", "public_keys.py"),
     "hushfleet.release": ("__init__.py", "archive.py", "manifest.py", "statements.py"),
     "hushfleet.edge_client": ("__init__.py", "state_files.py"),
     "hushfleet.edge_client.fleet": ("__init__.py", "client_files.py", "first_proof.py", "slots.py", "system_files.py"),

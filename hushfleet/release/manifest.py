@@ -19,15 +19,15 @@ from dataclasses import asdict, dataclass, fields
 from typing import Protocol
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, OtherVersion, TooLarge
+from hushfleet.public_keys import KEY_BYTES, SIGNATURE_BYTES, verify
 
 _MAGIC, _FORMAT = b"HR", 2
 _START = struct.Struct(">2sBBI")
 START_BYTES = _START.size
-_KEY_BYTES = 32
-SIGNATURE_BYTES = _KEY_BYTES + 64  # with the key
+_KEY_AND_SIGNATURE = KEY_BYTES + SIGNATURE_BYTES
 MOST_SIGNATURES = 8
 MANIFEST_CAP = 7 * 1024  # a manifest with nine wheels has 1.5 KiB; an offer has room for a head of 8 KiB
-HEAD_CAP = START_BYTES + MANIFEST_CAP + 1 + MOST_SIGNATURES * SIGNATURE_BYTES
+HEAD_CAP = START_BYTES + MANIFEST_CAP + 1 + MOST_SIGNATURES * _KEY_AND_SIGNATURE
 RELEASE_CAP = 2**28  # bytes of the whole file
 VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 _WORD = re.compile(r"[a-z0-9_]{1,32}")
@@ -63,6 +63,7 @@ class Manifest:
     :param oldest_store: the oldest schema of a board's store that it can upgrade.
     :param store: the schema after the upgrade.
     :param downgrade_from: versions from which a board may go to this one, even if it has had a newer one; mostly empty.
+        They are withdrawn: a board on which this release was good takes none up to the highest of them.
     :param downgrade_serial: rises with each such permission, so that older permissions end: unix seconds of the
         signing. 0 if `downgrade_from` is empty.
     :param wheels: file name -> SHA-256 (hex) of each wheel in the payload. Boards do not use it, because
@@ -110,6 +111,10 @@ class Manifest:
     def order(self) -> tuple[int, ...]:
         """The version as numbers, for comparisons: 0.3 is 0.3.0.0."""
         return version_order(self.version)
+
+    def is_downgrade_from(self, version: str) -> bool:
+        """Returns whether it is signed as a downgrade from this version."""
+        return version_order(version) in map(version_order, self.downgrade_from)
 
     def to_bytes(self) -> bytes:
         """Encodes the manifest as JSON with sorted keys."""
@@ -177,8 +182,8 @@ class SignedManifest:
         said = head[length + 1 :]
         if len(said) != signatures_length(head[length : length + 1]):
             raise Malformed(f"the head of a release has {len(head)} bytes, unlike the lengths in it")
-        each = [said[at : at + SIGNATURE_BYTES] for at in range(0, len(said), SIGNATURE_BYTES)]
-        signatures = {signature[:_KEY_BYTES]: signature[_KEY_BYTES:] for signature in each}
+        each = [said[at : at + _KEY_AND_SIGNATURE] for at in range(0, len(said), _KEY_AND_SIGNATURE)]
+        signatures = {one[:KEY_BYTES]: one[KEY_BYTES:] for one in each}
         if list(signatures) != sorted(signatures) or len(signatures) != len(each):
             raise Malformed("the signatures of the release are not in the order of their keys, each key once")
         return cls(Manifest.from_bytes(head[START_BYTES:length]), head[:length], signatures)
@@ -201,13 +206,10 @@ class SignedManifest:
 
 
 def has_signed(key: bytes, signatures: Mapping[bytes, bytes], signed: bytes) -> bool:
-    """Returns whether this Ed25519 key's signature is there and valid. Imports `cryptography` only here."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
+    """Returns whether this Ed25519 key's signature is there and valid."""
     try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signatures[key], signed)
-    except (InvalidSignature, ValueError, KeyError):
+        verify(key, signed, signatures[key])
+    except (BadSignature, KeyError):
         return False
     return True
 
@@ -230,16 +232,23 @@ def manifest_length(start: bytes) -> int:
 
 
 def version_order(version: str) -> tuple[int, ...]:
-    """Returns four numbers for the comparison of versions: 0.3 is 0.3.0.0."""
+    """Returns four numbers for the comparison of versions: 0.3 is 0.3.0.0; none for an empty text, below all others."""
+    if not version:
+        return ()
     numbers = [int(number) for number in version.split(".")]
     return tuple(numbers + [0] * (4 - len(numbers)))
+
+
+def highest(versions: Iterable[str]) -> str:
+    """Returns the highest of these versions; empty if there is none."""
+    return max(versions, key=version_order, default="")
 
 
 def signatures_length(count: bytes) -> int:
     """Returns the number of bytes of all signatures; `count` is the byte after the manifest. Raises `Malformed`."""
     if not count or count[0] > MOST_SIGNATURES:
         raise Malformed(f"the release must have 0 to {MOST_SIGNATURES} signatures")
-    return count[0] * SIGNATURE_BYTES
+    return count[0] * _KEY_AND_SIGNATURE
 
 
 def this_platform() -> tuple[str, str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, TooLarge
+from hushfleet.public_keys import can_have_owner, parse_public_key
 from hushfleet.release.manifest import VERSION, Manifest, SignedManifest, Signer, has_signed
 
 ROOT_FILE = "root_key"
@@ -59,7 +60,8 @@ class ReleaseKeys:
         )
         named = [self.root, self.newest_key, *self.keys, *([self.next_root] if self.next_root != "" else [])]
         for key in named:
-            _require(isinstance(key, str) and _KEY.fullmatch(key), "a key", key, "64 hex digits in lower case")
+            fits = isinstance(key, str) and _KEY.fullmatch(key) and can_have_owner(bytes.fromhex(key))
+            _require(fits, "a key", key, "a public key that somebody can own, 64 hex digits in lower case")
         # an online key, or the key of one of several persons, must not have more than one role
         _require(len(set(named)) == len(named), "keys", min(named, key=named.index), "another key for each part")
         fits = _is_number(self.threshold) and 0 < self.threshold <= len(self.keys)
@@ -184,9 +186,7 @@ class Trust:
             root = root_file.read_text("utf-8").strip()
         except (OSError, ValueError) as error:
             raise BadInput(f"the keys for releases are unknown: {error}") from error
-        if not _KEY.fullmatch(root):
-            raise BadInput(f"{root_file} must hold root's public key, 64 hex digits, and has {root[:80]!r}")
-        return cls(root)
+        return cls(parse_public_key(root, f"root's public key in {root_file}").hex())
 
     @property
     def number(self) -> int:

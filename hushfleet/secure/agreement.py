@@ -12,7 +12,8 @@ import hmac
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from hushfleet.errors import BadInput
-from hushfleet.wire.format.identity import CURVE_PRIME, KEY_BYTES, Identity, can_have_owner
+from hushfleet.public_keys import CURVE_PRIME, can_have_owner
+from hushfleet.wire.format.identity import Identity
 
 _LABEL = b"hushfleet secure sum"
 
@@ -56,9 +57,7 @@ class KeyAgreement:
 
 def _montgomery(public_key: bytes) -> bytes:
     """Returns u = (1 + y) / (1 - y) of an Ed25519 public key."""
-    if len(public_key) != KEY_BYTES:
-        raise BadInput(f"a public key has {KEY_BYTES} bytes, not {len(public_key)}")
     if not can_have_owner(public_key):
-        raise BadInput(f"the key {public_key.hex()[:16]}... is no point of large order")
+        raise BadInput(f"the key {public_key.hex()[:16]}... can have no owner, so nobody shares a secret with it")
     y = int.from_bytes(public_key, "little") & ((1 << 255) - 1)
     return ((1 + y) * pow(1 - y, -1, CURVE_PRIME) % CURVE_PRIME).to_bytes(32, "little")

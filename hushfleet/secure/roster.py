@@ -20,7 +20,7 @@ from hushfleet.errors import BadSignature, Malformed, OtherVersion
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 from hushfleet.schema import Checked, Count, Share, pack, require, unpack
 from hushfleet.secure.committee import corrupt_devices
-from hushfleet.wire.format.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, verify
+from hushfleet.wire.format.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, can_have_owner, verify
 from hushfleet.wire.format.topics import Name
 
 MAX_DEVICES = 100_000
@@ -125,7 +125,9 @@ class Roster(RosterContent):
 
     @classmethod
     def from_bytes(cls, data: bytes, *, operator: bytes | None = None) -> Roster:
-        """:param operator: the key that must have signed it; None: no signature is required.
+        """Unpacks a roster, and checks its keys: a device whose key nobody can own would stop all secure sums.
+
+        :param operator: the key that must have signed it; None: no signature is required.
 
         Raises `Malformed`, `OtherVersion` or `BadSignature`.
         """
@@ -142,6 +144,9 @@ class Roster(RosterContent):
             if not roster.signature:
                 raise BadSignature("the roster is not signed by the operator, which this device requires")
             verify(operator, roster._signed_bytes(), roster.signature)
+        for index, device in enumerate(roster.devices):
+            if not can_have_owner(key := roster.key(index)):
+                raise Malformed(f"the key of {device} in the roster is {key.hex()}, which no board can own")
         return roster
 
     def to_bytes(self) -> bytes:

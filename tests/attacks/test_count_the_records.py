@@ -58,7 +58,7 @@ def seen_of(
         device=replace(config.device, state_dir=str(folder / "state")),
         data=replace(config.data, path=str(folder / "train.npz")),
         limits=replace(config.limits, constant_time=constant_time),
-        fleet=FleetSection("ab" * 32, "mqtts://localhost"),
+        fleet=FleetSection("cd" * 32, "mqtts://localhost"),
     )
     bench = make(package, config)
     clock = bench.clock

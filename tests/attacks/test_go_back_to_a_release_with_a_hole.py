@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from hushfleet.edge_client.fleet import slots as module
-from hushfleet.edge_client.fleet.slots import MOST_CHECKS, STEADY_CHECKS, Slots, SlotsError, State
+from hushfleet.edge_client.fleet.slots import MOST_CHECKS, STEADY_CHECKS, Slots, SlotsError, State, check_fits
 from hushfleet.release import Manifest, archive, pack, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.releases import put_trust, runs
@@ -31,6 +33,12 @@ def rule_of_0_3_0(manifest: Manifest, state: State, *, store: int | None) -> Non
     older = module.version_order(manifest.version) < module.version_order(state.good)
     if manifest.version == state.good or (older and not manifest.downgrade_from):
         raise SlotsError("refused")
+
+
+def rule_of_the_floor(manifest: Manifest, state: State, *, store: int | None) -> None:
+    """Only what was below the highest good version needed a permission, so that version itself did not."""
+    if module.version_order(manifest.version) < module.version_order(state.floor):
+        check_fits(manifest, replace(state, withdrawn=""), store=store)
 
 
 class Board:
@@ -53,6 +61,9 @@ class Board:
         if state.trial is None:
             return state
         self.slots.begin()
+        return self.proved(version)
+
+    def proved(self, version: str) -> State:
         for _ in range(STEADY_CHECKS):
             self.beats += 1
             (self.state / "healthy").write_text(version)
@@ -204,3 +215,152 @@ def test_another_release_under_a_version_that_is_there(board: Board) -> None:
     pack(board.folder / "content", out, key=KEY, version=HOLE, downgrade_from=(FIXED,), downgrade_serial=1, **fields)
     assert "another release 0.3.1 is installed" in board.slots.install().reason
     assert board.offer(HOLE, FIXED, serial=1).trial == HOLE, "the same one, which may be gone back to now"
+
+
+# a release that the operator withdrew
+
+
+def attack_by_the_withdrawn_release(board: Board) -> State:
+    """0.4.0 has a hole, so the operator let boards go back from it. It is as signed as before."""
+    board.run(FIXED)
+    assert board.run("0.3.0.1", FIXED, serial=2).good == "0.3.0.1"
+    return board.run(FIXED)
+
+
+def test_the_withdrawn_release_as_it_was(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "check_fits", rule_of_the_floor)
+    assert attack_by_the_withdrawn_release(board).good == FIXED
+
+
+def test_the_withdrawn_release(board: Board) -> None:
+    state = attack_by_the_withdrawn_release(board)
+    assert (state.good, state.floor, state.withdrawn) == ("0.3.0.1", FIXED, FIXED)
+    assert "not newer than 0.4.0, which was withdrawn, and is not signed as a downgrade from 0.3.0.1" in state.reason
+    assert "withdrawn" in board.run("0.4.0.0").reason, "the same version, written otherwise"
+
+
+def test_the_withdrawn_release_on_a_board_that_never_ran_it(board: Board) -> None:
+    """It was away, or in a later stage of the roll-out: it took the downgrade as an update."""
+    state = board.run("0.3.0.1", FIXED, "0.4.1", serial=2)
+    assert (state.good, state.previous, state.floor, state.withdrawn) == ("0.3.0.1", FIRST, "0.3.0.1", "0.4.1")
+    for version in ("0.3.5", FIXED, "0.4.1"):
+        assert "not newer than 0.4.1, which was withdrawn" in board.run(version).reason
+    assert board.run("0.4.2").good == "0.4.2"
+
+
+def test_what_is_withdrawn_is_kept_for_no_way_back(board: Board) -> None:
+    """Neither a person who types `back` nor a damaged card brings it back."""
+    board.run(FIXED)
+    assert board.run("0.3.0.1", FIXED, serial=2).previous is None
+    with pytest.raises(SlotsError, match=r"no release before 0\.3\.0\.1"):
+        board.slots.back()
+    assert [each.name for each in (board.root / "releases").iterdir()] == ["0.3.0.1"]
+
+
+def test_after_a_downgrade_the_operator_goes_forward(board: Board) -> None:
+    """To any higher version; and to lower ones, if they are signed for what runs now."""
+    board.run(FIXED)
+    board.run("0.3.0.1", FIXED, serial=2)
+    assert "withdrawn" in board.run(FIXED, "0.3.0.2", serial=9).reason
+    for between in ("0.3.0.2", HOLE, "0.3.9"):
+        assert "older than 0.4.0" in board.run(between).reason
+    state = board.run("0.3.0.2", "0.3.0.1", serial=3)
+    assert (state.good, state.previous) == ("0.3.0.2", None)
+    assert "withdrawn" in board.run(FIXED).reason
+    state = board.run("0.4.0.1")
+    assert (state.good, state.previous, state.floor, state.withdrawn) == ("0.4.0.1", "0.3.0.2", "0.4.0.1", FIXED)
+    assert board.slots.back().good == "0.3.0.2", "what it came from was withdrawn by nobody"
+    assert board.run("0.4.0.1").good == "0.4.0.1", "nor this"
+    assert "older than 0.4.0.1" in board.run(FIXED).reason
+
+
+def test_a_downgrade_after_a_downgrade(board: Board) -> None:
+    board.run("0.5.0")
+    board.run("0.3.0.1", "0.5.0", serial=1)
+    state = board.run("0.2.9", "0.3.0.1", serial=2)
+    assert (state.good, state.floor, state.withdrawn) == ("0.2.9", "0.5.0", "0.5.0")
+    for version, names, serial in (("0.5.0", (), 0), (FIXED, (), 0), ("0.3.0.1", ("0.5.0",), 1)):
+        assert board.run(version, *names, serial=serial).outcome == "refused"
+    assert board.run("0.5.0.1").good == "0.5.0.1"
+
+
+def test_a_downgrade_that_fails_withdraws_nothing(board: Board) -> None:
+    board.run(FIXED)
+    board.offer("0.3.0.1", FIXED, serial=2)
+    board.slots.begin()
+    state = board.slots.back()
+    assert (state.good, state.withdrawn) == (FIXED, "")
+    assert board.offer("0.3.0.1", FIXED, serial=2).trial == "0.3.0.1"
+
+
+@pytest.mark.parametrize("how", ["a trial that fails", "back by hand", "its files are gone", "the file is damaged"])
+def test_what_is_withdrawn_stays_so(board: Board, how: str) -> None:
+    board.run(FIXED)
+    board.run("0.3.0.1", FIXED, serial=2)
+    if how == "a trial that fails":
+        board.offer("0.4.2")
+        board.slots.begin()
+        assert board.slots.back().outcome == "returned"
+    elif how == "back by hand":
+        board.run("0.4.2")
+        assert board.slots.back().good == "0.3.0.1"
+    elif how == "its files are gone":
+        (board.root / "releases" / "0.3.0.1").rename(board.folder / "gone")
+        assert board.slots.first(board.folder / "card", prove=runs).good == FIRST
+    else:
+        fields = json.loads((board.root / "slots.json").read_text())
+        (board.root / "slots.json").write_text(json.dumps({**fields, "good": 5, "previous": [], "starts": "x"}))
+    state = board.slots.begin()
+    assert state.withdrawn == FIXED
+    assert board.offer(FIXED).outcome == "refused"
+    assert board.offer("0.4.3").trial == "0.4.3"
+
+
+@pytest.mark.parametrize("version", ["0.3.0", "later"])
+@pytest.mark.parametrize("previous", [FIXED, None])
+def test_a_board_that_had_gone_back_before_it_knew_of_this(board: Board, version: str, previous: str | None) -> None:
+    """Its slots.json names what it went back from as the previous release, or the good one's manifest names it."""
+    board.run(FIXED)
+    board.run("0.3.0.1", FIXED, serial=2)
+    file, manifest = board.root / "slots.json", board.root / "releases" / "0.3.0.1" / "release.json"
+    fields = {**json.loads(file.read_text()), "previous": previous, "installs": 1, "reason": "kept"}
+    new = {"0.3.0": ("withdrawn", "floor", "downgrade_serial"), "later": ("withdrawn",)}[version]
+    file.write_text(json.dumps({name: value for name, value in fields.items() if name not in new}))
+    if version == "0.3.0" and previous is not None:  # its manifests said only that they may be gone back to
+        manifest.write_text(json.dumps({"store": 4, "downgrade": True}))
+    state = board.slots.read()
+    assert (state.good, state.previous, state.withdrawn) == ("0.3.0.1", None, FIXED)
+    assert (state.installs, state.outcome, state.reason) == (1, "good", "kept")
+    assert board.offer(FIXED).trial is None
+    assert board.offer(HOLE).trial is None
+    assert board.run("0.4.1").good == "0.4.1"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_life_of_a_board(board: Board, seed: int) -> None:
+    """Against what is written in the history of its good releases and trials alone."""
+    draw = random.Random(seed)
+    good: list[tuple[tuple[int, ...], list[tuple[int, ...]]]] = [((0, 3, 0, 0), [])]
+    serials, known = [0], [f"0.{minor}.{patch}" for minor in range(2, 5) for patch in range(3)]
+    for step in range(1, 60):
+        version = draw.choice(known)
+        before = board.slots.read()
+        if version == before.previous:  # another release of a version that is there is refused for that
+            continue
+        names = tuple(sorted({draw.choice(known), before.good})) if draw.random() < 0.4 else ()
+        serial = draw.choice([step, max(1, step - 9)]) if names else 0
+        number = module.version_order(version)
+        barred = number < max(each for each, _ in good)
+        barred |= any(number <= name for _, named in good for name in named)
+        permitted = good[-1][0] in map(module.version_order, names) and serial >= max(serials)
+        takes = number != good[-1][0] and (permitted or not barred)
+        state = board.offer(version, *names, serial=serial)
+        assert (state.trial == version) == takes, (version, names, serial, good, state.reason)
+        if takes:
+            serials.append(serial)
+            board.slots.begin()
+            if draw.random() < 0.3:
+                board.slots.back()
+            else:
+                board.proved(version)
+                good.append((number, [module.version_order(each) for each in names]))

@@ -212,7 +212,7 @@ def test_another_aggregator_is_not_believed(make_bench: MakeBench, package: Pack
 
 
 def test_the_key_of_the_configuration_is_not_pinned_over(make_bench: MakeBench, config: DeviceConfig) -> None:
-    trusted = replace(config, broker=replace(config.broker, server_key="ab" * 32))
+    trusted = replace(config, broker=replace(config.broker, server_key="cd" * 32))
     bench = make_bench(config=trusted)
     bench.steps()
     assert bench.store.server_key is None

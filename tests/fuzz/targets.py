@@ -170,7 +170,8 @@ def _answers() -> list[bytes]:
 
 
 def _rosters() -> list[bytes]:
-    roster = Roster.of({f"pi-{number}": bytes([number] * 32) for number in range(3)})
+    keys = {f"pi-{number}": Identity.from_bytes(bytes([number] * 32)).public_key for number in range(3)}
+    roster = Roster.of(keys)
     return [roster.to_bytes(), roster.signed(KEY, at=1e9, nonce=bytes(range(32))).to_bytes()]
 
 

@@ -21,7 +21,7 @@ def _bundle(
     arch: Annotated[str, typer.Option(help="Architecture of the boards: aarch64 or x86_64.")] = "aarch64",
     version: Annotated[str, typer.Option(help="Version that boards will report: two to four numbers.")] = hushfleet.__version__,
     wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder with the wheels of other packages; default: the package index.", exists=True, file_okay=False)] = None,
-    downgrade_from: Annotated[list[str] | None, typer.Option(metavar="VERSION", help="Boards that run this newer version may go back to it; repeatable.")] = None,
+    downgrade_from: Annotated[list[str] | None, typer.Option(metavar="VERSION", help="Boards that run this version take it although it is not newer; it withdraws all versions up to this one; repeatable.")] = None,
     system: Annotated[bool, typer.Option("--system", help="It also renews what runs as root on a board, slots.pyz and the units; root must sign it, too.")] = False,
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Leave the release unsigned, although a key is here, to be signed elsewhere.")] = False,
 ) -> None:  # fmt: skip

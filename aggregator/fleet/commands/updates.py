@@ -23,20 +23,25 @@ def _release(
     files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE.hfr]...", help="Releases to make known. Default: list the known ones.", exists=True, dir_okay=False)] = None,
 ) -> None:  # fmt: skip
     """Make releases known to the fleet, after checking their signatures; no board is told before `fleet rollout`."""
-    from hushfleet.aggregator.fleet.releases import add_release, releases
+    from hushfleet.aggregator.fleet.releases import Withdrawal, add_release, releases
 
     with opened(path) as (folder, registry):
         for file in files or ():
             add_release(folder, registry, file)
-        for each in releases(registry):
-            print(f"{each.version}  {each.platform}  {each.size / 1e6:.1f} MB  {folder.releases / each.file}")
+        known = releases(registry)
+    withdrawn = Withdrawal.of(known)
+    for each in known:
+        is_out = withdrawn is not None and withdrawn.includes(each.version)
+        print(
+            f"{each.version}  {each.platform}  {each.size / 1e6:.1f} MB  {folder.releases / each.file}{'  withdrawn' * is_out}"
+        )
 
 
 @app.command("rollout")
 def _rollout(
     path: Dir,
     to: Annotated[str | None, typer.Option(metavar="VERSION", help="Begin a roll-out of this release.")] = None,
-    newest: Annotated[bool, typer.Option("--newest", help="Begin a roll-out of the newest release.")] = False,
+    newest: Annotated[bool, typer.Option("--newest", help="Begin a roll-out of the newest release that was not withdrawn.")] = False,
     pause: Annotated[bool, typer.Option("--pause", help="Offer the release to no further board, and send no more of it.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a roll-out that is paused or has stopped.")] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="Withdraw the offer: no further board gets the release.")] = False,

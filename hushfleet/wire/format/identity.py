@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import hashlib
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from hushfleet.errors import BadInput, BadSignature
+from hushfleet.errors import BadInput
+from hushfleet.public_keys import KEY_BYTES, SIGNATURE_BYTES, can_have_owner, verify
 
-KEY_BYTES = 32
-SIGNATURE_BYTES = 64
-CURVE_PRIME = (1 << 255) - 19
-"""Coordinates of points of edwards25519 and curve25519 are counted modulo this prime."""
-_ORDER_8 = int.from_bytes(bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"), "little")
-_SMALL_ORDER = frozenset({0, 1, CURVE_PRIME - 1, _ORDER_8, CURVE_PRIME - _ORDER_8})
-"""y of the points of order 1, 2, 4 and 8."""
+__all__ = ["KEY_BYTES", "SIGNATURE_BYTES", "Identity", "can_have_owner", "verify"]
 
 
 class Identity:
@@ -60,28 +54,3 @@ class Identity:
 
     def __repr__(self) -> str:
         return f"Identity(public_key={self.public_key.hex()})"
-
-
-def can_have_owner(public_key: bytes) -> bool:
-    """Returns whether somebody can own this key of 32 bytes.
-
-    Nobody owns a key of small order: anybody can sign with it, and it gives no shared secret, so one board with such a
-    key would stop all secure sums of its fleet. Nor does a device make a key whose y is not reduced.
-    """
-    y = int.from_bytes(public_key, "little") & ((1 << 255) - 1)  # without the sign of x
-    return y < CURVE_PRIME and y not in _SMALL_ORDER
-
-
-def verify(public_key: bytes, data: bytes | bytearray | memoryview, signature: bytes | bytearray | memoryview) -> None:
-    """Raises `BadSignature` unless the owner of `public_key` (32 bytes) signed exactly `data`."""
-    if len(public_key) != KEY_BYTES or len(signature) != SIGNATURE_BYTES:
-        raise BadSignature(
-            f"a key of {KEY_BYTES} and a signature of {SIGNATURE_BYTES} bytes are expected, "
-            f"got {len(public_key)} and {len(signature)}"
-        )
-    if not can_have_owner(public_key):
-        raise BadSignature(f"the key {public_key.hex()[:16]}... can have no owner: anybody can sign with it")
-    try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
-    except (InvalidSignature, ValueError) as error:
-        raise BadSignature(f"the signature is not one of the key {public_key.hex()[:16]}...") from error

@@ -131,7 +131,7 @@ def test_a_wrong_line_of_a_csv_file_adds_nothing(tmp_path: Path, text: str, said
 def test_a_csv_file_says_all_of_a_board(tmp_path: Path) -> None:
     file = tmp_path / "fleet.csv"
     file.write_text(
-        f"id, board, place, wifi, labels, key\nshed, generic-x86, behind, net, a=1; b=2, {'ab' * 32}\ntree,,,,,\n"
+        f"id, board, place, wifi, labels, key\nshed, generic-x86, behind, net, a=1; b=2, {'cd' * 32}\ntree,,,,,\n"
     )
     first, second = from_csv(file, board="raspberry-pi-4-4gb")
     assert (first.board, first.place, first.wifi, first.labels) == (
@@ -140,12 +140,12 @@ def test_a_csv_file_says_all_of_a_board(tmp_path: Path) -> None:
         "net",
         {"a": "1", "b": "2"},
     )
-    assert first.public_key == bytes.fromhex("ab" * 32)
+    assert first.public_key == bytes.fromhex("cd" * 32)
     assert (second.board, second.public_key) == ("raspberry-pi-4-4gb", None)
 
 
 def test_two_boards_with_one_key_are_not_added(tmp_path: Path) -> None:
-    folder, file, key = make_folder(tmp_path / "plant"), tmp_path / "fleet.csv", "ab" * 32
+    folder, file, key = make_folder(tmp_path / "plant"), tmp_path / "fleet.csv", "cd" * 32
     with FleetRegistry(folder.path) as registry:
         before = registry.boards()
     file.write_text(f"id,board,key\nshed,generic-x86,{key}\ntree,generic-x86,{key}\n")

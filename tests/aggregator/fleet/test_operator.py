@@ -24,10 +24,11 @@ from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.wifi import read_wifi
+from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.topics import Topics
 from support.desk import TASK, make_folder
 
-KEY = bytes([7]) * 32
+KEY = Identity.from_bytes(bytes([7]) * 32).public_key
 ONE, OTHER = "greenhouse-01", "greenhouse-02"
 
 

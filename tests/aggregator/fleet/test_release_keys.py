@@ -16,7 +16,7 @@ from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import keys_in_force, trust
 from hushfleet.aggregator.fleet.releases import add_release, releases
-from hushfleet.aggregator.fleet.rollout import begin, change
+from hushfleet.aggregator.fleet.rollout import begin, change, current
 from hushfleet.aggregator.fleet.telling_newest import SIGN_EVERY_S, TELL_AGAIN_S, TellingNewest
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadSignature, Malformed
@@ -50,13 +50,13 @@ def refused(*words: str | Path) -> str:
     return f"{done.output} {done.exception}"
 
 
-def release(folder: Path, version: str, *, system: bool = False, content: str = "x") -> Path:
+def release(folder: Path, version: str, *, system: bool = False, content: str = "x", **manifest: Any) -> Path:
     """One that nobody has signed, as `fleet bundle --unsigned` leaves it."""
     files = folder / f"files-{version}"
     files.mkdir()
     (files / "a").write_text(content)
     out = folder / f"{version}.hfr"
-    fields = {"python": "cp313", "arch": "aarch64", "oldest_store": 1, "store": 5}
+    fields = {"python": "cp313", "arch": "aarch64", "oldest_store": 1, "store": 5, **manifest}
     pack(files, out, key=None, version=version, system=system, **fields)
     return out
 
@@ -151,7 +151,7 @@ def test_a_line_that_nobody_has_signed_comes_in_beside_no_signed_one(folder: Fle
     before = trust(folder)
     run("release-key", "rotate", folder.path, "--root-key", folder.root_key, "--next-root", heir)
     (second,) = read_keys(folder.release_keys.read_text())
-    run("release-key", "rotate", folder.path, "--key", Identity.generate().public_key.hex(), "--next-root", "ab" * 32)
+    run("release-key", "rotate", folder.path, "--key", Identity.generate().public_key.hex(), "--next-root", "cd" * 32)
     waits = folder.path / "release_keys.unsigned"
     (third,) = read_keys(waits.read_text())
     third = Signed(replace(third.statement, next_root="")).with_signature(load(heir))
@@ -326,3 +326,33 @@ def test_every_release_that_the_fleet_knows_was_signed_by_enough(told: Told, tmp
     with pytest.raises(Malformed):
         add_release(told.folder, told.registry, cut)
     assert releases(told.registry) == []
+
+
+def signed(folder: FleetFolder, file: Path) -> Path:
+    run("sign", file, "--key", folder.release_key, "--yes")
+    return file
+
+
+def test_the_commands_say_what_was_withdrawn(folder: FleetFolder, tmp_path: Path) -> None:
+    run("release", folder.path, signed(folder, release(tmp_path, "3.0")))
+    back = release(tmp_path, "2.0.1", downgrade_from=("3.0",), downgrade_serial=1)
+    listed = run("release", folder.path, signed(folder, back))
+    assert [line.endswith("  withdrawn") for line in listed.splitlines()] == [True, False], listed
+    assert "withdraws all others up to 3.0" in refused("rollout", folder.path, "--to", "3.0")
+    run("rollout", folder.path, "--newest")
+    with FleetRegistry(folder.path) as registry:
+        rollout = current(registry)
+    assert rollout is not None
+    assert rollout.version == "2.0.1"
+
+
+def test_what_was_withdrawn_is_not_told_as_the_newest(told: Told, tmp_path: Path) -> None:
+    add_release(told.folder, told.registry, signed(told.folder, release(tmp_path, "3.0")))
+    begin(told.registry, "3.0", now=NOW)
+    change(told.registry, "paused")
+    told.after(1.0)
+    assert told.word.versions == {"cp313-aarch64": "3.0"}
+    back = release(tmp_path, "2.0.1", downgrade_from=("3.0",), downgrade_serial=1)
+    add_release(told.folder, told.registry, signed(told.folder, back))
+    told.after(1.0)
+    assert told.word.versions == {}

@@ -17,7 +17,7 @@ from hushfleet.aggregator.fleet import rollout as rollout_module
 from hushfleet.aggregator.fleet.cards import ReleasePlatform, build_release, release_for
 from hushfleet.aggregator.fleet.folder import FleetFolder, UpdatesPart
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
-from hushfleet.aggregator.fleet.releases import add_release, releases
+from hushfleet.aggregator.fleet.releases import Withdrawal, add_release, check_signed, offered_releases, releases
 from hushfleet.aggregator.fleet.rollout import (
     HEARD_S,
     LONGEST_S,
@@ -36,6 +36,7 @@ from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.sightings import sightings
 from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.aggregator.storage.identity_file import load
+from hushfleet.edge_client.fleet.slots import SlotsError, State, check_fits
 from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.firmware_profiles.cards import bundle
 from hushfleet.release import Manifest, add_signature
@@ -52,11 +53,14 @@ RULES = UpdatesPart(soak_minutes=0.0)
 NOW = 1_000_000.0
 
 
-def release(folder: Path, version: str, *, python: str = "cp313", content: str = "x", key: Any = KEY) -> Path:
+def release(
+    folder: Path, version: str, *, python: str = "cp313", content: str = "x", key: Any = KEY, **manifest: Any
+) -> Path:
     files, out = folder / f"files-{version}-{content}", folder / f"{version}-{python}-{content}.hfr"
     files.mkdir(exist_ok=True)
     (files / "a").write_text(content)
-    pack_release(files, out, key=key, version=version, python=python, arch="aarch64", oldest_store=1, store=5)
+    fields = {"python": python, "arch": "aarch64", "oldest_store": 1, "store": 5, **manifest}
+    pack_release(files, out, key=key, version=version, **fields)
     return out
 
 
@@ -170,6 +174,126 @@ def test_a_permission_to_go_back_has_a_higher_number_than_all_before(
         assert later.downgrade_from == ("3.0", "3.1")
         serials.append(later.downgrade_serial)
     assert serials == [NOW, NOW + 1, NOW + 2, NOW + 1000]
+
+
+# what the operator has withdrawn
+
+
+def downgrade(desk: Desk, folder: Path, version: str, *named: str, serial: int) -> None:
+    path = release(folder, version, downgrade_from=named, downgrade_serial=serial)
+    add_release(desk.folder, desk.registry, path)
+
+
+def offered(desk: Desk) -> list[str]:
+    return [each.version for each in offered_releases(desk.registry)]
+
+
+def test_what_a_downgrade_withdraws_is_offered_to_nobody(desk: Desk, tmp_path: Path) -> None:
+    """3.0 has a hole: neither `--newest` nor a new card may bring it back, and 2.0 is refused by who went back."""
+    add_release(desk.folder, desk.registry, release(tmp_path, "3.0"))
+    downgrade(desk, tmp_path, "2.0.1", "3.0", serial=5)
+    assert offered(desk) == ["2.0.1"]
+    assert begin(desk.registry, None, now=NOW).version == "2.0.1"
+    newest = release_for(desk.registry, ReleasePlatform("3.13", "aarch64"))
+    assert newest is not None
+    assert newest.version == "2.0.1"
+    for version in ("3.0", "2.0"):
+        said = (
+            rf"2\.0\.1 is signed as a downgrade, which withdraws all others up to 3\.0.*{version} with a version above"
+        )
+        with pytest.raises(BadInput, match=said):
+            begin(desk.registry, version, now=NOW)
+        with pytest.raises(BadInput, match=said):
+            check_signed(desk.folder, desk.registry, version)
+    assert current(desk.registry) == Rollout(1, "2.0.1", "running", "", 0, NOW)
+    add_release(desk.folder, desk.registry, release(tmp_path, "3.1"))
+    assert offered(desk) == ["3.1", "2.0.1"]
+    downgrade(desk, tmp_path, "3.0.5", "3.1", serial=6)
+    assert offered(desk) == ["3.0.5"]
+
+
+def test_a_roll_out_of_what_was_withdrawn_meanwhile_does_not_go_on(desk: Desk, tmp_path: Path) -> None:
+    add_release(desk.folder, desk.registry, release(tmp_path, "3.0"))
+    begin(desk.registry, "3.0", now=NOW)
+    change(desk.registry, "paused")
+    downgrade(desk, tmp_path, "2.0.1", "3.0", serial=5)
+    with pytest.raises(BadInput, match=r"downgrade, which withdraws all others up to 3\.0"):
+        change(desk.registry, "running")
+    assert change(desk.registry, "cancelled").state == "cancelled"
+
+
+def test_a_roll_out_of_what_is_withdrawn_stops(desk: Desk, tmp_path: Path) -> None:
+    add_release(desk.folder, desk.registry, release(tmp_path, "3.0"))
+    begin(desk.registry, "3.0", now=NOW)
+    serving, one = Serving(desk), desk.devices[0]
+    downgrade(desk, tmp_path, "2.0.1", "3.0", serial=5)
+    desk.say(one, at=NOW)
+    assert (serving.look(NOW), serving.offers) == ("stopped", [])
+    rollout = current(desk.registry)
+    assert rollout is not None
+    assert rollout.reason.startswith("release 2.0.1 is signed as a downgrade, which withdraws all others up to 3.0")
+
+
+def test_the_fleet_withdraws_what_boards_refuse_that_have_followed_it(desk: Desk, tmp_path: Path) -> None:
+    for version in ("1.0", "2.9", "3.0", "3.0.1"):
+        add_release(desk.folder, desk.registry, release(tmp_path, version))
+    state, runs = State("3.0"), "3.0"
+    for serial, (to, named) in enumerate((("2.1", ("3.0",)), ("2.0.5", ("2.1",)), ("2.5", ("2.0.5",))), 1):
+        downgrade(desk, tmp_path, to, *named, serial=serial)
+        known = releases(desk.registry)
+        (manifest,) = (each.manifest for each in known if each.version == to)
+        check_fits(manifest, state, store=4)
+        state, runs = State(to, floor="3.0", withdrawn="3.0", downgrade_serial=serial), to
+        withdrawn = Withdrawal.of(known)
+        assert withdrawn is not None
+        for each in known:
+            if each.version == runs:
+                assert not withdrawn.includes(each.version)
+            elif withdrawn.includes(each.version):
+                with pytest.raises(SlotsError):
+                    check_fits(each.manifest, state, store=4)
+            else:
+                check_fits(each.manifest, state, store=4)
+    assert offered(desk) == ["3.0.1", "2.5"]
+
+
+def test_a_board_that_would_refuse_the_release_is_named_and_gets_no_offer(desk: Desk, tmp_path: Path) -> None:
+    """Else it would fail, and stop the roll-out for all others."""
+    downgrade(desk, tmp_path, "1.5", "2.1", serial=5)
+    begin(desk.registry, "1.5", now=NOW)
+    one, other, strange = desk.devices
+    desk.say(one, version="2.0.7")
+    desk.say(other, version="2.1.0")
+    desk.say(strange, version="2.x")
+    assert [desk.outcome(each) for each in desk.devices] == ["no release", "waits", "waits"]
+    serving = Serving(desk)
+    assert (serving.look(NOW), serving.offers) == ("running", [other])
+    found = board_rollouts(desk.registry, Rollout(1, "1.5", "running", "", 0, NOW), now=NOW)
+    (why,) = (board.why for board in found if board.device == one)
+    assert why == "it runs 2.0.7, and release 1.5 is older and not signed as a downgrade from it"
+
+
+def test_what_boards_would_refuse_is_not_built(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "fetch_wheels", lambda *_, **__: [])
+    adopt(desk.folder, load(desk.folder.release_key))
+    target = ReleasePlatform("3.13", "aarch64")
+
+    def made(version: str, *named: str) -> Manifest:
+        out = build_release(desk.folder, desk.registry, target, version=version, downgrade_from=named)
+        return add_release(desk.folder, desk.registry, out).manifest
+
+    made("3.0")
+    assert made("2.0.1", "3.0").downgrade_from == ("3.0",)
+    with pytest.raises(
+        BadInput, match=r"2\.0\.2 with a version above 3\.0 .*boards that run 2\.0\.1: --downgrade-from 2"
+    ):
+        made("2.0.2")
+    assert made("2.0.2", "2.0.1").downgrade_from == ("2.0.1", "3.0"), "for boards that were away, and still run 3.0"
+    assert made("3.1").downgrade_from == ()
+    assert made("3.0.1", "3.1").downgrade_from == ("3.1",), "from 3.0 it is an update"
+    for version, named in (("three", ()), ("3.2", ("3.x",))):
+        with pytest.raises(BadInput, match="is no version of a release: write two to four numbers"):
+            made(version, *named)
 
 
 @pytest.mark.parametrize("way", ["new card", "forgotten"])

@@ -66,7 +66,7 @@ def test_its_dates_and_the_clock(config: DeviceConfig, tmp_path: Path, now: floa
 
 def test_the_one_that_the_fleet_gave_or_none(config: DeviceConfig, tmp_path: Path) -> None:  # noqa: F811
     assert describe_certificate(config) is None
-    in_fleet = replace(config, fleet=FleetSection("ab" * 32, "mqtts://localhost"))
+    in_fleet = replace(config, fleet=FleetSection("cd" * 32, "mqtts://localhost"))
     assert describe_certificate(in_fleet) is None
     state = Path(config.device.state_dir)
     state.mkdir()

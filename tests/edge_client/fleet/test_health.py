@@ -24,7 +24,7 @@ MakeBench = Callable[..., Bench]
 @pytest.fixture
 def in_fleet(config: DeviceConfig, tmp_path: Path) -> DeviceConfig:  # noqa: F811
     (tmp_path / "state").mkdir()
-    return replace(config, fleet=FleetSection("ab" * 32, "mqtts://localhost"))
+    return replace(config, fleet=FleetSection("cd" * 32, "mqtts://localhost"))
 
 
 def a_raspberry_pi(root: Path) -> None:

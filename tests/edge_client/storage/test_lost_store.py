@@ -34,7 +34,7 @@ path = "images"
 [limits]
 epsilon_server = 8.0
 """
-IN_FLEET = DEVICE_TOML + f'[fleet]\noperator_key = "{"ab" * 32}"\nenrol_url = "mqtts://127.0.0.1:9"\n'
+IN_FLEET = DEVICE_TOML + f'[fleet]\noperator_key = "{"cd" * 32}"\nenrol_url = "mqtts://127.0.0.1:9"\n'
 
 
 @pytest.fixture

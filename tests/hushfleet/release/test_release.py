@@ -170,7 +170,7 @@ def test_truncated_or_longer(tmp_path: Path, release: Path, change: bytes) -> No
 
 def test_another_key_or_platform_is_refused(tmp_path: Path, release: Path) -> None:
     with pytest.raises(BadSignature, match="not signed by any key"):
-        place(release, tmp_path / "releases", trust=trust_in(bytes(32).hex()))
+        place(release, tmp_path / "releases", trust=trust_in(Identity.generate().public_key.hex()))
     with pytest.raises(BadInput, match="cp27 on"):
         place(forged(tmp_path, [], python="cp27"), tmp_path / "releases", trust=TRUST)
 

@@ -12,11 +12,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from hushfleet.errors import BadInput, BadSignature
 from hushfleet.secure.agreement import KeyAgreement, _montgomery
 from hushfleet.wire.format.identity import Identity, verify
+from support.edwards25519 import L, torsion_keys
 from support.secure_sums import identity
-
-P = (1 << 255) - 19
-D = -121665 * pow(121666, -1, P) % P
-L = (1 << 252) + 27742317777372353535851937790883648493  # the order of the base point
 
 
 def test_both_sides_have_the_same_key_and_it_is_that_of_x25519() -> None:
@@ -55,33 +52,14 @@ def test_keys_are_derived_as_in_rfc_5869() -> None:
     assert own not in (KeyAgreement(other).secret(one.public_key), KeyAgreement(one).secret(other.public_key))
 
 
-def torsion() -> list[bytes]:
-    """The encodings of the eight points of small order, with either sign, and those of them that are not reduced."""
-    # the y of points of order 8: 2 (x, y) has y = 0, so x^2 = -y^2, and d y^4 + 2 y^2 - 1 = 0 on the curve
-    root = square_root(1 + D)
-    ys = {0, 1, P - 1}
-    for sign in (1, -1):
-        of_y2 = (-1 + sign * root) * pow(D, -1, P) % P
-        if pow(of_y2, (P - 1) // 2, P) == 1:
-            ys |= {square_root(of_y2), P - square_root(of_y2)}
-    assert len(ys) == 5
-    encodings = [y + extra for y in ys for extra in (0, P) if y + extra < 1 << 255]
-    return [(y | sign << 255).to_bytes(32, "little") for y in encodings for sign in (0, 1)]
-
-
-def square_root(a: int) -> int:
-    root = pow(a, (P + 3) // 8, P)
-    return root if root * root % P == a % P else root * pow(2, (P - 1) // 4, P) % P
-
-
-@pytest.mark.parametrize("key", torsion(), ids=bytes.hex)
+@pytest.mark.parametrize("key", torsion_keys(), ids=bytes.hex)
 def test_points_of_small_order_are_refused(key: bytes) -> None:
     """Whoever enrols with one would know a secret with everybody, and so would anybody else."""
     with pytest.raises(BadInput):
         KeyAgreement(identity("own")).secret(key)
 
 
-@pytest.mark.parametrize("key", torsion(), ids=bytes.hex)
+@pytest.mark.parametrize("key", torsion_keys(), ids=bytes.hex)
 def test_nothing_is_signed_by_a_point_of_small_order(key: bytes) -> None:
     """Anybody could have done it: with R = s B the equation s B = R + h A holds as soon as h A is zero."""
     seed = identity("anybody").to_bytes()
