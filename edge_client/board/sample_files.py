@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hushfleet.config.spec import ModelSpec
-from hushfleet.data.arrays import as_targets, as_values, opened, read_targets, read_values
+from hushfleet.data.arrays import are_pixels, as_targets, as_values, opened, read_targets, read_values
 from hushfleet.data.csv_file import LABEL, read_csv
 from hushfleet.data.folder import files_below, named
 from hushfleet.data.labels import SAY_WHICH, UNCLEAR, one_form, read_labels
@@ -112,7 +112,8 @@ def load_csv(path: Path, model: ModelSpec, *, reading: Reading = STRICT, names: 
 
 
 def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> list[bytes]:
-    """Returns the content of each sample, independent of which columns a task uses as values and which as targets.
+    """Returns the content of each sample, independent of the task: of which columns are values and which are targets,
+    and of whether values are pixels.
 
     :param names: names of the columns of values; empty for an .npz, whose values are one array.
     :param outputs: names of the targets that are no classes.
@@ -121,7 +122,7 @@ def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> 
     """
     rows = samples.images.reshape(len(samples), math.prod(samples.images.shape[1:]))  # there may be none
     if not names:
-        return [row.tobytes() for row in rows]
+        return [(row.astype(np.uint8) if are_pixels(row).all() else row).tobytes() for row in rows]
     columns = {name: rows[:, place] for place, name in enumerate(names)}
     columns |= {one_form(name): samples.labels[:, place] for place, name in enumerate(outputs)}
     columns.pop(LABEL, None)
