@@ -68,8 +68,9 @@ def load_file(
 
 
 def load_arrays(path: Path, model: ModelSpec, *, reading: Reading = STRICT) -> Samples:
-    """Reads an .npz with samples `x` (or `images`), as in `as_values`, and labels `y` (or `labels`): whole numbers,
-    names of classes, or other targets of the task. Raises `BadInput`."""
+    """Reads an .npz with samples `x`, as in `as_values`, and labels `y`: whole numbers, names of classes, or other
+    targets of the task. A simulation's files have `images` and `labels`, where numbers are places. Raises `BadInput`.
+    """
     with opened(path) as arrays:
         x, y = ("images", "labels") if "images" in arrays else ("x", "y")
         needed = {x} if model.targets.are_inputs else {x, y}
@@ -79,8 +80,8 @@ def load_arrays(path: Path, model: ModelSpec, *, reading: Reading = STRICT) -> S
             )
         values = arrays[x]
         labels = arrays[y] if y in arrays else model.targets.blank(len(values), len(model.class_names))
-    by_type = "names" if labels.dtype.kind in "UO" and not reading.by_content else "each"
-    kind = model.form.labels or by_type if y == "y" else "numbers"  # as in a simulation's own files
+    by_type = "names" if labels.dtype.kind in "UO" and not reading.by_content else ""
+    kind = (model.form.labels or by_type or "each") if y == "y" else by_type or "numbers"  # as a simulation writes them
     if reading.by_content and not model.form.values:
         raise BadInput(f"{path}: {FORM_OF_ARRAYS}")
     if reading.skipped is None:

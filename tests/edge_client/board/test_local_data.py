@@ -479,5 +479,7 @@ def test_labels_of_an_array_are_names_or_places(tmp_path, model):
     assert LocalData(replace(section, labels="numbers"), task).samples().labels.tolist() == [1, 0, 1, 0]
     with pytest.raises(BadInput, match="sample 1 has the label '0', which is none of 1, 2"):
         LocalData(replace(section, labels="names"), task).samples()
+    np.savez(tmp_path / "d.npz", images=x, labels=["2", "1", "1", "2"])
+    assert samples("arrays", section.path, task).labels.tolist() == [1, 0, 0, 1]
     np.savez(tmp_path / "d.npz", x=x, y=[2023, 2024, 2024, 2023])
     assert samples("arrays", section.path, replace(task, class_names=("2023", "2024"))).labels.tolist() == [0, 1, 1, 0]
