@@ -116,14 +116,14 @@ class Retention:
     def _by_arrival(self, files: Sequence[_File]) -> list[_File]:
         """Sorts by the arrival of the content: a file that was copied or touched is as old as before.
 
-        Arrivals are in counted time, which may be far behind the clock, and files that wait in the inbox have none. So a
-        file with an arrival comes before all that arrived later, and its date, or theirs, is compared with the others.
+        Arrivals are in counted time, which may be far behind the clock, and what waits in the inbox has none. Therefore
+        dates are compared: of each file with an arrival, the earliest date of those that arrived with it or later.
         """
         self._arrivals = {file: at for file in files if (at := self._arrivals.get(file) or self._arrived(file.path))}
         order, came = {file: (file.came, 0.0, file.path) for file in files}, float("inf")
-        for file in sorted(self._arrivals, key=self._arrivals.__getitem__, reverse=True):
+        for at, file in sorted(((at, file) for file, at in self._arrivals.items()), reverse=True):
             came = min(came, file.came)
-            order[file] = came, self._arrivals[file], file.path
+            order[file] = came, at, file.path
         return sorted(files, key=order.__getitem__)
 
     def _look(self) -> tuple[list[_File], float]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from hushfleet.data.folder import walked
 from hushfleet.data.images import preview
 from hushfleet.data.labels import one_form
 from hushfleet.edge_client.board.config import DeviceConfig

@@ -150,7 +150,7 @@ def read_csv(
         owner = None if owner is None else owner[starts]
         names = tuple(name for name in names for _ in range(steps))
     shaped = values if input_shape is None else values.reshape(-1, *input_shape)
-    typed = shaped.astype(np.uint8 if pixels else np.float32, copy=False)
+    typed = np.ascontiguousarray(shaped, np.uint8 if pixels else np.float32)  # ONNX Runtime takes no other order
     return typed, found if outputs else named[LABEL], owner, names
 
 

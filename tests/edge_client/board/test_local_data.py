@@ -448,6 +448,7 @@ def test_an_empty_line_of_a_series_is_told_and_moves_no_other(tmp_path, model):
     file, note = tmp_path / "d.csv", notes_in(tmp_path)[0]
     file.write_text("\n".join(["a,b", *lines, "", ",", ""]))
     assert len(load_file(file, task)) == 3
+    assert load_file(file, task).take(np.array([2, 0])).x.flags.c_contiguous, "a gradient takes no other order"
     file.write_text("\n".join(["a,b", *lines[:4], "", *lines[4:], ""]))
     with pytest.raises(BadInput, match="line 7: line 6 before it is empty, and each line is one step of a series"):
         load_file(file, task)

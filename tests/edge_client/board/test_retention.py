@@ -196,15 +196,13 @@ def test_what_waits_in_the_inbox_is_compared_by_date_where_counted_time_is_far_b
         return [file._replace(came=came[Path(file.path).name]) for file in found(self)]
 
     monkeypatch.setattr(Retention, "_files", dated)
-    section = OwnDataSection("folder", str(images), inbox=str(inbox), max_mib=4000)
-    arrived = {"0.jpg": 0.1, "1.jpg": 0.2, "2.jpg": 0.3, "3.jpg": 0.4}
-    for left in (4, 3, 2):
-        board = Retention(
-            replace(section, max_mib=left * 1000), images.parent, arrived=lambda path: arrived.get(Path(path).name)
-        )
-        board.advance(0.0)
+    section = OwnDataSection("folder", str(images), inbox=str(inbox))
+    arrived = {"0.jpg": 0.1, "1.jpg": 0.2, "2.jpg": 0.2, "3.jpg": 0.4}  # two came in one second
+    for left in (4, 3, 2, 1):
+        limited = replace(section, max_mib=left * 1000)
+        Retention(limited, images.parent, arrived=lambda path: arrived.get(Path(path).name)).advance(0.0)
         assert sorted(Path(each).name for each in names(images)) == [f"{number}.jpg" for number in range(4 - left, 4)]
-    assert names(inbox) == []
+        assert names(inbox) == []
 
 
 def test_an_arrival_that_is_noted_later_counts_then(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
