@@ -112,7 +112,8 @@ class Run:
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel: the network's input is (x - mean) / std, for images x in [0, 1].
+        """Mean and standard deviation of each channel: the network's input is (x - mean) / std, for pixels x in [0, 1],
+        and for other values as they are in the data.
 
         :raises BadInput: this is no simulation.
         """

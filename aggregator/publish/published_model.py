@@ -57,6 +57,7 @@ class PublishedModel:
             "classes": spec.model.class_names,
             "features": None if features is None else features.graph.digest.hex(),
             "normalisation": [spec.model.mean, spec.model.std],
+            "columns": spec.model.form.columns,
         }
         self.checkpoints = Checkpoints(store.folder, layout, vectors=vectors, about=about, durable=store.durable)
         self.differences = Differences(store, full_bytes=4 * layout.size * (1 + len(vectors)))

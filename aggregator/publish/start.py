@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from hushfleet.config.spec import EarlierTask, ModelSpec
 from hushfleet.errors import BadInput
 from hushfleet.model.carry_over import carry_over, output_names, with_outputs
 
+_log = logging.getLogger(__name__)
 _ROUND = re.compile(r"global-(\d+)\.safetensors\Z")
 
 
@@ -26,6 +28,7 @@ class EarlierModel:
     :param class_names: empty if the file has none.
     :param features: SHA-256 of the graph of its features, in hex; None without features.
     :param normalisation: mean and std of the values that it was trained on; None in files of 0.3.0 and before.
+    :param columns: the columns that its network takes, in this order; empty if the file, or the task, names none.
     """
 
     path: Path
@@ -34,6 +37,7 @@ class EarlierModel:
     class_names: tuple[str, ...]
     features: str | None
     normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    columns: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, start: Path) -> EarlierModel:
@@ -50,8 +54,8 @@ class EarlierModel:
                 raise BadInput(f"model.start = {str(path)!r}: {name} is not finite float32")
         mean, std = map(tuple, about.get("normalisation", ((), ())))
         normalisation = (mean, std) if mean else None
-        classes = tuple(about.get("classes", ()))
-        return cls(path, tensors, about.get("task", ""), classes, about.get("features"), normalisation)
+        classes, columns = (tuple(about.get(key, ())) for key in ("classes", "columns"))
+        return cls(path, tensors, about.get("task", ""), classes, about.get("features"), normalisation, columns)
 
     def vector(self, model: ModelSpec) -> np.ndarray:
         """Returns the first model float32 `[d]` of a task with the network and the classes of `model`.
@@ -64,11 +68,23 @@ class EarlierModel:
                 f"model.start = {str(self.path)!r} has other features; a task with new features begins anew: "
                 "leave model.start out"
             )
-        if self.normalisation not in (None, (model.mean, model.std)):
+        if self.normalisation is None and model.features is None:
+            _log.warning(
+                "model.start = %r does not say which numbers its network was given. Up to version 0.3.0 data.mean and "
+                "data.std were 0.5 and 0.25 for folders of images, and those of the training part for tables, where "
+                "the task left them out: give this task the same numbers",
+                str(self.path),
+            )
+        elif self.normalisation not in (None, (model.mean, model.std)):
             mean, std = (", ".join(f"{value:g}" for value in each[:8]) for each in self.normalisation)
             raise BadInput(
                 f"model.start = {str(self.path)!r} was trained with data.mean = [{mean}] and data.std = [{std}]; "
                 "give this task the same numbers"
+            )
+        if self.columns and model.form.columns not in ((), self.columns):
+            raise BadInput(
+                f"model.start = {str(self.path)!r} takes the columns {', '.join(self.columns)}, and this task "
+                f"{', '.join(model.form.columns)}; give it the same data.columns, in this order"
             )
         names, to_names = (
             output_names(each, model.layout, are_inputs=model.targets.are_inputs)

@@ -1,8 +1,9 @@
 """Reads the device's own labelled samples, and reads them again when they have changed since the last round.
 
 A board that keeps collecting images should train with them without a restart. Reading thousands of files for every
-round takes long, so they are read only if the name, the date or the size of one has changed. A file that has changed in
-the last seconds may be half written: an image then waits for the next round; a CSV file gives its complete lines.
+round takes long, so they are read only if the name, a date or the size of one has changed. A file that has changed in
+the last seconds may be half written: an image then waits for the next round; a CSV file gives its complete lines, or,
+where no sample may decide about another one, its last line as it stands: a new line elsewhere must not withhold it.
 
 Photographs that cannot be read, or that are in no class folder, are left out. If a task accepts a device without
 samples, each sample that does not fit is left out, and data that cannot be read at all count as no samples: a decline
@@ -40,6 +41,7 @@ from hushfleet.privacy.periods import Period
 from hushfleet.user_files import is_closed
 
 Stamp = tuple[int, int]
+Place = tuple[str, tuple[int, int, int]]
 
 _FILES = {
     "arrays": ".npz file, with samples `x` and labels `y`",
@@ -128,7 +130,7 @@ class LocalData:
         self._note = note or Note(None)
         self._settled_s = settled_s
         self._arrivals = arrivals
-        self._keys: dict[tuple[str, int, int], bytes] = {}  # of files, by path, date and size
+        self._keys: dict[Place, bytes] = {}  # of files
         self._told: set[str] = set()
         self._by_window = False  # the task trains on windows: other reads, for own head and questions, are not noted
         self._stamp: tuple[Stamp, Period | None] | None = None
@@ -222,6 +224,7 @@ class LocalData:
             skipped += found
             return samples, len(asked) - sum(asked.values())
         skips = skipped if os.path.isdir(path) or self._is_lenient else None
+        unfinished = () if self._by_content else unfinished
         reading = Reading(skips, self._by_content, unfinished, cuts=window is None)
         names = list[str]()
         samples = load_file(path, model, kind=self._section.kind, reading=reading, names=names)
@@ -307,18 +310,23 @@ def zero_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSampl
     return Samples(images, labels, model.mean, model.std, model.targets)
 
 
-def _place_of(file: str) -> tuple[str, int, int] | None:
-    """Returns the path, the date and the size of a regular file; None for any other file, or if it is gone."""
+def _stamp_of(status: os.stat_result) -> tuple[int, int, int]:
+    """Returns both dates and the size of a file: a program may set the first date back, but not the second."""
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size
+
+
+def _place_of(file: str) -> Place | None:
+    """Returns the path and the stamp of a regular file; None for any other file, or if it is gone."""
     with suppress(OSError):
         status = os.stat(file)
         if stat.S_ISREG(status.st_mode):
-            return file, status.st_mtime_ns, status.st_size
+            return file, _stamp_of(status)
     return None
 
 
 def _look(path: Path, settled_s: float) -> tuple[Stamp, set[str]]:
-    """Returns the number of files, with a sum over the name, the date and the size of each and whether it has settled;
-    and the files that have not settled.
+    """Returns the number of files, with a sum over the name and the stamp of each and whether it has settled; and the
+    files that have not settled.
 
     The name counts because a file that is moved to another class changes only its name. Returns zeros without files.
     """
@@ -328,6 +336,6 @@ def _look(path: Path, settled_s: float) -> tuple[Stamp, set[str]]:
             status = os.stat(file)
             if abs(now - status.st_mtime) < settled_s:  # `abs`: a clock that was set back must not keep it new
                 unfinished.add(file)
-            total += hash((file, status.st_mtime_ns, status.st_size, file in unfinished))
+            total += hash((file, _stamp_of(status), file in unfinished))
             count += 1
     return (count, total), unfinished

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hushfleet import atomic_file
-from hushfleet.data.folder import named
+from hushfleet.data.folder import named, walked
 from hushfleet.data.image_limits import ENDINGS
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.board.config import OwnDataSection
@@ -109,9 +109,17 @@ class Retention:
             self._delete(files[:count], f"data.max_mib = {self._section.max_mib}")
 
     def _by_arrival(self, files: Sequence[_File]) -> list[_File]:
-        """Sorts by the arrival of the content: a file that was copied or touched is as old as before."""
-        self._arrivals = {file: self._arrivals.get(file) or self._arrived(file.path) or file.came for file in files}
-        return sorted(files, key=lambda file: (self._arrivals[file], file.path))
+        """Sorts by the arrival of the content: a file that was copied or touched is as old as before.
+
+        Arrivals are in counted time, which may be far behind the clock, and what waits in the inbox has none. Therefore
+        dates are compared: of each file with an arrival, the earliest date of those that arrived with it or later.
+        """
+        self._arrivals = {file: at for file in files if (at := self._arrivals.get(file) or self._arrived(file.path))}
+        order, came = {file: (file.came, 0.0, file.path) for file in files}, float("inf")
+        for at, file in sorted(((at, file) for file, at in self._arrivals.items()), reverse=True):
+            came = min(came, file.came)
+            order[file] = came, at, file.path
+        return sorted(files, key=order.__getitem__)
 
     def _look(self) -> tuple[list[_File], float]:
         """Returns the files that may be deleted, the oldest first; and the time of the previous daily check, or minus
@@ -153,7 +161,7 @@ class Retention:
         """Returns the files that may be deleted; this excludes targets of links, hidden files and held-out files."""
         section, found = self._section, dict[str, _File]()
         for folder in filter(None, (section.path, section.inbox, section.unlabelled)):
-            for top, folders, names in os.walk(os.path.realpath(folder)):
+            for top, folders, names in walked(os.path.realpath(folder)):
                 folders[:] = [name for name in folders if not name.startswith(".")]
                 for path in (os.path.join(top, name) for name in names if not name.startswith(".")):
                     with suppress(OSError):  # it was moved meanwhile
@@ -171,9 +179,8 @@ class Retention:
                 deleted.append(file.path)
             except FileNotFoundError:
                 continue
-            except OSError as error:
-                failed = f"{file.path}: {error.strerror}"
-                break
+            except OSError as error:  # the others are deleted nevertheless: no file decides about another
+                failed = failed or f"{file.path}: {error.strerror}"
         if deleted:
             _log.info("%s: deleted %d files, the oldest: %s", why, len(deleted), named(deleted))
         if failed and failed != self._said:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hushfleet.config.spec import ModelSpec
-from hushfleet.data.arrays import as_targets, as_values, opened, read_targets, read_values
+from hushfleet.data.arrays import are_pixels, as_targets, as_values, opened, read_targets, read_values
 from hushfleet.data.csv_file import LABEL, read_csv
 from hushfleet.data.folder import files_below, named
 from hushfleet.data.labels import SAY_WHICH, UNCLEAR, one_form, read_labels
@@ -68,8 +68,9 @@ def load_file(
 
 
 def load_arrays(path: Path, model: ModelSpec, *, reading: Reading = STRICT) -> Samples:
-    """Reads an .npz with samples `x` (or `images`), as in `as_values`, and labels `y` (or `labels`): whole numbers,
-    names of classes, or other targets of the task. Raises `BadInput`."""
+    """Reads an .npz with samples `x`, as in `as_values`, and labels `y`: whole numbers, names of classes, or other
+    targets of the task. A simulation's files have `images` and `labels`, where numbers are places. Raises `BadInput`.
+    """
     with opened(path) as arrays:
         x, y = ("images", "labels") if "images" in arrays else ("x", "y")
         needed = {x} if model.targets.are_inputs else {x, y}
@@ -79,8 +80,8 @@ def load_arrays(path: Path, model: ModelSpec, *, reading: Reading = STRICT) -> S
             )
         values = arrays[x]
         labels = arrays[y] if y in arrays else model.targets.blank(len(values), len(model.class_names))
-    by_type = "names" if labels.dtype.kind in "UO" and not reading.by_content else "each"
-    kind = model.form.labels or by_type if y == "y" else "numbers"  # as in a simulation's own files
+    by_type = "names" if labels.dtype.kind in "UO" and not reading.by_content else ""
+    kind = (model.form.labels or by_type or "each") if y == "y" else by_type or "numbers"  # as a simulation writes them
     if reading.by_content and not model.form.values:
         raise BadInput(f"{path}: {FORM_OF_ARRAYS}")
     if reading.skipped is None:
@@ -112,7 +113,8 @@ def load_csv(path: Path, model: ModelSpec, *, reading: Reading = STRICT, names: 
 
 
 def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> list[bytes]:
-    """Returns the content of each sample, independent of which columns a task uses as values and which as targets.
+    """Returns the content of each sample, independent of the task: of which columns are values and which are targets,
+    and of whether values are pixels.
 
     :param names: names of the columns of values; empty for an .npz, whose values are one array.
     :param outputs: names of the targets that are no classes.
@@ -121,7 +123,7 @@ def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> 
     """
     rows = samples.images.reshape(len(samples), math.prod(samples.images.shape[1:]))  # there may be none
     if not names:
-        return [row.tobytes() for row in rows]
+        return [(row.astype(np.uint8) if are_pixels(row).all() else row).tobytes() for row in rows]
     columns = {name: rows[:, place] for place, name in enumerate(names)}
     columns |= {one_form(name): samples.labels[:, place] for place, name in enumerate(outputs)}
     columns.pop(LABEL, None)

@@ -61,8 +61,8 @@ def class_names(config: DeviceConfig, store: DeviceStore | None) -> tuple[str, .
         return tuple(name for name in map(one_form, spec.model.class_names) if _can_be_a_folder(name))
     if not os.path.isdir(data.path):
         raise BadInput(f"data.path = {data.path!r}: there is no such folder")
-    names = tuple(sorted(one_form(entry.name) for entry in os.scandir(data.path) if entry.is_dir()))
-    if not (names := tuple(filter(_can_be_a_folder, names))):
+    folders = (entry.name for entry in os.scandir(data.path) if os.path.isdir(entry))
+    if not (names := tuple(filter(_can_be_a_folder, sorted(map(one_form, folders))))):
         raise BadInput(f"no classes are known yet: make a folder for each in {data.path}, or wait for the first task")
     return names
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from hushfleet.data.folder import walked
 from hushfleet.data.images import preview
 from hushfleet.data.labels import one_form
 from hushfleet.edge_client.board.config import DeviceConfig
@@ -191,7 +192,7 @@ class Desk:
                 f"data.inbox = {str(self._inbox)!r} cannot be read: {error.strerror}; the client's user must be able to"
             ) from error
         found: dict[str, os.stat_result] = {}
-        for top, folders, files in os.walk(self._inbox):
+        for top, folders, files in walked(self._inbox):
             inside = Path(top).relative_to(self._inbox)
             aside = NOT_USABLE if top == str(self._inbox) else None
             folders[:] = [each for each in folders if not each.startswith(".") and each != aside]

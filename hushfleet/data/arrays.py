@@ -240,9 +240,15 @@ def read_values(x: np.ndarray, where: str, *, kind: ValueKind = "") -> tuple[np.
     values = as_float32(x)
     fits = np.isfinite(values).all((1, 2, 3))
     if kind == "pixels":
-        fits &= ((values >= 0) & (values <= 255) & (values == np.floor(values))).all((1, 2, 3))
+        fits &= are_pixels(values).all((1, 2, 3))
     values[~fits] = 0
     return np.ascontiguousarray(values.astype(np.uint8) if kind == "pixels" else values), fits
+
+
+def are_pixels(values: np.ndarray) -> np.ndarray:
+    """Returns which of these numbers are whole ones from 0 to 255, bool of the same shape."""
+    found: np.ndarray = (values >= 0) & (values <= 255) & (values == np.floor(values))
+    return found
 
 
 def as_float32(x: np.ndarray) -> np.ndarray:
@@ -258,12 +264,12 @@ def as_float32(x: np.ndarray) -> np.ndarray:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, complex) and not value.imag:
-        value = value.real
     try:
-        return float({"True": 1, "False": 0}.get(value, value))
+        text = value.decode() if isinstance(value, bytes) else value
+        number = complex({"True": 1, "False": 0}.get(text, text))
     except (ValueError, TypeError, OverflowError):
         return np.nan
+    return np.nan if number.imag else number.real
 
 
 def is_frame(x: Any) -> bool:

@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.data.arrays import Data
+from hushfleet.data.arrays import Data, are_pixels
 from hushfleet.data.form import ANY_FORM, SampleForm
 from hushfleet.data.labels import one_form
 from hushfleet.data.measurements import check_names
@@ -106,7 +106,7 @@ def read_csv(
         raise BadInput(f"{path} is {what}, and no CSV file")
     try:
         errors = "strict" if skipped is None and not unfinished else "replace"  # a character may be half written
-        with path.open("rb") as raw, io.TextIOWrapper(raw, _encoding(raw), errors, newline="") as file:
+        with path.open("rb") as raw, io.TextIOWrapper(raw, _encoding(raw), errors) as file:
             if in_utf8 and file.encoding == "utf-16":
                 raise BadInput(f"{path} is UTF-16, where a damaged line damages all after it; save it as CSV UTF-8")
             lines = _lines(file, unfinished)
@@ -133,7 +133,9 @@ def read_csv(
     if len(targets) < len(outputs):  # no fault column: all samples are normal
         rows = np.concatenate((rows, np.zeros((len(rows), len(outputs)), np.float32)), axis=1)
     values, found = rows[:, : len(columns)], rows[:, len(columns) :]
-    owner = np.array(table.texts[DEVICE], str) if DEVICE in texts else None
+    # As objects: in an array of texts each takes the memory of the longest.
+    named = {name: np.array(table.texts[name], object) for name in texts}
+    owner = named.get(DEVICE)
     if is_cut:
         assert input_shape is not None
         if not cuts:
@@ -151,8 +153,8 @@ def read_csv(
         owner = None if owner is None else owner[starts]
         names = tuple(name for name in names for _ in range(steps))
     shaped = values if input_shape is None else values.reshape(-1, *input_shape)
-    typed = shaped.astype(np.uint8 if pixels else np.float32, copy=False)
-    return typed, found if outputs else np.array(table.texts[LABEL], str), owner, names
+    typed = np.ascontiguousarray(shaped, np.uint8 if pixels else np.float32)  # ONNX Runtime takes no other order
+    return typed, found if outputs else named[LABEL], owner, names
 
 
 def _windows(lines: np.ndarray, owner: np.ndarray | None, steps: int) -> tuple[np.ndarray, list[int]]:
@@ -183,7 +185,7 @@ def _lines(file: io.TextIOBase, unfinished: bool) -> Iterator[str | None]:
         end, is_long = line, len(line) == MOST_CHARACTERS
         while len(end) == MOST_CHARACTERS and not end.endswith("\n"):
             end = file.readline(MOST_CHARACTERS)
-        if end.endswith(("\n", "\r")) or not unfinished:
+        if end.endswith("\n") or not unfinished:
             yield None if is_long else line
 
 
@@ -332,8 +334,7 @@ class _Table:
             out[:] = found
         fits, accepted = np.isfinite(out), "finite"
         if self.pixels and fits.all():
-            values = out[: self.values]
-            fits, accepted = (values >= 0) & (values <= 255) & (values == np.floor(values)), "a pixel, 0 to 255"
+            fits, accepted = are_pixels(out[: self.values]), "a pixel, 0 to 255"
         for wrong in np.flatnonzero(~fits)[:1]:
             raise BadInput(f"{self.header[self.places[wrong]]!r} = {cells[wrong]!r}: must be {accepted}")
         return mark

@@ -16,6 +16,7 @@ import difflib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -81,6 +82,21 @@ def named(skipped: Sequence[str]) -> str:
     return "; ".join([*skipped[:MAX_NAMED], *([f"and {more} more"] if more > 0 else [])])
 
 
+def walked(folder: str | Path, *, follow_links: bool = False) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yields each folder with the names of its sub-folders and of its files, as `os.walk` does: a caller may sort the
+    sub-folders, or remove some.
+
+    `os.walk` calls itself for each level before Python 3.12, and fails at a thousand of them: one file in so many
+    folders would hide all others.
+    """
+    waiting = [os.fspath(folder)]
+    while waiting:
+        for top, names, files in islice(os.walk(waiting.pop()), 1):  # none if it cannot be read
+            yield top, names, files
+            below = [os.path.join(top, name) for name in reversed(names)]
+            waiting += (each for each in below if follow_links or not os.path.islink(each))
+
+
 def files_below(folder: Path, *, data: Path) -> Iterator[str]:
     """Yields the files in a folder, in its sub-folders, and in linked folders.
 
@@ -88,7 +104,7 @@ def files_below(folder: Path, *, data: Path) -> Iterator[str]:
         link, the link itself is yielded, not the files: they are read elsewhere, and may be of another class.
     """
     whole, seen = os.path.realpath(data), set[str]()
-    for top, names, files in os.walk(folder, followlinks=True):
+    for top, names, files in walked(folder, follow_links=True):
         names.sort()  # the choice between two links must not depend on the disk
         yield from (os.path.join(top, name) for name in files)
         for link in [each for name in names if os.path.islink(each := os.path.join(top, name))]:
@@ -132,7 +148,7 @@ def scan_folder(
     for entry in sorted(path.iterdir()):
         if entry.name.startswith((".", "__")):
             continue
-        if not entry.is_dir():
+        if not os.path.isdir(entry):  # `Path.is_dir` raises an error for a link that cannot be followed
             skipped.append(f"{entry.name}: not in a class folder")
             continue
         label = label_of.get(one_form(entry.name))
@@ -140,7 +156,7 @@ def scan_folder(
             close = difflib.get_close_matches(entry.name, label_of, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             if lenient:
-                left = (file.relative_to(path).as_posix() for file in sorted(entry.rglob("*")) if file.is_file())
+                left = (Path(file).relative_to(path).as_posix() for file in sorted(files_below(entry, data=path)))
                 skipped += (f"{name}: its folder is not a class of this task{hint}" for name in left)
                 continue
             raise BadInput(
@@ -196,7 +212,7 @@ def load_unlabelled(path: Path, *, most: int, **form: Unpack[ImageForm]) -> Samp
 
 def _read(file: Path, input_shape: tuple[int, int, int]) -> npt.NDArray[np.uint8] | str:
     """Returns the image, or a text that says why it cannot be read."""
-    if file.is_dir():
+    if os.path.isdir(file):
         return "a link to a folder that is read elsewhere"
     try:
         check_name(file.name)

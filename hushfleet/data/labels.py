@@ -20,6 +20,7 @@ MISSING = frozenset((
 
 SAY_WHICH = 'give names as texts, as y.astype(str) does, or say which with data.labels = "names" or "numbers"'
 _PLACE = re.compile(r"0|[1-9][0-9]{0,8}")
+_WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")
 
 _log = logging.getLogger(__name__)
 
@@ -78,15 +79,26 @@ def read_labels(y: np.ndarray, class_names: Sequence[str], kind: str) -> np.ndar
         by_place = int(key) if is_place else NO_CLASS
         return max(by_name, by_place) if NO_CLASS in (by_name, by_place) or by_name == by_place else UNCLEAR
 
-    texts = y if y.dtype.kind in "iufbU" else np.array([str(label) for label in y.ravel().tolist()], str)
-    values, where = np.unique(texts, return_inverse=True)
-    return np.array([class_of(str(value)) for value in values.tolist()], np.int64)[where].reshape(y.shape)
+    texts = [each.decode("utf-8", "replace") if isinstance(each, bytes) else str(each) for each in y.ravel().tolist()]
+    places = {text: class_of(text) for text in set(texts)}
+    return np.array([places[text] for text in texts], np.int64).reshape(y.shape)
 
 
 def _number_form(text: str) -> str:
-    """Returns a whole number in one form: NumPy writes 3 as `3` or `3.0`, by the type of the array."""
-    whole = text.removesuffix(".0")
-    return whole.removeprefix("-") if _PLACE.fullmatch(whole) or whole == "-0" else text
+    """Returns a number in one form: the type of an array decides whether NumPy writes `3`, `3.0`, `(3+0j)` or `True`.
+
+    A text that no program writes for a number stays as it is, such as `007`. Whole numbers are rounded to float64, and
+    fractions to float32, because the type of an array may have done so.
+    """
+    number = {"True": "1", "False": "0"}.get(text, text)
+    try:
+        value = complex(number)
+    except ValueError:
+        return text
+    is_written_so = _WHOLE.fullmatch(number) or number in (repr(value.real), repr(value))
+    if value.imag or not math.isfinite(value.real) or not is_written_so:
+        return text
+    return str(int(value.real)) if value.real.is_integer() else str(np.float32(value.real))
 
 
 def as_labels(y: np.ndarray, class_names: Sequence[str], *, count: int, where: str, kind: str = "") -> np.ndarray:
@@ -100,9 +112,10 @@ def as_labels(y: np.ndarray, class_names: Sequence[str], *, count: int, where: s
             'model.loss = "binary" or "squared")'
         )
     check_present(y, where, names=class_names)
-    are_texts = y.dtype.kind in "UO"
+    are_texts = y.dtype.kind not in "iufb"
+    may_be_names = y.dtype.kind == "b" and kind != "names"  # False and True, and in which order
     labels = read_labels(y, class_names, kind or ("names" if are_texts else "numbers"))
-    for place in np.flatnonzero(labels < 0)[:1].tolist():
+    for place in np.flatnonzero((labels < 0) | may_be_names)[:1].tolist():
         classes, names = len(class_names), f"{', '.join(class_names[:8])}{', ...' * (len(class_names) > 8)}"
         if labels[place] == UNCLEAR:
             raise BadInput(
@@ -111,7 +124,7 @@ def as_labels(y: np.ndarray, class_names: Sequence[str], *, count: int, where: s
             )
         if are_texts or kind == "names":
             raise BadInput(f"{where}: sample {place} has the label {str(y[place])!r}, which is none of {names}")
-        if y.dtype.kind == "b" or y[place] != np.floor(y[place]):
+        if may_be_names or y[place] != np.floor(y[place]):
             raise BadInput(
                 f"{where} is {y.dtype}; it must be whole numbers, or names of classes (or numbers to predict, with "
                 'model.loss = "squared")'

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import subprocess
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, WireSpec
+from hushfleet.data import csv_file
 from hushfleet.data.form import SampleForm
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.data.targets import Targets
@@ -115,6 +120,45 @@ def test_a_line(tmp_path_factory, lines, one, place, form, separator) -> None:
     check(found(whole), found(at(whole, place, [one])))
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_line_that_is_as_long_as_what_is_read_at_once(tmp_path: Path, end: str, monkeypatch) -> None:
+    monkeypatch.setattr(csv_file, "MOST_CHARACTERS", 64)
+    file = tmp_path / "d.csv"
+
+    def found(*rows: str) -> Found:
+        file.write_bytes(end.join(["label;a;b", *rows, ""]).encode())
+        return trained(OwnDataSection("csv", str(file)), MODEL)
+
+    without = found("sit;1;2", "walk;3;4", "sit;5;6")
+    for length in range(60, 68):
+        check(without, found("sit;1;2", f"{'sit;1;':0<{length}}", "walk;3;4", "sit;5;6"))
+
+
+def test_a_very_long_label_takes_its_own_memory_alone(tmp_path: Path) -> None:
+    """In an array of texts each label took as much, and all were lost for lack of memory."""
+    file = tmp_path / "d.csv"
+    lines = [f"walk;{number};{number}" for number in range(500)]
+    file.write_text("\n".join(["label;a;b", "x" * 100_000 + ";1;2", *lines, ""]))
+    tracemalloc.start()
+    try:
+        assert trained(OwnDataSection("csv", str(file)), MODEL).total() == 500
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20  # the array had 200 MB
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_line_that_has_just_come(tmp_path: Path) -> None:
+    """A last line without an end may be half written if its file has just changed, for whatever reason."""
+    file = tmp_path / "d.csv"
+    data = LocalData(OwnDataSection("csv", str(file)), MODEL, may_be_empty=True, by_content=True, settled_s=60.0)
+    file.write_text("label;a;b\nsit;1;2\nwalk;3;4")
+    os.utime(file, (0, 0))
+    without = counted(data.samples())
+    assert without.total() == 2
+    file.write_text("label;a;b\nsit;5;6\nsit;1;2\nwalk;3;4")
+    check(without, counted(data.samples()))
+
+
 @MANY
 @given(lines=LINES, one=ANY_LINE, header=st.sampled_from(["label;a;b", "label;b;a", "b;a;label", "label;a", "x"]))
 def test_a_file_of_a_folder(tmp_path_factory, lines, one, header) -> None:
@@ -177,7 +221,7 @@ def test_a_line_of_an_earlier_window(tmp_path_factory, lines, one) -> None:
 
 NUMBERS = st.one_of(st.integers(-3, 260), st.floats(-1e3, 1e3, width=32), st.sampled_from([0.5, 7.0, -0.0, 255]))
 TEXTS = st.one_of(st.sampled_from([*NAMES, "0", "2", "1.0", "nan", "run", "True"]), st.text(max_size=8))
-ANY_NUMBER = st.one_of(NUMBERS, st.sampled_from([math.nan, math.inf, 1e39, 1 + 2j, True]), TEXTS)
+ANY_NUMBER = st.one_of(NUMBERS, st.sampled_from([math.nan, math.inf, 1e39, 1 + 2j, True, b"7"]), TEXTS)
 ROW = st.tuples(NUMBERS, NUMBERS)
 BASE = st.lists(st.tuples(ROW, st.one_of(st.integers(0, 3), st.sampled_from([*NAMES, "0"]))), min_size=1, max_size=10)
 ONE = st.tuples(st.tuples(ANY_NUMBER, ANY_NUMBER), st.one_of(st.integers(-2, 5), st.floats(), TEXTS, st.booleans()))
@@ -200,6 +244,34 @@ def test_a_sample_of_an_array(tmp_path_factory, rows, one, place, values, labels
         return trained(OwnDataSection("arrays", str(file)), replace(MODEL, form=SampleForm((), "", labels, values)))
 
     check(found(rows), found([*rows[: place % 11], one, *rows[place % 11 :]]))
+
+
+LABELS = st.one_of(
+    st.sampled_from([True, False, -1, 0, 1, 2, 1.0, 2.5, np.float32(0.1), 4006381333931, 9007199254740993, 1e16, -0.0]),
+    st.sampled_from(["1", "-1", "0.1", "True", "sit", "007", "4006381333931", b"1", b"sit", 1 + 0j, 1 + 2j]),
+)
+NAMED = st.sampled_from([
+    NAMES, ("-1", "1"), ("4006381333931", "4006381333948"), ("False", "True"), ("True", "False"), ("0.1", "2.5"),
+    ("007", "7"), ("9007199254740993", "10000000000000000"),
+])  # fmt: skip
+
+
+@settings(MANY, max_examples=400)
+@given(
+    labels=st.lists(LABELS, min_size=1, max_size=6), one=LABELS, names=NAMED,
+    kind=st.sampled_from(["", "names", "numbers"]), place=st.integers(0, 6),
+)  # fmt: skip
+def test_a_label_of_another_type(tmp_path_factory, labels, one, names, kind, place) -> None:
+    """The type of an array of labels decides how a number is written: 1, 1.0, (1+0j), True or b'1'."""
+    file = tmp_path_factory.mktemp("labels") / "d.npz"
+    model = replace(MODEL, class_names=names, form=SampleForm((), "", kind, "numbers"))
+
+    def found(samples: Sequence[tuple[int, Any]]) -> Found:
+        np.savez(file, x=[[number, 0] for number, _ in samples], y=np.array([label for _, label in samples]))
+        return trained(OwnDataSection("arrays", str(file)), model)
+
+    rows = list(enumerate(labels))
+    check(found(rows), found([*rows[:place], (99, one), *rows[place:]]))
 
 
 @MANY
@@ -244,6 +316,49 @@ def test_a_file_of_a_folder_of_images(tmp_path_factory, greys, one, name) -> Non
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(one)
     check(without, trained(section, IMAGES))
+
+
+def deep(place: Path) -> None:
+    """Makes an image in more folders than Python calls functions in each other."""
+    folder = os.open(place.parent, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("a", dir_fd=folder)
+        inside = os.open("a", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inside
+    with open(os.open("x.png", os.O_WRONLY | os.O_CREAT, dir_fd=folder), "wb") as file:
+        file.write(png((5, 5), 9))
+    os.close(folder)
+
+
+SPECIAL: dict[str, Callable[[Path], object]] = {
+    "link with a name that no file can have": lambda place: os.symlink("x" * 300, place),
+    "link to itself": lambda place: os.symlink(place.name, place),
+    "link to nothing": lambda place: os.symlink("nothing", place),
+    "link to the whole": lambda place: os.symlink("..", place),
+    "device": lambda place: os.symlink("/dev/zero", place),
+    "pipe": os.mkfifo,
+    "bytes that are no UTF-8": lambda place: Path(os.fsdecode(os.fsencode(place) + b"\xff")).write_bytes(b"x"),
+    "deep": deep,
+}
+
+
+@pytest.mark.parametrize("special", SPECIAL)
+@pytest.mark.parametrize("where", ["sit", "run", "."])
+@pytest.mark.parametrize("kind", ["folder", "csv"])
+def test_a_file_that_is_none(tmp_path: Path, special: str, where: str, kind: Any) -> None:
+    folder = tmp_path / "d"
+    for number, name in enumerate(("sit", "walk", "run")):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "m.png").write_bytes(png((5, 5), number))
+        (folder / name / "m.csv").write_text(f"label;a;b\nsit;{number};1\n")
+    model = IMAGES if kind == "folder" else replace(MODEL, form=SampleForm(("a", "b")))
+    section = OwnDataSection(kind, str(folder))
+    without = trained(section, model)
+    SPECIAL[special](folder / where / f"a.{'png' if kind == 'folder' else kind}")
+    with_one = trained(section, model)
+    subprocess.run(["rm", "-r", str(folder)], check=True)  # `shutil.rmtree`, by pytest, calls itself for each level
+    check(without, with_one)
 
 
 # what the aggregator sees

@@ -12,6 +12,7 @@ from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.publish.start import EarlierModel
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.config.spec import EarlierTask, PrivacySpec, TaskSpec
+from hushfleet.data.form import SampleForm
 from hushfleet.data.targets import Targets
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound
@@ -103,7 +104,7 @@ def test_with_the_unit_record_no_gradient_is_computed_of_own_parts_of_an_earlier
     assert (begins_with(spec, "earlier-1", own).state().own is not None) == keeps
 
 
-def test_a_model_goes_on_with_values_as_it_knows_them(calm: Simulation) -> None:
+def test_a_model_goes_on_with_values_as_it_knows_them(calm: Simulation, caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise it would be given other numbers for the same images without a word."""
     model = calm.prepared.spec.model
     earlier = EarlierModel.read(calm.folder.aggregator)
@@ -111,7 +112,18 @@ def test_a_model_goes_on_with_values_as_it_knows_them(calm: Simulation) -> None:
     other = replace(model, std=tuple(2 * value for value in model.std))
     with pytest.raises(BadInput, match=r"was trained with data\.mean = \[.* give this task the same"):
         earlier.vector(other)
-    replace(earlier, normalisation=None).vector(other)  # a file of 0.3.0 does not say
+    assert not caplog.records
+    replace(earlier, normalisation=None).vector(other)
+    assert "does not say which numbers its network was given. Up to version 0.3.0 data.mean and" in caplog.text
+
+
+def test_a_model_goes_on_with_the_columns_that_it_knows_in_their_order(calm: Simulation) -> None:
+    model = calm.prepared.spec.model
+    earlier = replace(EarlierModel.read(calm.folder.aggregator), columns=("ax", "ay"))
+    for columns in ((), ("ax", "ay")):
+        earlier.vector(replace(model, form=SampleForm(columns)))
+    with pytest.raises(BadInput, match=r"takes the columns ax, ay, and this task ay, ax; give it the same"):
+        earlier.vector(replace(model, form=SampleForm(("ay", "ax"))))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "another network", "nan", "no closed round"])

@@ -15,7 +15,8 @@ from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.data.sets import load
 from hushfleet.edge_client.board.config import OwnDataSection
-from hushfleet.edge_client.board.local_data import LocalData
+from hushfleet.edge_client.board.local_data import LocalData, inputs_of
+from hushfleet.edge_client.predict import _read as read_sample
 from hushfleet.errors import BadInput
 
 COUNT, NAMES = 40, tuple(str(digit) for digit in range(10))
@@ -86,6 +87,24 @@ def test_features_of_images_are_equal_to_the_bit(tmp_path: Path) -> None:
     expected = next(iter(found.values()))
     assert len(set(expected)) == COUNT
     assert all(rows == expected for rows in found.values()), [name for name in found if found[name] != expected]
+
+
+def test_images_to_predict_without_labels_and_to_test_with_are_given_as_images_to_train_with(tmp_path: Path) -> None:
+    images = folder(tmp_path / "images")
+    prepared = task("folder", images, input_shape=[1, 8, 8])
+    assert prepared.dataset is not None
+    model, features = prepared.spec.model, prepared.features
+    section = OwnDataSection("folder", str(images / "train"), unlabelled=str(images / "train"))
+    data = LocalData(section, model, features=features, held_out=0.5, by_content=True)
+    expected = {x.tobytes() for x in inputs_of(prepared.dataset.train, features).x}
+    files = sorted((images / "train").rglob("*.png"))
+    predicted = {inputs_of(read_sample(file, model), features).x.tobytes() for file in files}
+    unlabelled = data.unlabelled()
+    assert unlabelled is not None
+    trained, held_out = ({x.tobytes() for x in part.x} for part in (data.samples(), data.held_out()))
+    assert predicted == {x.tobytes() for x in unlabelled.x} == trained | held_out == expected
+    assert trained
+    assert held_out
 
 
 @pytest.mark.parametrize("normal", [{}, {"mean": [500.0] * 6, "std": [90.0] * 6}])

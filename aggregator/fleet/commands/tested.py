@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,17 +33,22 @@ def _test(
     from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.publish.prepare import prepare
+    from hushfleet.aggregator.publish.start import EarlierModel
     from hushfleet.aggregator.storage.checkpoints import Checkpoints
 
     folder = FleetFolder(path)
     # Found by file names, because the store belongs to the aggregator, which may be running.
-    kept = [int(file.stem.removeprefix("global-")) for file in folder.run.glob("global-*.safetensors")]
+    kept = {int(file.stem.removeprefix("global-")): file for file in folder.run.glob("global-*.safetensors")}
     if not kept:
         raise BadInput(f"{folder.run} has no model yet: no round has begun")
-    prepared = prepare(load_task(folder.task, (f"data.path={data.absolute()}",)), run_id="test")
+    rounds = max(kept)
+    changes = [f"data.path={data.absolute()}"]
+    if columns := EarlierModel.read(kept[rounds]).columns:  # in the order in which the model takes them
+        changes.append(f"data.columns={json.dumps(columns)}")
+    prepared = prepare(load_task(folder.task, tuple(changes)), run_id="test")
     if prepared.evaluate_global is None or prepared.dataset is None or not len(prepared.dataset.test):
         raise BadInput(f"{data}: there is nothing to test with, or the task trains no model")
-    rounds, vectors = max(kept), prepared.method.server.vectors
+    vectors = prepared.method.server.vectors
     model = Checkpoints(folder.run, prepared.spec.model.layout, vectors=vectors).read(rounds)
     found = prepared.evaluate_global(prepared.method.split(model)[0])
     said = describe_test(prepared.spec.model.targets, found, len(prepared.dataset.test))

@@ -21,8 +21,10 @@ from hushfleet.aggregator.fleet import ask as asking
 from hushfleet.aggregator.fleet.commands.tested import describe_test
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.publish.published_model import PublishedModel
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.toml_text import to_toml
 from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput
@@ -249,6 +251,31 @@ def test_public_samples_test_the_newest_model(tmp_path: Path) -> None:
         Checkpoints(folder.run, layout, durable=False).write(rounds, params)
     said = test().output
     assert "after 2 rounds of small, the fleet's model is right on 50.0\N{NO-BREAK SPACE}% of 40 test samples" in said
+
+
+def test_the_model_takes_the_columns_of_a_table_in_its_own_order(tmp_path: Path) -> None:
+    """A public table may have another order than the one that the fleet began with."""
+    rng = np.random.default_rng(0)
+    rows = [(name, *rng.normal(value, 0.1, 2)) for name, value in (("a", (1, -1)), ("b", (-1, 1))) for _ in range(20)]
+    for name, order in (("first", (0, 1, 2)), ("other", (2, 0, 1))):
+        header = ("label", "x", "y")
+        lines = [header, *rows]
+        text = "\n".join(",".join(str(line[place]) for place in order) for line in lines) + "\n"
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test.csv").write_text(text)
+    public = TASK.replace(
+        'name = "digits"\n', f'name = "csv"\nclass_names = ["a", "b"]\npath = "{tmp_path / "first"}"\n'
+    ).replace('name = "digits-cnn"', 'name = "linear"')
+    folder = make_folder(tmp_path / "fleet", task=public)
+    prepared = prepare(load_task(folder.task), run_id="1")
+    with AggregatorStore(folder.run, durable=False) as store:
+        published = PublishedModel(store, prepared.spec)
+        params = np.array([1, 0, -1, 0, 0, 0], np.float32)  # a: x is above zero
+        assert prepared.spec.model.layout.shapes == ((2, 2), (2,))
+        published.checkpoints.write(1, params)
+    for name in ("first", "other"):
+        said = CliRunner().invoke(build_app(), ["fleet", "test", str(folder.path), str(tmp_path / name)]).output
+        assert "is right on 100.0\N{NO-BREAK SPACE}% of 40 test samples" in said, name
 
 
 def test_an_autoencoder_is_right_on_nothing_and_has_an_auroc() -> None:

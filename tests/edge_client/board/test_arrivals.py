@@ -267,6 +267,32 @@ def test_a_task_that_takes_other_columns_for_targets_sees_no_row_as_new(tmp_path
         assert len(seen) == {0: 2, 1: 1}.get(day, 0), "7, 3, 0 are another row than 3, 7, 0; all else was seen before"
 
 
+def test_a_task_that_says_otherwise_what_values_are_sees_no_sample_as_new(tmp_path: Path, store: DeviceStore) -> None:
+    """An aggregator writes `data.values`: with each new word all samples would have come into the present window."""
+    file, x = tmp_path / "d.npz", np.arange(64, dtype=np.uint8).reshape(4, 1, 4, 4)
+    np.savez(file, x=x, y=[0, 1, 0, 1])
+    section = OwnDataSection("arrays", str(file))
+    boards = [Board(tmp_path, store, replace(section, values=values)) for values in ("pixels", "numbers")]
+    for board in (*boards, *boards[::-1]):
+        assert len(board.data.samples(FIRST)) == 4
+        board.now = SECOND.start
+        assert len(board.data.samples(SECOND)) == 0
+        for each in boards:
+            each.now = SECOND.start
+
+
+def test_a_photograph_under_an_old_name_and_date_is_a_new_one(board: Board) -> None:
+    """A program may set a file's date, as rsync and cp -p do, and pictures without compression have one size."""
+    file = board.path / "cat/1.bmp"
+    board.photograph("cat/1.bmp", 10)
+    dates = os.stat(file).st_atime_ns, os.stat(file).st_mtime_ns
+    assert board.seen(FIRST) == [10]
+    board.now = SECOND.start
+    board.photograph("cat/1.bmp", 20)
+    os.utime(file, ns=dates)
+    assert (board.seen(SECOND), board.seen(FIRST), board.seen()) == ([20], [], [20])
+
+
 def test_a_series_is_not_cut_into_windows_anew_when_lines_go(tmp_path: Path, store: DeviceStore) -> None:
     """The second cut would bring the first day's values into the second day as samples that were not seen before."""
     board, lines = Pump(tmp_path, store), [f"{step},0" for step in range(1, 9)]

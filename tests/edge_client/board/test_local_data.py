@@ -455,6 +455,7 @@ def test_an_empty_line_of_a_series_is_told_and_moves_no_other(tmp_path, model):
     file, note = tmp_path / "d.csv", notes_in(tmp_path)[0]
     file.write_text("\n".join(["a,b", *lines, "", ",", ""]))
     assert len(load_file(file, task)) == 3
+    assert load_file(file, task).take(np.array([2, 0])).x.flags.c_contiguous, "a gradient takes no other order"
     file.write_text("\n".join(["a,b", *lines[:4], "", *lines[4:], ""]))
     with pytest.raises(BadInput, match="line 7: line 6 before it is empty, and each line is one step of a series"):
         load_file(file, task)
@@ -486,5 +487,7 @@ def test_labels_of_an_array_are_names_or_places(tmp_path, model):
     assert LocalData(replace(section, labels="numbers"), task).samples().labels.tolist() == [1, 0, 1, 0]
     with pytest.raises(BadInput, match="sample 1 has the label '0', which is none of 1, 2"):
         LocalData(replace(section, labels="names"), task).samples()
+    np.savez(tmp_path / "d.npz", images=x, labels=["2", "1", "1", "2"])
+    assert samples("arrays", section.path, task).labels.tolist() == [1, 0, 0, 1]
     np.savez(tmp_path / "d.npz", x=x, y=[2023, 2024, 2024, 2023])
     assert samples("arrays", section.path, replace(task, class_names=("2023", "2024"))).labels.tolist() == [0, 1, 1, 0]

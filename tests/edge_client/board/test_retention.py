@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hushfleet.data.folder import walked
 from hushfleet.edge_client import state_files
 from hushfleet.edge_client.board import retention
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
@@ -178,6 +180,76 @@ def test_the_size_is_limited_by_arrival_so_that_no_window_decides_about_a_later_
     assert sorted(asked) == ["0.jpg", "1.jpg", "2.jpg", "3.jpg", "new.jpg"], "each file is read once"
     Retention(replace(section, max_mib=10**6), images.parent, arrived=of_file).advance(0.0)
     assert len(asked) == 5, "none, where nothing is deleted"
+
+
+def test_what_waits_in_the_inbox_is_compared_by_date_where_counted_time_is_far_behind(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time that is counted stands still while a board is off: by it all arrivals are older than any date."""
+    monkeypatch.setattr(retention, "MIB", 1)
+    inbox = images.with_name("inbox")
+    inbox.mkdir()
+    (inbox / "waits.jpg").write_bytes(bytes(1000))
+    found = Retention._files
+
+    def dated(self: Retention) -> list[Any]:  # 0.jpg arrived first, and was copied again; the inbox is older than 1.jpg
+        came = {"0.jpg": 9.0, "1.jpg": 2.0, "2.jpg": 3.0, "3.jpg": 4.0, "waits.jpg": 1.0}
+        return [file._replace(came=came[Path(file.path).name]) for file in found(self)]
+
+    monkeypatch.setattr(Retention, "_files", dated)
+    section = OwnDataSection("folder", str(images), inbox=str(inbox))
+    arrived = {"0.jpg": 0.1, "1.jpg": 0.2, "2.jpg": 0.2, "3.jpg": 0.4}  # two came in one second
+    for left in (4, 3, 2, 1):
+        limited = replace(section, max_mib=left * 1000)
+        Retention(limited, images.parent, arrived=lambda path: arrived.get(Path(path).name)).advance(0.0)
+        assert sorted(Path(each).name for each in names(images)) == [f"{number}.jpg" for number in range(4 - left, 4)]
+        assert names(inbox) == []
+
+
+def test_an_arrival_that_is_noted_later_counts_then(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "MIB", 1)
+    arrived = dict[str, float]()
+    board = Retention(
+        OwnDataSection("folder", str(images), max_mib=3500), images.parent,
+        arrived=lambda path: arrived.get(Path(path).name),
+    )  # fmt: skip
+    order = sorted(images.rglob("*.jpg"), key=lambda file: (file.stat().st_ctime, str(file)))
+    board.advance(0.0)
+    assert not order[0].exists()
+    arrived |= {order[3].name: 5.0, order[1].name: 6.0, order[2].name: 7.0}
+    (images / "leaf/new.jpg").write_bytes(bytes(1000))
+    board.advance(LOOK_S)
+    assert [each.exists() for each in order[1:]] == [True, True, False]
+
+
+def test_a_file_that_cannot_be_deleted_keeps_no_other(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the unit `record` a file that stays would decide which others still train."""
+    unlink = os.unlink
+
+    def refused(path: str) -> None:
+        if "mould" in path:
+            raise PermissionError(13, "Permission denied", path)
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", refused)
+    looks(OwnDataSection("folder", str(images), keep="1d"), Wall(), 0, 10, 20)
+    assert names(images) == ["mould/1.jpg", "mould/3.jpg"]
+
+
+def test_folders_in_each_other_end_no_client(images: Path) -> None:
+    """`os.walk` calls itself for each level before Python 3.12."""
+    folder = os.open(images, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("a", dir_fd=folder)
+        inside = os.open("a", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inside
+    os.close(os.open("x.jpg", os.O_WRONLY | os.O_CREAT, dir_fd=folder))
+    os.close(folder)
+    looks(OwnDataSection("folder", str(images), keep="1d"), Wall(), 0, 10, 20)
+    found = [file for _, _, files in walked(images) for file in files]
+    subprocess.run(["rm", "-r", str(images)], check=True)  # `shutil.rmtree`, by pytest, calls itself for each level
+    assert found == []
 
 
 def test_what_cannot_be_deleted_is_told_once(images: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
