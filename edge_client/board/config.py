@@ -28,6 +28,7 @@ from hushfleet.schema import (
     PositiveOrInf,
     Probability,
     Share,
+    format_value,
     require,
 )
 from hushfleet.user_files import expanded, is_closed
@@ -309,7 +310,10 @@ def load_config(path: Path) -> DeviceConfig:
     if not os.path.exists(path) and not is_closed(path):
         raise BadInput(f"there is no file {path}; see `hushfleet-edge --help` for an example")
     config = read_written(DeviceConfig, path)
-    load_board(config.device.board)
+    try:
+        load_board(config.device.board)
+    except BadInput as error:
+        raise BadInput(f"{path}: device.board = {format_value(config.device.board)}: {error}") from error
     base = path.resolve().parent
     sections: dict[str, Any] = {}
     for name, keys in _PATHS.items():

@@ -22,7 +22,7 @@ from hushfleet.methods.method import Method, Published, TrainingConfig
 from hushfleet.methods.sums import check_sums
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
-from hushfleet.schema import from_plain
+from hushfleet.schema import format_value, from_plain
 from hushfleet.user_files import from_file, in_file
 
 GROUP = "hushfleet.methods"
@@ -81,9 +81,9 @@ def find_method(name: str) -> Published:
     for entry in entry_points(group=GROUP, name=name):
         return _published(entry.load(), f"the entry point {entry.value}")
     raise BadInput(
-        f"method.name = {name!r}: must be one of {', '.join(sorted(all_names()))}. A simulation takes one from a "
-        "file: --method FILE.py:NAME. One of another package must be installed on the aggregator and on each board: "
-        f"pip install PACKAGE, with an entry point of the group {GROUP!r} that has this name (docs/methods.md)"
+        f"method.name = {format_value(name)}: must be one of {', '.join(sorted(all_names()))}. A simulation takes one "
+        "from a file: --method FILE.py:NAME. One of another package must be installed on the aggregator and on each "
+        f"board: pip install PACKAGE, with an entry point of the group {GROUP!r} that has this name (docs/methods.md)"
     )
 
 
