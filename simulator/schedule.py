@@ -178,7 +178,7 @@ def _named(
         return tuple(fleet)
     if isinstance(wanted, int):
         if wanted > len(fleet):
-            raise BadInput(f"{where} = {format_value(wanted)}: the fleet has {len(fleet)} devices")
+            raise BadInput(f"{where} = {format_value(wanted)}: the fleet has {len(fleet)} devices; take that or fewer")
         return tuple(fleet[place] for place in sorted(rng.permutation(len(fleet))[:wanted]))
     for name in wanted:
         if name not in fleet:

@@ -113,8 +113,8 @@ class RoundSection(Checked):
             )
         if self.min_updates > cohort:
             raise ValueError(
-                f"round.min_updates = {self.min_updates}: a round has {cohort} devices (data.devices = {devices}), so "
-                f"none could ever close with so many updates; take {cohort} or fewer"
+                f"round.min_updates = {self.min_updates}: a round has {cohort} devices (data.devices, "
+                f"round.cohort_size), so none could ever close with so many updates; take {cohort} or fewer"
             )
         if honest_fraction is not None:
             committee = committee_rule(cohort, honest_fraction=honest_fraction, roster=devices)

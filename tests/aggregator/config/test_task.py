@@ -511,7 +511,7 @@ def test_every_method_is_reached_by_its_name() -> None:
     [
         (
             {"min_updates": 9},
-            "round.min_updates = 9: a round has 8 devices .data.devices = 8., so none could ever close",
+            "round.min_updates = 9: a round has 8 devices .data.devices, round.cohort_size., so none could ever close",
         ),
         ({"min_updates": 3, "cohort_size": 2}, "round.min_updates = 3: a round has 2 devices"),
         ({"cohort_size": 9}, "round.cohort_size = 9: the fleet has 8 devices"),
