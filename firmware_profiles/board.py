@@ -14,8 +14,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hushfleet.errors import BadInput, Malformed
-from hushfleet.schema import Checked, Positive, format_value, from_plain, parse_toml
+from hushfleet.errors import BadInput, Malformed, format_value
+from hushfleet.schema import Checked, Positive, from_plain, parse_toml
 
 _BOARDS = resources.files("hushfleet.firmware_profiles") / "boards"
 Text = Annotated[str, Meta(min_length=1, description="a text")]

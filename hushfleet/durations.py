@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hushfleet.schema import format_value
+from hushfleet.errors import format_value
 
 _LONGEST_S = 1000 * 365.25 * 86400
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from hushfleet.errors import BadInput, Malformed
+from hushfleet.errors import BadInput, Malformed, format_value
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -40,7 +40,8 @@ Finite = Annotated[float, Meta(ge=-_MAX, le=_MAX, description="a finite number")
 NotNegative = Annotated[float, Meta(ge=0, le=_MAX, description="finite and not negative")]
 Positive = Annotated[float, Meta(gt=0, le=_MAX, description="positive and finite")]
 PositiveOrInf = Annotated[float, Meta(gt=0, description="positive")]
-Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+MAX_COUNT = (1 << 63) - 1
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Share = Annotated[float, Meta(gt=0, le=1, description="in (0, 1]")]
 Probability = Annotated[float, Meta(gt=0, lt=1, description="between 0 and 1")]
 
@@ -98,6 +99,8 @@ def from_plain(kind: type[T], plain: object, *, where: str = "") -> T:
         value = msgspec.convert(plain, kind, dec_hook=_decoded)
     except (msgspec.ValidationError, RecursionError) as error:
         raise Malformed(_explained(error, kind, plain, where)) from error
+    except UnicodeEncodeError as error:
+        raise Malformed(_halved(where, error.object)) from error
     _check_known(value, plain, where)
     return value
 
@@ -215,12 +218,14 @@ def _unchecked(data: bytes | memoryview) -> Any:
 
 
 def _check_known(value: Any, plain: Any, where: str) -> None:
-    """Raises `Malformed` for errors that msgspec does not find: unknown keys, and NaN.
+    """Raises `Malformed` for errors that msgspec does not find: unknown keys, NaN, and halves of characters.
 
     :param value: the result of converting `plain`.
     """
     if isinstance(plain, float) and math.isnan(plain):
         raise Malformed(f"{where}: expected a number, got nan")
+    if isinstance(plain, str) and _HALF.search(plain):
+        raise Malformed(_halved(where, plain))
     if dataclasses.is_dataclass(value) and isinstance(plain, dict):
         for refused in unknown(type(value), plain, where):
             raise Malformed(refused)
@@ -229,6 +234,14 @@ def _check_known(value: Any, plain: Any, where: str) -> None:
     elif isinstance(value, tuple) and isinstance(plain, (list, tuple)):
         for place, (one, item) in enumerate(zip(value, plain, strict=True)):
             _check_known(one, item, f"{where}[{place}]")
+
+
+_HALF = re.compile("[\ud800-\udfff]")
+"""A half of a character (a surrogate): JSON and names of files may have one, and no text in UTF-8 can."""
+
+
+def _halved(where: str, text: str) -> str:
+    return f"{where} = {format_value(text)}: must have whole characters, and one is half of a pair (a lone surrogate)"
 
 
 def missing(name: str, where: str = "") -> str:
@@ -356,9 +369,3 @@ def _accepted(kind: Any) -> str:
     if get_origin(bare(kind)) is Literal:
         said.append(f"one of {', '.join(map(repr, get_args(bare(kind))))}")
     return next(filter(None, said), "")
-
-
-def format_value(value: object) -> str:
-    """Writes a value for an error's text, which is for a person: a long one is cut short."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -13,8 +13,7 @@ import traceback
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from hushfleet.errors import BadInput
-from hushfleet.schema import format_value
+from hushfleet.errors import BadInput, format_value
 
 _DIGEST_BYTES = 32
 

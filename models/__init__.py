@@ -8,8 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hushfleet.errors import BadInput
-from hushfleet.schema import format_value
+from hushfleet.errors import BadInput, format_value
 from hushfleet.user_files import in_file
 
 if TYPE_CHECKING:

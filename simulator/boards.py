@@ -22,9 +22,9 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from hushfleet.errors import BadInput, Malformed
+from hushfleet.errors import BadInput, Malformed, format_value
 from hushfleet.firmware_profiles import Board, Quantity, load_board
-from hushfleet.schema import Checked, Share, format_value, from_plain, parse_toml
+from hushfleet.schema import Checked, Share, from_plain, parse_toml
 
 _STREAM = 0x424F4152
 

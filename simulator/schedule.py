@@ -23,8 +23,7 @@ import numpy as np
 from hushfleet.aggregator.config.scenario import CrashEntry, DropOutEntry, LateEntry, OutageEntry, ScenarioSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.rounds.policy import least_devices
-from hushfleet.errors import BadInput
-from hushfleet.schema import format_value
+from hushfleet.errors import BadInput, format_value
 
 Kind = Literal["start", "stop", "kill", "cut", "mend"]
 How = Literal["kill", "stop", "cut"]

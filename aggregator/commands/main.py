@@ -131,6 +131,8 @@ def main() -> None:
         if named is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         sys.exit(_print_error(f"{named}: {error.strerror}" if named else f"{error.strerror}; free some space", 1))
+    except MemoryError as error:
+        sys.exit(_print_error(f"this machine has too little memory for that: {error or 'none is left'}", 1))
     except KeyboardInterrupt:
         sys.exit(_code_of(came))
     except SystemExit as leaving:

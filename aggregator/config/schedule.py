@@ -10,7 +10,8 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from msgspec import Meta
 
-from hushfleet.schema import Checked, format_value
+from hushfleet.errors import format_value
+from hushfleet.schema import Checked
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}

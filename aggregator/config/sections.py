@@ -15,7 +15,7 @@ from hushfleet.config.written import faults
 from hushfleet.data.labels import one_form
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
-from hushfleet.errors import HushfleetError, Malformed
+from hushfleet.errors import HushfleetError, Malformed, format_value
 from hushfleet.losses import find_loss
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig, check_range
@@ -26,7 +26,6 @@ from hushfleet.schema import (
     PositiveOrInf,
     Probability,
     Share,
-    format_value,
     from_plain,
     hints,
     missing,

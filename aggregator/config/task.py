@@ -30,7 +30,7 @@ from hushfleet.config.spec import MAX_BATCHES, PrivacySpec, SecureSpec
 from hushfleet.config.toml_text import without_none
 from hushfleet.config.written import faults, with_lines
 from hushfleet.data.targets import Targets
-from hushfleet.errors import BadInput, Malformed, PrivacyError
+from hushfleet.errors import BadInput, Malformed, PrivacyError, format_value
 from hushfleet.losses import FAULT, find_loss
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
@@ -38,7 +38,17 @@ from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.sums import check_sums
 from hushfleet.privacy.accounting.epsilon import check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor, sensitivity
-from hushfleet.schema import Checked, Count, from_plain, hints, later, parse_toml, read_file, to_plain, unknown
+from hushfleet.schema import (
+    Checked,
+    Count,
+    from_plain,
+    hints,
+    later,
+    parse_toml,
+    read_file,
+    to_plain,
+    unknown,
+)
 from hushfleet.wire.format.topics import Name
 
 RECORD_DELTA = 1e-5
@@ -454,7 +464,7 @@ def _leave_out_others(plain: dict[str, Any], overrides: tuple[str, ...]) -> None
 def _apply(plain: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
-        raise BadInput(f"--set {override!r}: write section.key=value, for example round.rounds=5")
+        raise BadInput(f"--set {format_value(override)}: write section.key=value, for example round.rounds=5")
     try:
         value = parse_toml(f"value = {text}")["value"]
     except ValueError:
@@ -464,5 +474,5 @@ def _apply(plain: dict[str, Any], override: str) -> None:
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            raise BadInput(f"--set {override!r}: {section!r} is not a section")
+            raise BadInput(f"--set {format_value(override)}: {format_value(section)} is not a section")
     table[last] = value

@@ -17,7 +17,7 @@ from msgspec import Meta
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.config.written import read_written
 from hushfleet.durations import duration_s
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, format_value
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES, Accounting
@@ -28,7 +28,6 @@ from hushfleet.schema import (
     PositiveOrInf,
     Probability,
     Share,
-    format_value,
     require,
 )
 from hushfleet.user_files import expanded, is_closed

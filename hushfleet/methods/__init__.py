@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.config.spec import PrivacySpec, TaskSpec
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, format_value
 from hushfleet.methods.method import Method, Published, TrainingConfig
 from hushfleet.methods.sums import check_sums
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
-from hushfleet.schema import format_value, from_plain
+from hushfleet.schema import from_plain
 from hushfleet.user_files import from_file, in_file
 
 GROUP = "hushfleet.methods"

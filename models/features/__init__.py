@@ -15,7 +15,7 @@ import onnxruntime
 import torch
 
 from hushfleet.config.spec import MAX_SIDE, BlobRef, FeatureSpec, Shape
-from hushfleet.errors import BadInput, GraphRefused
+from hushfleet.errors import BadInput, GraphRefused, format_value
 from hushfleet.graphs.features import check_features
 from hushfleet.graphs.session import open_session
 from hushfleet.models import onnx_nodes
@@ -38,7 +38,6 @@ from hushfleet.models.features.scattering import Scattering
 from hushfleet.models.features.whitening import Whitening
 from hushfleet.models.model import Model
 from hushfleet.models.onnx_nodes import Graph
-from hushfleet.schema import format_value
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
 
 

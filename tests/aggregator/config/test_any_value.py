@@ -161,6 +161,36 @@ def test_a_task_is_what_devices_read_or_the_key_is_named(folder: Path, drawn: Dr
     assert parse_task(json.loads(json.dumps(task.to_plain()))) == task
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("seed=" + "1" * 5000, "seed = '111.*expected an integer"),
+        ("privacy.epsilon=" + "[" * 3000, "privacy.epsilon = '.*must be|privacy.epsilon = '.*expected a number"),
+        ("x" * 100_000, "--set 'xxx.*write section.key=value"),
+        ("name." + "x" * 100_000 + "=1", "--set 'name.xxx.*'name' is not a section"),
+    ],
+)
+def test_an_override_of_any_length_is_refused_in_few_words(override: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said) as refused:
+        parse_task(base(), (override,))
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".json"])
+def test_brackets_without_end_are_no_valid_file(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"task{suffix}"
+    path.write_text(("a = " if suffix == ".toml" else "") + "[" * 5000 + "]" * 5000)
+    with pytest.raises(BadInput, match="is not valid"):
+        load_task(path)
+
+
+@pytest.mark.parametrize("section", [{"path": "a\udcff"}, {"class_names": ["a\ud800", "b"]}])
+def test_half_a_character_is_refused_where_it_stands(section: dict[str, Any]) -> None:
+    """JSON and Python can write one; a file in UTF-8 and a task package cannot."""
+    with pytest.raises(BadInput, match=r"data.(path|class_names\[0\]) = 'a.*' *: must have whole characters"):
+        parse_task(base(data={"input_shape": [1, 1, 5], **section}))
+
+
 def test_every_key_is_tried() -> None:
     """Sections, repeated tables, and the settings of each method."""
     names = {key.name for name in METHODS for key in keys_with(name)}
