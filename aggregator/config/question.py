@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.question import MOST_BINS, HeldOut, MostGain, QuestionSpec
+from hushfleet.config.question import Bins, HeldOut, Most, MostGain, QuestionSpec
 from hushfleet.config.spec import MAX_ROUNDS
 from hushfleet.losses import find_loss
 from hushfleet.schema import Checked, Finite, to_plain
@@ -61,8 +61,8 @@ class StatisticSection(Checked):
     column: str = ""
     low: Finite = 0.0
     high: Finite = 1.0
-    bins: Annotated[int, Meta(ge=2, le=MOST_BINS)] = 10
-    most: Annotated[int, Meta(ge=1, le=1_000_000)] = 50
+    bins: Bins = 10
+    most: Most = 50
 
     def __post_init__(self) -> None:
         super().__post_init__()

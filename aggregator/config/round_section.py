@@ -67,7 +67,7 @@ class RoundSection(Checked):
             self._check_buffer()
         elif self.buffer_size is not None or self.max_staleness is not None:
             raise ValueError(
-                f"buffer_size = {self.buffer_size}, max_staleness = {self.max_staleness}: need mode = 'buffered'"
+                f'buffer_size = {self.buffer_size}, max_staleness = {self.max_staleness}: need mode = "buffered"'
             )
         if self.patience >= self.rounds:
             raise ValueError(f"patience = {self.patience}: must be below rounds = {self.rounds}, or it ends nothing")

@@ -118,7 +118,7 @@ def scan_folder(
     channels = input_shape[0]
     if channels not in (1, 3):
         raise BadInput(
-            f"data.input_shape = {list(input_shape)} begins with {channels} channels, and images have 1 (grey) "
+            f"the task's input_shape {list(input_shape)} begins with {channels} channels, and images have 1 (grey) "
             "or 3 (colour); its order is channels, height, width"
         )
     if not os.path.isdir(path):

@@ -14,7 +14,7 @@ from hushfleet.aggregator.results.report.readable import epsilon_number, number,
 from hushfleet.aggregator.results.report.timeline import timeline_section
 from hushfleet.aggregator.results.report.verdict import (
     VERDICTS,
-    Row,
+    ComparedRow,
     answer,
     gain_cell,
     judge,
@@ -87,7 +87,7 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
     )
 
 
-def _tile(row: Row) -> tuple[page.PageCell, str]:
+def _tile(row: ComparedRow) -> tuple[page.PageCell, str]:
     """Returns the gain in the colour of its verdict; for a model that has learned nothing, this verdict."""
     found, close = row.found, f"{VERDICTS['close']}; " * (row.verdict == "close")
     chance = f", chance {percent(found.chance)}" * (row.verdict == "nothing")

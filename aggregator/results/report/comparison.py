@@ -16,7 +16,7 @@ from hushfleet.aggregator.results.report.readable import epsilon_number, from_to
 from hushfleet.aggregator.results.report.terminal import terminal_table
 from hushfleet.aggregator.results.report.verdict import (
     VERDICTS,
-    Row,
+    ComparedRow,
     answer,
     further_answers,
     judge,
@@ -220,7 +220,7 @@ def _protection(epsilon: float | None) -> str:
     return "" if epsilon is None else protection(epsilon)
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: ComparedRow) -> dict[str, Any]:
     each, gain = row.found, row.found.gain
     return {
         "models": row.model,

@@ -79,7 +79,7 @@ COMMON = "common test"
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRow:
     """A row of the table of a run. Sentences and tables take its figures and its verdict from here.
 
     :param model: `own models` and `global model`; if devices also choose own heads, `own heads` and `shared head`.
@@ -115,7 +115,7 @@ class Headline:
         `noised_server` and `noised_release` are the cost of the noised values alone.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedRow, ...]
     own_heads: bool
     epsilon_server: float | None
     epsilon_release: float | None
@@ -141,7 +141,7 @@ class Headline:
         return self.rows[0 if self.own_heads else 2].model
 
     @property
-    def judged(self) -> tuple[Row, ...]:
+    def judged(self) -> tuple[ComparedRow, ...]:
         """The rows of models with which devices predict: both heads, or own models without the global one."""
         rows = self.rows if self.own_heads else self.rows[:2]
         return tuple(row for row in rows if row.verdict is not None)
@@ -161,10 +161,12 @@ def judge(result: Result) -> Headline:
     """Returns the headline of a result: final accuracies, gains over training alone, worst-case epsilons."""
     privacy, own_heads = result.privacy, bool(result.details.own_heads)
     own, other = ("own heads", "shared head") if own_heads else ("own models", "global model")
-    common = Row(other if own_heads else own, COMMON, common_test(result))
-    third = Row(own, COMMON, own_models(result)) if own_heads else Row(other, COMMON, shared_model(result))
+    common = ComparedRow(other if own_heads else own, COMMON, common_test(result))
+    third = (
+        ComparedRow(own, COMMON, own_models(result)) if own_heads else ComparedRow(other, COMMON, shared_model(result))
+    )
     return Headline(
-        rows=(common, Row(own, "own data", own_data(result)), third),
+        rows=(common, ComparedRow(own, "own data", own_data(result)), third),
         own_heads=own_heads,
         epsilon_server=_largest(row.epsilon_server for row in privacy),
         # an epsilon of models: if no model was made, 0 would look like protection
@@ -218,7 +220,7 @@ def answer(result: Result, headline: Headline) -> str:
     return " ".join(sentences)
 
 
-def _found(row: Row, result: Result, headline: Headline) -> str:
+def _found(row: ComparedRow, result: Result, headline: Headline) -> str:
     """Describes the gain; for a model that has learned nothing, its accuracy and the accuracy of chance."""
     where = "on the common test set"
     if row.test != COMMON:
@@ -233,12 +235,12 @@ def _found(row: Row, result: Result, headline: Headline) -> str:
     return f"{gained(row.found.gain)} {where}"
 
 
-def whose(row: Row) -> str:
+def whose(row: ComparedRow) -> str:
     """Names the heads of a row in a sentence, where there are two kinds of them."""
     return f"with {'the ' * row.model.startswith('shared')}{row.model}"
 
 
-def _better_off(row: Row, headline: Headline) -> str:
+def _better_off(row: ComparedRow, headline: Headline) -> str:
     better, of = row.found.better_off, len(row.found.gains)
     who = "all" if better == of else str(better or "none")
     if not headline.own_heads:
