@@ -89,6 +89,14 @@ class RoundSection(Checked):
         if self.max_staleness is None:
             object.__setattr__(self, "max_staleness", 20)
 
+    def check_updates(self, cohort: int) -> None:
+        """Raises `ValueError` if a round needs more updates than it has devices."""
+        if self.min_updates > cohort:
+            raise ValueError(
+                f"round.min_updates = {self.min_updates}: a round has {cohort} devices (data.devices, "
+                f"round.cohort_size), so none could ever close with so many updates; take {cohort} or fewer"
+            )
+
     def check(self, devices: int, *, honest_fraction: float | None) -> None:
         """Raises `ValueError` if a fleet of this size could never open a round, or close one with a model.
 
@@ -111,11 +119,7 @@ class RoundSection(Checked):
             raise ValueError(
                 f"round.cohort_size = {cohort}: the fleet has {devices} devices (data.devices); take 0 for all of them"
             )
-        if self.min_updates > cohort:
-            raise ValueError(
-                f"round.min_updates = {self.min_updates}: a round has {cohort} devices (data.devices, "
-                f"round.cohort_size), so none could ever close with so many updates; take {cohort} or fewer"
-            )
+        self.check_updates(cohort)
         if honest_fraction is not None:
             committee = committee_rule(cohort, honest_fraction=honest_fraction, roster=devices)
             if committee.packed < 1:

@@ -115,8 +115,8 @@ class ModelSection(Checked):
             raise ValueError(f"false_alarms = {self.false_alarms:g} belongs to loss = 'reconstruction'; leave it out")
         if inputs and (self.name == "linear" or self.share == "head"):
             raise ValueError(
-                "loss = 'reconstruction' needs a network with a narrow layer, which one linear layer does not have; "
-                "take name = 'autoencoder', or your own with one output for each value of a sample"
+                "loss = 'reconstruction' needs a network with a narrow layer, which one layer (name = 'linear', "
+                "share = 'head') does not have; take name = 'autoencoder', or your own with one output for each value of a sample"
             )
         if self.name == "autoencoder" and not inputs:
             raise ValueError(

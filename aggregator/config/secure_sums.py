@@ -27,10 +27,12 @@ def check_task(task: Task) -> int:
         raise ValueError(f"round.aggregation = {task.round.aggregation!r}: a secure sum gives only the mean")
     if task.privacy.reading != "user-level":
         raise ValueError(
-            f"privacy.reading = {task.privacy.reading!r}: with secure sums every round counts in full; leave it out"
+            f"privacy.reading = {task.privacy.reading!r}: with privacy.accounting = 'secure' every round counts in "
+            "full; leave it out"
         )
     if math.isinf(task.privacy.clip_norm):
         raise ValueError("privacy.clip_norm = inf: must be finite for sums of whole numbers")
+    task.round.check_updates(task.cohort_size)
     if task.round.min_updates > 1:
         return task.round.min_updates
     cohort, rate = task.cohort_size, task.sampling_rate

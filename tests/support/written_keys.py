@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import math
+import os
 import re
 import types
 import typing
@@ -35,7 +36,7 @@ EXTREMES: tuple[Any, ...] = (
 """Values of every type, at and beyond what any key takes."""
 _ACCEPTS = re.compile(
     "must|expected|save|come|need|take|give|leave|known are|write|set |has no|at most|only|there are|cannot|below|"
-    "boards are"
+    "boards are|use |has samples"
 )
 """Words that tell what would be right."""
 
@@ -138,8 +139,11 @@ def check_text(said: str, drawn: list[tuple[Key, Any]], keys: Sequence[Key], *fi
     assert not re.search(r"`(int|str|float|array|object|bool|bytes|date|null)\b", said), f"a word of msgspec's: {said}"
     assert _ACCEPTS.search(said), said
     named = [(key, value) for key, value in drawn if _is_named(key, said)]
+    files += tuple(
+        os.path.expanduser(value) for _, value in drawn if isinstance(value, str) and value[:1] in ("~", "/")
+    )
     assert named or any(file in said for file in files), f"names none of {[key.name for key, _ in drawn]}: {said}"
-    if named and not any(_is_shown(value, said) for _, value in named):
+    if named and not any(_is_shown(value, said) for _, value in named) and not any(map(said.count, files)):
         names = {key.name for key, _ in drawn}
         assert any(_is_named(key, said) for key in keys if key.name not in names), said
 
@@ -147,12 +151,13 @@ def check_text(said: str, drawn: list[tuple[Key, Any]], keys: Sequence[Key], *fi
 def _is_named(key: Key, said: str) -> bool:
     section, word = Key(key.path[:-1], None).name, str(key.path[-1])
     both = section in said and re.search(rf"\b{word}\b", said)
-    return key.name in said or bool(both) or (section in ("evaluation", "statistic") and section in said)
+    whole = f"{section}: " in said or (section in ("evaluation", "statistic") and section in said)
+    return key.name in said or bool(both) or whole
 
 
 def _is_shown(value: Any, said: str) -> bool:
     shown = [repr(value), str(value), str(len(value)) if isinstance(value, list) else ""]
-    shown += [f"{value:g}"] if isinstance(value, float) else []
+    shown += [f"{value:g}"] if isinstance(value, int | float) and abs(value) < 1e300 else []
     shown += [repr(value[0])] if isinstance(value, list) and value else []
     shown += list(value) if isinstance(value, dict) else []
     return any(each[:40] in said for each in shown if each) or "unknown field" in said

@@ -237,6 +237,10 @@ def test_a_series_of_more_than_4096_steps_is_refused_in_words(tmp_path: Path, st
           "round": {"rounds": 600_000}}, "round.rounds = 600000: 1200000 with those that evaluate, .* at most 1000000"),
         ({"data": {"devices": 9000}, "round": {"cohort_size": 4097}}, "round.cohort_size = 4097: .* at most 4096"),
         ({"data": {"devices": 9000}, "round": {"min_updates": 4097}}, "round.min_updates = 4097: a round has 4096"),
+        (
+            {"privacy": {"accounting": "secure"}, "round": {"min_updates": 10**9}},
+            "round.min_updates = 1000000000: a round has 3 devices",
+        ),
         ({"method": {"name": "perfreezeclip", "max_norm": 2**64}}, "method.max_norm = 18446744073709551616: .*64 bits"),
         ({"model": {"start": "x" * 300}}, "model.start = .*is too long for a file"),
         ({"model": {"name": "linear"}, "method": {"name": 3}}, "method.name = 3: expected a text"),
