@@ -116,7 +116,8 @@ class ModelSection(Checked):
         if inputs and (self.name == "linear" or self.share == "head"):
             raise ValueError(
                 "loss = 'reconstruction' needs a network with a narrow layer, which one layer (name = 'linear', "
-                "share = 'head') does not have; take name = 'autoencoder', or your own with one output for each value of a sample"
+                "share = 'head') does not have; take name = 'autoencoder', or your own with one output for "
+                "each value of a sample"
             )
         if self.name == "autoencoder" and not inputs:
             raise ValueError(
