@@ -103,13 +103,13 @@ class RoundSection(Checked):
         :param honest_fraction: the honest fraction of secure sums, whose cohort follows from the roster, not from the
             devices that are present when the round opens; None: no secure sums.
         """
-        drawn = honest_fraction is not None or self.buffered
-        if self.cohort_size > MAX_COHORT and not drawn:
+        is_named = honest_fraction is None and not self.buffered  # in each round's plan
+        if self.cohort_size > MAX_COHORT and is_named:
             raise ValueError(
                 f"round.cohort_size = {self.cohort_size}: a round's plan names at most {MAX_COHORT} devices; take that "
                 "or fewer, or 0 for as many as fit"
             )
-        cohort = self.cohort_size or (devices if drawn else min(devices, MAX_COHORT))
+        cohort = self.cohort_size or (min(devices, MAX_COHORT) if is_named else devices)
         if (self.buffer_size or 0) > devices:
             raise ValueError(
                 f"round.buffer_size = {self.buffer_size}: the fleet has {devices} devices (data.devices), and each "

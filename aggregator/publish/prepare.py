@@ -96,7 +96,7 @@ def prepare(
         )
     _check_samples(task, shape, class_names)
     if len(class_names) < 2 and task.targets.are_classes:
-        raise BadInput(f"the data have one class, {class_names[0]!r}; a classifier needs at least 2")
+        raise BadInput(f"data.class_names: the data have one class, {class_names[0]!r}; a classifier needs at least 2")
     if len(task.data.mean) not in (0, shape[0]):
         raise BadInput(f"data.mean has {len(task.data.mean)} values; the data have {shape[0]} channels")
     if task.data.augment != "none" and shape[1] == 1:
