@@ -14,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hushfleet.errors import BadInput, Malformed
+from hushfleet.errors import BadInput, Malformed, format_value
 from hushfleet.schema import Checked, Positive, from_plain, parse_toml
 
 _BOARDS = resources.files("hushfleet.firmware_profiles") / "boards"
@@ -100,9 +100,9 @@ def load_board(name: str) -> Board:
     """
     known = board_names()
     if name not in known:
-        close = difflib.get_close_matches(name.lower().replace(" ", "-"), known, n=4, cutoff=0.4)
+        close = difflib.get_close_matches(name[:40].lower().replace(" ", "-"), known, n=4, cutoff=0.4)
         hint = f"did you mean {' or '.join(close)}?" if close else f"the boards are {', '.join(known)}"
-        raise BadInput(f"there is no board {name!r}; {hint}")
+        raise BadInput(f"there is no board {format_value(name)}; {hint}")
     return parse_board(name, _BOARDS.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
 
 

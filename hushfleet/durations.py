@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import re
 
+from hushfleet.errors import format_value
+
+_LONGEST_S = 1000 * 365.25 * 86400
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 def duration_s(text: str) -> float:
-    """Converts a text such as `90d` to seconds. Raises `ValueError` for any other text, and for zero."""
+    """Converts a text such as `90d` to seconds. Raises `ValueError` for any other text, zero, and over 1000 years."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h|d|w)", text)
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
-    if not 0 < seconds < math.inf:
+    if not 0 < seconds <= _LONGEST_S:
         raise ValueError(
-            f"{text!r} is no duration: write a number above 0 and one of {', '.join(_SECONDS)}, as in 30min, 24h or 90d"
+            f"{format_value(text)} is no duration: write a number above 0 and one of {', '.join(_SECONDS)}, as in "
+            "30min, 24h or 90d, up to 1000 years"
         )
     return seconds
 

@@ -103,3 +103,12 @@ class Replayed(WireError):
 
 class LinkLost(WireError):
     """There is no connection to the broker at present; nothing was queued."""
+
+
+def format_value(value: object) -> str:
+    """Writes a value for an error's text, which is for a person: a long one is cut short."""
+    try:
+        text = repr(value)
+    except ValueError:  # from Python, for an integer of thousands of digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hushfleet.array_api import Array, array_namespace
+from hushfleet.schema import require
 
 ACCURACY = "accuracy"
 FAULT = "fault"
@@ -255,6 +256,5 @@ LOSSES: dict[str, Loss] = {each.name: each for each in (CrossEntropy(), Binary()
 
 def find_loss(name: str) -> Loss:
     """Returns the loss of that name. Raises ValueError if there is none."""
-    if name not in LOSSES:
-        raise ValueError(f"loss = {name!r}: must be one of {', '.join(LOSSES)}")
+    require(name in LOSSES, "loss", name, f"one of {', '.join(LOSSES)}")
     return LOSSES[name]

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from hushfleet.errors import BadInput, Malformed
+from hushfleet.errors import BadInput, Malformed, format_value
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,15 +34,14 @@ else:  # the same parser, for boards
     import tomli as tomllib
 
 T = TypeVar("T")
-parse_toml = tomllib.loads
-"""Parses TOML. Raises `ValueError` if the text is not valid."""
 
 _MAX = sys.float_info.max
 Finite = Annotated[float, Meta(ge=-_MAX, le=_MAX, description="a finite number")]
 NotNegative = Annotated[float, Meta(ge=0, le=_MAX, description="finite and not negative")]
 Positive = Annotated[float, Meta(gt=0, le=_MAX, description="positive and finite")]
 PositiveOrInf = Annotated[float, Meta(gt=0, description="positive")]
-Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+MAX_COUNT = (1 << 63) - 1
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Share = Annotated[float, Meta(gt=0, le=1, description="in (0, 1]")]
 Probability = Annotated[float, Meta(gt=0, lt=1, description="between 0 and 1")]
 
@@ -50,7 +49,7 @@ Probability = Annotated[float, Meta(gt=0, lt=1, description="between 0 and 1")]
 def require(condition: bool, name: str, value: object, accepted: str) -> None:
     """Raises ValueError unless the condition is true; all configuration errors have the form of its text."""
     if not condition:
-        raise ValueError(f"{name} = {_format_value(value)}: must be {accepted}")
+        raise ValueError(f"{name} = {format_value(value)}: must be {accepted}")
 
 
 class Checked:
@@ -100,6 +99,8 @@ def from_plain(kind: type[T], plain: object, *, where: str = "") -> T:
         value = msgspec.convert(plain, kind, dec_hook=_decoded)
     except (msgspec.ValidationError, RecursionError) as error:
         raise Malformed(_explained(error, kind, plain, where)) from error
+    except UnicodeEncodeError as error:
+        raise Malformed(_halved(where, error.object)) from error
     _check_known(value, plain, where)
     return value
 
@@ -131,6 +132,14 @@ def unpack(kind: type[T], data: bytes | memoryview, *, what: str) -> T:
     return value
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parses TOML. Raises `ValueError` if the text is not valid."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it has too many brackets within brackets") from None
+
+
 def read_file(path: Path) -> Any:
     """Returns the content of a TOML file, or of a JSON file if its name ends in `.json`. Raises `BadInput`."""
     is_json = path.suffix == ".json"
@@ -140,12 +149,12 @@ def read_file(path: Path) -> Any:
         return json.loads(text) if is_json else parse_toml(text)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # bad syntax, not UTF-8, or an integer of thousands of digits
+    except (ValueError, RecursionError) as error:  # bad syntax, not UTF-8, or an integer of thousands of digits
         hint = "" if is_json else _of_backslashes(error, text)
         raise BadInput(f"{path} is not valid {'JSON' if is_json else 'TOML'}: {error}{hint}") from error
 
 
-def _of_backslashes(error: ValueError, text: str) -> str:
+def _of_backslashes(error: Exception, text: str) -> str:
     """Returns a hint about Windows paths if the unreadable line has a backslash, else an empty text."""
     line = re.search(r"\(at line (\d+)", str(error))
     if "\\" not in text.split("\n")[int(line[1]) - 1 if line else -1]:
@@ -197,7 +206,7 @@ def _decoded(kind: Any, value: Any) -> Any:
         return Path(value)
     if hasattr(kind, "from_wire"):
         return kind.from_wire(value)
-    raise ValueError(f"expected a {kind.__name__}, got {_format_value(value)}")
+    raise ValueError(f"expected a {kind.__name__}, got {format_value(value)}")
 
 
 def _unchecked(data: bytes | memoryview) -> Any:
@@ -209,12 +218,14 @@ def _unchecked(data: bytes | memoryview) -> Any:
 
 
 def _check_known(value: Any, plain: Any, where: str) -> None:
-    """Raises `Malformed` for errors that msgspec does not find: unknown keys, and NaN.
+    """Raises `Malformed` for errors that msgspec does not find: unknown keys, NaN, and halves of characters.
 
     :param value: the result of converting `plain`.
     """
     if isinstance(plain, float) and math.isnan(plain):
         raise Malformed(f"{where}: expected a number, got nan")
+    if isinstance(plain, str) and _HALF.search(plain):
+        raise Malformed(_halved(where, plain))
     if dataclasses.is_dataclass(value) and isinstance(plain, dict):
         for refused in unknown(type(value), plain, where):
             raise Malformed(refused)
@@ -223,6 +234,14 @@ def _check_known(value: Any, plain: Any, where: str) -> None:
     elif isinstance(value, tuple) and isinstance(plain, (list, tuple)):
         for place, (one, item) in enumerate(zip(value, plain, strict=True)):
             _check_known(one, item, f"{where}[{place}]")
+
+
+_HALF = re.compile("[\ud800-\udfff]")
+"""A half of a character (a surrogate): JSON and names of files may have one, and no text in UTF-8 can."""
+
+
+def _halved(where: str, text: str) -> str:
+    return f"{where} = {format_value(text)}: must have whole characters, and one is half of a pair (a lone surrogate)"
 
 
 def missing(name: str, where: str = "") -> str:
@@ -236,7 +255,7 @@ def unknown(kind: type, plain: dict[Any, Any], where: str = "") -> Iterator[str]
     for key in sorted(str(key) for key in plain if key not in names):
         close = difflib.get_close_matches(key, names, n=1) if len(key) <= _LONGEST_KEY else []
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        yield f"{where}{': ' if where else ''}unknown field {_format_value(key)}{hint}; known are {', '.join(names)}"
+        yield f"{where}{': ' if where else ''}unknown field {format_value(key)}{hint}; known are {', '.join(names)}"
 
 
 def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequence[str] = ()) -> str:
@@ -245,9 +264,8 @@ def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequ
     :param places: the names of the fields that msgspec calls by number, if a tuple of fields was converted.
     """
     message, _, path = str(error).partition(" - at `")
-    message = message.replace(" | null`", "`")
-    for word, plainly in _WORDS.items():
-        message = message.replace(word, plainly)
+    if message.startswith("Expected"):
+        message = _KINDS.sub(_in_words, message.replace(" | null`", "`"))
     is_key = path.startswith("key` in ")
     steps = [number or name for name, number in _STEP.findall(path)]
     if places:
@@ -270,23 +288,40 @@ def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequ
         message = message.replace("Object missing required", "missing")
         if "missing" in message and isinstance(value, dict):
             message = "; ".join([message, *islice(unknown(bare(kind), value), 1)])
-        return f"{name}: {message}" if name else message
+        return _below(name, message, bare(kind))
     message = f"{message[0].lower()}{message[1:]}"
+    if message == "number out of range":  # beyond 64 bits, where msgspec says no more
+        message = f"must be {_within(kind)}"
     rule = f"must be {accepted}" if accepted else message
     if accepted and ", got " in message:
         rule += f" ({message})"
-    return f"{name} = {_format_value(value)}: {rule}" if known and not is_key else f"{name}: {rule}"
+    return f"{name} = {format_value(value)}: {rule}" if known and not is_key else f"{name}: {rule}"
 
 
+def _below(name: str, message: str, kind: Any) -> str:
+    """Returns the message of the type at `name`; if it begins with a field of this type, so that the field has its
+    whole name, as in the file."""
+    word = re.match(r"\w*", message)
+    names_field = dataclasses.is_dataclass(kind) and word is not None and word[0] in hints(kind)  # type: ignore[arg-type]
+    return f"{name}{'.' if names_field else ': '}{message}" if name else message
+
+
+def _in_words(kinds: re.Match[str]) -> str:
+    return " or ".join(_WORDS.get(kind, kind) for kind in kinds[1].split(" | "))
+
+
+_KINDS = re.compile(r"`([\w |]+)`")
 _WORDS = {
-    "`object`": "a table",
-    "`array`": "a list",
-    "`str`": "a text",
-    "`int`": "an integer",
-    "`float`": "a number",
-    "`bool`": "true or false",
-    "`bytes`": "bytes",
-    "`null`": "nothing",
+    "object": "a table",
+    "array": "a list",
+    "str": "a text",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "nothing",
+    "date": "a date",
+    "datetime": "a date with a time",
+    "time": "a time",
 }
 _LONGEST_KEY = 40  # no similar name is searched for longer keys: keys from the network may be very long
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
@@ -316,6 +351,15 @@ def _inner(kind: Any, step: str) -> Any:
     return arguments[-1]
 
 
+def _within(kind: Any) -> str:
+    """Describes the bounds of a number."""
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    metas = [meta for meta in getattr(kind, "__metadata__", ()) if isinstance(meta, Meta)]
+    return " and ".join(
+        f"{sign} {end:g}" for m in metas for name, sign in signs.items() if (end := getattr(m, name)) is not None
+    )
+
+
 def _accepted(kind: Any) -> str:
     """Describes in words what a type accepts; empty if only msgspec's own message is available."""
     metadata = getattr(kind, "__metadata__", ())
@@ -325,8 +369,3 @@ def _accepted(kind: Any) -> str:
     if get_origin(bare(kind)) is Literal:
         said.append(f"one of {', '.join(map(repr, get_args(bare(kind))))}")
     return next(filter(None, said), "")
-
-
-def _format_value(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib.util
 import os
@@ -13,7 +14,7 @@ import traceback
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, format_value
 from hushfleet.output import one_line
 
 _DIGEST_BYTES = 32
@@ -55,7 +56,7 @@ def expanded(path: str | Path, key: str) -> Path:
     """Returns the path with `~` and `~user` replaced by the home folders.
 
     :param key: the name of the setting that has the path, for the error text.
-    :raises ValueError: there is no such home folder, or the path has a control character.
+    :raises ValueError: there is no such home folder, the path has a control character, or it is too long for a file.
     """
     if any(ord(character) < ord(" ") for character in str(path)):
         raise ValueError(
@@ -63,12 +64,19 @@ def expanded(path: str | Path, key: str) -> Path:
             "write a Windows path between single quotes, or with /"
         )
     try:
-        return Path(path).expanduser()
+        found = Path(path).expanduser()
+        os.lstat(found)
     except RuntimeError:
         home = Path(path).parts[0]
         raise ValueError(
             f"{key} = {str(path)!r}: this machine knows no home folder {home}; write the folder's whole path"
         ) from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # others, such as a missing file, are errors only where it is read
+            raise ValueError(
+                f"{key} = {format_value(str(path))}: is too long for a file; write a shorter one"
+            ) from None
+    return found
 
 
 def is_closed(path: str | Path) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, format_value
 from hushfleet.user_files import in_file
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def get_model(
         return own_model(name, classes=classes, input_shape=input_shape, loss=loss, by_record=by_record)
     if name not in _FILES:
         raise BadInput(
-            f"there is no model {name!r}; choose one of {', '.join(model_names())}, or give path/to/file.py:NAME"
+            f"model.name = {format_value(name)}: must be one of {', '.join(model_names())}, or path/to/file.py:NAME"
         )
     if classes is not None and classes < 1:
         raise BadInput(f"classes = {classes}: a network needs at least one output")

@@ -67,7 +67,11 @@ def export_graphs(model: Model, *, objective: Objective = CROSS_ENTROPY, cache_d
                 f"{type(cause).__name__}: {reason}"
             ) from error
         graphs = Graphs(gradient, inference)
-        checks.check_against_torch(model, gradient=gradient, inference=inference, objective=objective)
+        try:
+            checks.check_against_torch(model, gradient=gradient, inference=inference, objective=objective)
+        except GraphRefused as error:
+            shape = " x ".join(map(str, model.input_shape))
+            raise GraphRefused(f"model.name = {model.name!r} on samples of {shape}: {error}") from error
     with contextlib.suppress(OSError):  # if nothing can be written, later exports take longer
         for name, path in paths.items():
             write_cached(path, getattr(graphs, name))

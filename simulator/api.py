@@ -26,7 +26,7 @@ from hushfleet.aggregator.results.events import EventTail
 from hushfleet.config.toml_text import toml_value
 from hushfleet.data.arrays import Data
 from hushfleet.data.conversion import as_data
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, format_value
 from hushfleet.methods.method import Published
 from hushfleet.output import take_all_characters
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
@@ -194,10 +194,12 @@ def _toml(value: Any) -> str:
     plain = _plain(value)
     if isinstance(plain, str | Path):
         return str(plain)
-    with suppress(TypeError):
+    with suppress(TypeError, ValueError):  # Python writes no integer of thousands of digits
         if isinstance(plain, int | float | list):
             return toml_value(plain)
-    raise BadInput(f"{value!r} cannot be a value of a task: give a number, a word, true or false, or a list of them")
+    raise BadInput(
+        f"{format_value(value)} cannot be a value of a task: give a number, a word, true or false, or a list of them"
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,6 @@ The uplink and the board's own link are in series: the slower rate counts, and t
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -23,9 +22,9 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from hushfleet.errors import BadInput, Malformed
+from hushfleet.errors import BadInput, Malformed, format_value
 from hushfleet.firmware_profiles import Board, Quantity, load_board
-from hushfleet.schema import Checked, Share, from_plain
+from hushfleet.schema import Checked, Share, from_plain, parse_toml
 
 _STREAM = 0x424F4152
 
@@ -158,7 +157,7 @@ class _Row(Checked):
         try:
             load_board(self.profile)
         except BadInput as error:
-            raise ValueError(f"profile = {self.profile!r}: {error}") from error
+            raise ValueError(f"profile = {format_value(self.profile)}: {error}") from error
         if (self.share is None) == (self.count is None):
             raise ValueError("give share (a part of the devices) or count (how many), and not both")
 
@@ -191,8 +190,8 @@ def parse_mix(text: str, *, devices: int | None = None, seed: int = 0, where: st
     Counts are assigned first; shares divide the rest by the largest remainder, and a tie goes to the earlier row.
     """
     try:
-        rows = from_plain(_MixFile, tomllib.loads(text), where="mix").board
-    except tomllib.TOMLDecodeError as error:
+        rows = from_plain(_MixFile, parse_toml(text), where="mix").board
+    except ValueError as error:
         raise BadInput(f"{where} is not valid TOML: {error}") from error
     except Malformed as error:
         raise BadInput(f"{where}: {str(error).removeprefix('mix: ').removeprefix('mix.')}") from error

@@ -158,7 +158,7 @@ def _unlabelled(task: Task, train: Samples, others: np.ndarray, mix: np.ndarray,
     rng = np.random.default_rng(np.random.SeedSequence(task.seed, spawn_key=(_UNLABELLED_STREAM, index)))
     counts = rng.multinomial(task.data.unlabelled, mix)
     pools = [others[train.labels[others] == label] for label in range(len(mix))]
-    if not train.targets.are_classes or any(len(pool) < count for pool, count in zip(pools, counts, strict=True)):
+    if any(len(pool) < count for pool, count in zip(pools, counts, strict=True)):
         raise BadInput(
             f"data.unlabelled = {task.data.unlabelled}: data.limit leaves too few images of some class that no device "
             "holds; lower one of the two"

@@ -18,6 +18,7 @@ from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.report import write_report
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
+from hushfleet.schema import MAX_COUNT
 from hushfleet.simulator.answers import with_answers
 from hushfleet.simulator.boards import read_boards
 from hushfleet.simulator.engines.clock.rounds import VirtualTime, keep_costs, run_clocked_rounds
@@ -45,6 +46,10 @@ LIVE_RESTARTS = 3
 def opened(task: Task, folder: RunFolder, options: RunOptions, console: Console) -> Simulation:
     """Starts the run in the folder, or continues it. Raises `BadInput` if this is impossible."""
     tasks_at(task, options.noise_multipliers, clocked=options.clocked)  # raises before anything is started
+    if (last := task.seed + options.seeds - 1) > MAX_COUNT:
+        raise BadInput(
+            f"seed = {task.seed} with --seeds {options.seeds}: the last seed would be {last}; take a lower seed"
+        )
     mix = read_boards(options.boards, devices=task.data.devices, seed=task.seed) if options.boards else None
     with show_progress(console):
         return open_simulation(task, folder.path, data_dir=options.data_dir, mix=mix, resume=options.resume)

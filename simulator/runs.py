@@ -150,8 +150,8 @@ class Run:
     def _repr_html_(self) -> str:
         measure = escape(self.result.details.measure)
         rows = "".join(
-            f"<tr><th>{escape(name)}</th><td>{percent(each.federated)}</td><td>{percent(each.alone)}</td></tr>"
-            for name, each in judge(self.result).rows
+            f"<tr><th>{escape(row.name)}</th><td>{percent(row.found.federated)}</td><td>{percent(row.found.alone)}</td></tr>"
+            for row in judge(self.result).rows
         )
         return (
             f"<p>{escape(self.summary)}</p><table><tr><th>{measure}</th><th>federated</th><th>alone</th></tr>{rows}"

@@ -23,7 +23,7 @@ import numpy as np
 from hushfleet.aggregator.config.scenario import CrashEntry, DropOutEntry, LateEntry, OutageEntry, ScenarioSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.rounds.policy import least_devices
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, format_value
 
 Kind = Literal["start", "stop", "kill", "cut", "mend"]
 How = Literal["kill", "stop", "cut"]
@@ -107,7 +107,7 @@ def schedule_of(task: Task, devices: Sequence[str]) -> Schedule:
         for index, entry in enumerate(getattr(task.scenario, kind)):
             if entry.at_round is not None and entry.at_round > task.round.rounds:
                 raise BadInput(
-                    f"scenario.{kind}.{index}.at_round = {entry.at_round}: the run has {task.round.rounds} rounds"
+                    f"scenario.{kind}[{index}].at_round = {entry.at_round}: the run has {task.round.rounds} rounds"
                 )
     schedule = make_schedule(task.scenario, devices, seed=task.seed)
     waiting = {window.target for window in schedule.windows if window.begins_s is None and window.at_round}
@@ -141,7 +141,7 @@ def make_schedule(section: ScenarioSection, devices: Sequence[str], *, seed: int
     memories: dict[str, int] = {}
 
     def named(kind: str, index: int, wanted: int | str | tuple[str, ...]) -> tuple[str, ...]:
-        return _named(f"scenario.{kind}.{index}.devices", wanted, devices, _stream(seed, kind, index))
+        return _named(f"scenario.{kind}[{index}].devices", wanted, devices, _stream(seed, kind, index))
 
     outages: tuple[tuple[str, How], ...] = (("late", "stop"), ("drop_out", "kill"), ("outage", "cut"))
     for kind, how in outages:
@@ -177,7 +177,7 @@ def _named(
         return tuple(fleet)
     if isinstance(wanted, int):
         if wanted > len(fleet):
-            raise BadInput(f"{where} = {wanted}: the fleet has {len(fleet)} devices")
+            raise BadInput(f"{where} = {format_value(wanted)}: the fleet has {len(fleet)} devices; take that or fewer")
         return tuple(fleet[place] for place in sorted(rng.permutation(len(fleet))[:wanted]))
     for name in wanted:
         if name not in fleet:

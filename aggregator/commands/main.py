@@ -144,6 +144,8 @@ def _in_words(error: Exception) -> str:
         named = error.filename2 or error.filename  # of two files the one that was written to
         if named is not None or error.errno in (errno.ENOSPC, errno.EDQUOT):
             return f"{named}: {error.strerror}" if named else f"{error.strerror}; free some space"
+    if isinstance(error, MemoryError):
+        return f"this machine has too little memory for that: {error or 'none is left'}"
     if old := too_old():
         return f"{type(error).__name__}: {error}. {old}"
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in ("", "hushfleet"):

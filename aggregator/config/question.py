@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.question import MOST_BINS, HeldOut, MostGain, QuestionSpec
+from hushfleet.config.question import Bins, HeldOut, Most, MostGain, QuestionSpec
+from hushfleet.config.spec import MAX_ROUNDS
 from hushfleet.losses import find_loss
 from hushfleet.schema import Checked, Finite, to_plain
 
@@ -33,7 +34,7 @@ class EvaluationSection(Checked):
     right if boards have so many samples that none gains more.
     """
 
-    share: Annotated[float, Meta(gt=0, le=0.5, description="in (0, 0.5]")] = 0.05
+    share: Annotated[float, Meta(ge=1e-6, le=0.5, description="from 1e-6 to 0.5")] = 0.05
     every: Annotated[int, Meta(ge=1)] | None = None
     held_out: HeldOut = 0.2
     most_gain: MostGain = 1.0
@@ -60,8 +61,8 @@ class StatisticSection(Checked):
     column: str = ""
     low: Finite = 0.0
     high: Finite = 1.0
-    bins: Annotated[int, Meta(ge=2, le=MOST_BINS)] = 10
-    most: Annotated[int, Meta(ge=1, le=1_000_000)] = 50
+    bins: Bins = 10
+    most: Most = 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,12 +122,17 @@ def check_question(task: Task) -> None:
         )
     if task.round.patience:
         raise ValueError(f"round.patience = {task.round.patience}: leave patience out, or evaluation")
+    if (rounds := total_rounds(task)) > MAX_ROUNDS:
+        raise ValueError(
+            f"round.rounds = {task.round.rounds}: {rounds} with those that evaluate, and a task has at most "
+            f"{MAX_ROUNDS}; take fewer, or a larger evaluation.every"
+        )
 
 
 def evaluations(task: Task) -> int:
     """Counts the rounds that evaluate."""
     section, rounds = task.evaluation, task.round.rounds
-    return 0 if section is None else math.ceil(rounds / (section.every or rounds))
+    return 0 if section is None else -(-rounds // (section.every or rounds))
 
 
 def total_rounds(task: Task) -> int:

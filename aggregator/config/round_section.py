@@ -14,6 +14,7 @@ from hushfleet.methods.method import Method
 from hushfleet.methods.stages import NumberReport
 from hushfleet.schema import Checked, Share
 from hushfleet.secure.committee import committee_rule
+from hushfleet.wire.format.messages import MAX_COHORT
 
 _AtLeast1 = Annotated[int, Meta(ge=1)]
 
@@ -59,13 +60,15 @@ class RoundSection(Checked):
         super().__post_init__()
         if (self.trim is not None) != (self.aggregation == "trimmed-mean"):
             raise ValueError(
-                "trim and aggregation = 'trimmed-mean' need each other; trim is the share of the updates that is left "
-                "out at either end, for example 0.1"
+                f"trim and aggregation = 'trimmed-mean' need each other, and aggregation = {self.aggregation!r} has "
+                f"trim = {self.trim}; it is the share of the updates that is left out at either end, for example 0.1"
             )
         if self.buffered:
             self._check_buffer()
         elif self.buffer_size is not None or self.max_staleness is not None:
-            raise ValueError('buffer_size and max_staleness need mode = "buffered"')
+            raise ValueError(
+                f'buffer_size = {self.buffer_size}, max_staleness = {self.max_staleness}: need mode = "buffered"'
+            )
         if self.patience >= self.rounds:
             raise ValueError(f"patience = {self.patience}: must be below rounds = {self.rounds}, or it ends nothing")
 
@@ -86,13 +89,27 @@ class RoundSection(Checked):
         if self.max_staleness is None:
             object.__setattr__(self, "max_staleness", 20)
 
+    def check_updates(self, cohort: int) -> None:
+        """Raises `ValueError` if a round needs more updates than it has devices."""
+        if self.min_updates > cohort:
+            raise ValueError(
+                f"round.min_updates = {self.min_updates}: a round has {cohort} devices (data.devices, "
+                f"round.cohort_size), so none could ever close with so many updates; take {cohort} or fewer"
+            )
+
     def check(self, devices: int, *, honest_fraction: float | None) -> None:
         """Raises `ValueError` if a fleet of this size could never open a round, or close one with a model.
 
         :param honest_fraction: the honest fraction of secure sums, whose cohort follows from the roster, not from the
             devices that are present when the round opens; None: no secure sums.
         """
-        cohort = self.cohort_size or devices
+        is_named = honest_fraction is None and not self.buffered  # in each round's plan
+        if self.cohort_size > MAX_COHORT and is_named:
+            raise ValueError(
+                f"round.cohort_size = {self.cohort_size}: a round's plan names at most {MAX_COHORT} devices; take that "
+                "or fewer, or 0 for as many as fit"
+            )
+        cohort = self.cohort_size or (min(devices, MAX_COHORT) if is_named else devices)
         if (self.buffer_size or 0) > devices:
             raise ValueError(
                 f"round.buffer_size = {self.buffer_size}: the fleet has {devices} devices (data.devices), and each "
@@ -102,11 +119,7 @@ class RoundSection(Checked):
             raise ValueError(
                 f"round.cohort_size = {cohort}: the fleet has {devices} devices (data.devices); take 0 for all of them"
             )
-        if self.min_updates > cohort:
-            raise ValueError(
-                f"round.min_updates = {self.min_updates}: a round has {cohort} devices, so none could ever close with "
-                f"so many updates; take {cohort} or fewer"
-            )
+        self.check_updates(cohort)
         if honest_fraction is not None:
             committee = committee_rule(cohort, honest_fraction=honest_fraction, roster=devices)
             if committee.packed < 1:

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from msgspec import Meta
 
+from hushfleet.errors import format_value
 from hushfleet.schema import Checked
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
@@ -53,7 +54,7 @@ class ScheduleSection(Checked):
     every: Every | None = None
     between: Between | None = None
     days: tuple[Day, ...] = ()
-    until: date | None = None
+    until: Annotated[date, Meta(description="a date, such as 2027-06-30")] | None = None
     timezone: str | None = None
     after_new: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
@@ -85,4 +86,4 @@ def check_zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     hint = f"; did you mean {' or '.join(close)}?" if close else ', such as "Europe/Berlin" or "UTC"'
-    raise ValueError(f"timezone = {name!r}: must be the name of a time zone{hint}")
+    raise ValueError(f"timezone = {format_value(name)}: must be the name of a time zone{hint}")

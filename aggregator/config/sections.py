@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal, get_args
 from msgspec import Meta
 
 from hushfleet.codecs.registry import codec_of
-from hushfleet.config.spec import Augment, PrivacySpec, StepSize, WireSpec
+from hushfleet.config.spec import Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
 from hushfleet.config.written import faults
 from hushfleet.data.form import Columns, DecimalMark, LabelKind, SampleForm, ValueKind, check_form
 from hushfleet.data.labels import one_form
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
-from hushfleet.errors import HushfleetError, Malformed
+from hushfleet.errors import HushfleetError, Malformed, format_value
 from hushfleet.losses import find_loss
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig, check_range
@@ -29,6 +29,8 @@ from hushfleet.schema import (
     Share,
     from_plain,
     hints,
+    missing,
+    require,
     unknown,
 )
 from hushfleet.user_files import expanded, in_file
@@ -92,27 +94,31 @@ class ModelSection(Checked):
         if self.features is not None and self.name != "linear":
             raise ValueError(f"features go with name = 'linear', not {self.name!r}, which takes images")
         if self.directions is not None and self.features is None:
-            raise ValueError("directions need features; no other inputs have an order")
+            raise ValueError(
+                f"directions = {format_value(self.directions)}: need features; no other inputs have an order"
+            )
         if self.share == "head" and self.name == "linear":
             raise ValueError("share = 'head' needs a network of several layers; 'linear' has one")
         named = self.features is not None and ":" in self.features and not is_path("features", self.features)
         if self.weights is not None and self.share != "head" and not named:
             raise ValueError(
-                "weights are those of the fixed layers, and need share = 'head' or features such as "
-                "'torchvision:mobilenet_v3_small'"
+                f"weights = {format_value(self.weights)}: are those of the fixed layers, and need share = 'head' or "
+                "features such as 'torchvision:mobilenet_v3_small'"
             )
         if (self.tolerance is not None) != find_loss(self.loss).of_numbers:
             raise ValueError(
-                "tolerance and a loss of numbers ('squared', 'huber') need each other; tolerance is how far a "
-                "prediction may be from its target and still count as right, for example 0.5"
+                f"tolerance and a loss of numbers ('squared', 'huber') need each other, and loss = {self.loss!r} has "
+                f"tolerance = {self.tolerance}; it is how far a prediction may be from its target and still count as "
+                "right, for example 0.5"
             )
         inputs = find_loss(self.loss).of_inputs
         if self.false_alarms is not None and not inputs:
-            raise ValueError(f"false_alarms = {self.false_alarms:g} belongs to loss = 'reconstruction'")
+            raise ValueError(f"false_alarms = {self.false_alarms:g} belongs to loss = 'reconstruction'; leave it out")
         if inputs and (self.name == "linear" or self.share == "head"):
             raise ValueError(
-                "loss = 'reconstruction' needs a network with a narrow layer, which one linear layer does not have; "
-                "take name = 'autoencoder', or your own with one output for each value of a sample"
+                "loss = 'reconstruction' needs a network with a narrow layer, which one layer (name = 'linear', "
+                "share = 'head') does not have; take name = 'autoencoder', or your own with one output for "
+                "each value of a sample"
             )
         if self.name == "autoencoder" and not inputs:
             raise ValueError(
@@ -155,14 +161,20 @@ class MethodSection(Checked):
             self.config()
         except HushfleetError as error:
             raise ValueError(str(error)) from error
+        for key, value in self.settings.items():
+            too_large = isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
+            require(not too_large, f"method.{key}", value, "a whole number of 64 bits, or have a decimal point")
 
     @classmethod
     def of(cls, plain: Any) -> MethodSection:
         """Reads a table that has `name` and the settings. Raises `Malformed`."""
-        if not isinstance(plain, dict) or not isinstance(plain.get("name"), str):
-            raise Malformed("method: expected a table with a name")
+        if not isinstance(plain, dict):
+            raise Malformed(f"method = {format_value(plain)}: expected a table")
+        if "name" not in plain:
+            raise Malformed(missing("name", "method"))
+        name = from_plain(str, plain["name"], where="method.name")
         try:
-            return cls(plain["name"], {key: value for key, value in plain.items() if key != "name"})
+            return cls(name, {key: value for key, value in plain.items() if key != "name"})
         except ValueError as error:
             raise Malformed(str(error)) from error
 
@@ -174,9 +186,12 @@ class MethodSection(Checked):
             return []
         except Malformed as error:
             said = str(error)
+        name = plain.get("name") if isinstance(plain, dict) else None
+        if not isinstance(name, str):
+            return [said]
         try:
-            kind: type = find_method(plain["name"]).config
-        except (HushfleetError, LookupError, TypeError):
+            kind: type = find_method(name).config
+        except HushfleetError:
             return [said]
         settings = {key: value for key, value in plain.items() if key != "name"}
         found = list(unknown(kind, settings, "method"))
@@ -202,7 +217,7 @@ def _out_of_range(setting: Field[Any], value: Any) -> list[str]:
         if isinstance(value, int | float):
             check_range(setting, value)
     except ValueError as error:
-        return [f"method: {error}"]
+        return [f"method.{error}"]
     return []
 
 
@@ -242,7 +257,7 @@ class PrivacySection(Checked):
     accounting: Accounting = "strict"
     clip_norm: PositiveOrInf = 0.5
     noise_multiplier: Annotated[float, Meta(ge=0, le=1000)] | None = None
-    epsilon: Annotated[float, Meta(gt=0, le=10_000)] | None = None
+    epsilon: Annotated[float, Meta(ge=1e-6, le=10_000)] | None = None
     delta: Probability | None = None
     honest_fraction: Share = 0.9
     sample_rate: Share | None = None
@@ -254,11 +269,16 @@ class PrivacySection(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.noise_multiplier is not None and self.epsilon is not None:
-            raise ValueError("give noise_multiplier or epsilon, not both")
+            raise ValueError(
+                f"noise_multiplier = {self.noise_multiplier:g} and epsilon = {self.epsilon:g}: give one of them, not "
+                "both"
+            )
         if self.sample_rate is not None and self.unit != "record":
-            raise ValueError("sample_rate needs unit = 'record'")
+            raise ValueError(f"sample_rate = {self.sample_rate:g}: needs unit = 'record'")
         if self.reading != "user-level" and self.unit == "record":
-            raise ValueError("reading needs unit = 'device'; a record's epsilon has one accountant")
+            raise ValueError(
+                f"reading = {self.reading!r}: needs unit = 'device'; a record's epsilon has one accountant"
+            )
         if self.reading != "user-level" and self.accounting == "strict":
             raise ValueError(
                 f"reading = {self.reading!r}: counts as a paper does, and not what the server sees; to repeat a paper "
@@ -326,8 +346,8 @@ class DataSection(Checked):
     augment: Augment = "none"
     window: str | None = None
     path: Path | None = None
-    class_names: tuple[str, ...] = ()
-    input_shape: tuple[_AtLeast1, _AtLeast1, _AtLeast1] | None = None
+    class_names: ClassNames = ()
+    input_shape: Shape | None = None
     mean: tuple[Finite, ...] = ()
     std: tuple[_Deviation, ...] = ()
     target_mean: tuple[Finite, ...] = ()
@@ -348,15 +368,24 @@ class DataSection(Checked):
         if self.partition == "pathological" and self.classes_per_device is None:
             raise ValueError("partition = 'pathological' needs classes_per_device, for example 2")
         if len(set(map(one_form, self.class_names))) != len(self.class_names):
-            raise ValueError(f"class_names = {list(self.class_names)}: each name may appear only once")
+            raise ValueError(f"class_names = {format_value(list(self.class_names))}: each name may appear only once")
         if self.name == "folder" and (not self.class_names or self.input_shape is None):
             raise ValueError("name = 'folder' needs class_names and input_shape, such as [3, 32, 32]")
         if self.name not in OWN_DATA and self.path is not None:
-            raise ValueError(f"path is for your own data alone ({', '.join(OWN_DATA)}); {self.name!r} is in --data-dir")
+            raise ValueError(
+                f"path is for your own data alone ({', '.join(OWN_DATA)}); leave it out: name = {self.name!r} is in "
+                "--data-dir"
+            )
         if len(self.mean) != len(self.std) or (self.mean and self.name not in OWN_DATA):
-            raise ValueError("mean and std come together, one of each for a channel, with your own data")
+            raise ValueError(
+                "mean and std come together, one of each for a channel, with your own data; here they have "
+                f"{len(self.mean)} and {len(self.std)} values"
+            )
         if len(self.target_mean) != len(self.target_std):
-            raise ValueError("target_mean and target_std come together, one of each for an output")
+            raise ValueError(
+                "target_mean and target_std come together, one of each for an output; here they have "
+                f"{len(self.target_mean)} and {len(self.target_std)} values"
+            )
         if self.class_names and len(self.target_mean) not in (0, len(self.class_names)):
             raise ValueError(f"target_mean has {len(self.target_mean)} values, for {len(self.class_names)} outputs")
         if self.partition == "given" and self.name not in ("arrays", "csv"):

@@ -26,9 +26,13 @@ def check_task(task: Task) -> int:
     if task.round.aggregation != "mean":
         raise ValueError(f"round.aggregation = {task.round.aggregation!r}: a secure sum gives only the mean")
     if task.privacy.reading != "user-level":
-        raise ValueError(f"privacy.reading = {task.privacy.reading!r}: with secure sums every round counts in full")
+        raise ValueError(
+            f"privacy.reading = {task.privacy.reading!r}: with privacy.accounting = 'secure' every round counts in "
+            "full; leave it out"
+        )
     if math.isinf(task.privacy.clip_norm):
         raise ValueError("privacy.clip_norm = inf: must be finite for sums of whole numbers")
+    task.round.check_updates(task.cohort_size)
     if task.round.min_updates > 1:
         return task.round.min_updates
     cohort, rate = task.cohort_size, task.sampling_rate
@@ -54,16 +58,26 @@ def spec_of(task: Task, *, noise_multiplier: float, size: int | None) -> SecureS
     if honest == 0:
         raise PrivacyError(
             f"a sum of round.min_updates = {least} of {task.data.devices} devices, of which a share of "
-            f"privacy.honest_fraction = {fraction:g} is honest, may have no honest one: ask for larger sums"
+            f"privacy.honest_fraction = {fraction:g} is honest, may have no honest one: take larger sums"
         )
-    bits: Literal[16, 24, 32] = 32
-    if size is not None:
-        bits = least_bits(
+    bits: Literal[16, 24, 32] = (
+        32 if size is None else _bits(task, noise_multiplier, honest=honest, most=most, size=size)
+    )
+    return SecureSpec(bits, min_devices=least, honest_devices=honest, honest_fraction=fraction)
+
+
+def _bits(task: Task, noise_multiplier: float, *, honest: int, most: int, size: int) -> Literal[16, 24, 32]:
+    records = task.method.config().batch_size if task.privacy.unit == "record" else 0
+    try:
+        return least_bits(
             PRIMES,
             noise_multiplier=noise_multiplier,
             honest_devices=honest,
             devices=most,
             size=size,
-            records=task.method.config().batch_size if task.privacy.unit == "record" else 0,
+            records=records,
         )
-    return SecureSpec(bits, min_devices=least, honest_devices=honest, honest_fraction=fraction)
+    except PrivacyError as error:
+        key = "noise_multiplier" if task.privacy.epsilon is None else "epsilon"
+        given = getattr(task.privacy, key) or 0.0
+        raise PrivacyError(f"privacy.{key} = {given:g}: {error}; it needs fewer values, or less noise") from error

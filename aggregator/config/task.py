@@ -6,7 +6,6 @@ Used by the aggregator and the simulator; devices get the resolved `hushfleet.co
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
@@ -27,11 +26,11 @@ from hushfleet.aggregator.config.sections import (
 )
 from hushfleet.aggregator.config.secure_sums import check_task, spec_of
 from hushfleet.codecs.registry import codec_of
-from hushfleet.config.spec import PrivacySpec, SecureSpec
+from hushfleet.config.spec import MAX_BATCHES, PrivacySpec, SecureSpec
 from hushfleet.config.toml_text import without_none
 from hushfleet.config.written import faults, with_lines
 from hushfleet.data.targets import Targets
-from hushfleet.errors import BadInput, Malformed, PrivacyError
+from hushfleet.errors import BadInput, Malformed, PrivacyError, format_value
 from hushfleet.losses import FAULT, find_loss
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
@@ -39,7 +38,17 @@ from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.sums import check_sums
 from hushfleet.privacy.accounting.epsilon import check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor, sensitivity
-from hushfleet.schema import Checked, Count, from_plain, hints, later, read_file, to_plain, unknown
+from hushfleet.schema import (
+    Checked,
+    Count,
+    from_plain,
+    hints,
+    later,
+    parse_toml,
+    read_file,
+    to_plain,
+    unknown,
+)
 from hushfleet.wire.format.topics import Name
 
 RECORD_DELTA = 1e-5
@@ -167,6 +176,9 @@ class Task(Checked):
             "data.test_fraction = 0 draws test parts by the shares of classes; set for example 0.2": (
                 section.test_fraction == 0
             ),
+            f"data.unlabelled = {section.unlabelled} is for own heads, which classes alone have; leave it out": (
+                section.unlabelled > 0
+            ),
             f"data.augment = {section.augment!r} changes the input and not the target; take 'none'": (
                 find_loss(loss).of_inputs and section.augment != "none"
             ),
@@ -187,7 +199,7 @@ class Task(Checked):
         if self.privacy.preference_std > 0 and self.parts().max_preference is None:
             raise ValueError(
                 f"privacy.preference_std = {self.privacy.preference_std:g}: with method.name = {self.method.name!r} "
-                "all devices add the same noise"
+                "all devices add the same noise; leave it out, or take 'apdp-fl'"
             )
 
     def _check_codec(self) -> None:
@@ -206,7 +218,8 @@ class Task(Checked):
         server = self.parts().server
         if type(server).aggregate is not ServerHalf.aggregate:
             raise ValueError(
-                f"round.aggregation = {rules.aggregation!r}: method.name = {name!r} aggregates in its own way"
+                f"round.aggregation = {rules.aggregation!r}: method.name = {name!r} aggregates in its own way; "
+                "take 'mean'"
             )
         if server.weighs:
             raise ValueError(
@@ -295,17 +308,30 @@ class Task(Checked):
 
     def _record_batches(self, train_samples: int | None) -> tuple[float, int]:
         """Returns sample rate and batches of a round, the same for all devices no matter how many records they have."""
-        config, rate = self.method.config(), self.privacy.sample_rate
+        config, rate = self.method.config(), self._sample_rate(train_samples)
+        batches = config.local_steps or config.local_epochs / rate
+        if batches > MAX_BATCHES:
+            raise BadInput(
+                f"privacy.sample_rate = {rate:g} with method.local_epochs = {config.local_epochs}: a round would have "
+                f"{batches:g} batches, and it has at most {MAX_BATCHES}; set method.local_steps"
+            )
+        return rate, max(1, round(batches))
+
+    def _sample_rate(self, train_samples: int | None) -> float:
+        rate = self.privacy.sample_rate
         if train_samples is not None:
             share = train_samples * (1 - self.data.test_fraction) / self.data.devices
-            check_delta(self.delta, max(1, round(share)))
-            rate = rate or min(1.0, config.batch_size / share)
+            try:
+                check_delta(self.delta, max(1, round(share)))
+            except PrivacyError as error:
+                raise PrivacyError(f"privacy.delta = {self.delta:g}: {error}") from error
+            rate = rate or min(1.0, self.method.config().batch_size / share)
         if rate is None:
             raise BadInput(
                 "privacy.unit = 'record' needs to know how many records a device has, about; in the field give "
                 "privacy.sample_rate, the batch size over that number"
             )
-        return rate, config.local_steps or max(1, round(config.local_epochs / rate))
+        return rate
 
     def _noise_multiplier(self, train_samples: int | None, rate: float, batches: int) -> float:
         section = self.privacy
@@ -388,7 +414,9 @@ def parse_task(
         if "method" in plain:
             read["method"] = MethodSection.of(plain["method"])
         try:
-            return _with_steps(from_plain(Task, read, where="task"), plain)
+            task = from_plain(Task, read, where="task")
+            steps = _steps(task, plain)
+            return from_plain(Task, {**read, **steps}, where="task") if steps else task
         except Malformed as error:
             errors = [str(error).removeprefix("task: ").removeprefix("task.")]
     if file is not None:
@@ -400,21 +428,21 @@ def parse_task(
     raise BadInput(f"{where}: {'; '.join(errors)}")
 
 
-def _with_steps(task: Task, plain: dict[str, Any]) -> Task:
-    """Sets rounds, clip norm and directions by the method's own rule, if it has one and the file leaves them out."""
+def _steps(task: Task, plain: dict[str, Any]) -> dict[str, Any]:
+    """Returns the sections with rounds, clip norm and directions by the method's own rule, if it has one and the file
+    leaves them out."""
     privacy, rule = task.privacy, find_method(task.method.name).steps
     if rule is None or privacy.epsilon is None or privacy.unit == "record":
-        return task
+        return {}
     devices = math.sqrt(task.cohort_size * task.noise_split)  # so many with divided noise have the same mean noise
     given = {"rounds": task.round.rounds} if "rounds" in plain.get("round", {}) else {}
     steps = rule(devices=devices, epsilon=privacy.epsilon, delta=task.delta, **given)
+    found = {"privacy": {"clip_norm": steps.clip_norm, **plain["privacy"]}}
     if not given:
-        task = replace(task, round=replace(task.round, rounds=steps.rounds))
-    if "clip_norm" not in plain.get("privacy", {}):
-        task = replace(task, privacy=replace(privacy, clip_norm=steps.clip_norm))
+        found["round"] = {**plain.get("round", {}), "rounds": steps.rounds}
     if task.model.directions is None and task.model.has_order:
-        task = replace(task, model=replace(task.model, directions=steps.directions))
-    return task
+        found["model"] = {**plain["model"], "directions": steps.directions}
+    return found
 
 
 _SECTIONS = {
@@ -436,15 +464,15 @@ def _leave_out_others(plain: dict[str, Any], overrides: tuple[str, ...]) -> None
 def _apply(plain: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
-        raise BadInput(f"--set {override!r}: write section.key=value, for example round.rounds=5")
+        raise BadInput(f"--set {format_value(override)}: write section.key=value, for example round.rounds=5")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {text}")["value"]
+    except ValueError:
         value = text.strip()
     *sections, last = key.strip().split(".")
     table = plain
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            raise BadInput(f"--set {override!r}: {section!r} is not a section")
+            raise BadInput(f"--set {format_value(override)}: {format_value(section)} is not a section")
     table[last] = value

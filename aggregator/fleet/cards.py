@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import hushfleet
+from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
@@ -34,7 +35,6 @@ from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.progress import doing
 from hushfleet.release import add_signature
 from hushfleet.release.manifest import VERSION, version_order
-from hushfleet.schema import read_file
 
 _OLD_PYTHON = "3.11"  # the Python of Raspberry Pi OS Bookworm, the newest system that `firstrun` supports
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # hidden by the client's systemd unit
@@ -265,7 +265,7 @@ def card_of(
         raise BadInput(f"there is no folder {own} with images for {board.device}")
     if own is not None and data["kind"] != "folder":
         raise BadInput(f"boards of this fleet keep their data in one file, {data['path']}: --images has no place there")
-    classes = read_file(folder.task).get("data", {}).get("class_names", [])
+    classes = list(load_task(folder.task).data.class_names)
     for name in classes:
         if not name or name.startswith(".") or "/" in name or not name.isprintable():
             raise BadInput(f"the class {name!r} in {folder.task} cannot be the name of a folder")

@@ -27,13 +27,11 @@ from hushfleet.aggregator.observe.notebook import NotebookConsole
 from hushfleet.aggregator.observe.progress import Heartbeat, format_time
 from hushfleet.aggregator.results.fleet_state import Opening, RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
-from hushfleet.aggregator.results.gains import MeanAccuracies
 from hushfleet.aggregator.results.report import page
 from hushfleet.aggregator.results.report.readable import (
     NOT_MEASURED,
     codec,
     epsilon_number,
-    gained,
     number,
     percent,
     size,
@@ -41,9 +39,9 @@ from hushfleet.aggregator.results.report.readable import (
 from hushfleet.aggregator.results.report.sweeps import noise_table, seed_table
 from hushfleet.aggregator.results.report.terminal import terminal_table
 from hushfleet.aggregator.results.report.verdict import (
-    VERDICTS,
     answer,
     further_answers,
+    gain_cell,
     judge,
     received,
 )
@@ -256,8 +254,13 @@ def summary_table(result: Result) -> RenderableType:
     """Returns the summary of a run for a terminal: federated against alone, the two epsilons, and their meaning."""
     headline = judge(result)
     rows = [
-        (name, percent(row.federated), "" if row.alone is None else percent(row.alone), _difference(row))
-        for name, row in headline.rows
+        (
+            row.name,
+            percent(row.found.federated),
+            "" if row.found.alone is None else percent(row.found.alone),
+            gain_cell(row.found.gain, row.verdict, " points", missing=""),
+        )
+        for row in headline.rows
     ]
     title = f"{result.method} on {result.dataset}, {result.devices} devices, {len(result.rounds)} rounds"
     heads = (_measure_or_score(result), "federated", "alone", "difference")
@@ -285,12 +288,6 @@ def summary_table(result: Result) -> RenderableType:
         Text(answer(result, headline), "bold"),
         *map(Text, further_answers(result, headline)),
     )
-
-
-def _difference(row: MeanAccuracies) -> page.PageCell:
-    if row.verdict == "nothing":
-        return page.PageCell(VERDICTS[row.verdict], row.verdict)
-    return page.PageCell("" if row.gain is None else gained(row.gain), row.verdict or "")
 
 
 def _measure_or_score(result: Result) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from hushfleet.aggregator.config.question import question_of, total_rounds
 from hushfleet.aggregator.config.sections import OWN_DATA
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.publish.start import EarlierModel
-from hushfleet.config.spec import BlobRef, DropoutSpec, ModelSpec, TaskSpec
+from hushfleet.config.spec import MAX_SPEC_BYTES, BlobRef, DropoutSpec, ModelSpec, TaskSpec
 from hushfleet.data.arrays import load_arrays
 from hushfleet.data.csv_file import LABEL, load_csv_set
 from hushfleet.data.folder import load_folder_set
@@ -26,7 +26,7 @@ from hushfleet.data.form import MOST_COLUMNS, SampleForm, ValueKind
 from hushfleet.data.measurements import advise_normalisation
 from hushfleet.data.samples import DataSet, LabelledSamples
 from hushfleet.data.sets import load
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, Malformed
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.methods import make_method
@@ -35,9 +35,11 @@ from hushfleet.model.evaluation import Evaluation, evaluate
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.models.model import Model
+from hushfleet.params import MAX_PARAMS, MAX_TENSORS
 from hushfleet.progress import doing
-from hushfleet.wire.format.chunks import MAX_BLOB_BYTES
-from hushfleet.wire.format.headed import MAX_LAYERS
+from hushfleet.schema import from_plain, hints
+from hushfleet.wire.format.chunks import MAX_BLOB_BYTES, MAX_CHUNKS, chunk_count
+from hushfleet.wire.format.headed import MAX_HEADER_BYTES, MAX_LAYERS
 
 if TYPE_CHECKING:
     from hushfleet.models.features import FeatureExtractor
@@ -91,12 +93,15 @@ def prepare(
             f"round.patience = {task.round.patience}: needs public test data on the aggregator, by which it sees that "
             "the model becomes no better; give data.path a test part, or leave patience out"
         )
+    _check_samples(task, shape, class_names)
     if len(class_names) < 2 and task.targets.are_classes:
-        raise BadInput(f"the data have one class, {class_names[0]!r}; a classifier needs at least 2")
+        raise BadInput(f"data.class_names: the data have one class, {class_names[0]!r}; a classifier needs at least 2")
     if len(task.data.mean) not in (0, shape[0]):
         raise BadInput(f"data.mean has {len(task.data.mean)} values; the data have {shape[0]} channels")
     if task.data.augment != "none" and shape[1] == 1:
-        raise BadInput(f"data.augment = {task.data.augment!r} changes images, and the data are {_format_shape(shape)}")
+        raise BadInput(
+            f"data.augment = {task.data.augment!r} changes images, and the data are {_format_shape(shape)}; take 'none'"
+        )
     mean, std = (dataset.mean, dataset.std) if dataset else _normalisation(task, shape[0])
     if task.statistic is not None:
         try:
@@ -112,11 +117,12 @@ def prepare(
     outputs = task.targets.outputs(class_names, input_shape)
     model = get_model(name, classes=outputs, input_shape=taken, loss=task.model.loss, by_record=by_record)
     _check_shape(task, model.input_shape, taken)
+    _check_layout(task, model)
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
     sent = model.layout.size - int(np.count_nonzero(task.parts().personal.mask(model.layout)))
     privacy = task.privacy_spec(train_samples=train_samples or None, size=sent)
     method = make_method(task.method.name, task.method.settings, privacy, model.layout, rounds=task.round.rounds)
-    _check_vectors(method)
+    _check_published(task, method)
     graphs = export_graphs(model, objective=task.targets.objective(method.objective))
     spec = TaskSpec(
         task=f"{task.name}-{run_id or os.urandom(4).hex()}",
@@ -151,6 +157,11 @@ def prepare(
         earlier = EarlierModel.read(Path(task.model.start))
         initial, spec = earlier.vector(spec.model), replace(spec, continues=earlier.continued)
     package = spec.to_bytes()
+    if len(package) > MAX_SPEC_BYTES:
+        raise BadInput(
+            f"data.class_names: with {len(class_names)} names the task package has {len(package)} bytes, and devices "
+            f"take at most {MAX_SPEC_BYTES}; take fewer classes or shorter names"
+        )
     inference = InferenceGraph(graphs.inference, model.layout)
     features, blobs = None, [package, graphs.gradient, graphs.inference]
     if extractor is not None and spec.model.features is not None:
@@ -207,6 +218,26 @@ def _check_shape(task: Task, taken: tuple[int, ...], found: tuple[int, ...]) -> 
         raise BadInput(
             f"model.name = {task.model.name!r} takes images of {_format_shape(taken)}, but "
             f"data.name = {task.data.name!r} has {_format_shape(found)}; choose a model for that shape"
+        )
+
+
+def _check_samples(task: Task, shape: tuple[int, ...], class_names: Sequence[str]) -> None:
+    """Raises `BadInput` for samples or classes that no task package can name; data may have more than a task file."""
+    cures = {"input_shape": "cut long series into windows, and scale large images down", "class_names": "take fewer"}
+    for key, found in (("input_shape", shape), ("class_names", class_names)):
+        try:
+            from_plain(hints(ModelSpec)[key], found, where=f"data.{key}")
+        except Malformed as error:
+            raise BadInput(f"data.path = {str(task.data.path)!r} gives {error}; {cures[key]}") from error
+
+
+def _check_layout(task: Task, model: Model) -> None:
+    size, tensors = model.layout.size, len(model.layout.names)
+    if size > MAX_PARAMS or tensors > MAX_TENSORS:
+        raise BadInput(
+            f"model.name = {task.model.name!r} has {size} parameters in {tensors} tensors on samples of "
+            f"{_format_shape(model.input_shape)} (data.input_shape) with {model.classes} outputs (data.class_names); "
+            f"devices take at most {MAX_PARAMS} in {MAX_TENSORS}"
         )
 
 
@@ -296,9 +327,14 @@ def _format_shape(shape: tuple[int, ...]) -> str:
     return " x ".join(str(n) for n in shape)
 
 
-def _check_vectors(method: TaskMethod) -> None:
+def _check_published(task: Task, method: TaskMethod) -> None:
     """Raises `BadInput` if a method's vectors and the model together are larger than one blob that devices fetch."""
     count, size = len(method.server.vectors), 4 * method.published_size
+    if (chunks := chunk_count(size + MAX_HEADER_BYTES, task.wire.chunk_bytes)) > MAX_CHUNKS:
+        raise BadInput(
+            f"wire.chunk_bytes = {task.wire.chunk_bytes}: the model's {size} bytes are {chunks} chunks, and devices "
+            f"fetch at most {MAX_CHUNKS}; take at least {chunk_count(size + MAX_HEADER_BYTES, MAX_CHUNKS)}"
+        )
     layers = len(method.layout.layers) * (1 + count)
     if count and (size > MAX_BLOB_BYTES or layers > MAX_LAYERS):
         raise BadInput(

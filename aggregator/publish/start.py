@@ -42,8 +42,9 @@ class EarlierModel:
     @classmethod
     def read(cls, start: Path) -> EarlierModel:
         """Reads a run's `global-ROUND.safetensors`, or the newest one of a run's folder. Raises `BadInput`."""
-        path = newest_model(start) if start.is_dir() else start
+        path = start
         try:
+            path = newest_model(start) if start.is_dir() else start
             with safetensors.safe_open(path, "numpy") as file:
                 about = json.loads((file.metadata() or {}).get("hushfleet", "{}"))
                 tensors = {name: file.get_tensor(name) for name in file.keys() if "/" not in name}  # noqa: SIM118

@@ -21,7 +21,7 @@ GainVerdict = Literal["better", "worse", "close", "nothing"]
 SURE = 2.0
 """A gain of fewer standard errors is too close to call."""
 LEAST_GAIN = 0.0005
-"""A gain below a twentieth of a percentage point is also too close to call, no matter how small its spread is."""
+"""A gain below a twentieth of a percentage point is none, no matter how small its spread is; no text shows it."""
 
 Values = Sequence[float | None]
 
@@ -77,6 +77,16 @@ class MeanAccuracies:
         spread = Gain.of(self.gains)
         mean = self.federated - self.alone
         return Gain(mean) if spread is None else Gain(mean, spread.standard_error, spread.count)
+
+    @property
+    def better_off(self) -> int:
+        """The number of devices that gain, by `LEAST_GAIN` at least."""
+        return sum(gain >= LEAST_GAIN for gain in self.gains)
+
+    @property
+    def worse_off(self) -> int:
+        """The number of devices that lose, by `LEAST_GAIN` at least."""
+        return sum(gain <= -LEAST_GAIN for gain in self.gains)
 
     @property
     def verdict(self) -> GainVerdict | None:

@@ -19,7 +19,7 @@ from hushfleet.config.written import read_written
 from hushfleet.data.form import Columns, DecimalMark, LabelKind, SampleForm, ValueKind, check_form
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.state_files import STORE, TLS_CERTIFICATE, TLS_KEY
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, format_value
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES, Accounting
@@ -324,7 +324,10 @@ def load_config(path: Path) -> DeviceConfig:
     if not os.path.exists(path) and not is_closed(path):
         raise BadInput(f"there is no file {path}; see `hushfleet-edge --help` for an example")
     config = read_written(DeviceConfig, path)
-    load_board(config.device.board)
+    try:
+        load_board(config.device.board)
+    except BadInput as error:
+        raise BadInput(f"{path}: device.board = {format_value(config.device.board)}: {error}") from error
     base = path.resolve().parent
     sections: dict[str, Any] = {}
     for name, keys in _PATHS.items():

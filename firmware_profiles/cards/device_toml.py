@@ -24,7 +24,7 @@ def check_sections(sections: Mapping[str, Any], where: str) -> None:
     :param where: what comes before the names of sections in errors.
     """
     for section, values in sections.items():
-        name = f"{where}.{section}"
+        name = f"{where}.{section[:40]}"
         require(section in _OF_FLEET, name, values, f"left out; here may be the sections {', '.join(_OF_FLEET)}")
         require(isinstance(values, dict), name, values, "a section")
         kind = bare(hints(DeviceConfig)[section])

@@ -18,7 +18,8 @@ HeldOut = Annotated[float, Meta(ge=0, le=0.5, description="in [0, 0.5]")]
 MostGain = Annotated[float, Meta(gt=0, le=1, description="in (0, 1]")]
 EVALUATED = 5
 """Values of an evaluation, see `hushfleet.training.answer`."""
-MOST_BINS = 256
+Bins = Annotated[int, Meta(ge=2, le=256)]
+Most = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class QuestionSpec(Checked):
     column: str = later("")
     low: Finite = later(0.0)
     high: Finite = later(1.0)
-    bins: Annotated[int, Meta(ge=2, le=MOST_BINS)] = later(2)
-    most: Annotated[int, Meta(ge=1, le=1_000_000)] = later(1)
+    bins: Bins = later(2)
+    most: Most = later(1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

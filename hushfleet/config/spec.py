@@ -57,7 +57,13 @@ Rounds = Annotated[int, Meta(ge=1, le=MAX_ROUNDS)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32, description="32 bytes")]
 ChunkBytes = Annotated[int, Meta(ge=1024, le=1 << 19)]
 StepSize = Annotated[float, Meta(ge=1e-9, le=16, description="in (0, 16], and at least 1e-9")]
-_Side = Annotated[int, Meta(ge=1, le=4096)]
+MAX_SIDE = 4096
+Side = Annotated[int, Meta(ge=1, le=MAX_SIDE, description=f"a whole number from 1 to {MAX_SIDE}")]
+Shape = tuple[Side, Side, Side]
+"""Channels, height, width of an image; (channels, 1, steps) of a series, (values, 1, 1) of a vector."""
+ClassNames = Annotated[tuple[str, ...], Meta(max_length=65536)]
+MAX_BATCHES = 1_000_000
+"""The limit of batches in a round with the unit `record`."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +101,8 @@ class FeatureSpec(Checked):
     :param graph: ONNX, images to features.
     """
 
-    image_shape: tuple[_Side, _Side, _Side]
-    count: _Side
+    image_shape: Shape
+    count: Side
     graph: BlobRef
 
 
@@ -113,8 +119,8 @@ class ModelSpec(Checked):
 
     name: str
     layout: ParamLayout
-    input_shape: tuple[_Side, _Side, _Side]
-    class_names: Annotated[tuple[str, ...], Meta(min_length=1, max_length=65536)]
+    input_shape: Shape
+    class_names: Annotated[ClassNames, Meta(min_length=1)]
     mean: tuple[Finite, ...]
     std: tuple[Positive, ...]
     dropout: tuple[DropoutSpec, ...]
@@ -211,7 +217,7 @@ class PrivacySpec(Checked):
     noise_multiplier: NotNegative
     delta: Probability
     sample_rate: Share = later(1.0)
-    batches: Annotated[int, Meta(ge=1, le=1_000_000)] = later(1)
+    batches: Annotated[int, Meta(ge=1, le=MAX_BATCHES)] = later(1)
     accountant: Accountant = later("exact")
     noise_split: Annotated[int, Meta(ge=1, le=1_000_000)] = later(1)
     secure: SecureSpec | None = later(None)
@@ -260,7 +266,7 @@ class EarlierTask(Checked):
     """
 
     task: TaskId
-    class_names: Annotated[tuple[str, ...], Meta(min_length=1, max_length=65536)]
+    class_names: Annotated[ClassNames, Meta(min_length=1)]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 _SECTION = re.compile(r"^\s*\[\[?\s*([\w.-]+)\s*\]")
 _KEY = re.compile(r"^(\s*)([\w-]+)\s*=")
-_NAMED = re.compile(r"^([\w.]+(?:: \w+(?= = ))?)(?:\[(\d+)\])?")
+_NAMED = re.compile(r"^([\w.]+)(?:\[(\d+)\])?")
 _UNKNOWN = re.compile(r"unknown field '([\w-]+)'")
 
 
@@ -69,22 +69,22 @@ def with_lines(path: Path, found: Sequence[str]) -> list[str]:
 
 
 def _place(lines: Sequence[str], fault: str) -> tuple[int, int] | None:
-    """Returns the line and the column, from 1, of the key that a fault names; None if the place is not known, for
-    example in a table that is written in one line."""
+    """Returns the line and the column, from 1, of the key that a fault names, or of the heading of its section; None if
+    the place is not known, for example in a table that is written in one line."""
     named, strange = _NAMED.match(fault), _UNKNOWN.search(fault)
-    whole = (
-        [] if named is None or fault.startswith(("unknown ", "missing ")) else named[1].replace(": ", ".").split(".")
-    )
+    whole = [] if named is None or fault.startswith(("unknown ", "missing ")) else named[1].split(".")
     whole += [] if strange is None else [strange[1]]
     tables_before = 0 if named is None else int(named[2] or 0)
-    section: list[str] = []
+    section, above = list[str](), None
     for number, line in enumerate(lines, 1):
         if head := _SECTION.match(line):
-            section = head[1].split(".")
+            section, place = head[1].split("."), (number, line.index("[") + 1)
             if section == whole:
                 if not tables_before:
-                    return number, line.index("[") + 1
+                    return place
                 tables_before -= 1
+            elif section == whole[:-1]:
+                above = above or place
         elif (key := _KEY.match(line)) and [*section, key[2]] == whole:
             return number, len(key[1]) + 1
-    return None
+    return above

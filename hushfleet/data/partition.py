@@ -188,8 +188,8 @@ def _check(
         raise BadInput(f"min_samples is {min_samples}; at least 1 is needed, or a device has nothing to learn")
     if devices * min_samples > len(labels):
         raise BadInput(
-            f"{devices} devices with at least {min_samples} samples each need {devices * min_samples} "
-            f"samples, the set has {len(labels)}; take fewer devices or lower data.min_samples"
+            f"data.devices = {devices} with data.min_samples = {min_samples} each need {devices * min_samples} "
+            f"samples, and data.limit and the set leave {len(labels)}; take fewer devices, or lower data.min_samples"
         )
     if kind.startswith("dirichlet") and (alpha is None or not 0 < alpha < np.inf):
         raise BadInput(f"the {kind} split needs alpha, a number above 0; got {alpha}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.config.spec import PrivacySpec, TaskSpec
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, format_value
 from hushfleet.methods.method import Method, Published, TrainingConfig
 from hushfleet.methods.sums import check_sums
 from hushfleet.methods.task_method import TaskMethod, bind
@@ -81,9 +81,9 @@ def find_method(name: str) -> Published:
     for entry in entry_points(group=GROUP, name=name):
         return _published(entry.load(), f"the entry point {entry.value}")
     raise BadInput(
-        f"method.name = {name!r}: must be one of {', '.join(sorted(all_names()))}. A simulation takes one from a "
-        "file: --method FILE.py:NAME. One of another package must be installed on the aggregator and on each board: "
-        f"pip install PACKAGE, with an entry point of the group {GROUP!r} that has this name (docs/methods.md)"
+        f"method.name = {format_value(name)}: must be one of {', '.join(sorted(all_names()))}. A simulation takes one "
+        "from a file: --method FILE.py:NAME. One of another package must be installed on the aggregator and on each "
+        f"board: pip install PACKAGE, with an entry point of the group {GROUP!r} that has this name (docs/methods.md)"
     )
 
 

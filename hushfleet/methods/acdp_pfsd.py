@@ -75,7 +75,7 @@ class ACDPpFSDConfig(TrainingConfig):
     clipping: Clipping = "ppo"
     self_distillation: bool = True
     distillation_weight: float = within("[0, 1]", 0.5)
-    temperature: float = within("(0, 1000]", 3.0)
+    temperature: float = within("[0.001, 1000]", 3.0)
     non_target_weight: float = within("[0, 1000]", 0.25)
     clip_range: float = within("(1, 1e6]", 4.0)
     agent_buffer: int = within("[2, 10000]", 5)

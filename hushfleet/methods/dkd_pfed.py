@@ -36,7 +36,7 @@ class DKDpFedConfig(TrainingConfig):
     """
 
     distillation_weight: float = within("[0, 1000]", 1.0)
-    temperature: float = within("(0, 1000]", 2.0)
+    temperature: float = within("[0.001, 1000]", 2.0)
     non_target_weight: float = within("[0, 1000]", 2.0)
 
 

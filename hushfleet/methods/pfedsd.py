@@ -30,7 +30,7 @@ class PFedSDConfig(TrainingConfig):
     """
 
     distillation_weight: float = within("[0, 1000]", 1.0)
-    temperature: float = within("(0, 1000]", 3.0)
+    temperature: float = within("[0.001, 1000]", 3.0)
 
 
 @dataclass(frozen=True)

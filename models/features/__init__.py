@@ -14,8 +14,8 @@ import onnx
 import onnxruntime
 import torch
 
-from hushfleet.config.spec import BlobRef, FeatureSpec
-from hushfleet.errors import BadInput, GraphRefused
+from hushfleet.config.spec import MAX_SIDE, BlobRef, FeatureSpec, Shape
+from hushfleet.errors import BadInput, GraphRefused, format_value
 from hushfleet.graphs.features import check_features
 from hushfleet.graphs.session import open_session
 from hushfleet.models import onnx_nodes
@@ -39,8 +39,6 @@ from hushfleet.models.features.whitening import Whitening
 from hushfleet.models.model import Model
 from hushfleet.models.onnx_nodes import Graph
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
-
-Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -110,8 +108,8 @@ def get_features(
         about = network.about
     else:
         raise BadInput(
-            f"there are no features {name!r}; choose one of {', '.join(_KINDS)}, torchvision:NAME, timm:NAME, or give "
-            "an .onnx file"
+            f"model.features = {format_value(name)}: must be one of {', '.join(_KINDS)}, torchvision:NAME, timm:NAME, "
+            "or an .onnx file"
         )
     if directions is None or (made.has_order and directions >= made.count - 1):
         return _checked(name, image_shape, made.count, made.graph, about=about)
@@ -147,6 +145,11 @@ def hidden_features(model: Model, params: np.ndarray, *, cache_dir: Path | None 
 def _checked(
     name: str, image_shape: Shape, count: int, made: bytes, *, shared: int | None = None, about: str = ""
 ) -> FeatureExtractor:
+    if count > MAX_SIDE:
+        leading = "" if shared is None else f" with model.directions = {shared - 1}"
+        raise BadInput(
+            f"model.features = {name!r}{leading}: an image has {count} features, and devices take at most {MAX_SIDE}"
+        )
     extractor = FeatureExtractor(name, image_shape, count, made, shared or count, about)
     check_features(made, extractor.spec)
     return extractor

@@ -139,7 +139,7 @@ def test_the_error_shows_path_value_and_what_is_accepted() -> None:
     assert str(refused.value) == "message.inners[1].count = 1.5: expected an integer, got a number"
     with pytest.raises(Malformed) as refused:
         from_plain(Everything, plain(inner={"count": -4}), where="message")
-    assert str(refused.value) == "message.inner: count = -4: must not be negative"
+    assert str(refused.value) == "message.inner.count = -4: must not be negative"
     with pytest.raises(Malformed) as refused:
         from_plain(Everything, plain(choice="up"), where="message")
     assert str(refused.value) == "message.choice = 'up': must be one of 'left', 'right'"

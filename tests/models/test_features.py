@@ -142,7 +142,7 @@ def test_leading_directions_come_first_and_then_all(tmp_path: Path) -> None:
         ("filters", (1, 28, 28), "take 'scattering'"),
         ("scattering", (1, 8, 8), "take 'filters'"),
         ("scattering", (1, 28, 32), "square"),
-        ("sift", (1, 8, 8), "filters, scattering, torchvision:NAME, timm:NAME, or give an .onnx file"),
+        ("sift", (1, 8, 8), "filters, scattering, torchvision:NAME, timm:NAME, or an .onnx file"),
         ("nowhere.onnx", (1, 8, 8), "cannot be read"),
     ],
 )
@@ -195,6 +195,20 @@ def test_a_network_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str
     write_backbone(path, **change)
     with pytest.raises(BadInput, match=text):
         backbone.from_file(path, (3, 6, 6))
+
+
+def test_more_features_than_a_task_package_names_are_refused_with_their_directions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "MAX_SIDE", 169)
+    with pytest.raises(BadInput, match=r"model.features = 'filters' with model.directions = 40: an image has 170 feat"):
+        get_features("filters", (1, 8, 8), directions=40, cache_dir=tmp_path)
+    assert get_features("filters", (1, 8, 8), directions=39, cache_dir=tmp_path).count == 169
+    monkeypatch.setattr(features, "MAX_SIDE", 128)
+    with pytest.raises(
+        BadInput, match=r"model.features = 'filters': an image has 129 features, and devices take at most"
+    ):
+        get_features("filters", (1, 8, 8), cache_dir=tmp_path)
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

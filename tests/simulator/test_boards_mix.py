@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hushfleet.errors import BadInput
+from hushfleet.config.toml_text import toml_value
+from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles import board_names, load_board
-from hushfleet.simulator.boards import BoardKind, FleetMix, LinkFigures, parse_mix, read_boards
+from hushfleet.simulator.boards import BoardKind, FleetMix, LinkFigures, _MixFile, parse_mix, read_boards
+from support.written_keys import Key, changed, changes, check_text, keys_of
 
 ZERO, ORIN, PI5 = "raspberry-pi-zero-2-w", "jetson-orin-nano", "raspberry-pi-5-8gb"
 
@@ -169,3 +172,20 @@ def test_a_run_folder_that_holds_something_else_is_refused(plain: object) -> Non
     good = FleetMix.in_turn([ZERO], 2).to_plain()
     with pytest.raises(BadInput, match="not in the list"):
         FleetMix.from_plain(good | {"dealt": [0, 1]})
+
+
+KEYS = list(keys_of(_MixFile))
+
+
+@settings(max_examples=150, derandomize=True)
+@given(changes(KEYS))
+def test_any_value_of_any_key_gives_a_mix_or_the_key_is_named(drawn: list[tuple[Key, Any]]) -> None:
+    plain = changed({"board": [{"profile": PI5, "share": 1.0}]}, drawn)
+    try:
+        text = f"board = {toml_value(plain['board'])}"
+    except TypeError:
+        assume(False)  # not written in this test: dates
+    try:
+        assert len(parse_mix(text, devices=7)) == 7
+    except HushfleetError as error:
+        check_text(str(error), drawn, KEYS, "the shares", "the counts", "not valid TOML")

@@ -347,11 +347,11 @@ def test_the_schedule_does_not_depend_on_the_order_of_names_in_the_file() -> Non
         (
             "late",
             ["device-1", "device-11"],
-            "scenario.late.0.devices: .*no device 'device-11'; did you mean .*device-1",
+            r"scenario.late\[0\].devices: .*no device 'device-11'; did you mean .*device-1",
         ),
-        ("outage", ["devcie-2"], "scenario.outage.0.devices: there is no device 'devcie-2'; did you mean device-2"),
-        ("drop_out", ["pump"], "scenario.drop_out.0.devices: .*'pump'; they are device-0 to device-3"),
-        ("drop_out", 5, "scenario.drop_out.0.devices = 5: the fleet has 4 devices"),
+        ("outage", ["devcie-2"], r"scenario.outage\[0\].devices: there is no device 'devcie-2'; did you mean device-2"),
+        ("drop_out", ["pump"], r"scenario.drop_out\[0\].devices: .*'pump'; they are device-0 to device-3"),
+        ("drop_out", 5, r"scenario.drop_out\[0\].devices = 5: the fleet has 4 devices"),
     ],
 )
 def test_unknown_devices_are_named(kind: str, devices: Any, said: str) -> None:
@@ -381,7 +381,7 @@ def test_a_round_that_the_run_does_not_have_is_refused(kind: str) -> None:
     def task(at_round: int) -> Task:
         return whole({kind: [{**entry, "at_s": 1}, {**entry, "at_round": at_round}]}, min_devices=1)
 
-    with pytest.raises(BadInput, match=f"scenario.{kind}.1.at_round = 6: the run has 5 rounds"):
+    with pytest.raises(BadInput, match=rf"scenario.{kind}\[1\].at_round = 6: the run has 5 rounds"):
         schedule_of(task(6), NAMES)
     assert len(schedule_of(task(5), NAMES).windows) == 2
 

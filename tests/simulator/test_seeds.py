@@ -42,6 +42,12 @@ def test_each_seed_is_a_run_and_a_row(tmp_path: Path) -> None:
     assert again.seeds.equals(run.seeds), "a seed that has ended is read"
 
 
+def test_seeds_beyond_64_bits_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"seed = 9223372036854775807 with --seeds 2: .* take a lower seed"):
+        hf.simulate({**TASK, "seed": 2**63 - 1}, seeds=2, quiet=True, out=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
 def test_no_run_at_all_is_refused() -> None:
     with pytest.raises(BadInput, match="--seeds 0"):
         hf.simulate(TASK, seeds=0, quiet=True)

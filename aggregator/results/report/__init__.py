@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hushfleet.aggregator.results.gains import MeanAccuracies
 from hushfleet.aggregator.results.report import page, sections
 from hushfleet.aggregator.results.report.answers import answers_section
-from hushfleet.aggregator.results.report.readable import epsilon_number, gained, number, percent
+from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent
 from hushfleet.aggregator.results.report.timeline import timeline_section
 from hushfleet.aggregator.results.report.verdict import (
     VERDICTS,
+    ComparedRow,
     answer,
+    gain_cell,
     judge,
     lifetime_answer,
     own_head_answer,
@@ -79,21 +80,19 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
         under=_under(result),
         answer=[sentence for sentence in sentences if sentence],
         tiles=[
-            _tile(*headline.rows[0]),
-            _tile(*headline.rows[1]),
+            *map(_tile, headline.rows if headline.own_heads else headline.rows[:2]),
             _epsilon_tile("epsilon_server", headline.epsilon_server),
             _epsilon_tile("epsilon_release", headline.epsilon_release),
         ],
     )
 
 
-def _tile(name: str, tested: MeanAccuracies) -> tuple[page.PageCell, str]:
+def _tile(row: ComparedRow) -> tuple[page.PageCell, str]:
     """Returns the gain in the colour of its verdict; for a model that has learned nothing, this verdict."""
-    reached = f"{name}: {percent(tested.federated)}, alone {percent(tested.alone)}"
-    if tested.verdict == "nothing":
-        return page.PageCell(VERDICTS[tested.verdict], tested.verdict), f"{reached}, chance {percent(tested.chance)}"
-    close = f"{VERDICTS['close']}; " if tested.verdict == "close" else ""
-    return page.PageCell(gained(tested.gain), tested.verdict or ""), f"{close}{reached}"
+    found, close = row.found, f"{VERDICTS['close']}; " * (row.verdict == "close")
+    chance = f", chance {percent(found.chance)}" * (row.verdict == "nothing")
+    reached = f"{close}{row.name}: {percent(found.federated)}, alone {percent(found.alone)}{chance}"
+    return gain_cell(found.gain, row.verdict, " points"), reached
 
 
 def _epsilon_tile(name: str, epsilon: float | None) -> tuple[page.PageCell, str]:

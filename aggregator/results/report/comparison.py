@@ -16,6 +16,7 @@ from hushfleet.aggregator.results.report.readable import epsilon_number, from_to
 from hushfleet.aggregator.results.report.terminal import terminal_table
 from hushfleet.aggregator.results.report.verdict import (
     VERDICTS,
+    ComparedRow,
     answer,
     further_answers,
     judge,
@@ -104,6 +105,8 @@ def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
         ["against the server", *map(_protection, epsilons)],
         *([f"task: {key}", *values] for key, values in differences.items() if len(differences) <= MOST_DIFFERENCES),
     ]
+    if any(each[0].own_heads for each in headlines):
+        rows.append(["tested, common test", *(each[0].rows[0].model for each in headlines)])
     for where, tests in (
         ("common test", [[h.common for h in each] for each in headlines]),
         ("own data", [[h.local for h in each] for each in headlines]),
@@ -150,7 +153,7 @@ def comparison_json(runs: Mapping[str, Result]) -> dict[str, Any]:
     found = {}
     for name, result in runs.items():
         headline = judge(result)
-        tests = {"common_test": headline.common, "own_data": headline.local}
+        tests = {"common_test": headline.rows[0], "own_data": headline.rows[1]}
         found[name] = {
             "task": result.task,
             "method": result.method,
@@ -217,9 +220,10 @@ def _protection(epsilon: float | None) -> str:
     return "" if epsilon is None else protection(epsilon)
 
 
-def _plain(each: MeanAccuracies) -> dict[str, Any]:
-    gain = each.gain
+def _plain(row: ComparedRow) -> dict[str, Any]:
+    each, gain = row.found, row.found.gain
     return {
+        "models": row.model,
         "federated": each.federated,
         "alone": each.alone,
         "gain": gain.mean if gain else None,

@@ -31,7 +31,14 @@ from hushfleet.aggregator.results.report.page import (
 )
 from hushfleet.aggregator.results.report.readable import LIFETIME, codec, from_to, number, points, repeating, size
 from hushfleet.aggregator.results.report.sweeps import cost_db, noise_table, seed_table
-from hushfleet.aggregator.results.report.verdict import SERVER_MEANINGS, Headline, seen_by_server, trust_of
+from hushfleet.aggregator.results.report.verdict import (
+    COMMON,
+    SERVER_MEANINGS,
+    Headline,
+    seen_by_server,
+    trust_of,
+    whose,
+)
 from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint
 from hushfleet.codecs.registry import codec_of
 from hushfleet.losses import ACCURACY
@@ -84,10 +91,11 @@ def course(result: Result) -> Section:
 def _accuracies(xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint], headline: Headline) -> list[go.Scatter]:
     """Returns lines of the three accuracies of runs or rounds, and of the accuracy of training alone."""
     alone = ((0, "common test", headline.common.alone), (1, "own data", headline.local.alone))
+    own, other = headline.rows[1].model, headline.other_model
     return [
-        line("own models, common test", xs, [row.accuracy_own_common for row in rows], 0),
-        line("own models, own data", xs, [row.accuracy_own_local for row in rows], 1),
-        line("global model, common test", xs, [row.accuracy_global for row in rows], 2),
+        line(f"{own}, common test", xs, [row.accuracy_own_common for row in rows], 0),
+        line(f"{own}, own data", xs, [row.accuracy_own_local for row in rows], 1),
+        line(f"{other}, common test", xs, [row.accuracy_global for row in rows], 2),
         *(line(f"alone, {on}", xs, [value] * len(xs), n, dashed=True) for n, on, value in alone if value is not None),
     ]
 
@@ -111,11 +119,14 @@ def devices_against_alone(result: Result, headline: Headline) -> Section:
             note = f"From {points(min(values), '')} to {points(max(values))}, orange below zero."
             parts.append(charts.sorted_gains(f"{title}: gain", list(gains), values, note=note))
     lead = "An average can hide devices that would be better off alone."
-    compared = headline.common.gains
-    if compared:
-        below = sum(gain < 0 for gain in compared)
-        shared = " with the shared head" if heads else ""
-        lead += f" Here {below or 'none'} of {len(compared)} would be, on the common test set{shared}."
+    counted = [row for row in headline.rows if row.test == COMMON and row.found.gains]
+    if counted:
+        told = [
+            f"{row.found.worse_off or 'none'} of {len(row.found.gains)} would be, on the common test set"
+            + f" {whose(row)}" * heads
+            for row in counted
+        ]
+        lead += f" Here {', and '.join(told)}."
     return Section("devices-alone", "Each device against training alone", lead, parts)
 
 

@@ -7,8 +7,8 @@ from statistics import fmean, stdev
 
 from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.report.page import PageCell, Table
-from hushfleet.aggregator.results.report.readable import gained, number, percent
-from hushfleet.aggregator.results.report.verdict import VERDICTS, gain_of, verdict_of
+from hushfleet.aggregator.results.report.readable import number, percent
+from hushfleet.aggregator.results.report.verdict import gain_cell, gain_of, judge, verdict_of
 from hushfleet.aggregator.results.result import Repeated, Result, WireInfo
 from hushfleet.codecs.registry import codec_of
 
@@ -18,7 +18,8 @@ DASH = "\N{EN DASH}"
 def noise_table(result: Result) -> Table:
     """Returns a row for each noise level, from the strongest protection to none; the run itself has an asterisk."""
     runs = sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
-    head = ("noise multiplier", "epsilon_server", "epsilon_release", "common test", "own data", "global", "gain")
+    tests, gain = _heads(result)
+    head = ("noise multiplier", "epsilon_server", "epsilon_release", *tests, gain)
     rows = [
         (
             number(run.noise_multiplier) + (" *" if run.noise_multiplier == result.noise_multiplier else ""),
@@ -33,16 +34,12 @@ def noise_table(result: Result) -> Table:
 
 def seed_table(result: Result) -> Table:
     """Returns a row per seed, then the mean, whose gain has a standard error over seeds, and the standard deviation."""
-    runs, names = (
-        result.details.seeds,
-        {
-            "accuracy_own_common": "common test",
-            "accuracy_own_local": "own data",
-            "accuracy_global": "global",
-            "local_only_common": "alone, common test",
-            "local_only_local": "alone, own data",
-        },
-    )
+    runs, (tests, head_of_gain) = result.details.seeds, _heads(result)
+    names = {
+        **dict(zip(("accuracy_own_common", "accuracy_own_local", "accuracy_global"), tests, strict=True)),
+        "local_only_common": "alone, common test",
+        "local_only_local": "alone, own data",
+    }
     columns = {name: [each for run in runs if (each := getattr(run, name)) is not None] for name in names}
     columns = {name: values for name, values in columns.items() if values}
     gain = Gain.of([run.gain_over_local_only for run in runs if run.gain_over_local_only is not None])
@@ -60,14 +57,22 @@ def seed_table(result: Result) -> Table:
         rows.append(
             ("deviation", *(f"{100 * stdev(each):.1f}" if len(each) > 1 else "" for each in columns.values()), "")
         )
-    return Table(("seed", *(names[name] for name in columns), "gain"), rows)
+    return Table(("seed", *(names[name] for name in columns), head_of_gain), rows)
+
+
+def _heads(result: Result) -> tuple[tuple[str, str, str], str]:
+    """Returns the heads of the columns of accuracies, and of the gain; they say whose, if there are two kinds."""
+    headline = judge(result)
+    if not headline.own_heads:
+        return ("common test", "own data", "global"), "gain"
+    first, second, third = (row.name for row in headline.rows)
+    return (third, second, first), f"gain, {headline.rows[0].model}"
 
 
 def _mean_gain(result: Result, gain: Gain | None) -> PageCell:
     """Returns the mean over the seeds; as in a comparison, there is none if a model has learned nothing."""
-    if any(verdict_of(result, run) == "nothing" for run in result.details.seeds):
-        return PageCell(VERDICTS["nothing"], "nothing")
-    return PageCell(gained(gain, ""), "" if gain is None else gain.outcome)
+    nothing = any(verdict_of(result, run) == "nothing" for run in result.details.seeds)
+    return gain_cell(gain, "nothing" if nothing else None if gain is None else gain.outcome)
 
 
 def cost_db(wire: WireInfo) -> str:
@@ -84,7 +89,4 @@ def _ends(result: Result, run: Repeated) -> tuple[str, ...]:
 
 
 def _gain(result: Result, run: Repeated) -> PageCell:
-    verdict = verdict_of(result, run)
-    if verdict == "nothing":
-        return PageCell(VERDICTS[verdict], verdict)
-    return PageCell(number(None) if run.gain_over_local_only is None else gained(gain_of(run), ""), verdict or "")
+    return gain_cell(None if run.gain_over_local_only is None else gain_of(run), verdict_of(result, run))

@@ -25,7 +25,9 @@ from hushfleet.aggregator.results.gains import (
     shared_model,
     worse_than_alone,
 )
+from hushfleet.aggregator.results.report.page import PageCell
 from hushfleet.aggregator.results.report.readable import (
+    NOT_MEASURED,
     epsilon_number,
     evaluated,
     format_lifetime,
@@ -73,11 +75,36 @@ SERVER_MEANINGS: dict[TrustModel, str] = {
 """The meaning of epsilon_server, by trust model."""
 
 
+COMMON = "common test"
+
+
+@dataclass(frozen=True)
+class ComparedRow:
+    """A row of the table of a run. Sentences and tables take its figures and its verdict from here.
+
+    :param model: `own models` and `global model`; if devices also choose own heads, `own heads` and `shared head`.
+    :param test: `common test` or `own data`.
+    """
+
+    model: str
+    test: str
+    found: MeanAccuracies
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}, {self.test}"
+
+    @property
+    def verdict(self) -> GainVerdict | None:
+        return self.found.verdict
+
+
 @dataclass(frozen=True)
 class Headline:
     """The headline's numbers; None: not measured.
 
-    :param rows: names and accuracies that are compared with training alone; the first two are `common` and `local`.
+    :param rows: the accuracies that are compared with training alone; the first two are `common` and `local`.
+    :param own_heads: whether devices choose own heads, so that the rows are of two kinds of heads.
     :param common: accuracies on the common test set; `local`: on each device's own data.
     :param epsilon_server: the epsilon of the worst device, like `epsilon_release`, which is also None if no round made
         a model; `delta` is the largest one.
@@ -88,7 +115,8 @@ class Headline:
         `noised_server` and `noised_release` are the cost of the noised values alone.
     """
 
-    rows: tuple[tuple[str, MeanAccuracies], ...]
+    rows: tuple[ComparedRow, ...]
+    own_heads: bool
     epsilon_server: float | None
     epsilon_release: float | None
     delta: float | None
@@ -101,11 +129,22 @@ class Headline:
 
     @property
     def common(self) -> MeanAccuracies:
-        return self.rows[0][1]
+        return self.rows[0].found
 
     @property
     def local(self) -> MeanAccuracies:
-        return self.rows[1][1]
+        return self.rows[1].found
+
+    @property
+    def other_model(self) -> str:
+        """The name of the model that all devices share."""
+        return self.rows[0 if self.own_heads else 2].model
+
+    @property
+    def judged(self) -> tuple[ComparedRow, ...]:
+        """The rows of models with which devices predict: both heads, or own models without the global one."""
+        rows = self.rows if self.own_heads else self.rows[:2]
+        return tuple(row for row in rows if row.verdict is not None)
 
     @property
     def epsilons(self) -> tuple[tuple[str, str], ...]:
@@ -120,15 +159,15 @@ class Headline:
 
 def judge(result: Result) -> Headline:
     """Returns the headline of a result: final accuracies, gains over training alone, worst-case epsilons."""
-    privacy, common, local = result.privacy, common_test(result), own_data(result)
-    if result.details.own_heads:
-        others = ("shared head, common test", "own heads, own data", "own heads, common test")
-        third = own_models(result)
-    else:
-        others = ("own models, common test", "own models, own data", "global model, common test")
-        third = shared_model(result)
+    privacy, own_heads = result.privacy, bool(result.details.own_heads)
+    own, other = ("own heads", "shared head") if own_heads else ("own models", "global model")
+    common = ComparedRow(other if own_heads else own, COMMON, common_test(result))
+    third = (
+        ComparedRow(own, COMMON, own_models(result)) if own_heads else ComparedRow(other, COMMON, shared_model(result))
+    )
     return Headline(
-        rows=tuple(zip(others, (common, local, third), strict=True)),
+        rows=(common, ComparedRow(own, "own data", own_data(result)), third),
+        own_heads=own_heads,
         epsilon_server=_largest(row.epsilon_server for row in privacy),
         # an epsilon of models: if no model was made, 0 would look like protection
         epsilon_release=_largest(row.epsilon_release for row in privacy if any(r.participants for r in result.rounds)),
@@ -146,19 +185,17 @@ def judge(result: Result) -> Headline:
 
 def answer(result: Result, headline: Headline) -> str:
     """Says whether federating beats training alone."""
-    own = "on each device's own kind of data" + (", by the labels that it has" if result.partition == "given" else "")
-    tests = ((headline.common, "on the common test set"), (headline.local, own))
-    found: dict[GainVerdict, list[str]] = {}
-    for each, where in tests:
-        if each.verdict is not None:
-            found.setdefault(each.verdict, []).append(_found(each, where))
-    sentences = []
     if (statistic := result.statistic) is not None:
         values = "; ".join(" ".join(line.split()) for line in statistic_lines(statistic))
         return (
             f"{statistic.devices} devices have answered. {statistic.kind.capitalize()}: {values} (the truth is within "
             "each ± in 19 of 20 cases)."
         )
+    found: dict[GainVerdict, list[str]] = {}
+    for row in headline.judged:
+        if row.verdict is not None:
+            found.setdefault(row.verdict, []).append(_found(row, result, headline))
+    sentences = []
     if found:
         told = [
             f"{_VERBS[verdict]}: {(', and ' if verdict == 'nothing' else ' and ').join(which)}"
@@ -175,29 +212,41 @@ def answer(result: Result, headline: Headline) -> str:
         )
     elif gain is not None and set(found) != {"nothing"}:  # else no gain was told
         sentences.append(_spread(gain, result.seed))
-    name, third = headline.rows[2]
-    if third.verdict == "nothing" and headline.common.verdict != "nothing":
-        sentences.append(
-            f"The {name.partition(',')[0]} has learned nothing: {_found(third, 'on the common test set')}."
-        )
-    common = headline.common.gains
-    if common and headline.common.verdict != "nothing":
-        better = sum(gain > 0 for gain in common)
-        who = "all" if better == len(common) else str(better or "none")
-        them, where = f"{who} of {len(common)} devices", "on the common test set"
-        sentences.append(
-            f"The shared head is better than alone for {them} {where}."
-            if result.details.own_heads
-            else f"{them[0].upper()}{them[1:]} got a better model {where}."
-        )
+    third = headline.rows[2]
+    if third not in headline.judged and third.verdict == "nothing" and headline.common.verdict != "nothing":
+        sentences.append(f"The {third.model} has learned nothing: {_found(third, result, headline)}.")
+    counted = [row for row in headline.judged if row.test == COMMON and row.found.gains and row.verdict != "nothing"]
+    sentences += [_better_off(row, headline) for row in counted]
     return " ".join(sentences)
 
 
-def _found(each: MeanAccuracies, where: str) -> str:
+def _found(row: ComparedRow, result: Result, headline: Headline) -> str:
     """Describes the gain; for a model that has learned nothing, its accuracy and the accuracy of chance."""
-    if each.verdict == "nothing":
-        return f"{percent(each.federated)} {where}, where always giving the same answer reaches {percent(each.chance)}"
-    return f"{gained(each.gain)} {where}"
+    where = "on the common test set"
+    if row.test != COMMON:
+        where = "on each device's own kind of data" + ", by the labels that it has" * (result.partition == "given")
+    if headline.own_heads:
+        where = f"{whose(row)} {where}"
+    if row.verdict == "nothing":
+        found = row.found
+        return (
+            f"{percent(found.federated)} {where}, where always giving the same answer reaches {percent(found.chance)}"
+        )
+    return f"{gained(row.found.gain)} {where}"
+
+
+def whose(row: ComparedRow) -> str:
+    """Names the heads of a row in a sentence, where there are two kinds of them."""
+    return f"with {'the ' * row.model.startswith('shared')}{row.model}"
+
+
+def _better_off(row: ComparedRow, headline: Headline) -> str:
+    better, of = row.found.better_off, len(row.found.gains)
+    who = "all" if better == of else str(better or "none")
+    if not headline.own_heads:
+        return f"{who.capitalize()} of {of} devices got a better model on the common test set."
+    heads = "The shared head is" if row.model.startswith("shared") else "Own heads are"
+    return f"{heads} better than alone for {who} of {of} devices on the common test set."
 
 
 def _spread(gain: Gain, seed: int | None) -> str:
@@ -300,32 +349,37 @@ def privacy_answer(headline: Headline, *, devices: int) -> str:
 
 def trade_answer(result: Result, headline: Headline) -> str:
     """Says whether the run has both a gain on the common test set and more than negligible protection against the
-    server."""
-    server, verdict, limit = headline.epsilon_server, headline.common.verdict, NEGLIGIBLE_ABOVE
-    if server is None or verdict is None:
+    server, by the verdicts of the rows of the table."""
+    server, limit = headline.epsilon_server, NEGLIGIBLE_ABOVE
+    rows = [row for row in headline.judged if row.test == COMMON]
+    if server is None or not rows:
         return ""
-    if server <= limit and verdict == "better":
-        return f"This run has both: a gain on the common test set, and {protection(server)} against the server."
-    if server <= limit:
-        which = {"close": "its gain is too close to call", "nothing": "the model has learned nothing"}.get(
-            verdict, "it has no gain"
-        )
-        here = f"This run has {protection(server)} against the server, but {which} on the common test set."
-    elif verdict == "better":
-        here = f"This run has a gain on the common test set, and {protection(server)} against the server."
-    else:
-        here = f"This run has no sure gain on the common test set, and {protection(server)} against the server."
+    better = [row for row in rows if row.verdict == "better"]
+    others = "; ".join(f"{row.model}: {VERDICTS[row.verdict]}" for row in rows if row not in better)
+    gain = f"{'a' if better else 'no sure'} gain on the common test set"
+    gain += f" {' and '.join(map(whose, better))}" * (headline.own_heads and bool(better))
+    gain += f" ({others})" * bool(others)
+    shield = f"{protection(server)} against the server"
+    if server <= limit and better:
+        return f"This run has both: {gain}, and {shield}."
+    here = f"This run has {shield}, but {gain}." if server <= limit else f"This run has {gain}, and {shield}."
+    return " ".join(filter(None, [here, _in_sweep(result, headline)]))
+
+
+def _in_sweep(result: Result, headline: Headline) -> str:
+    """Says whether some noise level has both; the sweep judges the models of the first row."""
+    limit, by = NEGLIGIBLE_ABOVE, f" {whose(headline.rows[0])}" * headline.own_heads
     private = [point for point in result.details.privacy_sweep if point.epsilon_server <= limit]
     if not result.details.privacy_sweep:
-        return here
+        return ""
     if not private:
-        return f"{here} No point of the noise sweep has epsilon_server of {limit:g} or less."
+        return f"No point of the noise sweep has epsilon_server of {limit:g} or less."
     sure = [point for point in private if verdict_of(result, point) == "better"]
     if not sure:
-        return f"{here} No noise level of the sweep with epsilon_server of {limit:g} or less leaves a sure gain."
+        return f"No noise level of the sweep with epsilon_server of {limit:g} or less leaves a sure gain{by}."
     best = max(sure, key=lambda point: gain_of(point).mean)
     return (
-        f"{here} In the noise sweep, the best gain with epsilon_server of {limit:g} or less is "
+        f"In the noise sweep, the best gain{by} with epsilon_server of {limit:g} or less is "
         f"{gained(gain_of(best))} at epsilon_server = {number(best.epsilon_server)}."
     )
 
@@ -352,6 +406,15 @@ def verdict_of(result: Result, point: Repeated) -> GainVerdict | None:
     images = result.details.common_test_images or 0
     verdict = MeanAccuracies(reached, None, chance=chance(result)[0], images=images).verdict
     return verdict if verdict or point.gain_over_local_only is None else gain_of(point).outcome
+
+
+def gain_cell(
+    gain: Gain | None, verdict: GainVerdict | None, unit: str = "", *, missing: str = NOT_MEASURED
+) -> PageCell:
+    """Returns a cell of a table: the gain in the colour of its verdict, or that the model has learned nothing."""
+    if verdict == "nothing":
+        return PageCell(VERDICTS[verdict], verdict)
+    return PageCell(missing if gain is None else gained(gain, unit), verdict or "")
 
 
 def received(result: Result) -> str:

@@ -178,7 +178,9 @@ def _epsilon(charges: Sequence[Charge], delta: float) -> float:
 
 def read_budget(limits: object) -> Budget | None:
     """Reads the owner's limits of a DEVICE.toml, or of a fleet.toml's cards. Raises `BadInput` if there are none."""
-    found = limits.get("limits") or limits.get("device", {}).get("limits") if isinstance(limits, dict) else None
+    sections = limits if isinstance(limits, dict) else {}
+    device = sections.get("device")
+    found = sections.get("limits") or (device.get("limits") if isinstance(device, dict) else None)
     try:
         budget = Budget.of(found) if isinstance(found, dict) else None
     except ValueError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +18,7 @@ from hushfleet.plain_json import to_json
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.progress import counted
+from hushfleet.schema import parse_toml
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.calendar import STARTS
 from hushfleet.simulator.engines.clock.days import DayBook, Days, charge_of, limited
@@ -56,8 +56,8 @@ def read_policies(texts: Sequence[str], task: Task) -> dict[str, RoundSection]:
             if key not in POLICY_KEYS or not equals:
                 raise BadInput(f"--policy {text!r}: {pair!r} is not KEY=VALUE with one of {', '.join(POLICY_KEYS)}")
             try:
-                changed[key] = value if key == "mode" else tomllib.loads(f"value = {value}")["value"]
-            except tomllib.TOMLDecodeError as error:
+                changed[key] = value if key == "mode" else parse_toml(f"value = {value}")["value"]
+            except ValueError as error:
                 raise BadInput(f"--policy {text!r}: {key} = {value!r}: must be a number") from error
         changed = _LEFT_OUT.get(changed.get("mode", ""), {}) | changed
         try:

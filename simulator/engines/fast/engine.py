@@ -142,7 +142,8 @@ def check_participation(engine: RoundEngine, plan: RoundPlan, *, least: int = 1)
         code, reason = why[0]
         few = f"{engine.accepted} of {len(engine.cohort)} devices take part, and round.min_updates = {least}"
         who = few if engine.accepted else "no device takes part"
-        raise HushfleetError(f"round {plan.round}: {who} ({code}), since {reason}")
+        key = ", which is privacy.budget in a simulation" * (code == "budget")
+        raise HushfleetError(f"round {plan.round}: {who} ({code}), since {reason}{key}")
 
 
 def too_few_can_pay(store: AggregatorStore, devices: Collection[str], *, least: int) -> bool:

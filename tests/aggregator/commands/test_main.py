@@ -151,6 +151,25 @@ def test_a_full_disk_is_one_clear_paragraph() -> None:
     assert "Traceback" not in done.stderr
 
 
+NO_MEMORY = """
+import sys
+from hushfleet.aggregator.commands import main
+
+def build_app():
+    raise MemoryError("Unable to allocate 8.00 GiB")
+
+main.build_app = build_app
+main.main()
+"""
+
+
+def test_too_little_memory_is_one_clear_paragraph() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "error: this machine has too little memory for that: Unable to allocate 8.00 GiB" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_package_that_is_not_installed_is_named(tmp_path: Path) -> None:
     (tmp_path / "pydantic.py").write_text("raise ModuleNotFoundError(\"No module named 'pydantic'\", name='pydantic')")
     done, _ = typed(["reproduce", "--list"], PYTHONPATH=str(tmp_path))

@@ -82,7 +82,7 @@ HOW_MANY = r"must be how many \(1 or more\), a list of names such as \['device-3
         ({"late": [{**LATE, "for_s": 1}]}, r"scenario.late\[0\]: unknown field 'for_s'"),
         ({"late": [{"at_s": 1}]}, r"scenario.late\[0\]: missing field `devices`"),
         ({"late": [{"devices": 1}]}, r"scenario.late\[0\]: needs at_s \(seconds .*\) or at_round \(when"),
-        ({"late": [LATE, {**LATE, "at_round": 2}]}, r"scenario.late\[1\]: at_s = 1 and at_round = 2: give one of"),
+        ({"late": [LATE, {**LATE, "at_round": 2}]}, r"scenario.late\[1\].at_s = 1 and at_round = 2: give one of"),
         ({"late": [{**LATE, "at_s": -1}]}, r"scenario.late\[0\].at_s = -1: .*>= 0"),
         ({"late": [{**LATE, "at_s": math.nan}]}, r"scenario.late\[0\].at_s = nan: "),
         ({"late": [{**LATE, "at_s": math.inf}]}, r"scenario.late\[0\].at_s = inf: "),
@@ -94,7 +94,7 @@ HOW_MANY = r"must be how many \(1 or more\), a list of names such as \['device-3
         ({"late": [{**LATE, "devices": []}]}, rf"scenario.late\[0\].devices = \[\]: {HOW_MANY}"),
         ({"late": [{**LATE, "devices": ["a", 1]}]}, rf"scenario.late\[0\].devices = \['a', 1\]: {HOW_MANY}"),
         ({"late": [{**LATE, "devices": ["a/b"]}]}, rf"scenario.late\[0\].devices = \['a/b'\]: {HOW_MANY}"),
-        ({"late": [{**LATE, "devices": ["a", "a"]}]}, r"scenario.late\[0\]: devices = .*: must be names, each once"),
+        ({"late": [{**LATE, "devices": ["a", "a"]}]}, r"scenario.late\[0\].devices = .*: must be names, each once"),
         (
             {"drop_out": [{**DROP, "devices": ["broker"]}]},
             r"scenario.drop_out\[0\]: 'broker' is not a device; .*\[\[scenario.crash\]\]",

@@ -8,21 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.device_file import device_toml
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetConfig, FleetFolder
 from hushfleet.aggregator.fleet.members import counted, from_csv
 from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.config.toml_text import to_toml
 from hushfleet.edge_client.board.config import load_config
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, HushfleetError
 from support.desk import TASK, make_folder
+from support.written_keys import Key, changed, changes, check_text, keys_of
 
 KEYS = st.text("abcdefgh_", min_size=1, max_size=8)
 PLAIN = st.one_of(
@@ -51,6 +52,27 @@ def task(tmp_path: Path) -> Path:
     file = tmp_path / "task.toml"
     file.write_text(TASK)
     return file
+
+
+FLEET_KEYS = list(keys_of(FleetConfig))
+
+
+@settings(max_examples=150, derandomize=True)
+@given(st.data())
+def test_any_value_of_any_key_of_fleet_toml_is_read_or_the_key_is_named(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    drawn: list[tuple[Key, Any]] = data.draw(changes(FLEET_KEYS))
+    folder = tmp_path_factory.getbasetemp()
+    try:
+        text = to_toml(changed({"federation": "plant", "broker": {"names": ["localhost"]}}, drawn))
+    except (BadInput, TypeError, ValueError):
+        assume(False)  # TOML has no such value
+    (folder / FILE_NAME).write_text(text, "utf-8")
+    try:
+        FleetFolder(folder)
+    except HushfleetError as error:
+        check_text(str(error), drawn, FLEET_KEYS)
 
 
 def test_init_makes_all_or_nothing(tmp_path: Path, task: Path) -> None:

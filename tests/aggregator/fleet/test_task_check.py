@@ -328,5 +328,5 @@ def test_periods_spread_the_rounds_of_a_task(tmp_path: Path) -> None:
     assert "and cards allow 0.5 in 90 days" in why
     text = (folder.path / FILE_NAME).read_text()
     (folder.path / FILE_NAME).write_text(text.replace('per = "90d"', 'per = "soon"'))
-    with pytest.raises(BadInput, match=r"device.limits: per = 'soon'"):
+    with pytest.raises(BadInput, match=r"device.limits.per = 'soon'"):
         FleetFolder(folder.path)

@@ -281,7 +281,7 @@ def test_a_limit_that_no_board_would_take_is_refused(desk: Desk, limits: str, sa
         ("[device.limits]\nmemory_mib = -1", r"device\.limits\.memory_mib = -1"),
         (
             '[device.limits]\nepsilon_server = 3.0\nper = "90d"',
-            r"device\.limits: epsilon_lifetime = None: must be given",
+            r"device\.limits\.epsilon_lifetime = None: must be given",
         ),
         ("[device.broker]\nkeepalive_s = 1", r"device\.broker\.keepalive_s = 1: must be a whole number from 5"),
         ('[device]\nboard = "raspberry-pi-5-8gb"', r"device\.board = .*: must be left out"),

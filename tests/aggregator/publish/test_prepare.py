@@ -131,7 +131,7 @@ def test_a_model_for_other_images_is_refused_by_name() -> None:
         prepare(digits_task(model={"name": "cifar10-cnn"}))
     with pytest.raises(BadInput, match=r"data.name = 'folder' has 3 x 8 x 8; choose a model for that shape"):
         prepare(folder_task(input_shape=[3, 8, 8]))
-    with pytest.raises(BadInput, match="no model 'lenet'"):
+    with pytest.raises(BadInput, match=r"model.name = 'lenet': must be one of"):
         prepare(digits_task(model={"name": "lenet"}))
 
 

@@ -107,8 +107,14 @@ def test_a_vector_that_is_none_is_named(
 
 
 def test_more_than_devices_fetch_is_refused(make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = make_fleet(method="telling").prepared.method
-    prepare._check_vectors(method)
+    prepared = make_fleet(method="telling").prepared
+    task, method = prepared.task, prepared.method
+    prepare._check_published(task, method)
     monkeypatch.setattr(prepare, "MAX_BLOB_BYTES", 8 * D - 1)
     with pytest.raises(BadInput, match=f"1 vectors .*: {8 * D} bytes"):
-        prepare._check_vectors(method)
+        prepare._check_published(task, method)
+    monkeypatch.setattr(prepare, "MAX_CHUNKS", 2)
+    with pytest.raises(
+        BadInput, match=f"wire.chunk_bytes = 61440: the model's {8 * D} bytes are 3 chunks, .* at least"
+    ):
+        prepare._check_published(task, method)

@@ -107,7 +107,7 @@ def test_a_model_at_chance_has_learned_nothing_whatever_it_gained() -> None:
     assert told.startswith("Federating has learned nothing: 40.0 % on the common test set, where always giving the")
     assert "same answer reaches 80.0 %; it beats training alone: +2.0" in told
     assert "got a better model" not in told
-    assert "the model has learned nothing" in trade_answer(result, replace(judge(result), epsilon_server=2.0))
+    assert "(own models: learned nothing)" in trade_answer(result, replace(judge(result), epsilon_server=2.0))
 
 
 def test_without_a_told_gain_there_is_no_word_on_its_standard_error() -> None:
@@ -135,7 +135,7 @@ def test_a_fleet_with_own_heads_serves_the_common_test_with_the_shared_one() -> 
     result = changed(sample(2), own_heads=[SHARED, ALONE], local_test_images=[100, 100])
     assert common_test(result).federated == 0.6
     assert common_test(result).gains == pytest.approx((-0.1, -0.1))
-    assert [name for name, _ in judge(result).rows] == [
+    assert [row.name for row in judge(result).rows] == [
         "shared head, common test", "own heads, own data", "own heads, common test",
     ]  # fmt: skip
     assert "The shared head is better than alone for none of 2 devices on the common test set." in answer(

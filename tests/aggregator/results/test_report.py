@@ -354,9 +354,12 @@ def test_a_run_without_a_model_claims_no_protection_for_readers_of_models() -> N
     [
         ({"epsilon_server": 5.0}, "This run has both"),
         ({"epsilon_server": 500.0}, "a gain on the common test set, and negligible protection against the server"),
-        ({"epsilon_server": 5.0, "own": 0.6}, "has no gain on the common test set"),
-        ({"epsilon_server": 5.0, "own": 0.7002}, "its gain is too close to call"),
-        ({"epsilon_server": 500.0, "own": 0.6}, "no sure gain on the common test set, and negligible protection"),
+        ({"epsilon_server": 5.0, "own": 0.6}, "no sure gain on the common test set (own models: worse than alone)"),
+        ({"epsilon_server": 5.0, "own": 0.7002}, "no sure gain on the common test set (own models: too close to call)"),
+        (
+            {"epsilon_server": 500.0, "own": 0.6},
+            "no sure gain on the common test set (own models: worse than alone), and negligible protection",
+        ),
         ({"epsilon_server": 500.0, "sweep": ((6.0, 0.02), (60.0, 0.3))}, "+2.0 ± 0.1 points at epsilon_server = 6"),
         ({"epsilon_server": 500.0, "sweep": ((6.0, -0.02), (60.0, 0.3))}, "No noise level of the sweep"),
         ({"epsilon_server": 500.0, "sweep": ((60.0, 0.3),)}, "No point of the noise sweep"),

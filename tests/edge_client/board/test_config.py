@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
-from hushfleet.edge_client.board.config import load_config
-from hushfleet.errors import BadInput
+from hushfleet.config.toml_text import to_toml
+from hushfleet.edge_client.board.config import DeviceConfig, load_config
+from hushfleet.errors import BadInput, HushfleetError
+from support.written_keys import Key, changed, changes, check_text, keys_of
 
 GOOD = """\
 [device]
@@ -102,7 +107,7 @@ def test_the_password_file(tmp_path: Path) -> None:
         ("[data]", 'server_key = "abc"\n[data]', "64 hex digits"),
         ("[data]", 'cert_file = "a.pem"\n[data]', "given together with cert_file"),
         ("[data]", "[data", "not valid TOML"),
-        ("[limits]", 'keep = "90"\n[limits]', "data: keep = '90' is no duration: write a number above 0"),
+        ("[limits]", 'keep = "90"\n[limits]', "data.keep = '90' is no duration: write a number above 0"),
         ("[limits]", "max_mib = -1\n[limits]", "data.max_mib = -1"),
         ("[limits]", 'inbox = "images/new"\n[limits]', "one lies in the other; give the images that wait for a label"),
         ("[limits]", 'inbox = "."\n[limits]', "one lies in the other"),
@@ -136,3 +141,36 @@ def test_the_password_in_a_url_is_not_shown(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as caught:
         load_config(write(tmp_path, GOOD.replace("mqtts://broker", "http://user:hunter2@broker")))
     assert "hunter2" not in str(caught.value)
+
+
+SMALL = {
+    "device": {"id": "a", "state_dir": "state"},
+    "broker": {"url": "mqtts://localhost"},
+    "data": {"kind": "folder", "path": "images"},
+    "limits": {"epsilon_server": 8.0},
+}
+TABLES = {
+    "simulation": {"seed": 1, "index": 0},
+    "fleet": {"operator_key": "ab" * 32, "enrol_url": "mqtts://localhost"},
+}
+KEYS = list(keys_of(DeviceConfig))
+
+
+@settings(max_examples=300, derandomize=True)
+@given(st.data())
+def test_any_value_of_any_key_is_read_or_the_key_is_named(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    drawn: list[tuple[Key, Any]] = data.draw(changes(KEYS))
+    path = tmp_path_factory.getbasetemp() / "any.toml"
+    try:
+        path.write_text(to_toml(changed(SMALL, drawn, TABLES)), "utf-8")
+    except (BadInput, TypeError, ValueError):
+        assume(False)  # TOML has no such value
+    try:
+        config = load_config(path)
+    except HushfleetError as error:
+        check_text(str(error), drawn, KEYS)
+        return
+    assert config.limits.budget.delta == config.limits.delta
+    assert config.memory_mib >= 0

@@ -57,7 +57,10 @@ def test_everything_is_said_in_the_order_of_the_file(tmp_path: Path) -> None:
 def test_a_rule_of_two_fields_has_the_line_of_the_one_that_it_names(tmp_path: Path) -> None:
     path = tmp_path / "house.toml"
     path.write_text('name = "a"\n[place]\ncity = "Bonn"\nfloor = 12\n')
-    with pytest.raises(BadInput, match="line 4, column 1: place: floor = 12: must be below 9 in Bonn"):
+    with pytest.raises(BadInput, match=r"line 4, column 1: place.floor = 12: must be below 9 in Bonn"):
+        read_written(House, path)
+    path.write_text('name = "a"\n[place]\ncity = "Ulm"\n[place.more]\n')
+    with pytest.raises(BadInput, match="line 4, column 1: place: unknown field 'more'"):
         read_written(House, path)
     path.write_text('name = "a"\nplace = "Bonn\n')
     with pytest.raises(BadInput, match=r"not valid TOML: .*line 2, column"):

@@ -90,6 +90,13 @@ def test_forty_cards_differ_only_where_they_must(tmp_path: Path, fleet: FleetFol
         flash("--fleet", fleet.path, "--image", stock, "--out", out)
 
 
+def test_a_task_that_cannot_be_read_makes_no_card(tmp_path: Path, fleet: FleetFolder) -> None:
+    fleet.task.write_text('name = "a"\nmodel.name = "linear"\nmethod.name = "dp-fedavg"\ndata = 5\n')
+    stock = make_image(tmp_path / "stock.img", mib=4)
+    with pytest.raises(BadInput, match="data = 5: expected a table"):
+        flash("--fleet", fleet.path, "--device", "greenhouse-07", "--image", stock, "--out", tmp_path / "cards")
+
+
 def test_card_holds_what_its_board_needs(tmp_path: Path, fleet: FleetFolder) -> None:
     stock = make_image(tmp_path / "stock.img", mib=4)
     flash("--fleet", fleet.path, "--device", "greenhouse-07", "--image", stock, "--out", tmp_path / "cards")

@@ -150,6 +150,8 @@ def test_limits_of_a_period_alone_hold_a_board_back_too() -> None:
     assert read_budget({"limits": limits}) == read_budget({"device": {"limits": limits}})
     with pytest.raises(BadInput, match="hold a board back"):
         read_budget({"limits": {"epsilon_server": float("inf")}})
+    with pytest.raises(BadInput, match="hold a board back"):
+        read_budget({"device": 5})
 
 
 def test_days_need_a_schedule(prepared: PreparedTask) -> None:
