@@ -56,7 +56,11 @@ Rounds = Annotated[int, Meta(ge=1, le=MAX_ROUNDS)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32, description="32 bytes")]
 ChunkBytes = Annotated[int, Meta(ge=1024, le=1 << 19)]
 StepSize = Annotated[float, Meta(ge=1e-9, le=16, description="in (0, 16], and at least 1e-9")]
-_Side = Annotated[int, Meta(ge=1, le=4096)]
+MAX_SIDE = 4096
+"""The largest side of a sample, and the largest number of features."""
+_Side = Annotated[int, Meta(ge=1, le=MAX_SIDE)]
+UNIT_NORM = "unit-norm"
+"""The name of the features that only scale a sample to norm 1."""
 
 
 @dataclass(frozen=True)
