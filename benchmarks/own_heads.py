@@ -4,15 +4,16 @@
 
 Method `hush`, every device honest, unit device, delta 1e-5, with the rounds, clip norm and directions of its rule, and
 exact sums (`simulator/studies/plan/simulated.py`). Features are those of the product's graphs: `filters` for digits,
-`scattering` for Fashion-MNIST (only with --data-dir), and `unit-norm` where a task names none. *Alone* is the best in
-hindsight of five ways. Twelve devices of a fleet are judged, each on samples like its own. Figures are means over five
-seeds; the difference to the better of the two has its standard error over the seeds.
+`scattering` for Fashion-MNIST, and `unit-norm` where a task names none. Fashion-MNIST and MNIST need --data-dir.
+*Alone* is the best in hindsight of five ways. Twelve devices of a fleet are judged, each on samples like its own.
+Figures are means over five seeds; the difference to the better of the two has its standard error over the seeds.
 
 The tasks name mean and deviation (those of the training part), except where values are unchanged. Made up are
 
 - embeddings: 192 numbers of 12 classes, such as a fixed network gives for spoken words, with a mean far from zero;
 - sensors: four values, five classes;
-- series: three channels of 40 steps, six classes with a shape each; two channels have a large mean.
+- series: three channels of 40 steps, six classes with a shape each; two channels have a large mean;
+- activity: the accelerometers of examples/activity, windows that begin at any point of a step.
 
 Label shift: the classes' shares differ between devices (Dirichlet). Speaker shift: each device sees all its samples in
 its own way. Digits are rotated, resized, moved, darker and noisier. Embeddings are moved and mixed. Machines have their
@@ -22,6 +23,7 @@ own gain, mean, delay and mixture of channels, and in each class's shape a part 
 from __future__ import annotations
 
 import math
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -49,6 +51,7 @@ EPSILONS = (2, 8)
 SEEDS = range(5)
 GOAL = -1.0  # the lowest difference that passes, in points
 TESTED = 400  # samples that are made to test a device
+person = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "activity" / "make_data.py"))["person"]
 
 Samples = tuple[np.ndarray, np.ndarray]
 Draw = Callable[[np.ndarray], np.ndarray]
@@ -158,10 +161,14 @@ def digits_with(features: str) -> Images:
 
 
 @cache
-def clothes(data_dir: Path) -> Images:
-    parts = load("fashion-mnist", data_dir=data_dir)
+def pictures(name: str, features: str, data_dir: Path) -> Images:
+    parts = load(name, data_dir=data_dir)
     train, test = parts.train.take(slice(0, 8000)), parts.test.take(slice(0, 2000))
-    x, test_x = (featured("scattering", each.images / np.float32(255)) for each in (train, test))
+    x, test_x = (each.images / np.float32(255) for each in (train, test))
+    if features == "unit-norm":
+        x, test_x = unit_norm(x, [test_x], named=True)
+    else:
+        x, test_x = featured(features, x), featured(features, test_x)
     return Images(x, train.labels, test_x, test.labels)
 
 
@@ -265,6 +272,17 @@ def made_up(
     return Fleet(Dealt(features, np.stack(y), mixes), pairs, have_order=False)
 
 
+def activity(devices: int, each: int, seed: int) -> Fleet:
+    """Makes the windows of people, and other windows of the judged ones, with the same classes."""
+    rng = np.random.default_rng([seed, 5])
+    people = [person(rng, each + (TESTED if number < JUDGED else 0)) for number in range(devices)]
+    train = np.stack([x[:each, :, None] for x, _ in people])
+    features, *seen = unit_norm(train, [x[each:, :, None] for x, _ in people[:JUDGED]], named=True)
+    mixes = np.stack([np.bincount(y, minlength=5) / len(y) for _, y in people])
+    tests = [(found, y[each:]) for found, (_, y) in zip(seen, people, strict=False)]
+    return Fleet(Dealt(features, np.stack([y[:each] for _, y in people]), mixes), tests, have_order=False)
+
+
 def speakers(devices: int, each: int, seed: int) -> Fleet:
     """Divides the digits among devices, each of which sees them in its own way."""
     x, y, test_x, test_y = digits()
@@ -333,10 +351,15 @@ def kinds(data_dir: Path | None) -> Iterator[Kind]:
     for apart in (0.5, 1.0):
         some = partial(made_up, partial(series, apart=apart))
         yield Kind("speaker shift", f"series, {apart:g} apart", some, ((60, 20), (20, 20), (150, 40)))
+    yield Kind("speaker shift", "activity", activity, ((24, 40), (60, 20)))
     if data_dir is not None:
-        of = partial(dealt_out, partial(clothes, data_dir), have_order=True)
+        of = partial(dealt_out, partial(pictures, "fashion-mnist", "scattering", data_dir), have_order=True)
         yield Kind("images", "Fashion-MNIST, scattering", of, ((30, 20), (100, 20)))
-        yield Kind("label shift", "Fashion-MNIST, alpha 0.5", partial(of, alpha=0.5), ((30, 20), (100, 20)))
+        yield Kind("label shift", "Fashion-MNIST, scattering, alpha 0.5", partial(of, alpha=0.5), ((30, 20), (100, 20)))
+        of = partial(dealt_out, partial(pictures, "mnist", "unit-norm", data_dir))
+        yield Kind("images", "MNIST, no features", of, ((14, 20), (50, 20), (200, 20)))
+        some = partial(of, alpha=0.5)
+        yield Kind("label shift", "MNIST, no features, alpha 0.5", some, ((14, 20), (50, 20), (200, 20)))
 
 
 def rows(kind: Kind, size: tuple[int, int]) -> Iterator[Figures]:

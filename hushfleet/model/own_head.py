@@ -56,8 +56,8 @@ SHIFT, STEPS_OF_UNLIKE = 0.3, 1.5
 head trained alone, because a few classes are easier to learn alone."""
 _SIGNALS = (9.0, 13.0, 17.5, 22.0, 35.0, 100.0)
 """At each of these values of r (`hushfleet.methods.hush_rule`) the default is one step nearer to the shared head."""
-_VALUES = 32 * 9
-"""The smallest update with which they were measured: 32 directions, ten classes."""
+_VALUES, _LEAST_VALUES = 2.5 * 9, 32 * 9
+"""They were measured with updates of so many values per r and at least: the directions of the rule, and ten classes."""
 UNLABELLED_BELOW = 20.0
 """The value of r from which on images without labels do not help."""
 WEIGHT, PRIOR = "head.weight", "prior"
@@ -158,7 +158,7 @@ def takes_unlabelled(signal: float | None, classes: int) -> bool:
 
     :param signal: `TaskSpec.signal`.
     """
-    return signal is not None and signal * _share_of(classes) < UNLABELLED_BELOW
+    return signal is not None and signal * min(1.0, 10 / classes) < UNLABELLED_BELOW
 
 
 def own_head_of(
@@ -330,20 +330,18 @@ def default(signal: float) -> int:
 
 
 def equivalent(signal: float, features: np.ndarray, classes: int, given: int) -> float:
-    """Returns the r with which a shared head of ten classes is as good, because that was measured.
+    """Returns the r with which a shared head of ten classes, with directions by the rule, is as good.
 
-    The noise of a value is the same for all heads. With more than ten classes, each has a smaller part of an update. If
-    a head has fewer values than any that was measured, there is less noise: signal and noise of a head are in
-    proportion to r / sqrt(values). But features whose samples hardly differ carry little signal.
+    The noise of a value does not depend on the number of values, but the norm of an update does not grow with it, so a
+    head of more values has less signal. The cube root was chosen by measurement. Features whose samples hardly differ
+    carry little signal even in a small head. With more than ten classes, each has a smaller part of an update.
 
     :param features: float32 `[m, F]`, of norm 1.
     :param given: the number of features that the shared head takes.
     """
-    differ = 1 - float(np.square(features.mean(0)).sum()) if len(features) else 0.0
-    small = math.sqrt(max(0.0, min(1.0, 2 * differ)) * _VALUES / ((classes - 1) * given))
-    return signal * max(_share_of(classes), small)
-
-
-def _share_of(classes: int) -> float:
-    """Returns the part of an update that a class has, relative to ten classes; at most 1."""
-    return min(1.0, 10 / classes)
+    ratio = max(_VALUES * signal, _LEAST_VALUES) / ((classes - 1) * given)
+    if ratio > 1:
+        differ = 1 - float(np.square(features.mean(0)).sum()) if len(features) else 0.0
+        ratio = max(1.0, ratio * min(1.0, 2 * differ))
+    part: float = ratio ** (1 / 3)
+    return signal * (part if classes <= 10 else min(part, 10 / classes))

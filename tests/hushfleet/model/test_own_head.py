@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.data.samples import FeatureSamples, Samples
+from hushfleet.methods.hush_rule import steps_at
 from hushfleet.model import softmax
 from hushfleet.model.own_head import (
     HeadChoice,
@@ -243,13 +244,15 @@ def test_the_noise_says_where_to_begin() -> None:
 
 
 def test_few_values_have_little_noise_and_many_classes_much() -> None:
-    """Against ten classes and 32 directions, each sample with a direction of its own."""
+    """Against ten classes with the directions of the rule, if each sample has a direction of its own."""
     apart, alike = np.eye(20, 40, dtype=np.float32), np.eye(1, 40, dtype=np.float32).repeat(20, 0)
-    assert [equivalent(20.0, apart, classes, 512) for classes in (5, 10, 20, 40)] == [20, 20, 10, 5]
-    assert equivalent(20.0, apart, 10, 32) == pytest.approx(20)
-    assert equivalent(20.0, apart, 3, 4) == pytest.approx(20 * (32 * 9 / 8) ** 0.5)
-    assert equivalent(20.0, alike, 3, 4) == 20, "samples that do not differ carry no signal"
-    assert equivalent(20.0, apart[:0], 3, 4) == 20
+    for r in (4.0, 20.0, 80.0):
+        assert equivalent(r, apart, 10, steps_at(r).directions) == pytest.approx(r, rel=0.05)
+        assert equivalent(r, apart, 10, 8 * steps_at(r).directions) == pytest.approx(r / 2, rel=0.05)
+    assert [equivalent(20.0, apart, classes, 50) for classes in (20, 40)] == [10, 5]
+    assert equivalent(10.0, apart, 3, 4) == pytest.approx(10 * (32 * 9 / 8) ** (1 / 3))
+    assert equivalent(10.0, alike, 3, 4) == 10, "samples that do not differ carry no signal"
+    assert equivalent(10.0, apart[:0], 3, 4) == 10
 
 
 def test_the_unit_of_the_samples_changes_nothing() -> None:
