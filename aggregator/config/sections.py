@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from msgspec import Meta
 
 from hushfleet.codecs.registry import codec_of
-from hushfleet.config.spec import Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
+from hushfleet.config.spec import UNIT_NORM, Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
 from hushfleet.config.written import faults
 from hushfleet.data.form import Columns, DecimalMark, LabelKind, SampleForm, ValueKind, check_form
 from hushfleet.data.labels import one_form
@@ -57,7 +57,9 @@ class ModelSection(Checked):
     `features` are fixed and come with the task: `scattering` (28x28 grey, 32x32 colour and the like), `filters` (8x8),
     a pretrained network (`torchvision:mobilenet_v3_small`, `timm:NAME`), or your own ONNX file that takes the task's
     images, with pixels in [0, 1], and returns `[batch, features]` or ends with a classifier; a relative path starts at
-    the task file's folder (in an override: at the working directory).
+    the task file's folder (in an override: at the working directory). `unit-norm` are no features of images: it scales
+    a sample of up to 4095 values, normalised as without features, to norm 1. With method `hush`, `linear` takes it if
+    no features are named.
 
     `directions` says how many leading directions of the features the shared head takes as input and sends; a device's
     own part uses all. Left out, method `hush` uses the number of its rule, other methods use all. A network without a
@@ -93,7 +95,7 @@ class ModelSection(Checked):
         super().__post_init__()
         if self.features is not None and self.name != "linear":
             raise ValueError(f"features go with name = 'linear', not {self.name!r}, which takes images")
-        if self.directions is not None and self.features is None:
+        if self.directions is not None and self.features in (None, UNIT_NORM):
             raise ValueError(
                 f"directions = {format_value(self.directions)}: need features; no other inputs have an order"
             )
@@ -139,10 +141,15 @@ class ModelSection(Checked):
         return self.features is not None or self.share == "head"
 
     @property
+    def takes_pixels(self) -> bool:
+        """Whether features are computed from pixels in [0, 1], unless the task gives a mean and a deviation."""
+        return self.features not in (None, UNIT_NORM)
+
+    @property
     def has_order(self) -> bool:
         """Whether the model takes features that are ordered by importance. Raises `BadInput` for a bad file."""
         if self.features is None or not is_path("features", self.features):
-            return self.features is not None
+            return self.takes_pixels
         from hushfleet.models.features import have_order  # with PyTorch
 
         return have_order(self.features)

@@ -74,6 +74,7 @@ class Task(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._complete_features()
         if self.round.buffered:
             check_buffered(self.privacy, self.method, self.parts)
         secure = self.privacy.accounting == "secure"
@@ -97,6 +98,12 @@ class Task(Checked):
         """Returns the task as `parse_task` reads it: dicts, lists and scalars; keys without a value are left out."""
         plain: dict[str, Any] = without_none(to_plain(self))
         return plain
+
+    def _complete_features(self) -> None:
+        """Adds the features that the method's linear model needs where the file names none."""
+        features = find_method(self.method.name).features
+        if features and self.model.name == "linear" and self.model.features is None and self.statistic is None:
+            object.__setattr__(self, "model", replace(self.model, features=features))
 
     def _complete_sums(self) -> None:
         """Adds the settings that follow from secure sums where the file leaves them out."""
@@ -190,9 +197,11 @@ class Task(Checked):
 
     def _check_augment(self) -> None:
         if self.data.augment != "none" and self.model.has_features:
+            features = self.model.features
+            found = "model.share = 'head'" if features is None else f"model.features = {features!r}"
             raise ValueError(
-                f"data.augment = {self.data.augment!r}: with model.features or model.share = 'head' each image's "
-                "features are computed once, so images cannot be changed from step to step; leave one of them out"
+                f"data.augment = {self.data.augment!r}: with {found} each image's features are computed once, so "
+                "images cannot be changed from step to step; leave one of them out"
             )
 
     def _check_preferences(self) -> None:

@@ -108,7 +108,7 @@ def prepare(
             task.statistic.check_column(math.prod(shape), () if task.targets.are_classes else class_names)
         except ValueError as error:
             raise BadInput(f"statistic.{error}") from error
-    extractor = _features(task, shape)
+    extractor = _features(task, shape, standardised=any(each != 1 for each in std))
     input_shape = shape if extractor is None else (extractor.shared, 1, 1)
     # Boards fetch a network with each task, but do not use it if nothing trains, so the smallest one is enough.
     taken = (1, 1, 1) if task.statistic is not None and task.model.name == "linear" else input_shape
@@ -191,8 +191,11 @@ def prepare(
     )
 
 
-def _features(task: Task, shape: tuple[int, int, int]) -> FeatureExtractor | None:
-    """Returns the model that computes features of images, or None if there is none. Raises `BadInput`."""
+def _features(task: Task, shape: tuple[int, int, int], *, standardised: bool) -> FeatureExtractor | None:
+    """Returns the model that computes features of images, or None if there is none. Raises `BadInput`.
+
+    :param standardised: whether the task's mean and deviation scale the values.
+    """
     section = task.model
     if section.features is None and section.share == "all":
         return None
@@ -202,7 +205,9 @@ def _features(task: Task, shape: tuple[int, int, int]) -> FeatureExtractor | Non
     if section.features is not None:
         weights = None if section.weights is None else Path(section.weights)
         with doing(f"making the graph of the features {section.features}"):
-            extractor = get_features(section.features, shape, directions=section.directions, weights=weights)
+            extractor = get_features(
+                section.features, shape, directions=section.directions, weights=weights, standardised=standardised
+            )
         if extractor.about:
             print(extractor.about, file=sys.stderr)
         return extractor
@@ -259,7 +264,7 @@ def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
     if section.name in OWN_DATA:
         return _load_own(task)
     dataset = load(section.name, data_dir=data_dir)
-    if task.model.features is None:
+    if not task.model.takes_pixels:
         return dataset
     mean, std = _normalisation(task, dataset.input_shape[0])
     train, test = (replace(part, mean=mean, std=std) for part in (dataset.train, dataset.test))

@@ -58,9 +58,12 @@ Digest = Annotated[bytes, Meta(min_length=32, max_length=32, description="32 byt
 ChunkBytes = Annotated[int, Meta(ge=1024, le=1 << 19)]
 StepSize = Annotated[float, Meta(ge=1e-9, le=16, description="in (0, 16], and at least 1e-9")]
 MAX_SIDE = 4096
+"""The largest side of a sample, and the largest number of features."""
 Side = Annotated[int, Meta(ge=1, le=MAX_SIDE, description=f"a whole number from 1 to {MAX_SIDE}")]
 Shape = tuple[Side, Side, Side]
 """Channels, height, width of an image; (channels, 1, steps) of a series, (values, 1, 1) of a vector."""
+UNIT_NORM = "unit-norm"
+"""The name of the features that only scale a sample to norm 1."""
 ClassNames = Annotated[tuple[str, ...], Meta(max_length=65536)]
 MAX_BATCHES = 1_000_000
 """The limit of batches in a round with the unit `record`."""

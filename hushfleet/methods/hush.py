@@ -27,7 +27,7 @@ from typing import Literal
 import numpy as np
 
 from hushfleet.array_api import Array, array_namespace
-from hushfleet.config.spec import PrivacySpec
+from hushfleet.config.spec import UNIT_NORM, PrivacySpec
 from hushfleet.errors import Malformed, PrivacyError
 from hushfleet.gradients.own_samples import OwnSamples
 from hushfleet.methods.hush_rule import falling, rule
@@ -44,7 +44,7 @@ SMOOTHING = 1.0  # samples that are added to each class before the logarithm is 
 
 @dataclass(frozen=True, kw_only=True)
 class HushConfig(TrainingConfig):
-    """Settings of Hush: full-batch gradient descent on features of unit norm.
+    """Settings of Hush: full-batch gradient descent on features of norm 1.
 
     :param batch_size: larger than the number of a device's images, so that a step uses all of them.
     :param momentum_server: of Nesterov's velocity on the server, for many small steps with the unit `record`.
@@ -63,6 +63,7 @@ class HushConfig(TrainingConfig):
     source="Hushfleet; Tramèr and Boneh, ICLR 2021",
     summary="a linear head on public features: own label prior, update scaled to the clip norm, mean of late iterates",
     steps=rule,
+    features=UNIT_NORM,
 )
 def hush(config: HushConfig, privacy: PrivacySpec, rounds: int) -> Method:
     if math.isinf(privacy.clip_norm):

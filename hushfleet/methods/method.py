@@ -154,6 +154,7 @@ class Published:
     :param parts: lists the parts, from the configuration, the task's privacy settings and the number of rounds.
     :param steps: computes `Steps` from `devices`, `epsilon`, `delta` and perhaps `rounds`, for a task that leaves them
         out; None: the method has no rule.
+    :param features: the features that a `linear` model takes if the task names none; None: the samples themselves.
     """
 
     name: str
@@ -162,6 +163,7 @@ class Published:
     config: type[TrainingConfig]
     parts: Parts
     steps: Callable[..., Steps] | None = None
+    features: str | None = None
 
 
 def published(
@@ -171,9 +173,10 @@ def published(
     source: str,
     summary: str,
     steps: Callable[..., Steps] | None = None,
+    features: str | None = None,
 ) -> Callable[[Parts], Published]:
     """Returns a decorator that turns a function that lists a method's parts into a `Published`."""
-    return lambda parts: Published(name, source, summary, config, parts, steps)
+    return lambda parts: Published(name, source, summary, config, parts, steps, features)
 
 
 CLIP_AND_NOISE: tuple[Stage, ...] = (ClipWhole(), Gaussian())

@@ -4,11 +4,13 @@ Data that stays on a board costs no privacy (Jain et al., Differentially Private
 and nothing that is computed here may leave the board. The seven heads form one path. It starts with the shared head H.
 Then come heads that decreasing penalties pull to H (mean regularisation, Liu et al., On Privacy and Personalization in
 Cross-Silo Federated Learning, NeurIPS 2022): their logits are the logits of H plus D phi, where D minimises the
-cross-entropy on the own images plus penalty / 2 |D|^2. The path ends with a head that does not use H.
+cross-entropy on the own images plus penalty / 2 |D|^2. The last of these takes only a part of H: where the own images
+have no features, no penalty corrects H. The path ends with a head that does not use H.
 
 Two terms determine the weight of a head. First, the noise in H is public, and determines where on the path a device
-should be without images; each step away from there costs `STEP`. Second, the own images: `EVIDENCE` times the log loss
-of a head on images that it was not fitted to. Twenty images are too few to choose one head reliably. So the heads are
+should be without images: the logarithm of a probability, which falls by `STEP` with each step away from there, unless
+the device's data differ from the fleet's (`UNLIKE_FLEET`). Second, the own images: `EVIDENCE` times the log loss of a
+head on images that it was not fitted to. Twenty images are too few to choose one head reliably. So the heads are
 averaged with weights exp(-both terms); the mean is a head again, because logits add up.
 
 A few images of equally frequent classes have different counts by chance. A head fitted to them learns these counts, and
@@ -37,13 +39,15 @@ from hushfleet.params import ParamLayout
 from hushfleet.schema import Checked, Count
 
 FOLDS = 5
-PENALTIES = (0.1, 0.03, 0.01, 0.003, 0.001)
-"""Penalties on the distance from the shared head, along the path; with more than `IMAGES` images, smaller in
-proportion."""
-PENALTY_ALONE = 0.001
+HEADS = ((1.0, 0.1), (1.0, 0.03), (1.0, 0.01), (1.0, 0.003), (0.4, 0.0003), (0.0, 0.0003))
+"""The fitted heads, along the path: the part of the shared head that each begins with, and its penalty on the distance
+from there, for features of norm 1; with more than `IMAGES` images, smaller in proportion."""
+_PARTS = np.array([part for part, _ in HEADS], np.float32)
 IMAGES = 20
 EVIDENCE = 0.5
 STEP = 0.7
+UNLIKE_FLEET = 0.2
+"""The prior probability that a device's data differ from the fleet's, so that each place on the path is as likely."""
 UNLIKE, CONCENTRATION = 0.2, 0.3
 """The prior probability that the classes' shares differ; the concentration for each class of the Dirichlet distribution
 of differing shares."""
@@ -52,6 +56,8 @@ SHIFT, STEPS_OF_UNLIKE = 0.3, 1.5
 head trained alone, because a few classes are easier to learn alone."""
 _SIGNALS = (9.0, 13.0, 17.5, 22.0, 35.0, 100.0)
 """At each of these values of r (`hushfleet.methods.hush_rule`) the default is one step nearer to the shared head."""
+_VALUES, _LEAST_VALUES = 2.5 * 9, 32 * 9
+"""They were measured with updates of so many values per r and at least: the directions of the rule, and ten classes."""
 UNLABELLED_BELOW = 20.0
 """The value of r from which on images without labels do not help."""
 WEIGHT, PRIOR = "head.weight", "prior"
@@ -152,7 +158,7 @@ def takes_unlabelled(signal: float | None, classes: int) -> bool:
 
     :param signal: `TaskSpec.signal`.
     """
-    return signal is not None and _of_ten_classes(signal, classes) < UNLABELLED_BELOW
+    return signal is not None and signal * min(1.0, 10 / classes) < UNLABELLED_BELOW
 
 
 def own_head_of(
@@ -168,19 +174,22 @@ def own_head_of(
     :param signal: `TaskSpec.signal`.
     :param unlabelled: samples whose labels have no meaning, for a task that `takes_unlabelled`.
     """
-    shared = layout.unflatten(params)
+    shared, features = layout.unflatten(params), features_of(samples)
+    size = _size(features)
 
     def logits_of(samples: LabelledSamples) -> np.ndarray:
         x = samples.x.reshape(len(samples), shared[WEIGHT].shape[1])
         logits: np.ndarray = shared[WEIGHT] @ x.T + shared[PRIOR][:, None]
         return logits.astype(np.float32)
 
-    features = features_of(samples)
+    features = features / size
+    if signal is not None:
+        signal = equivalent(signal, features, *shared[WEIGHT].shape)
     head = mixture(features, samples.y, logits_of(samples), signal)
     if unlabelled is not None and len(unlabelled) and len(samples):
-        head = with_unlabelled(head, features, samples.y, features_of(unlabelled), logits_of(unlabelled))
+        head = with_unlabelled(head, features, samples.y, features_of(unlabelled) / size, logits_of(unlabelled))
     choice, scale, pull, prior = head
-    weight, prior = scale * shared[WEIGHT], scale * shared[PRIOR] + prior
+    weight, pull, prior = scale * shared[WEIGHT], pull / size, scale * shared[PRIOR] + prior
     whole = np.concatenate([weight, pull], 1) if _has_more(samples) else weight + pull
     return DeviceHead(choice, np.concatenate([whole.ravel(), prior]).astype(np.float32))
 
@@ -190,11 +199,12 @@ def alone_head_of(samples: LabelledSamples, classes: int) -> np.ndarray:
 
     :param samples: at least one.
     """
-    basis, nothing = rotated(features_of(samples)), np.zeros((1, classes, len(samples)), np.float32)
+    features = features_of(samples)
+    size = _size(features)
+    basis, nothing = rotated(features / size), np.zeros((1, classes, len(samples)), np.float32)
     _, chance = _offsets(samples.y, classes)
-    penalty = np.array([PENALTY_ALONE]) * min(1.0, IMAGES / len(samples))
-    (pull,) = fit(basis.z, basis.moments, samples.y, nothing + chance, penalty)
-    weight = (pull @ basis.axes).astype(np.float32)
+    (pull,) = fit(basis.z, basis.moments, samples.y, nothing + chance, _penalties(len(samples))[-1:])
+    weight = (pull @ basis.axes / size).astype(np.float32)
     return np.concatenate([weight.ravel(), np.zeros(classes, np.float32)])
 
 
@@ -226,18 +236,17 @@ def _has_more(samples: LabelledSamples) -> bool:
 def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal: float | None) -> Mixture:
     """Returns the weighted mean of all heads on the path, each fitted to all own images.
 
-    :param features: float32 `[m, F]`, the features of the device's images.
+    :param features: float32 `[m, F]`, the features of the device's images, of norm 1.
     :param labels: int64 `[m]`, 0 to C - 1.
     :param logits: float32 `[C, m]`, the shared head's logits.
-    :param signal: r; None if it is not known: the own images alone decide.
+    :param signal: r, `equivalent` to that of ten classes; None if it is not known: the own images alone decide.
     """
     classes, images = logits.shape
     if not images:
         none = np.zeros((classes, features.shape[1]), np.float32)
         return Mixture(HeadChoice(), 1.0, none, np.zeros(classes, np.float32))
-    basis = rotated(features)
-    heads = np.stack([*[logits] * len(PENALTIES), np.zeros_like(logits)])
-    penalties = np.array((*PENALTIES, PENALTY_ALONE)) * min(1.0, IMAGES / images)
+    basis, penalties = rotated(features), _penalties(images)
+    heads = _PARTS[:, None, None] * logits
     folds = np.empty(images, int)
     folds[np.argsort(labels, kind="stable")] = np.arange(images) % FOLDS  # each fold has its part of every class
     unseen = np.empty((1 + len(heads), classes, images), np.float32)
@@ -249,11 +258,9 @@ def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal
         unseen[0][:, out] = logits[:, out] + prior[0]
         unseen[1:, :, out] = offsets[:, :, out] + pulls @ basis.z[out].T
     loss = -log_softmax(unseen)[:, labels, np.arange(images)].sum(1, dtype=np.float64)
-    score = EVIDENCE * loss
+    weights = np.exp(EVIDENCE * (loss.min() - loss))
     if signal is not None:
-        start = min(len(heads), default(signal, classes) + STEPS_OF_UNLIKE * mix_of(labels, classes).unlike)
-        score += STEP * np.abs(np.arange(len(unseen)) - start)
-    weights = np.exp(score.min() - score)
+        weights *= _odds(min(len(heads), default(signal) + STEPS_OF_UNLIKE * mix_of(labels, classes).unlike))
     weights /= weights.sum()
     prior, chance = _offsets(labels, classes)
     pulls = fit(basis.z, basis.moments, labels, heads + prior + chance, penalties)
@@ -261,7 +268,7 @@ def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal
     right = [int((each.argmax(0) == labels).sum()) for each in (mixed, unseen[0], unseen[-1])]
     shared, alone = float(weights[0]), float(weights[-1])
     choice = HeadChoice(images, shared, min(1.0, float(weights[1:-1].sum())), alone, *right)
-    pull, scale = np.tensordot(weights[1:], pulls, 1) @ basis.axes, float(weights[:-1].sum())
+    pull, scale = np.tensordot(weights[1:], pulls, 1) @ basis.axes, float(weights @ (1.0, *_PARTS))
     return Mixture(choice, scale, pull.astype(np.float32), scale * prior[0, :, 0])
 
 
@@ -294,17 +301,47 @@ def _offsets(labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns offsets of a fit's logits: float32 `[k, C, 1]`, which the head keeps, and `[C, 1]`, which it drops."""
     mix = np.log(mix_of(labels, classes).shares * classes)
     counts = np.bincount(labels, minlength=classes) + 0.5
-    of_shared = np.array([SHIFT] * len(PENALTIES) + [0.0])[:, None, None]
     chance = np.log(counts / counts.mean()) - mix
-    return (of_shared * mix[:, None]).astype(np.float32), chance.astype(np.float32)[:, None]
+    return SHIFT * _PARTS[:, None, None] * mix.astype(np.float32)[:, None], chance.astype(np.float32)[:, None]
 
 
-def default(signal: float, classes: int) -> int:
-    """Returns the place on the path for a device without images: 0 is the shared head, the last is trained alone."""
-    return len(_SIGNALS) - bisect_right(_SIGNALS, _of_ten_classes(signal, classes))
+def _penalties(images: int) -> np.ndarray:
+    return np.array([penalty for _, penalty in HEADS]) * min(1.0, IMAGES / images)
 
 
-def _of_ten_classes(signal: float, classes: int) -> float:
-    """Returns the equivalent r for ten classes, with which everything was measured: with more classes, each has a
-    smaller part of an update, and the same noise."""
-    return signal * min(1.0, 10 / classes)
+def _odds(start: float) -> np.ndarray:
+    """Returns the prior probabilities of the places on the path, for a device that should be at `start`."""
+    near = np.exp(-STEP * np.abs(np.arange(1 + len(HEADS)) - start))
+    odds: np.ndarray = (1 - UNLIKE_FLEET) * near / near.sum() + UNLIKE_FLEET / len(near)
+    return odds
+
+
+def _size(features: np.ndarray) -> float:
+    """Returns the root of the mean squared norm, by which features get the norm 1 that penalties assume; 1 for none."""
+    return math.sqrt(np.square(features, dtype=np.float64).sum() / max(1, len(features))) or 1.0
+
+
+def default(signal: float) -> int:
+    """Returns the place on the path for a device without images: 0 is the shared head, the last is trained alone.
+
+    :param signal: r, `equivalent` to that of ten classes.
+    """
+    return len(_SIGNALS) - bisect_right(_SIGNALS, signal)
+
+
+def equivalent(signal: float, features: np.ndarray, classes: int, given: int) -> float:
+    """Returns the r with which a shared head of ten classes, with directions by the rule, is as good.
+
+    The noise of a value does not depend on the number of values, but the norm of an update does not grow with it, so a
+    head of more values has less signal. The cube root was chosen by measurement. Features whose samples hardly differ
+    carry little signal even in a small head. With more than ten classes, each has a smaller part of an update.
+
+    :param features: float32 `[m, F]`, of norm 1.
+    :param given: the number of features that the shared head takes.
+    """
+    ratio = max(_VALUES * signal, _LEAST_VALUES) / ((classes - 1) * given)
+    if ratio > 1:
+        differ = 1 - float(np.square(features.mean(0)).sum()) if len(features) else 0.0
+        ratio = max(1.0, ratio * min(1.0, 2 * differ))
+    part: float = ratio ** (1 / 3)
+    return signal * (part if classes <= 10 else min(part, 10 / classes))

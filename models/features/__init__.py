@@ -13,8 +13,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
+from torch import Tensor
 
-from hushfleet.config.spec import MAX_SIDE, BlobRef, FeatureSpec, Shape
+from hushfleet.config.spec import MAX_SIDE, UNIT_NORM, BlobRef, FeatureSpec, Shape
 from hushfleet.errors import BadInput, GraphRefused, format_value
 from hushfleet.graphs.features import check_features
 from hushfleet.graphs.session import open_session
@@ -35,6 +36,7 @@ from hushfleet.models.features.backbone import FeatureBackbone
 from hushfleet.models.features.filters import Filters
 from hushfleet.models.features.hidden import hidden_graph
 from hushfleet.models.features.scattering import Scattering
+from hushfleet.models.features.unit_norm import UnitNorm
 from hushfleet.models.features.whitening import Whitening
 from hushfleet.models.model import Model
 from hushfleet.models.onnx_nodes import Graph
@@ -78,16 +80,18 @@ def get_features(
     *,
     directions: int | None = None,
     weights: Path | None = None,
+    standardised: bool = False,
     cache_dir: Path | None = None,
 ) -> FeatureExtractor:
-    """Returns the extractor `filters` or `scattering`, a network of a package (`torchvision:NAME`, `timm:NAME`), or the
-    user's own network if `name` ends with `.onnx`.
+    """Returns the extractor `filters`, `scattering` or `unit-norm`, a network of a package (`torchvision:NAME`,
+    `timm:NAME`), or the user's own network if `name` ends with `.onnx`.
 
-    All except the last are made once and cached: whitening takes half a minute, and an export some seconds.
+    Whitening takes half a minute, and an export some seconds, so what needs them is made once and cached.
 
     :param directions: how many leading directions of the projection a shared head takes, scaled to norm 1 by
         themselves; None, or the number of all directions: all features.
     :param weights: the file of a package's network; None: the package's own download folder.
+    :param standardised: for `unit-norm`: whether the task's mean and deviation scale the values.
     :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/graphs`, or `~/.cache/hushfleet/graphs`.
     :raises BadInput: there is none of that name, or it does not take such images.
     :raises GraphRefused: a device would refuse the graph, or its results differ from PyTorch's.
@@ -98,6 +102,10 @@ def get_features(
         made = FeatureBackbone(
             _kept(lambda: make_graph(raw, fit(raw)), repr(raw), cache_dir), raw.kept + 1, has_order=True
         )
+    elif name == UNIT_NORM:
+        scaled = UnitNorm(image_shape, standardised)
+        graph = _compared(image_shape, scaled.count, scaled, scaled.add)
+        made = FeatureBackbone(graph, scaled.count, has_order=False)
     elif name.endswith(".onnx"):
         made = backbone.from_file(Path(name), image_shape)
     elif pretrained.is_known(name):
@@ -108,8 +116,8 @@ def get_features(
         about = network.about
     else:
         raise BadInput(
-            f"model.features = {format_value(name)}: must be one of {', '.join(_KINDS)}, torchvision:NAME, timm:NAME, "
-            "or an .onnx file"
+            f"model.features = {format_value(name)}: must be one of {', '.join((*_KINDS, UNIT_NORM))}, "
+            "torchvision:NAME, timm:NAME, or an .onnx file"
         )
     if directions is None or (made.has_order and directions >= made.count - 1):
         return _checked(name, image_shape, made.count, made.graph, about=about)
@@ -126,7 +134,7 @@ def get_features(
 
 def have_order(name: str) -> bool:
     """Returns whether these features start with the most informative ones. Raises `BadInput`."""
-    return backbone.has_classifier(Path(name)) if name.endswith(".onnx") else True
+    return backbone.has_classifier(Path(name)) if name.endswith(".onnx") else name != UNIT_NORM
 
 
 def hidden_features(model: Model, params: np.ndarray, *, cache_dir: Path | None = None) -> FeatureExtractor:
@@ -175,13 +183,25 @@ def fit(raw: RawFeatures) -> Whitening:
 
 def make_graph(raw: RawFeatures, white: Whitening) -> bytes:
     """Returns the ONNX file of both, compared with PyTorch on random images. Raises `GraphRefused`."""
-    made, shape = Graph(), raw.image_shape
-    data = made.to_bytes(white.add(made, raw.add(made, "x")), shape, white.count)
+    return _compared(
+        raw.image_shape,
+        white.count,
+        lambda x: white(raw(x)),
+        lambda graph, x: white.add(graph, raw.add(graph, x)),
+    )
+
+
+def _compared(
+    shape: Shape, count: int, function: Callable[[Tensor], Tensor], add: Callable[[Graph, str], str]
+) -> bytes:
+    """Returns the ONNX file of the nodes that `add` adds, compared with `function`. Raises `GraphRefused`."""
+    made = Graph()
+    data = made.to_bytes(add(made, "x"), shape, count)
     session, rng = open_session(data), np.random.default_rng(0)
     for size in CHECKED_BATCHES:
         x = rng.random((size, *shape), np.float32)
         with torch.no_grad():
-            expected = white(raw(torch.from_numpy(x))).numpy()
+            expected = function(torch.from_numpy(x)).numpy()
         error = relative_error(session.run(["features"], {"x": x})[0], expected)
         if error > MAX_RELATIVE_ERROR:
             raise GraphRefused(f"the features as ONNX differ from PyTorch's by {error:.1e}, on a batch of {size}")

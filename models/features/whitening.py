@@ -23,7 +23,7 @@ POWER = 0.5
 """Each direction is divided by this power of its standard deviation: 0 is PCA alone, 1 is whitening."""
 LEVELS = 127
 _LEAST_STD = 0.03  # share of the largest: values that hardly vary in public images must not be amplified
-_LEAST_NORM = 1e-6
+LEAST_NORM = 1e-6
 _BLOCK = 64  # number of columns that a board holds as floats at the same time
 
 
@@ -85,10 +85,14 @@ class Whitening:
         return add_unit_with_bias(graph, graph.node("Add", scaled, graph.constant(self.offset)))
 
 
+def unit(features: Tensor, *, least: float = LEAST_NORM) -> Tensor:
+    """Divides each row by its norm, or by `least` if that is larger."""
+    return features / torch.linalg.vector_norm(features, dim=-1, keepdim=True).clamp_min(least)
+
+
 def unit_with_bias(features: Tensor) -> Tensor:
     """Divides each row by its norm and appends a constant for the bias: `[..., count]` -> `[..., count + 1]`."""
-    norms = torch.linalg.vector_norm(features, dim=-1, keepdim=True).clamp_min(_LEAST_NORM)
-    return F.pad(features / norms, (0, 1), value=BIAS)
+    return F.pad(unit(features), (0, 1), value=BIAS)
 
 
 def with_leading(made: bytes, directions: int, image_shape: tuple[int, int, int], count: int) -> bytes:
@@ -102,10 +106,20 @@ def with_leading(made: bytes, directions: int, image_shape: tuple[int, int, int]
     return ends.appended_to(model, "x", both, image_shape, directions + 1 + count)
 
 
-def add_unit_with_bias(graph: Graph, features: str) -> str:
-    """Divides each row of `features [b, F]` by its norm and appends the bias; returns the name of `[b, F + 1]`."""
+def add_unit(graph: Graph, features: str, *, least: float = LEAST_NORM) -> str:
+    """Adds `unit` for `features [b, F]` as ONNX nodes; returns the name of their result."""
     squares = graph.node("Mul", features, features)  # the form of operator sets from 13 on
     norms = graph.node("Sqrt", graph.node("ReduceSum", squares, graph.constant(np.array([1])), keepdims=1))
-    positive = graph.node("Max", norms, graph.constant(np.array([_LEAST_NORM], np.float32)))
-    unit = graph.node("Div", features, positive)
-    return graph.node("Pad", unit, graph.constant(np.array([0, 0, 0, 1])), graph.constant(np.array(BIAS, np.float32)))
+    return graph.node("Div", features, graph.node("Max", norms, graph.constant(np.array([least], np.float32))))
+
+
+def add_bias(graph: Graph, features: str, value: float = BIAS) -> str:
+    """Appends a constant to each row of `features [b, F]`; returns the name of `[b, F + 1]`."""
+    return graph.node(
+        "Pad", features, graph.constant(np.array([0, 0, 0, 1])), graph.constant(np.array(value, np.float32))
+    )
+
+
+def add_unit_with_bias(graph: Graph, features: str) -> str:
+    """Divides each row of `features [b, F]` by its norm and appends the bias; returns the name of `[b, F + 1]`."""
+    return add_bias(graph, add_unit(graph, features))

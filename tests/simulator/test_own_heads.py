@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.results.report.verdict import own_head_answer
@@ -129,6 +130,49 @@ def test_who_has_no_images_reaches_nothing_alone() -> None:
     none = FeatureSamples(np.zeros((0, 5, 1, 1), np.float32), np.zeros(0, np.int64))
     (found,) = reached_alone(none, [none], classes=3)
     assert all(np.isnan(value) for value in found.values())
+
+
+def test_plain_vectors_in_any_unit_are_learned_and_own_heads_are_no_worse(short_task: Any, tmp_path: Path) -> None:
+    """Values of some hundreds with a mean far from zero, and a task that gives neither mean nor deviation."""
+    rng = np.random.default_rng(0)
+    centres, mean = rng.normal(0, 1, (4, 30)), rng.normal(0, 3, 30)
+    y, test_y = np.arange(240) % 4, np.arange(400) % 4
+    x, test_x = (50 * (centres[each] + rng.normal(0, 1.6, (len(each), 30)) + mean) for each in (y, test_y))
+    arrays = {"train_x": x, "train_y": y, "test_x": test_x, "test_y": test_y}
+    np.savez(
+        tmp_path / "own.npz",
+        **{name: each.astype(np.float32) if "x" in name else each for name, each in arrays.items()},
+    )
+    task = parse_task(
+        {
+            "name": "vectors",
+            "model": {"name": "linear"},
+            "method": {"name": "hush"},
+            "privacy": {"accounting": "secure", "epsilon": 8, "honest_fraction": 1},
+            "data": {
+                "name": "arrays",
+                "path": str(tmp_path / "own.npz"),
+                "devices": 12,
+                "mean": [0] * 30,
+                "std": [1] * 30,
+            }
+            | {"partition": "iid", "test_fraction": 0},
+            "round": {"rounds": 4},
+        }
+    )
+    simulation = begin(task, tmp_path / "run", data_dir=None)
+    with Workers(1) as workers, EventLog(simulation.folder.events) as events:
+        run_rounds(simulation, workers, events, evaluate_every=4)
+        choose_own_heads(simulation, workers)
+        result = assemble(simulation, engine="fast", alone=list(train_alone(simulation, workers)))
+    last, alone = result.rounds[-1], result.local_only.accuracy_own_common
+    assert last.accuracy_global > 0.75, "without norm 1 two thirds, with other noise a third"
+    assert last.accuracy_own_common > max(last.accuracy_global, alone) - 0.01
+    assert alone > 0.85
+    [path, *_] = write_models(simulation)  # a model file takes the vectors
+    shown = simulation.fleet.common_test.x
+    logits = onnxruntime.InferenceSession(path).run(["logits"], {"x": shown})[0]
+    assert np.mean(logits.argmax(1) == test_y) == pytest.approx(last.accuracy_global, abs=0.01)
 
 
 def test_another_network_leaves_no_choice(calm: Simulation, tmp_path: Path) -> None:

@@ -135,6 +135,35 @@ def test_a_model_for_other_images_is_refused_by_name() -> None:
         prepare(digits_task(model={"name": "lenet"}))
 
 
+def test_vectors_without_features_have_norm_1_on_boards_too(tmp_path: Path) -> None:
+    """The task's mean and deviation are applied before; if it has them, the norm is that of the sample and its bias."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(5, 2, (60, 6)).astype(np.float32), np.arange(60) % 3
+    np.savez(tmp_path / "own.npz", train_x=x, train_y=y, test_x=x, test_y=y)
+    data = {"name": "arrays", "path": str(tmp_path / "own.npz"), "devices": 3, "class_names": ["a", "b", "c"]}
+    named = {"mean": [5.0] * 6, "std": [2.0] * 6}
+    rows = np.concatenate([(x - 5) / 2, np.full((60, 1), 0.3 * 6**0.5)], 1)
+    plain = {"name": "t", "model": {"name": "linear"}, "method": {"name": "hush"}}
+    made = prepare(parse_task({**plain, "data": data | named}))
+    assert made.features is not None
+    spec = TaskSpec.from_bytes(made.spec.to_bytes()).model
+    assert (spec.image_shape, spec.input_shape, spec.features.count) == ((6, 1, 1), (7, 1, 1), 7)
+    assert spec.features.graph.digest in made.blobs
+    found = made.features.of(made.dataset.test).x.reshape(60, 7)
+    np.testing.assert_allclose(found, rows / np.linalg.norm(rows, axis=1, keepdims=True), rtol=1e-5, atol=1e-6)
+    unchanged = prepare(parse_task({**plain, "data": data | {"mean": [0.0] * 6, "std": [1.0] * 6}}))
+    found = unchanged.features.of(unchanged.dataset.test).x.reshape(60, 7)
+    expected = np.concatenate([x / np.linalg.norm(x, axis=1, keepdims=True), np.full((60, 1), 0.3)], 1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_images_without_features_keep_their_normalisation() -> None:
+    sections = {"model": {"name": "linear"}, "method": {"name": "hush"}, "data": {"name": "digits", "devices": 4}}
+    spec, plain = prepare(parse_task({"name": "t", **sections})).spec.model, load("digits")
+    assert (spec.mean, spec.std) == (plain.mean, plain.std)
+    assert spec.input_shape == (65, 1, 1)
+
+
 def test_missing_data_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"mnist is not in .*: looked for .*; without --data-dir it is downloaded"):
         prepare(digits_task(model={"name": "fashion-mnist-cnn"}, data={"name": "mnist"}), data_dir=tmp_path)

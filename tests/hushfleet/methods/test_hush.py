@@ -243,6 +243,24 @@ def test_directions_are_those_of_features_with_an_order(tmp_path: Any) -> None:
     assert task(privacy=privacy, model={**model, "features": "net.onnx"}).model.directions is None
     with pytest.raises(BadInput, match="no other inputs have an order"):
         task(privacy=privacy, model={**model, "features": None, "directions": 40})
+    with pytest.raises(BadInput, match="no other inputs have an order"):
+        task(privacy=privacy, model={**model, "features": "unit-norm", "directions": 40})
+
+
+def test_a_linear_model_without_features_takes_samples_of_norm_1() -> None:
+    """The rate and the own heads assume it. Other methods and other networks stay as they are."""
+    privacy = {"accounting": "as-published", "epsilon": 2.0, "delta": 1e-5}
+    left = task(privacy=privacy)
+    assert left.model.features == "unit-norm"
+    assert parse_task(left.to_plain()) == left
+    assert task(privacy={**privacy, "unit": "record", "accounting": "strict"}).model.features == "unit-norm"
+    assert task(privacy=privacy, model={"name": "linear", "features": "filters"}).model.features == "filters"
+    assert task(privacy=privacy, method={"name": "dp-fedavg"}).model.features is None
+    assert task(privacy=privacy, model={"name": "digits-cnn", "share": "head"}).model.features is None
+    asked = {"statistic": {"kind": "counts"}, "round": {"rounds": 1}}
+    assert task(privacy={**privacy, "accounting": "secure"}, **asked).model.features is None
+    with pytest.raises(BadInput, match=r"with model.features = 'unit-norm' each image's features are computed once"):
+        task(privacy=privacy, data={"name": "digits", "devices": 100, "augment": "flip-crop"})
 
 
 def test_no_fleet_falls_over_a_cliff() -> None:

@@ -11,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.data.samples import FeatureSamples, Samples
+from hushfleet.methods.hush_rule import steps_at
 from hushfleet.model import softmax
 from hushfleet.model.own_head import (
     HeadChoice,
     Mixture,
+    alone_head_of,
     default,
+    equivalent,
     inputs_of_own,
     is_linear,
     mix_of,
@@ -89,7 +92,7 @@ def oracle(
     """Weight of the shared head, pull, prior, and the seven weights, from the recipe's words."""
     x = x.astype(np.float64)
     logits, (count, classes) = x @ shared.T.astype(np.float64), (len(y), len(shared))
-    path = [(1.0, None), *((1.0, p) for p in (0.1, 0.03, 0.01, 0.003, 0.001)), (0.0, 0.001)]
+    path = [(1.0, None), *((1.0, p) for p in (0.1, 0.03, 0.01, 0.003)), (0.4, 0.0003), (0.0, 0.0003)]
     where = 6 if r < 9 else 5 if r < 13 else 4 if r < 17.5 else 3 if r < 22 else 2 if r < 35 else 1 if r < 100 else 0
     where = min(6.0, where + 1.5 * mix(y, classes)[1])
     folds, part = min(5, count), np.empty(count, int)
@@ -105,6 +108,7 @@ def oracle(
             return 0 * shared, prior
         return fitted(x[seen], y[seen], scale * logits[seen] + prior + chance, penalty), prior
 
+    near = [math.exp(-0.7 * abs(place - where)) for place in range(7)]
     scores = []
     for place, (scale, penalty) in enumerate(path):
         lost = 0.0
@@ -113,12 +117,12 @@ def oracle(
             pull, prior = pull_of(scale, penalty, np.flatnonzero(part != fold))
             found = log_softmax(scale * logits[unseen] + prior + x[unseen] @ pull.T)
             lost -= found[range(len(unseen)), y[unseen]].sum()
-        scores.append(0.5 * lost + 0.7 * abs(place - where))
+        scores.append(0.5 * lost - math.log(0.8 * near[place] / sum(near) + 0.2 / 7))
     weights = np.exp(min(scores) - np.array(scores))
     weights /= weights.sum()
     pulls, priors = zip(*(pull_of(*each, np.arange(count)) for each in path), strict=True)
     pull, prior = (np.tensordot(weights, np.stack(each), 1) for each in (pulls, priors))
-    return float(weights[:6].sum()), pull, prior, weights
+    return float(weights @ [part for part, _ in path]), pull, prior, weights
 
 
 @settings(max_examples=12, deadline=None)
@@ -232,12 +236,39 @@ def test_who_has_few_classes_is_told_so_by_the_labels() -> None:
 
 
 def test_the_noise_says_where_to_begin() -> None:
-    places = [default(r, 10) for r in (0.1, 9, 13, 17.5, 22, 35, 100, math.inf)]
+    places = [default(r) for r in (0.1, 9, 13, 17.5, 22, 35, 100, math.inf)]
     assert places == [6, 5, 4, 3, 2, 1, 0, 0]
-    assert [default(20.0, classes) for classes in (2, 10, 20, 40)] == [3, 3, 5, 6]
     x, y = images(1)
     weights = [mixed(x, y, 0 * GOOD, r).choice.alone for r in (5.0, 15.0, 50.0)]
     assert all(more > less for more, less in pairwise(weights))
+
+
+def test_few_values_have_little_noise_and_many_classes_much() -> None:
+    """Against ten classes with the directions of the rule, if each sample has a direction of its own."""
+    apart, alike = np.eye(20, 40, dtype=np.float32), np.eye(1, 40, dtype=np.float32).repeat(20, 0)
+    for r in (4.0, 20.0, 80.0):
+        assert equivalent(r, apart, 10, steps_at(r).directions) == pytest.approx(r, rel=0.05)
+        assert equivalent(r, apart, 10, 8 * steps_at(r).directions) == pytest.approx(r / 2, rel=0.05)
+    assert [equivalent(20.0, apart, classes, 50) for classes in (20, 40)] == [10, 5]
+    assert equivalent(10.0, apart, 3, 4) == pytest.approx(10 * (32 * 9 / 8) ** (1 / 3))
+    assert equivalent(10.0, alike, 3, 4) == 10, "samples that do not differ carry no signal"
+    assert equivalent(10.0, apart[:0], 3, 4) == 10
+
+
+def test_the_unit_of_the_samples_changes_nothing() -> None:
+    """Penalties are for features of norm 1, and a linear model without features has samples of any size."""
+    x, y = images(20, noise=0.6)
+    layout = ParamLayout(("head.weight", "prior"), (GOOD.shape, (CLASSES,)))
+    found = []
+    for unit in (1.0, 1e-4, 300.0):
+        samples = Samples(unit * x[:, :, None, None], y, (0.0,) * WIDTH, (1.0,) * WIDTH)
+        params = np.concatenate([(NOISE + GOOD).ravel() / unit, np.zeros(CLASSES)]).astype(np.float32)
+        head, alone = own_head_of(params, layout, samples, 15.0).params, alone_head_of(samples, CLASSES)
+        shown = unit * images(400, noise=0.6, seed=5)[0]
+        found.append((own_logits(head, shown), own_logits(alone, shown)))
+    for each, first in zip(found[1:], found[:1] * 2, strict=True):
+        for logits, expected in zip(each, first, strict=True):
+            np.testing.assert_allclose(logits, expected, rtol=1e-2, atol=1e-2 * np.abs(expected).max())
 
 
 def test_of_a_linear_models_flat_vector() -> None:
@@ -246,11 +277,12 @@ def test_of_a_linear_models_flat_vector() -> None:
     samples = Samples(rng.integers(0, 256, (20, 1, WIDTH, 1), np.uint8), rng.integers(0, CLASSES, 20), (0.0,), (1.0,))
     head = own_head_of(np.concatenate([GOOD.ravel(), bias]), layout, samples, 15.0)
     x = samples.x.reshape(20, WIDTH)
-    again = mixture(x, samples.y, GOOD @ x.T + bias[:, None], 15.0)
+    size = float(np.sqrt((x.astype(float) ** 2).sum(1).mean()))
+    again = mixture(x / size, samples.y, GOOD @ x.T + bias[:, None], equivalent(15.0, x / size, CLASSES, WIDTH))
     assert is_linear(layout)
     assert head.choice == again.choice
     weight, prior = layout.unflatten(head.params).values()
-    np.testing.assert_allclose(weight, again.scale * GOOD + again.pull, rtol=1e-5)
+    np.testing.assert_allclose(weight, again.scale * GOOD + again.pull / size, rtol=1e-5)
     np.testing.assert_allclose(prior, again.scale * bias + again.prior, rtol=1e-5)
     assert own_head_of(head.params, layout, samples.take(slice(0, 0)), None).choice.images == 0
     assert not is_linear(ParamLayout(("head.weight", "head.bias"), ((2, 3), (2,))))
@@ -263,7 +295,7 @@ def test_of_features_it_takes_all_and_the_shared_head_the_first_ones() -> None:
     samples = FeatureSamples(np.concatenate([first, x], 1)[:, :, None, None], y, given=6)
     head = own_head_of(np.concatenate([GOOD[:, :6].ravel(), np.ones(CLASSES, np.float32)]), layout, samples, 15.0)
     logits = GOOD[:, :6] @ first.T + 1
-    expected = mixture(x, y, logits, 15.0)
+    expected = mixture(x, y, logits, equivalent(15.0, x, CLASSES, given=6))
     assert head.params.shape == (CLASSES * (6 + WIDTH + 1),)
     assert head.choice == expected.choice
     found = own_logits(head.params, inputs_of_own(samples).x)
