@@ -48,8 +48,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Where `.ci/run` has installed all that tests need, a test that is skipped hides a fault, but for what it cannot
-    install, or does not: a GPU, and two of the brokers."""
+    install, or does not: a GPU, and two of the brokers.
+
+    What a test has logged must be UTF-8, or pytest-xdist ends the whole run: some log names of files that are not."""
     report = (yield).get_result()
+    report.sections = [(head, said.encode(errors="backslashreplace").decode()) for head, said in report.sections]
     is_skipped = report.skipped and not hasattr(report, "wasxfail")
     may_lack = any(name in str(report.longrepr) for name in ("CUDA", "RabbitMQ", "aedes"))
     if is_skipped and os.environ.get("HUSHFLEET_NO_SKIPS") and not may_lack:

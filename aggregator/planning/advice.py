@@ -244,7 +244,7 @@ def worth_it(
         classes=classes,
         epsilon=privacy.epsilon or epsilon(spent, delta=task.delta),
         delta=task.delta,
-        features=task.model.features or ("scattering" if task.model.share == "all" else f"of {task.model.name}"),
+        features=task.model.features or f"of {task.model.name}",
         alpha=task.data.alpha if task.data.partition.startswith("dirichlet") else None,
         shape=shape,
     )

@@ -319,7 +319,7 @@ def test_fewer_honest_devices_count_for_less() -> None:
 def task(**changes: Any) -> Any:
     plain: dict[str, Any] = {
         "name": "t",
-        "model": {"name": "linear"},
+        "model": {"name": "linear", "features": "scattering"},
         "method": {"name": "hush"},
         "privacy": {"accounting": "secure", "epsilon": 2.0, "delta": 1e-5},
         "data": {"name": "digits", "devices": 100},
@@ -335,6 +335,15 @@ def test_a_task_is_judged_as_the_same_question() -> None:
     found = worth_it(noised, classes=10)
     assert found is not None
     assert found.question.epsilon == pytest.approx(2.0, rel=1e-3)
+
+
+def test_samples_without_features_were_not_measured() -> None:
+    """They had the figures of images with scattering."""
+    for model, said in (({"name": "linear"}, "'unit-norm'"), ({"name": "digits-cnn"}, "'of digits-cnn'")):
+        advice = worth_it(task(model=model), classes=10, images=30)
+        assert advice is not None
+        assert advice.answer == "perhaps"
+        assert f"features {said} were not measured" in advice.in_words
 
 
 def test_a_number_of_images_that_nobody_gave_is_told_as_assumed() -> None:

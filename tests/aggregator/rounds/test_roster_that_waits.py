@@ -81,7 +81,7 @@ def test_nobody_waits_for_a_device_that_is_out_and_still_in_the_roster(field: Fi
 
 def test_a_file_that_may_be_read_now_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as one that root has written; nothing but its permissions changes then."""
-    file, signed = tmp_path / "roster", Roster.of({"a": bytes(32)})
+    file, signed = tmp_path / "roster", Roster.of({"a": OPERATOR.public_key})
     file.write_bytes(signed.to_bytes())
     roster = RosterFile(file)
     with monkeypatch.context() as forbidden:

@@ -313,7 +313,7 @@ def test_cells_run_in_parallel_are_kept_and_a_failing_one_stops_nobody(book: Pat
     words += ["--runtime", "onnx", "--jobs", "2"]
     code, said = typed(*words)
     assert code == 1
-    assert "failed Digits, Impossible, σ = 2, seed 0: 2 devices with at least 200 samples each" in said
+    assert "failed Digits, Impossible, σ = 2, seed 0: data.devices = 2 with data.min_samples = 200 each" in said
     assert "DP-FedAvg, σ = 2, seed 0:" in said
     assert "1 of 2 cells are finished" in said
     # the same cell in this process is the same to the bit
