@@ -53,14 +53,14 @@ GOAL = -1.0  # the lowest difference that passes, in points
 TESTED = 400  # samples that are made to test a device
 person = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "activity" / "make_data.py"))["person"]
 
-Samples = tuple[np.ndarray, np.ndarray]
+FeaturesAndLabels = tuple[np.ndarray, np.ndarray]
 Draw = Callable[[np.ndarray], np.ndarray]
 """Makes samples `[n, C, H, W]` of labels `[n]`, as one device sees them."""
 World = Callable[[np.random.Generator], tuple[int, Callable[[], Draw]]]
 """Returns the number of classes, and a function that makes a device."""
 
 
-class Fleet(NamedTuple):
+class DealtFleet(NamedTuple):
     """Devices and their tests.
 
     :param tests: for each judged device, features and labels; a class counts by its share in the device's mix.
@@ -68,11 +68,11 @@ class Fleet(NamedTuple):
     """
 
     dealt: Dealt
-    tests: list[Samples]
+    tests: list[FeaturesAndLabels]
     have_order: bool
 
 
-class Found(NamedTuple):
+class HeadsReach(NamedTuple):
     """Accuracies in per cent, means over the judged devices; `alone` has one for each way."""
 
     shared: float
@@ -80,7 +80,7 @@ class Found(NamedTuple):
     own: float
 
 
-def measure(fleet: Fleet, seed: int) -> Iterator[Found]:
+def measure(fleet: DealtFleet, seed: int) -> Iterator[HeadsReach]:
     """Yields the figures at each epsilon."""
     dealt, judged, devices = fleet.dealt, range(len(fleet.tests)), len(fleet.dealt.y)
 
@@ -101,7 +101,7 @@ def measure(fleet: Fleet, seed: int) -> Iterator[Found]:
         kept = [own_head_of(params, layout, samples(dealt.x[i], dealt.y[i], given), r).params for i in judged]
         tests = [inputs_of_own(samples(*each, given)).x for each in fleet.tests]
         own = right([own_logits(kept[i], tests[i]).argmax(1) for i in judged])
-        yield Found(right([(given(x) @ head).argmax(1) for x, _ in fleet.tests]), alone, own)
+        yield HeadsReach(right([(given(x) @ head).argmax(1) for x, _ in fleet.tests]), alone, own)
 
 
 def accuracy(said: np.ndarray, labels: np.ndarray, mix: np.ndarray) -> float:
@@ -192,11 +192,11 @@ def dealt_out(
     *,
     alpha: float | None = None,
     have_order: bool = False,
-) -> Fleet:
+) -> DealtFleet:
     """Divides a data set among devices, all of which have its test part."""
     of = images()
     tests = [(of.test_x, of.test_y)] * min(JUDGED, devices)
-    return Fleet(deal(of, devices=devices, each=each, seed=seed, alpha=alpha), tests, have_order)
+    return DealtFleet(deal(of, devices=devices, each=each, seed=seed, alpha=alpha), tests, have_order)
 
 
 def embeddings(rng: np.random.Generator, *, apart: float = 0.0) -> tuple[int, Callable[[], Draw]]:
@@ -252,7 +252,7 @@ def series(rng: np.random.Generator, *, apart: float = 0.0) -> tuple[int, Callab
 
 def made_up(
     world: World, devices: int, each: int, seed: int, *, alpha: float | None = None, named: bool = True
-) -> Fleet:
+) -> DealtFleet:
     """Makes the samples of all devices, and other samples of the judged ones, all classes alike."""
     rng = np.random.default_rng([seed, 3])
     classes, device = world(rng)
@@ -269,10 +269,10 @@ def made_up(
             tests.append((draw(shown), shown))
     features, *seen = unit_norm(np.stack(x), [test for test, _ in tests], named=named)
     pairs = [(found, labels) for found, (_, labels) in zip(seen, tests, strict=True)]
-    return Fleet(Dealt(features, np.stack(y), mixes), pairs, have_order=False)
+    return DealtFleet(Dealt(features, np.stack(y), mixes), pairs, have_order=False)
 
 
-def activity(devices: int, each: int, seed: int) -> Fleet:
+def activity(devices: int, each: int, seed: int) -> DealtFleet:
     """Makes the windows of people, and other windows of the judged ones, with the same classes."""
     rng = np.random.default_rng([seed, 5])
     people = [person(rng, each + (TESTED if number < JUDGED else 0)) for number in range(devices)]
@@ -280,10 +280,10 @@ def activity(devices: int, each: int, seed: int) -> Fleet:
     features, *seen = unit_norm(train, [x[each:, :, None] for x, _ in people[:JUDGED]], named=True)
     mixes = np.stack([np.bincount(y, minlength=5) / len(y) for _, y in people])
     tests = [(found, y[each:]) for found, (_, y) in zip(seen, people, strict=False)]
-    return Fleet(Dealt(features, np.stack([y[:each] for _, y in people]), mixes), tests, have_order=False)
+    return DealtFleet(Dealt(features, np.stack([y[:each] for _, y in people]), mixes), tests, have_order=False)
 
 
-def speakers(devices: int, each: int, seed: int) -> Fleet:
+def speakers(devices: int, each: int, seed: int) -> DealtFleet:
     """Divides the digits among devices, each of which sees them in its own way."""
     x, y, test_x, test_y = digits()
     rng = np.random.default_rng([seed, 4])
@@ -294,7 +294,7 @@ def speakers(devices: int, each: int, seed: int) -> Fleet:
         found.append(featured("filters", see(x[mine])))
         if number < JUDGED:
             tests.append((featured("filters", see(test_x)), test_y))
-    return Fleet(Dealt(np.stack(found), y[chosen], np.full((devices, 10), 0.1)), tests, have_order=True)
+    return DealtFleet(Dealt(np.stack(found), y[chosen], np.full((devices, 10), 0.1)), tests, have_order=True)
 
 
 def own_view(rng: np.random.Generator) -> Draw:
@@ -312,7 +312,7 @@ def own_view(rng: np.random.Generator) -> Draw:
     return see
 
 
-class Kind(NamedTuple):
+class DataKind(NamedTuple):
     """A row of the table for each size and epsilon.
 
     :param make: makes a fleet of a number of devices with a number of samples, by a seed.
@@ -321,48 +321,50 @@ class Kind(NamedTuple):
 
     group: str
     name: str
-    make: Callable[[int, int, int], Fleet]
+    make: Callable[[int, int, int], DealtFleet]
     sizes: tuple[tuple[int, int], ...]
 
 
-def kinds(data_dir: Path | None) -> Iterator[Kind]:
+def kinds(data_dir: Path | None) -> Iterator[DataKind]:
     filters = partial(dealt_out, partial(digits_with, "filters"), have_order=True)
-    yield Kind("images", "digits, filters", filters, ((30, 20), (12, 20), (100, 12)))
+    yield DataKind("images", "digits, filters", filters, ((30, 20), (12, 20), (100, 12)))
     plain = partial(dealt_out, partial(digits_with, "unit-norm"))
-    yield Kind("images", "digits, no features", plain, ((30, 20), (12, 20), (100, 12)))
-    yield Kind("vectors", "embeddings", partial(made_up, embeddings), ((60, 20), (15, 20), (180, 20)))
-    yield Kind("vectors", "embeddings, values unchanged", partial(made_up, embeddings, named=False), ((60, 20),))
-    yield Kind("vectors", "tumours", partial(dealt_out, partial(tumours, named=True)), ((30, 12), (12, 20)))
+    yield DataKind("images", "digits, no features", plain, ((30, 20), (12, 20), (100, 12)))
+    yield DataKind("vectors", "embeddings", partial(made_up, embeddings), ((60, 20), (15, 20), (180, 20)))
+    yield DataKind("vectors", "embeddings, values unchanged", partial(made_up, embeddings, named=False), ((60, 20),))
+    yield DataKind("vectors", "tumours", partial(dealt_out, partial(tumours, named=True)), ((30, 12), (12, 20)))
     raw = partial(dealt_out, partial(tumours, named=False))
-    yield Kind("vectors", "tumours, values unchanged", raw, ((30, 12), (12, 20)))
-    yield Kind("vectors", "sensors", partial(made_up, sensors), ((100, 20), (20, 20)))
-    yield Kind("series", "series", partial(made_up, series), ((60, 20), (20, 20), (150, 40)))
-    yield Kind("series", "series, values unchanged", partial(made_up, series, named=False), ((60, 20), (20, 20)))
+    yield DataKind("vectors", "tumours, values unchanged", raw, ((30, 12), (12, 20)))
+    yield DataKind("vectors", "sensors", partial(made_up, sensors), ((100, 20), (20, 20)))
+    yield DataKind("series", "series", partial(made_up, series), ((60, 20), (20, 20), (150, 40)))
+    yield DataKind("series", "series, values unchanged", partial(made_up, series, named=False), ((60, 20), (20, 20)))
     for alpha in (0.5, 0.1):
         some = partial(filters, alpha=alpha)
-        yield Kind("label shift", f"digits, filters, alpha {alpha}", some, ((30, 20), (12, 20), (100, 12)))
+        yield DataKind("label shift", f"digits, filters, alpha {alpha}", some, ((30, 20), (12, 20), (100, 12)))
         some = partial(made_up, embeddings, alpha=alpha)
-        yield Kind("label shift", f"embeddings, alpha {alpha}", some, ((60, 20), (15, 20), (180, 20)))
-    yield Kind("label shift", "series, alpha 0.5", partial(made_up, series, alpha=0.5), ((60, 20), (20, 20)))
-    yield Kind("speaker shift", "digits, filters", speakers, ((40, 30), (20, 20), (100, 12)))
+        yield DataKind("label shift", f"embeddings, alpha {alpha}", some, ((60, 20), (15, 20), (180, 20)))
+    yield DataKind("label shift", "series, alpha 0.5", partial(made_up, series, alpha=0.5), ((60, 20), (20, 20)))
+    yield DataKind("speaker shift", "digits, filters", speakers, ((40, 30), (20, 20), (100, 12)))
     for apart in (0.5, 1.0, 2.0):
         some = partial(made_up, partial(embeddings, apart=apart))
-        yield Kind("speaker shift", f"embeddings, {apart:g} apart", some, ((60, 20), (15, 20), (180, 20)))
+        yield DataKind("speaker shift", f"embeddings, {apart:g} apart", some, ((60, 20), (15, 20), (180, 20)))
     for apart in (0.5, 1.0):
         some = partial(made_up, partial(series, apart=apart))
-        yield Kind("speaker shift", f"series, {apart:g} apart", some, ((60, 20), (20, 20), (150, 40)))
-    yield Kind("speaker shift", "activity", activity, ((24, 40), (60, 20)))
+        yield DataKind("speaker shift", f"series, {apart:g} apart", some, ((60, 20), (20, 20), (150, 40)))
+    yield DataKind("speaker shift", "activity", activity, ((24, 40), (60, 20)))
     if data_dir is not None:
         of = partial(dealt_out, partial(pictures, "fashion-mnist", "scattering", data_dir), have_order=True)
-        yield Kind("images", "Fashion-MNIST, scattering", of, ((30, 20), (100, 20)))
-        yield Kind("label shift", "Fashion-MNIST, scattering, alpha 0.5", partial(of, alpha=0.5), ((30, 20), (100, 20)))
+        yield DataKind("images", "Fashion-MNIST, scattering", of, ((30, 20), (100, 20)))
+        yield DataKind(
+            "label shift", "Fashion-MNIST, scattering, alpha 0.5", partial(of, alpha=0.5), ((30, 20), (100, 20))
+        )
         of = partial(dealt_out, partial(pictures, "mnist", "unit-norm", data_dir))
-        yield Kind("images", "MNIST, no features", of, ((14, 20), (50, 20), (200, 20)))
+        yield DataKind("images", "MNIST, no features", of, ((14, 20), (50, 20), (200, 20)))
         some = partial(of, alpha=0.5)
-        yield Kind("label shift", "MNIST, no features, alpha 0.5", some, ((14, 20), (50, 20), (200, 20)))
+        yield DataKind("label shift", "MNIST, no features, alpha 0.5", some, ((14, 20), (50, 20), (200, 20)))
 
 
-def rows(kind: Kind, size: tuple[int, int]) -> Iterator[Figures]:
+def rows(kind: DataKind, size: tuple[int, int]) -> Iterator[Figures]:
     """Yields the row of each epsilon."""
     by_seed = [list(measure(kind.make(*size, seed), seed)) for seed in SEEDS]
     for epsilon, found in zip(EPSILONS, zip(*by_seed, strict=True), strict=True):

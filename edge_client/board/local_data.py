@@ -41,7 +41,7 @@ from hushfleet.privacy.periods import Period
 from hushfleet.user_files import is_closed
 
 Stamp = tuple[int, int]
-Place = tuple[str, tuple[int, int, int]]
+FilePlace = tuple[str, tuple[int, int, int]]
 
 _FILES = {
     "arrays": ".npz file, with samples `x` and labels `y`",
@@ -130,7 +130,7 @@ class LocalData:
         self._note = note or Note(None)
         self._settled_s = settled_s
         self._arrivals = arrivals
-        self._keys: dict[Place, bytes] = {}  # of files
+        self._keys: dict[FilePlace, bytes] = {}  # of files
         self._told: set[str] = set()
         self._by_window = False  # the task trains on windows: other reads, for own head and questions, are not noted
         self._stamp: tuple[Stamp, Period | None] | None = None
@@ -315,7 +315,7 @@ def _stamp_of(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
 
-def _place_of(file: str) -> Place | None:
+def _place_of(file: str) -> FilePlace | None:
     """Returns the path and the stamp of a regular file; None for any other file, or if it is gone."""
     with suppress(OSError):
         status = os.stat(file)

@@ -7,6 +7,7 @@ import hashlib
 import random
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OWNER = Identity.from_bytes(bytes(range(32)))
 
 
+@cache
 def strings() -> list[bytes]:
     """Keys that somebody owns, all of small order, sums of both, random strings, and lengths that are none."""
     draw = random.Random(7)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 P = (1 << 255) - 19
 D = -121665 * pow(121666, -1, P) % P
 L = (1 << 252) + 27742317777372353535851937790883648493
@@ -47,13 +49,14 @@ def times(number: int, point: Point) -> Point:
     return total
 
 
+@cache
 def torsion() -> list[Point]:
     """The eight points of small order."""
-    found = set[Point]()
-    for number in range(2, 1000):
+    found, number = set[Point](), 2
+    while len(found) < 8:
         point = decode(number.to_bytes(32, "little"))
         found |= set() if point is None else {times(L, point)}
-    assert len(found) == 8
+        number += 1
     return sorted(found)
 
 

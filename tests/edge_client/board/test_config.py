@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hushfleet.config.toml_text import to_toml
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.wire.format.identity import Identity
 from support.written_keys import Key, changed, changes, check_text, keys_of
 
 GOOD = """\
@@ -151,7 +152,7 @@ SMALL = {
 }
 TABLES = {
     "simulation": {"seed": 1, "index": 0},
-    "fleet": {"operator_key": "ab" * 32, "enrol_url": "mqtts://localhost"},
+    "fleet": {"operator_key": Identity.from_bytes(bytes(32)).public_key.hex(), "enrol_url": "mqtts://localhost"},
 }
 KEYS = list(keys_of(DeviceConfig))
 
