@@ -5,7 +5,8 @@
 Method `hush`, every device honest, unit device, delta 1e-5, with the rounds, clip norm and directions of its rule, and
 exact sums (`simulator/studies/plan/simulated.py`). Features are those of the product's graphs: `filters` for digits,
 `scattering` for Fashion-MNIST, and `unit-norm` where a task names none. Fashion-MNIST and MNIST need --data-dir.
-*Alone* is the best in hindsight of five ways. Twelve devices of a fleet are judged, each on samples like its own.
+*Alone* is the best in hindsight of five ways, and *linear* the best of the three of them that are linear, as own heads
+are. Twelve devices of a fleet are judged, each on samples like its own.
 Figures are means over five seeds; the difference to the better of the two has its standard error over the seeds.
 
 The tasks name mean and deviation (those of the training part), except where values are unchanged. Made up are
@@ -43,7 +44,7 @@ from hushfleet.methods.hush_rule import signal, steps_at
 from hushfleet.model.own_head import PRIOR, WEIGHT, inputs_of_own, own_head_of, own_logits
 from hushfleet.models.features import get_features
 from hushfleet.params import ParamLayout
-from hushfleet.simulator.engines.fast.alone_on_features import predict_alone
+from hushfleet.simulator.engines.fast.alone_on_features import PENALTIES, predict_alone
 from hushfleet.simulator.studies.plan.simulated import JUDGED, Dealt, Images, deal, leading, shared_head
 
 DELTA = 1e-5
@@ -369,7 +370,7 @@ def rows(kind: DataKind, size: tuple[int, int]) -> Iterator[Figures]:
     by_seed = [list(measure(kind.make(*size, seed), seed)) for seed in SEEDS]
     for epsilon, found in zip(EPSILONS, zip(*by_seed, strict=True), strict=True):
         ways = np.array([each.alone for each in found])
-        alone = ways[:, ways.mean(0).argmax()]
+        alone, linear = (some[:, some.mean(0).argmax()] for some in (ways, ways[:, : len(PENALTIES)]))
         shared, own = (np.array([getattr(each, name) for each in found]) for name in ("shared", "own"))
         gain = own - (shared if shared.mean() > alone.mean() else alone)
         yield {
@@ -379,6 +380,7 @@ def rows(kind: DataKind, size: tuple[int, int]) -> Iterator[Figures]:
             "epsilon": epsilon,
             "shared": round(float(shared.mean()), 1),
             "alone": round(float(alone.mean()), 1),
+            "linear": round(float(linear.mean()), 1),
             "own": round(float(own.mean()), 1),
             "to the better": round(float(gain.mean()), 1),
             "error": round(float(gain.std(ddof=1) / math.sqrt(len(gain))), 1),
