@@ -31,7 +31,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 help:
 	@echo "make demo    two fleets train over MQTT on this machine, with a report"
 	@echo "make test    run all tests, one file a core at a time   (PYTEST='-k wire' for some, PART=core, fleet, studies or native)"
-	@echo "make test-fast   the tests without those marked slow, two and a half minutes on two cores"
+	@echo "make test-fast   the tests without those marked slow, some seven minutes on two cores"
 	@echo "make coverage    test-fast with coverage measured, into htmlcov/; fails below the floor"
 	@echo "make test-board   some of what boards run, on another Python   (PYTHON=python3.13)"
 	@echo "make test-lowest  commands, wire and engines with the lowest versions that pyproject.toml allows;   make test-peers  beside Flower"

@@ -384,7 +384,7 @@ def test_with_own_heads_a_chart_says_whose_models_it_shows() -> None:
     heads = result.details.model_copy(update={"own_heads": [OwnHead(images=5)] * 4})
     page = Page(render_report(result.model_copy(update={"details": heads})))
     text = page.sections["devices-alone"]
-    assert "On the common test, own heads" in text
+    assert "Own heads, common test" in text
     assert "on the common test set with the shared head" in text
 
 
