@@ -107,10 +107,8 @@ def devices_against_alone(result: Result, headline: Headline) -> Section:
         ("the common test", detail.accuracy_own_common, detail.local_only_common),
         ("own data", detail.accuracy_own_local, detail.local_only_local),
     ):
-        final, title = (
-            final_by_device(grid, len(detail.devices)),
-            f"Own heads, {tests.removeprefix('the ')}" if heads else f"On {tests}",
-        )
+        title = f"Own heads, {tests.removeprefix('the ')}" if heads else f"On {tests}"
+        final = final_by_device(grid, len(detail.devices))
         rows = zip(detail.devices, final, alone, strict=False)
         gains = {device: f - a for device, f, a in rows if f is not None and a is not None}
         if not gains:
