@@ -419,6 +419,27 @@ def test_a_task_with_windows_goes_on_from_no_own_part_of_an_earlier_task(
     assert (round.state().own is None) == bool(window_s)
 
 
+@pytest.mark.parametrize("unit", ["device", "record"])
+def test_a_task_whose_unit_is_the_record_goes_on_from_no_own_part_of_an_earlier_task(
+    unit: str,
+    make_bench: Callable[..., Bench],  # noqa: F811
+    package: Package,  # noqa: F811
+) -> None:
+    """It may have been trained without noise, and gradients would follow it."""
+    first = package.with_spec(method="fedper")
+    bench = make_bench(package=first)
+    bench.server.open_round(1, cohort={DEVICE: method_of(first.spec).init_state().public.digest()})
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    earlier = EarlierTask(first.spec.task, first.spec.model.class_names)
+    of_records = PrivacySpec("record", "strict", 1.0, 1.0, 1e-5, sample_rate=0.5, batches=2)
+    privacy = of_records if unit == "record" else first.spec.privacy
+    bench.server.package = first.with_spec(task="next-test", continues=earlier, privacy=privacy)
+    bench.server.announce()
+    bench.until(lambda: bench.agent.tasks.runtime is not None and bench.agent.tasks.name == "next-test")
+    round = DeviceRound(bench.agent.tasks.runtime.trainer, bench.server.plan(1))
+    assert (round.state().own is None) == (unit == "record")
+
+
 def test_a_charge_has_the_time_at_which_it_was_allowed(
     make_bench: Callable[..., Bench],  # noqa: F811
 ) -> None:

@@ -80,6 +80,22 @@ def test_the_grid_finds_the_gaussian_curve(steps: int, expected: float) -> None:
         assert true <= epsilon_bound([(Pair(math.sqrt(steps) / mu, 1.0), steps)], delta) <= true * ABOVE
 
 
+@pytest.mark.parametrize(("steps", "mu", "delta"), [(1, 1.0, 1e-5), (100, 2.0, 1e-3), (100, 0.5, 1e-6)])
+def test_what_a_window_leaves_out_counts_as_an_infinite_loss(
+    steps: int, mu: float, delta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual window is so wide that this does not show."""
+    usual = _Composition._window
+
+    def narrow(self: _Composition, rate: float) -> tuple[float, float, float]:
+        low, top, shift = usual(self, rate)
+        return low, low + 0.4 * (top - low), shift
+
+    true = epsilon_of_gaussian(mu, delta)
+    monkeypatch.setattr(_Composition, "_window", narrow)
+    assert true <= epsilon_bound([(Pair(math.sqrt(steps) / mu, 1.0), steps)], delta) <= 1.05 * true
+
+
 @pytest.mark.parametrize("rate", [1e-4, 0.01, 0.3, 0.9, 1.0])
 @pytest.mark.parametrize("exchange", [False, True])
 def test_one_step_is_its_own_curve(rate: float, exchange: bool) -> None:
