@@ -10,7 +10,7 @@ import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from support.device import config, make_bench, package
-from support.edge import Bench, Package
+from support.edge import DEVICE, Bench, Package
 from support.pictures import CLASSES, a_picture
 
 __all__ = ["config", "make_bench", "package"]
@@ -30,6 +30,29 @@ def board(config: DeviceConfig, photographs: Path, tmp_path: Path) -> DeviceConf
     (tmp_path / "inbox").mkdir()
     data = OwnDataSection("folder", str(photographs), inbox=str(tmp_path / "inbox"))
     return replace(config, data=data, simulation=None)
+
+
+@pytest.fixture
+def device_toml(board: DeviceConfig, tmp_path: Path) -> Path:
+    """The board's file, for commands."""
+    file = tmp_path / "device.toml"
+    file.write_text(
+        f"""
+        [device]
+        id = "{DEVICE}"
+        state_dir = "state"
+        [broker]
+        url = "mqtt://127.0.0.1:9"
+        [data]
+        kind = "folder"
+        path = "images"
+        inbox = "inbox"
+        held_out = "test"
+        [limits]
+        epsilon_server = 50.0
+        """
+    )
+    return file
 
 
 @pytest.fixture

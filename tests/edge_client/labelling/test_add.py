@@ -21,27 +21,6 @@ from support.image_files import others_than_files
 from support.pictures import a_picture
 
 
-@pytest.fixture
-def device_toml(board: DeviceConfig, tmp_path: Path) -> Path:
-    file = tmp_path / "device.toml"
-    file.write_text(
-        f"""
-        [device]
-        id = "{DEVICE}"
-        state_dir = "state"
-        [broker]
-        url = "mqtt://127.0.0.1:9"
-        [data]
-        kind = "folder"
-        path = "images"
-        held_out = "test"
-        [limits]
-        epsilon_server = 50.0
-        """
-    )
-    return file
-
-
 def names(folder: Path) -> list[str]:
     return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
 

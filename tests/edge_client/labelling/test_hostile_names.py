@@ -20,27 +20,6 @@ from support.hostile import HOSTILE, HOSTILE_FILE, SHOWN, SHOWN_FILE, assert_har
 from support.pictures import a_picture
 
 
-@pytest.fixture
-def device_toml(board: DeviceConfig, tmp_path: Path) -> Path:
-    file = tmp_path / "device.toml"
-    file.write_text(
-        f"""
-        [device]
-        id = "{DEVICE}"
-        state_dir = "state"
-        [broker]
-        url = "mqtt://127.0.0.1:9"
-        [data]
-        kind = "folder"
-        path = "images"
-        inbox = "inbox"
-        [limits]
-        epsilon_server = 50.0
-        """
-    )
-    return file
-
-
 def said_by(capsys: Any, *words: object, code: int = 0) -> str:
     """What a command writes to both streams."""
     assert main([str(word) for word in words]) == code
