@@ -194,7 +194,8 @@ def test_the_table_that_ships_has_no_cell_without_noise_or_with_too_few_seeds() 
 def test_a_gain_that_was_measured_is_not_denied(question: Question, gains: tuple[float, ...]) -> None:
     """At alpha 0.1 it did not pay, "with no fleet up to 100,000 devices", where fleets had gained as much."""
     advice = Advice.on(question)
-    assert all(advice.intervals.own.low < gain < advice.intervals.own.high for gain in gains)
+    low, high = (round(end, 3) for end in advice.intervals.own)  # to a tenth of a point, as both are told
+    assert all(low <= gain <= high for gain in gains)
     assert advice.answer == "perhaps"
     assert "may pay" in advice.sizes_in_words
     assert "not measured above" in advice.sizes_in_words

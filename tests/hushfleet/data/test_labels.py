@@ -13,6 +13,7 @@ import hushfleet as hf
 from hushfleet.data.arrays import load_arrays
 from hushfleet.data.conversion import as_data
 from hushfleet.data.csv_file import load_csv_set
+from hushfleet.data.labels import NO_CLASS, read_labels
 from hushfleet.data.samples import DataSet
 from hushfleet.errors import BadInput
 
@@ -114,3 +115,16 @@ def test_a_name_in_two_unicode_forms_is_one_class_and_one_device() -> None:
     assert set(made.owners) == {0, 1}
     as_macos = [unicodedata.normalize("NFD", name) for name in made.class_names]
     assert hf.Data(X, both).dataset("try", class_names=as_macos).train.labels.max() == 1
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "complex64", "str"])
+def test_a_number_is_one_label_whatever_the_type_of_its_array(kind: str) -> None:
+    names = ("0.1", "3", "-2.5")
+    y = np.array([0.1, 3, -2.5, 0.2], np.float64).astype(kind)
+    assert read_labels(y, names, "names").tolist() == [0, 1, 2, NO_CLASS]
+
+
+def test_a_text_that_no_program_writes_for_a_number_is_a_name() -> None:
+    y = np.array(["7", "007", "7e0", "+7", "7.0"])
+    assert read_labels(y, ("7", "007"), "names").tolist() == [0, 1, NO_CLASS, NO_CLASS, 0]
+    assert read_labels(y, ("a",) * 8, "numbers").tolist() == [7, NO_CLASS, NO_CLASS, NO_CLASS, 7]
