@@ -50,7 +50,7 @@ from support.edge import DEVICE, Bench, Clock, Package, ScriptedAggregator, Stop
 from support.local_link import LocalHub, LocalLink
 from support.releases import DAILY, put_trust, runs, statement
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 OF_EARLIER_VERSIONS = {"data.txt"}
 KNOWN = {STORE, *(STORE + suffix for suffix in (*SQLITE_SUFFIXES, LOCK_SUFFIX)), *REMNANTS, *BEFORE_THE_STORE}
 KEY, SERVICE = Identity.generate(), Identity.generate()
