@@ -39,7 +39,6 @@ def assemble(
             engine=engine,
             seed=simulation.seed,
             fleet=[device.name for device in simulation.fleet.devices],
-            scenario=simulation.folder.scenario,
             runtime=runtime,
             sums=SumFacts("simulation"),
         )

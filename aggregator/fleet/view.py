@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.results.answers import EvaluationRow
-from hushfleet.aggregator.results.fleet_state import Opening
-from hushfleet.aggregator.results.fleet_timeline import Activity
+from hushfleet.aggregator.results.fleet_state import Activity, Opening
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.plain_json import to_json
 from hushfleet.wire.format.health import Health, Problem

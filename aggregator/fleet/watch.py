@@ -41,8 +41,7 @@ from hushfleet.aggregator.fleet.view import (
 )
 from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
 from hushfleet.aggregator.results.events import EventTail
-from hushfleet.aggregator.results.fleet_state import Event, RunState
-from hushfleet.aggregator.results.fleet_timeline import Activity
+from hushfleet.aggregator.results.fleet_state import Activity, Event, RunState
 from hushfleet.durations import duration_s
 from hushfleet.errors import BadInput
 from hushfleet.losses import ACCURACY

@@ -1,4 +1,4 @@
-"""Derives the state of a fleet from the run's events: displays show it and timelines record it.
+"""Derives the state of a fleet from the run's events, for displays and for the outcomes of its rounds.
 
 The aggregator sees little of a device: that it is present (`presence`), that it trains, that it begins to send
 (`offer`), and the answer to its update. A device's state follows from these and from its part in the open round:
@@ -19,14 +19,13 @@ Unknown events and missing fields are ignored, so that one version can read the 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from hushfleet.aggregator.results.answers import EvaluationRow, evaluation_of
-from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.losses import ACCURACY
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.terms import Accountant
@@ -34,27 +33,22 @@ from hushfleet.privacy.terms import Accountant
 KEPT_WARNINGS = 5
 _STAYS_SENDING = ("store-full", "state-unknown", "late", "not-in-cohort")
 Event = Mapping[str, Any]
+Activity = Literal[
+    "absent", "ready", "fetching", "training", "sending", "accepted", "late", "declined", "refused", "sleeping", "lost"
+]
+ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 Presence = Literal["absent", "ready", "training", "sleeping", "lost"]
 Participation = Literal["none", "asked", "working", "offered", "accepted", "declined", "refused", "late"]
+Outcome = Literal["accepted", "late", "declined", "refused", "lost"]
 
 
 @dataclass
 class SeenDevice:
-    """One device: its presence, its part in the newest round, and the state that follows from both.
-
-    :param since_s: time since which it is in this state, for a timeline.
-    :param counted_s: time up to which `seconds` are counted, for a timeline.
-    """
+    """One device: its presence, its part in the newest round, and the state that follows from both."""
 
     presence: Presence = "absent"
     part: Participation = "none"
     state: Activity = "absent"
-    since_s: float = 0.0
-    counted_s: float = 0.0
-    answered_s: float = 0.0
-    outcomes: str = ""
-    seconds: defaultdict[Activity, float] = field(default_factory=lambda: defaultdict(float))
-    spans: list[tuple[float, float, Activity]] = field(default_factory=list)
 
     @property
     def is_open(self) -> bool:
@@ -104,25 +98,24 @@ class FleetState:
         device = self.devices[name] = SeenDevice()
         return device
 
-    def _changed(self, device: SeenDevice) -> None:
-        """Is called before a device's state changes."""
-
-    def _opened(self) -> None:
-        """Is called after a round has opened, before its cohort is asked."""
+    def _outcome(self, device: SeenDevice) -> Outcome | None:
+        """Returns the outcome of the open round for a device, as if it closed now; None if it was not needed."""
+        if device.part in ("accepted", "declined", "refused", "late"):
+            return device.part
+        if not device.is_open or self.buffer_size:  # a buffered round waits for nobody
+            return None
+        return "late" if device.is_there else "lost"
 
     def _close(self, number: int) -> None:
         """Closes the round: no further answer counts."""
         for device in self.devices.values():
-            if device.is_open:
-                device.part = "late" if device.is_there and not self.buffer_size else "none"
+            outcome = self._outcome(device)
+            device.part = "none" if outcome is None or outcome == "lost" else outcome
             self._derive(device)
         self.open_round = None
 
     def _derive(self, device: SeenDevice) -> None:
-        state = device.derived()
-        if state != device.state:
-            self._changed(device)
-            device.state = state
+        device.state = device.derived()
 
     def _device(self, name: str) -> SeenDevice:
         return self.devices.get(name) or self._add(name)
@@ -166,7 +159,6 @@ class FleetState:
                 self._close(self.open_round)
             self.open_round, size = number, event.get("buffer_size")
             self.buffer_size = size if isinstance(size, int) else 0
-            self._opened()
             for device in self.devices.values():
                 device.part = "none"
         for device in members:

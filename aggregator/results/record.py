@@ -1,7 +1,6 @@
 """Makes the aggregator's part of `result.json` from its store, so that it is the same after any crash.
 
-Only the fleet's timeline comes from the event log, and nothing else depends on that log: if it lost lines, the timeline
-loses details, but the outcome of each round still comes from the store.
+Only the numbers of devices that were late or lost come from the event log; accepted and declined ones are in the store.
 The simulator adds what only a simulation knows (own accuracies, label counts, the local-only baseline).
 """
 
@@ -13,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
-from pathlib import Path
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow, evaluation_of, statistic_of
+from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.results.metrics import RoundSummary, privacy_tables
+from hushfleet.aggregator.results.outcomes import OUTCOMES, Outcomes
 from hushfleet.aggregator.results.rerun import rerun, versions
 from hushfleet.aggregator.results.result import (
     Details,
@@ -32,7 +32,6 @@ from hushfleet.aggregator.results.result import (
     WireInfo,
 )
 from hushfleet.aggregator.results.server_sees import SumFacts
-from hushfleet.aggregator.results.timeline import read_timeline
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
 from hushfleet.codecs.registry import codec_of
 from hushfleet.config.spec import SecureSpec, TaskSpec, WireSpec
@@ -53,7 +52,6 @@ def record(
     engine: str,
     seed: int | None,
     fleet: Sequence[str] = (),
-    scenario: Path | None = None,
     runtime: str = "",
     sums: SumFacts | None = None,
     lifetimes: Mapping[str, Lifetime] | None = None,
@@ -64,7 +62,6 @@ def record(
     :param engine: `fast`, `live` or `field`.
     :param seed: None in the field, which has no seed.
     :param fleet: all devices, if they are known beforehand, because some may never have appeared.
-    :param scenario: the log of the disturbances of a simulated fleet.
     :param runtime: the runtime that computed the gradients, in a simulation.
     :param sums: who could unmask devices, if the task has secure sums.
     :param lifetimes: what each board of a fleet has spent over all tasks.
@@ -95,6 +92,7 @@ def record(
     seen = privacy.keys() | {row.device for row in store.devices()}
     names = sorted(seen | declines.keys() | set(fleet))
     noise_multiplier = prepared.method.noise_multiplier(RoundTerms())
+    outcomes = Outcomes(iterate_events(store.folder / EVENTS_NAME), accepted=accepted_in, declined=declined_in)
     return Result(
         task=spec.task,
         recorded_at=_utc(time.time()),
@@ -144,21 +142,24 @@ def record(
             decline_reasons=reasons,
             faults=store.faults(),
             timeline=[
-                TimelineRow(round=row.round, opened_s=row.opened_at - began_at, closed_s=row.closed_at - began_at)
+                TimelineRow(
+                    round=row.round,
+                    opened_s=row.opened_at - began_at,
+                    closed_s=row.closed_at - began_at,
+                    **_counts(outcomes.of_round.get(row.round)),
+                )
                 for row in closed
                 if row.closed_at is not None
             ],
-            fleet_timeline=read_timeline(
-                store.folder / EVENTS_NAME,
-                scenario=scenario,
-                devices=fleet,
-                accepted=accepted_in,
-                declined=declined_in,
-            ),
+            in_vain=dict(+outcomes.in_vain),
         ),
         versions=versions(),
         rerun=rerun(prepared, runtime=runtime),
     )
+
+
+def _counts(outcomes: Mapping[str, int] | None) -> dict[str, int | None]:
+    return {} if outcomes is None else {outcome: outcomes[outcome] for outcome in OUTCOMES}
 
 
 def evaluations(summaries: Iterable[RoundSummary]) -> list[EvaluationRow]:

@@ -16,7 +16,6 @@ from pydantic import Field, ValidationError, model_validator
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow
-from hushfleet.aggregator.results.fleet_timeline import FleetTimeline
 from hushfleet.aggregator.results.json_record import Count, Fraction, JsonRecord, Measured, Number, mistakes
 from hushfleet.aggregator.results.server_sees import RosterBy
 from hushfleet.config.spec import Form
@@ -26,7 +25,7 @@ from hushfleet.privacy.terms import Accountant, Accounting, TrustModel
 
 SCHEMA: Literal[1] = 1
 _encode = json.JSONEncoder(allow_nan=False).encode
-_KEYED_BY_DEVICE = ("boards", "refusals", "declines", "faults")
+_KEYED_BY_DEVICE = ("boards", "refusals", "declines", "faults", "in_vain")
 _BY_ROUND_AND_DEVICE = ("accuracy_own_common", "accuracy_own_local", "epsilon_server", "epsilon_release")
 _BY_ROUND_AND_LAYER = ("personal_share", "clip_weights")
 _BY_ROUND = ("eq20_bytes", "float32_bytes", "values_sent", "timeline")
@@ -195,11 +194,20 @@ class SeedPoint(Repeated):
 
 
 class TimelineRow(JsonRecord):
-    """The time of a round, in seconds since the run began."""
+    """A round: its time in seconds since the run began, and the numbers of devices by outcome.
+
+    The numbers are null if the round is not in the event log. `late`: connected, but no update when the round closed;
+    `lost`: asked, and disconnected then.
+    """
 
     round: Count
     opened_s: float
     closed_s: float
+    accepted: Count | None = None
+    late: Count | None = None
+    declined: Count | None = None
+    refused: Count | None = None
+    lost: Count | None = None
 
 
 class Rerun(JsonRecord):
@@ -276,7 +284,7 @@ class Details(JsonRecord):
     decline_reasons: dict[str, str] = {}
     faults: dict[str, Count] = {}
     timeline: list[TimelineRow] = []
-    fleet_timeline: FleetTimeline | None = None
+    in_vain: dict[str, Count] = {}
     confusion_global: list[list[Count]] = []
     confusion_own: list[list[Count]] = []
     confusion_devices: Count = 0

@@ -13,7 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView
-from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES
+from hushfleet.aggregator.results.fleet_state import ACTIVITIES
 from hushfleet.wire.format.fields import DeclineCode
 from hushfleet.wire.format.health import SHOWN, metric_value
 from hushfleet.wire.format.messages import RefusedCode

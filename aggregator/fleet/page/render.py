@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from hushfleet.aggregator.fleet import advice, descriptions
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RunView
-from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES
+from hushfleet.aggregator.results.fleet_state import ACTIVITIES
 from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent, size
 
 PARTS = ("summary", "attention", "round", "releases", "boards", "answers", "figures")

@@ -11,7 +11,6 @@ from pathlib import Path
 from hushfleet.aggregator.results.report import page, sections
 from hushfleet.aggregator.results.report.answers import answers_section
 from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent
-from hushfleet.aggregator.results.report.timeline import timeline_section
 from hushfleet.aggregator.results.report.verdict import (
     VERDICTS,
     ComparedRow,
@@ -65,7 +64,7 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
         None if seen is None else sections.seen(seen),
         sections.privacy_sweep(result, headline),
         sections.traffic(result),
-        timeline_section(result),
+        sections.rounds_over_time(result),
         sections.fleet(result),
         # folded sections: for authors of methods, and for reference
         sections.course(result),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -11,7 +12,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from hushfleet.aggregator.results.fleet_state import Outcome
 from hushfleet.aggregator.results.gains import final_by_device
+from hushfleet.aggregator.results.outcomes import OUTCOMES
 from hushfleet.aggregator.results.report import charts
 from hushfleet.aggregator.results.report.charts import PERCENT, Values, line, over
 from hushfleet.aggregator.results.report.page import (
@@ -49,8 +52,6 @@ MOST_DUMBBELLS = 24
 MOST_TABLE_ROWS = 40
 MOST_LAYER_LINES = 4
 DASH = "\N{EN DASH}"
-_TRAINED = frozenset("lrx")
-"""The outcomes of a round in which a device may have trained although no update of it was accepted."""
 
 
 def rounds_of(result: Result) -> list[int]:
@@ -331,6 +332,45 @@ def labels(result: Result) -> Section | None:
     return Section("labels", "Labels over devices", lead, [chart], folded=True)
 
 
+def rounds_over_time(result: Result) -> Section | None:
+    """Shows how many devices answered each round in time; None if all did, or if the events were not recorded."""
+    rows = [(row, Counter({name: getattr(row, name) or 0 for name in OUTCOMES})) for row in result.details.timeline]
+    total = sum((counts for _, counts in rows), Counter[Outcome]())
+    if not (missed := total.total() - total["accepted"]):
+        return None
+    bars = [
+        go.Bar(
+            x=[row.round for row, _ in rows],
+            y=[counts[outcome] for _, counts in rows],
+            name=outcome,
+            marker={"color": f"var(--{outcome})", "line_width": 0},
+            hovertext=[f"{number(row.closed_s - row.opened_s)} s, from {number(row.opened_s)} s on" for row, _ in rows],
+            hovertemplate=f"round %{{x}}: %{{y}} {outcome}; it took %{{hovertext}}<extra></extra>",
+        )
+        for outcome in OUTCOMES
+        if total[outcome]
+    ]
+    layout = {
+        "barmode": "stack",
+        "bargap": 0.1,
+        "xaxis_title_text": "round",
+        "yaxis_title_text": "devices",
+        "height": 260,
+    }
+    worst, counts = max(rows, key=lambda each: each[1].total() - each[1]["accepted"])
+    declined = total["declined"] and sorted(result.details.decline_reasons)
+    why = f" (reasons in this run: {', '.join(declined)})" if declined else ""
+    lead = (
+        f"Of {total.total():,} updates that were asked for, {missed:,} did not arrive in time: {_missed(total)}{why}. "
+        f"Most were missing in round {worst.round}: of {counts.total():,} that were asked, {_missed(counts)}."
+    )
+    return Section("timeline", "Rounds over time", lead, [Plot(go.Figure(bars, layout), "Devices in each round")])
+
+
+def _missed(counts: Mapping[Outcome, int]) -> str:
+    return ", ".join(f"{counts[each]:,} {each}" for each in OUTCOMES if each != "accepted" and counts[each])
+
+
 def fleet(result: Result) -> Section:
     detail, ledger = result.details, {row.device: row for row in result.privacy}
     ids, known = detail.devices or list(ledger), any(row.lifetime for row in result.privacy)
@@ -382,11 +422,7 @@ def fleet(result: Result) -> Section:
 def _spent_unknown(result: Result) -> set[str]:
     """Returns the devices that may have paid for updates but never reported it: a device reports its total only with an
     accepted update."""
-    trained = {*result.details.refusals}
-    if timeline := result.details.fleet_timeline:
-        of_each = zip(timeline.devices, timeline.outcomes, strict=True)
-        trained |= {device for device, letters in of_each if not _TRAINED.isdisjoint(letters)}
-    return trained - {row.device for row in result.privacy}
+    return (result.details.refusals.keys() | result.details.in_vain.keys()) - {row.device for row in result.privacy}
 
 
 def _codes(counts: Mapping[str, int] | None) -> str:

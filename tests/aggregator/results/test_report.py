@@ -16,7 +16,6 @@ import plotly.graph_objects as go
 import pytest
 
 from hushfleet.aggregator.commands.main import load_command
-from hushfleet.aggregator.results.fleet_timeline import FleetRound, FleetTimeline
 from hushfleet.aggregator.results.report import render_report, write_report
 from hushfleet.aggregator.results.report.charts import line, log_axis
 from hushfleet.aggregator.results.report.page import PageCell, Plot, Prose, Section, Table, label, page, plotly_script
@@ -154,14 +153,7 @@ def test_the_numbers_of_the_result_are_in_the_report() -> None:
 def test_what_a_device_paid_for_updates_that_came_too_late_is_not_told_as_nothing() -> None:
     result = sample(3, 2)
     late, declined = result.details.devices[1:]
-    timeline = FleetTimeline(
-        timed=False,
-        end_s=2.0,
-        devices=result.details.devices,
-        rounds=[FleetRound(round=n, opened_s=n - 1.0, closed_s=n) for n in (1, 2)],
-        outcomes=["aa", "ll", "dd"],
-    )
-    details = result.details.model_copy(update={"fleet_timeline": timeline, "refusals": {}})
+    details = result.details.model_copy(update={"in_vain": {late: 2}, "refusals": {}})
     result = result.model_copy(update={"details": details, "privacy": result.privacy[:1]})
     table = next(part for part in fleet(result).parts if isinstance(part, Table))
     spent = {row[0]: (row[table.head.index("charged")], row[table.head.index("epsilon_server")]) for row in table.rows}

@@ -16,7 +16,6 @@ import pytest
 
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.events import EventLog, iterate_events
-from hushfleet.aggregator.results.timeline import read_timeline
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.simulator.boards import FleetMix
@@ -180,7 +179,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end_and_the_same_log(
     assert broken.folder.scenario.read_bytes() == calm.folder.scenario.read_bytes()
 
 
-def test_a_scenario_is_logged_so_that_the_timeline_shows_it(make: MakeSimulation) -> None:
+def test_a_scenario_is_logged_and_its_effects_are_events(make: MakeSimulation) -> None:
     scenario = {
         "drop_out": [{"devices": ["device-1"], "at_round": 2, "for_s": 3.0}],
         "outage": [{"devices": ["device-3"], "at_round": 1, "for_s": 2.0}],
@@ -199,10 +198,12 @@ def test_a_scenario_is_logged_so_that_the_timeline_shows_it(make: MakeSimulation
     declines = [(event["device"], event["code"]) for event in events if event["event"] == "decline"]
     assert declines == [("device-5", "memory")] * 3
     assert not simulation.folder.device("device-5").has_store, "it was never trained"
-    timeline = read_timeline(simulation.folder.events, scenario=simulation.folder.scenario)
-    assert timeline is not None
-    assert timeline.outcomes[5] == "ddd"
-    assert timeline.seconds[1]["lost"] == pytest.approx(3.0, abs=1.0)
+    gone = [event for event in events if event.get("device") == "device-1" and event["event"] == "presence"]
+    lost_at, back_at = (
+        next(e["at"] for e in gone if e["state"] == state and e["at"] >= at)
+        for state, at in (("lost", 0.0), ("ready", next(e["at"] for e in gone if e["state"] == "lost")))
+    )
+    assert back_at - lost_at == pytest.approx(3.0, abs=1.0)
 
 
 BUFFERED: dict[str, Any] = {

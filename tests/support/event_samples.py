@@ -1,4 +1,4 @@
-"""Event logs made up for the tests of the timeline: several boards with stragglers, drop-outs and an outage."""
+"""Event logs made up for tests: several boards with stragglers, drop-outs and an outage."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def fleet_log(
     outage_round: int | None = None,
     quorum: float = 0.9,
     began: float = 1_700_000_000.0,
-) -> tuple[list[Event], list[Event]]:
-    """The events of a run, by time, and what its scenario log says.
+) -> list[Event]:
+    """The events of a run, by time.
 
     :param away: how likely a device is cut off in a round, for some rounds.
     :param outage_round: in this round the broker crashes, and nearly all devices are lost for a while.
@@ -34,7 +34,6 @@ def fleet_log(
     board = {name: boards[number * len(boards) // devices] for number, name in enumerate(names)}
     speed = {name: rng.lognormvariate(0, 0.15) for name in names}
     events: list[Event] = [{"at": began, "event": "run", "devices": devices, "rounds": rounds}]
-    scenario: list[Event] = []
     back_in: dict[str, int] = {}
 
     def presence(at: float, name: str, state: str) -> None:
@@ -59,10 +58,6 @@ def fleet_log(
                 {"at": now + 1.0, "event": "link", "state": "down"},
                 {"at": now + 4.0, "event": "link", "state": "up"},
             ]
-            scenario += [
-                {"at": now + 0.9, "event": "scenario", "action": "kill", "target": "broker"},
-                {"at": now + 3.5, "event": "scenario", "action": "start", "target": "broker"},
-            ]
         planned, declined = [], []
         for name in cohort:
             fetched = now + rng.uniform(0.2, 0.6) + stretch
@@ -74,7 +69,6 @@ def fleet_log(
             if rng.random() < away:
                 lost_at[name] = rng.uniform(fetched, sent)
                 back_in[name] = number + rng.randint(1, 6)
-                scenario.append({"at": lost_at[name], "event": "scenario", "action": "kill", "target": name})
             elif rng.random() < declines:
                 declined.append(
                     {"at": fetched, "event": "decline", "round": number, "device": name, "code": "busy", "reason": ""}
@@ -102,4 +96,4 @@ def fleet_log(
         events.append({"at": closes, "event": "round_close", "round": number})
         now = max(closes, max(lost_at.values(), default=closes)) + 0.3
     events.append({"at": now, "event": "finished"})
-    return sorted(events, key=lambda event: event["at"]), sorted(scenario, key=lambda event: event["at"])
+    return sorted(events, key=lambda event: event["at"])
