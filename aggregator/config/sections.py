@@ -40,6 +40,7 @@ DataSetName = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "
 OWN_DATA = get_args(OwnData)
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
 _AtLeast1 = Annotated[int, Meta(ge=1)]
+_Accuracies = tuple[Annotated[float, Meta(ge=0, le=1)], ...]
 _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30, as float32 numbers can be")]
 
 
@@ -297,6 +298,34 @@ class PrivacySection(Checked):
             raise ValueError(f"clip_norm = {self.clip_norm:g}: must be 1e-9 to 1e4, or inf")
         if self.noise_multiplier and self.noise_multiplier < 1e-6:
             raise ValueError(f"noise_multiplier = {self.noise_multiplier:g}: must be 0, or 1e-6 to 1000")
+
+
+@dataclass(frozen=True)
+class PlanSection(Checked):
+    """`[plan]`: what `hushfleet plan` assumed or simulated. It decides only the sentence on whether the fleet pays.
+
+    `images` per board, and `alpha` of their labels, are guesses. The other keys have what `--data` simulated on public
+    images: `measured_on` names them, `devices` is the size of a fleet in which all are honest and present, and at each
+    `epsilon` there are the accuracies of boards' `own` heads and of the `common` head, and the `spread` of the gain
+    over seeds. `alone` has the accuracies without the others, on own labels and on all.
+    """
+
+    images: _AtLeast1 | None = None
+    alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    measured_on: str = ""
+    devices: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    epsilon: tuple[Annotated[float, Meta(gt=0, le=1e4)], ...] = ()
+    alone: _Accuracies = ()
+    own: _Accuracies = ()
+    common: _Accuracies = ()
+    spread: _Accuracies = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lists = (self.epsilon, self.own, self.common, self.spread)
+        complete = self.images and self.devices and len(self.alone) == 2 and self.epsilon
+        if self.measured_on and not (complete and len(set(map(len, lists))) == 1):
+            raise ValueError("measured_on: the figures of a simulation are incomplete; make the task by `hushfleet plan`")
 
 
 @dataclass(frozen=True)

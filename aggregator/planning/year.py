@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hushfleet.aggregator.planning.advice import Advice
+from hushfleet.aggregator.planning.advice import MONTH_S, YEAR_S, Advice
 from hushfleet.aggregator.planning.gain_errors import Interval
 from hushfleet.durations import describe_duration, duration_s
 from hushfleet.errors import BadInput
@@ -14,8 +14,6 @@ from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.ledger import rounds_left
 from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
 
-DAY_S = 86400.0
-YEAR_S, MONTH_S = 365 * DAY_S, 365 * DAY_S / 12
 MOST_PERIODS = 10_000
 
 
