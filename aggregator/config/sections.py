@@ -325,7 +325,9 @@ class PlanSection(Checked):
         lists = (self.epsilon, self.own, self.common, self.spread)
         complete = self.images and self.devices and len(self.alone) == 2 and self.epsilon
         if self.measured_on and not (complete and len(set(map(len, lists))) == 1):
-            raise ValueError("measured_on: the figures of a simulation are incomplete; make the task by `hushfleet plan`")
+            raise ValueError(
+                "measured_on: the figures of a simulation are incomplete; make the task by `hushfleet plan`"
+            )
 
 
 @dataclass(frozen=True)

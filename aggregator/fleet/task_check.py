@@ -18,7 +18,7 @@ from hushfleet.aggregator.fleet.payment import Payment, pace
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.view import BoardView
-from hushfleet.aggregator.planning.evaluation_error import evaluation_error
+from hushfleet.aggregator.planning.evaluation_error import useless_evaluation
 from hushfleet.aggregator.planning.pay import images_of
 from hushfleet.aggregator.rounds.policy import least_devices
 from hushfleet.aggregator.rounds.schedule import Schedule
@@ -60,7 +60,7 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
         if (why := decline_of(limits, charge, task.method.name, task.secure_spec())) is not None:
             found.append(f"every board declines {task.name}: {why} (fleet.toml: [device.limits], [secure_sums])")
         begun = (folder.path / "runs" / task.name).exists()
-        if not begun and (useless := useless_evaluation(task, folder, needed=needed)) is not None:
+        if not begun and (useless := useless_for(task, folder, needed=needed)) is not None:
             found.append(useless)
         spending = Spending(limits)
         if found or spending.budget is None:
@@ -71,14 +71,13 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
     return [] if why is None else [why]
 
 
-def useless_evaluation(task: Task, folder: FleetFolder, *, needed: int) -> str | None:
-    """Says why the task's evaluation would tell nothing; None if it would tell something, or the task has none.
+def useless_for(task: Task, folder: FleetFolder, *, needed: int) -> str | None:
+    """Says why the task's evaluation would tell nothing in this fleet, as `useless_evaluation`.
 
     :param needed: number of boards with which a round opens; more may be enrolled.
     """
     boards = max(enrolled(folder), needed)
-    found = evaluation_error(task, devices=boards, images=told_images(folder) or images_of(task))
-    return None if found is None or found.is_useful else f"{task.name}: {found.in_words}; or leave [evaluation] out"
+    return useless_evaluation(task, devices=boards, images=told_images(folder) or images_of(task))
 
 
 def spread(task: Task, folder: FleetFolder) -> str | None:

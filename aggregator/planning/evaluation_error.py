@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 from hushfleet.aggregator.config.question import question_of
 from hushfleet.aggregator.config.task import Task
-from hushfleet.config.question import EVALUATED
+from hushfleet.aggregator.results.answers import USEFUL_BELOW
+from hushfleet.config.question import EVALUATED, QuestionSpec
 from hushfleet.training.answer import scale_of
 
-USEFUL_BELOW = 0.05
-"""A gain with a standard error of five points or more does not say whether a fleet pays."""
 DISAGREEMENT = 0.3
 """The share of held-out samples on which exactly one of the two heads is right; it decides how much a gain varies."""
 _MOST_DEVICES, _MOST_SHARE = 100_000, 0.5
@@ -35,6 +34,14 @@ class EvaluationError:
     of: int
     held_out: float
     share: float
+
+    @classmethod
+    def of(
+        cls, question: QuestionSpec, *, devices: int, split: float, of: int, images: int, share: float
+    ) -> EvaluationError:
+        """:param images: images per device."""
+        noise = question.noise_multiplier / float(scale_of(question, EVALUATED).unit[1])
+        return cls(devices, noise, split, of, max(1.0, question.held_out * images), share)
 
     @property
     def noise(self) -> float:
@@ -81,6 +88,12 @@ class EvaluationError:
         return f"{found}, which says nothing: it needs {', or '.join(ways) or 'a larger epsilon'}"
 
 
+def useless_evaluation(task: Task, *, devices: int, images: int) -> str | None:
+    """Says why a task's evaluation would tell nothing; None if it would tell something, or the task has none."""
+    found = evaluation_error(task, devices=devices, images=images)
+    return None if found is None or found.is_useful else f"{task.name}: {found.in_words}; or leave [evaluation] out"
+
+
 def evaluation_error(task: Task, *, devices: int, images: int) -> EvaluationError | None:
     """Predicts the error of a task's evaluation; None for a task without one, or without noise.
 
@@ -92,11 +105,5 @@ def evaluation_error(task: Task, *, devices: int, images: int) -> EvaluationErro
         return None
     question = question_of(task, noise_multiplier=multiplier, classes=2)
     assert question is not None
-    return EvaluationError(
-        devices=devices,
-        noise_of_one=question.noise_multiplier / float(scale_of(question, EVALUATED).unit[1]),
-        split=task.noise_split,
-        of=task.cohort_size,
-        held_out=max(1.0, section.held_out * images),
-        share=section.share,
-    )
+    split, of = task.noise_split, task.cohort_size
+    return EvaluationError.of(question, devices=devices, split=split, of=of, images=images, share=section.share)

@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hushfleet.aggregator.config.sections import OWN_DATA, PlanSection
 from hushfleet.aggregator.config.question import noise_factor
+from hushfleet.aggregator.config.sections import OWN_DATA, PlanSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.planning.advice import Advice, ImagesBy, Question, verdict
-from hushfleet.aggregator.planning.evaluation_error import USEFUL_BELOW
 from hushfleet.aggregator.planning.gain_errors import Answer, Interval
 from hushfleet.aggregator.planning.gain_table import GainTable, gain_table
-from hushfleet.aggregator.results.answers import DEVIATIONS, EvaluationRow
+from hushfleet.aggregator.results.answers import EvaluationRow
+from hushfleet.aggregator.results.report.readable import evaluated
 from hushfleet.data.sets import facts
 from hushfleet.methods.hush_rule import rule
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -35,21 +35,15 @@ class Measured:
 
     @property
     def in_words(self) -> str:
-        row = self.row
-        why = f"{row.devices} devices measured it after round {row.round}, by noised answers on samples that never train"
-        return verdict(self.answer, f"{why}: {self._interval} over staying alone")
+        return verdict(self.answer, f"{self._interval} over staying alone, {evaluated(self.row)}")
 
     @property
     def _interval(self) -> Interval:
-        return Interval(self.row.gain.value - self.row.gain.error, self.row.gain.value + self.row.gain.error)
+        gain = self.row.gain
+        return Interval(gain.value - gain.error, gain.value + gain.error)
 
 
 PayAnswer = Advice | Measured
-
-
-def is_useful(row: EvaluationRow) -> bool:
-    """Returns whether an evaluation is exact enough to replace a prediction."""
-    return row.gain.error / DEVIATIONS < USEFUL_BELOW
 
 
 def pay(
@@ -71,7 +65,7 @@ def pay(
     :param evaluation: the newest one. If it is exact enough, it is the answer, and nothing is predicted.
     :param lasts_s: as `Advice.lasts_s`.
     """
-    if evaluation is not None and is_useful(evaluation):
+    if evaluation is not None and evaluation.is_useful:
         return Measured(evaluation)
     privacy, plan, described = task.privacy, task.plan or PlanSection(), described or _described(task)
     if task.method.name != "hush" or privacy.unit != "device" or not task.noises_updates or described is None:
