@@ -23,7 +23,7 @@ class EvaluationError:
     :param devices: number of devices that answer.
     :param noise_of_one: standard deviation of the noise in the gain that one device would report alone.
     :param split: number of devices among which the noise is divided; 1: each adds all of it.
-    :param of: number of devices for which the task chose `split`.
+    :param planned: number of devices for which the task chose `split`.
     :param held_out: number of samples with which a device tests.
     :param share: `evaluation.share`.
     """
@@ -31,17 +31,17 @@ class EvaluationError:
     devices: int
     noise_of_one: float
     split: float
-    of: int
+    planned: int
     held_out: float
     share: float
 
     @classmethod
     def of(
-        cls, question: QuestionSpec, *, devices: int, split: float, of: int, images: int, share: float
+        cls, question: QuestionSpec, *, devices: int, split: float, planned: int, images: int, share: float
     ) -> EvaluationError:
         """:param images: images per device."""
         noise = question.noise_multiplier / float(scale_of(question, EVALUATED).unit[1])
-        return cls(devices, noise, split, of, max(1.0, question.held_out * images), share)
+        return cls(devices, noise, split, planned, max(1.0, question.held_out * images), share)
 
     @property
     def noise(self) -> float:
@@ -64,7 +64,7 @@ class EvaluationError:
     def least_devices(self) -> int | None:
         """Returns for how many devices such a task is useful; None: for more than a task may have."""
         for devices in range(self.devices, _MOST_DEVICES + 1):
-            split = self.split * devices / self.of if self.split > 1 else 1.0
+            split = self.split * devices / self.planned if self.split > 1 else 1.0
             if replace(self, devices=devices, split=split).is_useful:
                 return devices
         return None
@@ -105,5 +105,11 @@ def evaluation_error(task: Task, *, devices: int, images: int) -> EvaluationErro
         return None
     question = question_of(task, noise_multiplier=multiplier, classes=2)
     assert question is not None
-    split, of = task.noise_split, task.cohort_size
-    return EvaluationError.of(question, devices=devices, split=split, of=of, images=images, share=section.share)
+    return EvaluationError.of(
+        question,
+        devices=devices,
+        split=task.noise_split,
+        planned=task.cohort_size,
+        images=images,
+        share=section.share,
+    )

@@ -113,4 +113,7 @@ def _unlike_the_table(task: Task, asked: Question, counted: float) -> Iterator[s
     rounds, clip_norm = task.round.rounds, task.privacy.clip_norm
     low, high = _NEAR
     if rounds < _LEAST_ROUNDS or not low <= rounds * clip_norm / (usual.rounds * usual.clip_norm) <= high:
-        yield f"{rounds} rounds with a clip norm of {clip_norm:g} were not measured, but {usual.rounds} with {usual.clip_norm:g}"
+        yield (
+            f"{rounds} rounds with a clip norm of {clip_norm:g} were not measured, but {usual.rounds} with "
+            f"{usual.clip_norm:g}"
+        )

@@ -94,8 +94,9 @@ def evaluated(row: EvaluationRow) -> str:
     """Says who measured a gain, and the accuracies that it comes from; without a full stop."""
     own, alone, shared, gaining = map(_with_error, (row.own, row.alone, row.shared, row.gaining))
     return (
-        f"by noised answers of {row.devices} boards after round {row.round}, on samples that never train: {own} right with their own heads, {alone} with heads trained alone, {shared} with the "
-        f"shared model; {gaining} of the boards gain (the truth is within each ± in 19 of 20 cases)"
+        f"by noised answers of {row.devices} boards after round {row.round}, on samples that never train: {own} right "
+        f"with their own heads, {alone} with heads trained alone, {shared} with the shared model; {gaining} of the "
+        "boards gain (the truth is within each ± in 19 of 20 cases)"
     )
 
 

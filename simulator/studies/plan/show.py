@@ -66,9 +66,8 @@ def show(console: Console, advice: Advice, needed: Needs, boards: list[BoardCost
         accuracy.add_row(test, percent(alone), percent(shared), f"{100 * (shared - alone):+.1f} points", str(interval))
     console.print(accuracy)
     takes = Table(show_header=False)
-    for name, text in (
-        _turning(advice) | _promise(asked, needed) | _told(asked, needed) | _costs(needed) | _boards(needed, boards)
-    ).items():
+    rows = _turning(advice) | _told(asked, needed) | _promise(asked, needed) | _costs(needed) | _boards(needed, boards)
+    for name, text in rows.items():
         takes.add_row(name, text)
     console.print(takes)
     if year is not None:
@@ -123,7 +122,7 @@ def _told(asked: Question, needed: Needs) -> dict[str, str]:
     question = QuestionSpec("evaluation", 1, multiplier, held_out=usual.held_out, most_gain=usual.most_gain)
     split = 1 if asked.local else asked.honest_devices
     found = EvaluationError.of(
-        question, devices=asked.devices, split=split, of=asked.devices, images=asked.images, share=usual.share
+        question, devices=asked.devices, split=split, planned=asked.devices, images=asked.images, share=usual.share
     )
     return {"measured by boards": found.in_words}
 
