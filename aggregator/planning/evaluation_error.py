@@ -83,7 +83,7 @@ class EvaluationError:
         if self.is_useful:
             return found
         devices, share = self.least_devices(), self.least_share()
-        ways = [f"{devices:,} devices"] if devices is not None else []
+        ways = [f"{devices:,} devices (data.devices)"] if devices is not None else []
         ways += [f"share = {share:g}"] if share is not None else []
         return f"{found}, which says nothing: it needs {', or '.join(ways) or 'a larger epsilon'}"
 
