@@ -24,7 +24,7 @@ _NEAR = (0.5, 1.5)  # times the rule's distance: gains differed by less than a p
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredGain:
     """The answer by the task's own evaluation."""
 
     row: EvaluationRow
@@ -43,7 +43,7 @@ class Measured:
         return Interval(gain.value - gain.error, gain.value + gain.error)
 
 
-PayAnswer = Advice | Measured
+PayAnswer = Advice | MeasuredGain
 
 
 def pay(
@@ -66,7 +66,7 @@ def pay(
     :param lasts_s: as `Advice.lasts_s`.
     """
     if evaluation is not None and evaluation.is_useful:
-        return Measured(evaluation)
+        return MeasuredGain(evaluation)
     privacy, plan, described = task.privacy, task.plan or PlanSection(), described or _described(task)
     if task.method.name != "hush" or privacy.unit != "device" or not task.noises_updates or described is None:
         return None

@@ -12,7 +12,7 @@ from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.planning.advice import MONTH_S, Advice, Question
 from hushfleet.aggregator.planning.evaluation_error import evaluation_error, useless_evaluation
 from hushfleet.aggregator.planning.gain_table import gain_table
-from hushfleet.aggregator.planning.pay import Measured, pay
+from hushfleet.aggregator.planning.pay import MeasuredGain, pay
 from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.errors import BadInput
 
@@ -140,7 +140,7 @@ def test_what_was_measured_is_the_sentence_if_it_says_anything() -> None:
         (0.02, 0.09, "It may pay: -7.0 to +11.0 points"),
     ):
         found = pay(task(), evaluation=row(gain, error))
-        assert isinstance(found, Measured)
+        assert isinstance(found, MeasuredGain)
         assert found.in_words.startswith(said)
 
 
