@@ -8,6 +8,7 @@ from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.planning.advice import ImagesBy
 from hushfleet.aggregator.planning.pay import PayAnswer, pay
 from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.result import Result
@@ -25,7 +26,7 @@ def pay_of_fleet(
     :param evaluation: the newest one of the task's run.
     """
     boards, images = enrolled(folder) if boards is None else boards, told_images(folder)
-    by = "assumed" if images is None else "told by noised counts"
+    by: ImagesBy = "assumed" if images is None else "told by noised counts"
     return pay(task, devices=boards or None, images=images, images_by=by, evaluation=evaluation)
 
 

@@ -207,9 +207,9 @@ def answer(result: Result, headline: Headline) -> str:
     if result.pay:
         sentences.append(f"{result.pay}.")
     elif result.evaluations:
-        row = result.evaluations[-1]
-        told = f"{points(row.gain.value, '')} ± {100 * row.gain.error:.1f} points over staying alone"
-        sentences.append(f"The devices say {told}, {evaluated(row)}.")
+        newest = result.evaluations[-1]
+        gained_by = f"{points(newest.gain.value, '')} ± {100 * newest.gain.error:.1f} points over staying alone"
+        sentences.append(f"The devices say {gained_by}, {evaluated(newest)}.")
     elif gain is None:
         sentences.append(
             "This run did not measure models that each device trains alone, "
