@@ -313,8 +313,8 @@ class PlanSection(Checked):
     images: _AtLeast1 | None = None
     alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     measured_on: str = ""
-    devices: Annotated[float, Meta(gt=0, le=1e6)] | None = None
-    epsilon: tuple[Annotated[float, Meta(gt=0, le=1e4)], ...] = ()
+    devices: Annotated[float, Meta(ge=1, le=1e6)] | None = None
+    epsilon: tuple[Annotated[float, Meta(ge=1e-3, le=1e3)], ...] = ()
     alone: _Accuracies = ()
     own: _Accuracies = ()
     common: _Accuracies = ()
@@ -326,7 +326,8 @@ class PlanSection(Checked):
         complete = self.images and self.devices and len(self.alone) == 2 and self.epsilon
         if self.measured_on and not (complete and len(set(map(len, lists))) == 1):
             raise ValueError(
-                "measured_on: the figures of a simulation are incomplete; make the task by `hushfleet plan`"
+                f"measured_on = {format_value(self.measured_on)}: a simulation needs images, devices, two values of "
+                "alone, and as many of own, common and spread as of epsilon; `hushfleet plan --data --out` writes them"
             )
 
 

@@ -46,7 +46,7 @@ from hushfleet.aggregator.results.events import EventTail
 from hushfleet.aggregator.results.fleet_state import Event, RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.durations import duration_s
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.losses import ACCURACY
 from hushfleet.schema import read_file
 from hushfleet.wire.format.health import Problem
@@ -236,7 +236,7 @@ class FleetWatch:
         """Says whether the fleet pays; computed again when its task, its boards or its evaluation have changed."""
         enrolled = sum(board.standing == "enrolled" for board in boards)
         evaluation = None if run is None else run.evaluation
-        with contextlib.suppress(BadInput, OSError):  # a task file that is being written by hand
+        with contextlib.suppress(BadInput, PrivacyError, OSError):  # a task file that is being written by hand
             state = (self._folder.task.stat().st_mtime_ns, enrolled, evaluation)
             if state != self._pay[0]:
                 found = pay_of_fleet(load_task(self._folder.task), self._folder, boards=enrolled, evaluation=evaluation)

@@ -186,7 +186,7 @@ def test_a_simulation_of_the_plan_is_kept_in_the_task() -> None:
     assert fewer.way == "simulated"
     assert fewer.estimate.accuracies.gain < found.estimate.accuracies.gain
     assert advice(task(data=data, plan=SIMULATED), images=31).way == "other data", "it was simulated with 20"
-    with pytest.raises(BadInput, match="the figures of a simulation are incomplete"):
+    with pytest.raises(BadInput, match="a simulation needs images, devices, two values"):
         task(data=data, plan={**SIMULATED, "own": [0.5]})
 
 
