@@ -18,16 +18,22 @@ _MOST_ERROR = 0.3  # of the number of images, with which a noised count is still
 
 
 def pay_of_fleet(
-    task: Task, folder: FleetFolder, *, boards: int | None = None, evaluation: EvaluationRow | None = None
+    task: Task,
+    folder: FleetFolder,
+    *,
+    boards: int | None = None,
+    evaluation: EvaluationRow | None = None,
+    lasts_s: float | None = None,
 ) -> PayAnswer | None:
     """Answers for the fleet as it is; None if nothing like the task was measured. Raises `StoreError`.
 
     :param boards: number of boards that are enrolled; None: the registry is read. Without boards the task's are taken.
     :param evaluation: the newest one of the task's run.
+    :param lasts_s: as for `pay`.
     """
     boards, images = enrolled(folder) if boards is None else boards, told_images(folder)
     by: ImagesBy = "assumed" if images is None else "told by noised counts"
-    return pay(task, devices=boards or None, images=images, images_by=by, evaluation=evaluation)
+    return pay(task, devices=boards or None, images=images, images_by=by, evaluation=evaluation, lasts_s=lasts_s)
 
 
 def enrolled(folder: FleetFolder) -> int:
