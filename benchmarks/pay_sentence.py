@@ -3,11 +3,12 @@
     python -m benchmarks.pay_sentence --kept FILE [--data-dir DIR] [--minutes M]
 
 The fleets are drawn by a seed: of a data set, with a number of boards, of images on each, an alpha of their labels, and
-an epsilon. They are none of those with which the gain table and its errors were measured. For each one `hushfleet plan
---data` writes a task, from `PUBLIC` images that no board has, and `hushfleet.aggregator.planning.pay` says its sentence
-for this task; and once more for the same task without the simulation, by the table alone. The truth is the mean gain of
-own heads over training alone in the product's fast engine, over `SEEDS` fleets of other images. "Pays" is right if that
-is a point or more, "does not pay" if it is less; "may pay" if it is in the interval, and counts for neither.
+an epsilon; the second half of them with few boards, many images and a small epsilon. They are none of those with which
+the gain table and its errors were measured. For each one `hushfleet plan --data` writes a task, from `PUBLIC` images
+that no board has, and `hushfleet.aggregator.planning.pay` says its sentence for this task; and once more for the same
+task without the simulation, by the table alone. The truth is the mean gain of own heads over training alone in the
+product's fast engine, over `SEEDS` fleets of other images. "Pays" is right if that is a point or more, "does not pay"
+if it is less; "may pay" is right if it is in the interval, and counts for neither.
 
 A fleet is a line of --kept.
 """
@@ -34,18 +35,20 @@ from hushfleet.simulator.studies.plan.needs import needs
 from hushfleet.simulator.studies.plan.own_images import OwnImages, measured_table
 from hushfleet.simulator.studies.plan.task_file import task_text
 
-FLEETS, DRAW, SEEDS, PUBLIC = 12, 45, (0, 1), 1200
+DRAW, SEEDS, PUBLIC = 45, (0, 1), 1200
 DATA = ("fashion-mnist", "mnist", "letters")
-BOARDS, IMAGES = (14, 200), (10, 60)
+KINDS = (((14, 200), (10, 60), EPSILONS), ((14, 45), (20, 60), (1.0, 2.0)))
+"""The smallest and the largest numbers of boards and of images, and the epsilons; twelve fleets of each kind."""
 WORDS = {"yes": "pays", "no": "does not pay", "perhaps": "may pay"}
 
 
 def fleets() -> Iterator[tuple[MeasuredFleet, float]]:
     """Yields fleets of random sizes, each with its epsilon; small numbers are as likely as large ones."""
     rng = np.random.default_rng(DRAW)
-    for number in range(FLEETS):
-        boards, images = (round(math.exp(rng.uniform(*np.log(ends)))) for ends in (BOARDS, IMAGES))
-        epsilon, alpha = float(rng.choice(EPSILONS)), ALPHAS[rng.integers(len(ALPHAS))]
+    for number in range(24):
+        *ranges, epsilons = KINDS[number // 12]
+        boards, images = (round(math.exp(rng.uniform(*np.log(ends)))) for ends in ranges)
+        epsilon, alpha = float(rng.choice(epsilons)), ALPHAS[rng.integers(len(ALPHAS))]
         yield MeasuredFleet("product", DATA[number % len(DATA)], boards, images, alpha, seed=number), epsilon
 
 

@@ -109,8 +109,7 @@ def aggregator(
     from hushfleet.aggregator.fleet.task_check import boards_needed, useless_for
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
-    from hushfleet.aggregator.planning.evaluation_error import useless_evaluation
-    from hushfleet.aggregator.planning.pay import images_of, pay
+    from hushfleet.aggregator.planning.pay import pay
     from hushfleet.aggregator.results.record import newest_evaluation
     from hushfleet.aggregator.results.server_sees import server_sees
     from hushfleet.aggregator.rounds.charge_book import ChargeBook
@@ -174,10 +173,7 @@ def aggregator(
         engine = RoundEngine(store, prepared, device=torch_device(options.device.value))
         needed = boards_needed(task, blocked=policy.blocked)
         begun = engine.plan is not None or engine.closed_rounds
-        useless = useless_evaluation(task, devices=task.cohort_size, images=images_of(task))
-        if of_fleet is not None:
-            useless = useless_for(task, of_fleet, needed=needed)
-        if useless is not None and not begun:
+        if not begun and (useless := useless_for(task, of_fleet, needed=needed)) is not None:
             raise BadInput(useless)
         if of_fleet is None and closed and policy.count < needed:  # `fleet up` says so of a fleet
             few = f"a round opens with {needed} devices, and {policy.count} may take part"

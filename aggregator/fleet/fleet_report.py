@@ -166,18 +166,14 @@ def _privacy(worst: Lifetime | None, budget: Budget | None) -> str:
 
 
 def _paid(folder: FleetFolder, tasks: Sequence[TaskHistory]) -> str:
-    """Says whether the fleet pays, as `fleet status` does; else how good the newest task's model is."""
+    """Says whether the fleet pays, as `fleet status` does."""
     with contextlib.suppress(BadInput):
         present = {task.run: task.course.evaluation for task in tasks}.get(folder.run.name)
         found = pay_of_fleet(load_task(folder.task), folder, evaluation=present)
         if found is not None:
             return f"{found.in_words}."
-    measured = [task for task in tasks if task.accuracy != NOT_MEASURED]
-    if measured:
-        newest = measured[-1]
-        return f"The shared model of {newest.course.task} gets {newest.accuracy} of the public test images right."
     return (
-        "Whether it paid is not known here: no task has an [evaluation] or public test images. On each board, "
+        "Whether it paid is not known here: the task has no [evaluation] that was exact enough. On each board, "
         "hushfleet-edge status says how many of its held-out images the own model gets right."
     )
 

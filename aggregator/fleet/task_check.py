@@ -71,13 +71,16 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
     return [] if why is None else [why]
 
 
-def useless_for(task: Task, folder: FleetFolder, *, needed: int) -> str | None:
-    """Says why the task's evaluation would tell nothing in this fleet, as `useless_evaluation`.
+def useless_for(task: Task, folder: FleetFolder | None, *, needed: int) -> str | None:
+    """Says why the task's evaluation would tell nothing, as `useless_evaluation`.
 
+    :param folder: None: there is no fleet, and all devices of the task answer.
     :param needed: number of boards with which a round opens; more may be enrolled.
     """
-    boards = max(enrolled(folder), needed)
-    return useless_evaluation(task, devices=boards, images=told_images(folder) or images_of(task))
+    if folder is None:
+        return useless_evaluation(task, devices=task.cohort_size, images=images_of(task))
+    boards, images = max(enrolled(folder), needed), told_images(folder)
+    return useless_evaluation(task, devices=boards, images=images or images_of(task))
 
 
 def spread(task: Task, folder: FleetFolder) -> str | None:

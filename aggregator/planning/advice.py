@@ -170,16 +170,6 @@ class Advice:
         epsilons = sorted({*_EPSILONS, *self.table.epsilons, self.question.epsilon})
         return list(self._measured(replace(self.question, epsilon=epsilon) for epsilon in epsilons))
 
-    def least_devices(self) -> int | None:
-        """Returns the fleet size from which on all fleets that were measured pay; None: there is none."""
-        first = _first_of_last(self.sizes)
-        return None if first is None else first.question.devices
-
-    def least_epsilon(self) -> float | None:
-        """Returns the epsilon from which on this fleet pays at each that was measured; None: there is none."""
-        first = _first_of_last(self.epsilons)
-        return None if first is None else first.question.epsilon
-
     @property
     def sizes_in_words(self) -> str:
         return _in_words([(each.answer, f"{each.question.devices:,}") for each in self.sizes])
@@ -214,16 +204,6 @@ def _in_months(seconds: float) -> str:
     if seconds < 2 * MONTH_S:
         return describe_duration(seconds)
     return f"{months} months" if months < 24 else f"{seconds / YEAR_S:.1f} years"
-
-
-def _first_of_last(measured: Sequence[Advice]) -> Advice | None:
-    """Returns the first of those that pay up to the end; None if the last one does not pay."""
-    first = None
-    for each in reversed(measured):
-        if each.answer != "yes":
-            break
-        first = each
-    return first
 
 
 def _in_words(measured: Sequence[tuple[Answer, str]]) -> str:

@@ -129,10 +129,9 @@ class GainTable:
     @classmethod
     def of_plan(cls, plan: PlanSection, *, features: str, classes: int, delta: float) -> GainTable:
         """Returns the table of a task's `[plan]` that has a simulation; `hushfleet plan --data --out` writes it."""
-        rows = zip(plan.epsilon, plan.own, plan.common, plan.spread, strict=True)
         points = [
-            {"epsilon": epsilon, "chosen": {"own": own}, "shared": {"common": common}, "gain_std": spread}
-            for epsilon, own, common, spread in rows
+            {"epsilon": epsilon, "chosen": {"own": own}, "shared": {"common": common}, "gain_std": std}
+            for epsilon, own, common, std in plan.points
         ]
         alone = dict(zip(("own", "common"), plan.alone, strict=True))
         fleet = {"features": features, "classes": classes, "devices": plan.devices, "images": plan.images}

@@ -125,7 +125,7 @@ def plan(options: PlanOptions) -> None:
         advice, needed, year = Advice.on(asked, table), needs(asked, table), None
         if options.per is not None:
             rounds, multiplier = needed.rounds, needed.noise_multiplier
-            year = Year.of(advice, rounds=rounds, multiplier=multiplier, per=options.per, lifetime=options.lifetime)
+            year = Year.of(asked, rounds=rounds, multiplier=multiplier, per=options.per, lifetime=options.lifetime)
             advice = replace(advice, lasts_s=year.ends_after_s)
     except PrivacyError as error:
         raise BadInput(str(error)) from error

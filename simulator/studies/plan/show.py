@@ -37,8 +37,6 @@ def to_plain(advice: Advice, needed: Needs, boards: list[BoardCosts], year: Year
         "intervals": {head: interval._asdict() for head, interval in advice.intervals._asdict().items()},
         "near": advice.estimate.near,
         "outside": (*advice.table.notes, *advice.estimate.outside),
-        "least_devices": advice.least_devices(),
-        "least_epsilon": advice.least_epsilon(),
         "sizes": [{"devices": each.question.devices} | _row(each) for each in advice.sizes],
         "epsilons": [{"epsilon": each.question.epsilon} | _row(each) for each in advice.epsilons],
         "needs": asdict(needed),

@@ -64,15 +64,14 @@ def _kept(asked: Question, table: GainTable | None) -> PlanSection:
     if table is None:
         return PlanSection(images=asked.images, alpha=asked.alpha)
     (fleet,) = table.fleets
-    points = fleet["points"]
     return PlanSection(
         images=asked.images,
         alpha=asked.alpha,
         measured_on=table.measured_on,
         devices=fleet["devices"],
-        epsilon=tuple(point["epsilon"] for point in points),
         alone=(fleet["alone"]["own"], fleet["alone"]["common"]),
-        own=tuple(point["chosen"]["own"] for point in points),
-        common=tuple(point["shared"]["common"] for point in points),
-        spread=tuple(point["gain_std"] for point in points),
+        points=tuple(
+            (point["epsilon"], point["chosen"]["own"], point["shared"]["common"], point["gain_std"])
+            for point in fleet["points"]
+        ),
     )

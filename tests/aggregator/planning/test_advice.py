@@ -259,10 +259,6 @@ def test_no_sentence_contradicts_a_row(
         assert rows[devices].in_words == advice.in_words
         verb = {"yes": "It pays", "no": "It does not pay", "perhaps": "It may pay"}[rows[devices].answer]
         assert advice.in_words.startswith(verb)
-    least, smallest = advice.least_devices(), advice.least_epsilon()
-    for turning, measured in ((least, rows), (smallest, epsilons)):
-        answers = [row.answer for number, row in measured.items() if turning is None or number >= turning]
-        assert set(answers[-1:]) <= {"no", "perhaps"} if turning is None else set(answers) == {"yes"}
 
 
 @given(
@@ -284,24 +280,6 @@ def test_any_fleet_has_an_answer(
     found = advice.estimate.accuracies
     assert all(0 <= value <= 1 for value in dataclasses.astuple(found))
     assert str(devices) in advice.in_words
-
-
-def test_break_even_is_where_the_answer_turns() -> None:
-    advice = dataclasses.replace(
-        Advice.on(Question(devices=60, images=20, classes=10, epsilon=2)), data="fashion-mnist"
-    )
-
-    def answer(**changes: Any) -> str:
-        question = dataclasses.replace(advice.question, **changes)
-        return dataclasses.replace(advice, question=question, estimate=question.estimate(advice.table)).answer
-
-    least = advice.least_devices()
-    assert least is not None
-    assert answer(devices=least) == "yes"
-    assert answer(devices=least - 1) != "yes"
-    smallest = advice.least_epsilon()
-    assert smallest is not None
-    assert answer(epsilon=smallest) == "yes"
 
 
 def test_fewer_honest_devices_count_for_less() -> None:

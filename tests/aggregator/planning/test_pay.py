@@ -169,10 +169,7 @@ SIMULATED = {
     "images": 20,
     "devices": 80.0,
     "alone": [0.6, 0.5],
-    "epsilon": [1.0, 2.0, 4.0],
-    "own": [0.6, 0.7, 0.8],
-    "common": [0.3, 0.5, 0.7],
-    "spread": [0.0] * 3,
+    "points": [[1.0, 0.6, 0.3, 0.0], [2.0, 0.7, 0.5, 0.0], [4.0, 0.8, 0.7, 0.0]],
 }
 
 
@@ -187,7 +184,7 @@ def test_a_simulation_of_the_plan_is_kept_in_the_task() -> None:
     assert fewer.estimate.accuracies.gain < found.estimate.accuracies.gain
     assert advice(task(data=data, plan=SIMULATED), images=31).way == "other data", "it was simulated with 20"
     with pytest.raises(BadInput, match="a simulation needs images, devices, two values"):
-        task(data=data, plan={**SIMULATED, "own": [0.5]})
+        task(data=data, plan={**SIMULATED, "alone": [0.5]})
 
 
 @pytest.mark.parametrize("accounting", ["secure", "strict"])
