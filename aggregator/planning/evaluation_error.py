@@ -13,53 +13,37 @@ from hushfleet.training.answer import scale_of
 
 DISAGREEMENT = 0.3
 """The share of held-out samples on which exactly one of the two heads is right; it decides how much a gain varies."""
-_MOST_DEVICES, _MOST_SHARE = 100_000, 0.5
+_MOST_DEVICES = 100_000
 
 
 @dataclass(frozen=True)
 class EvaluationError:
-    """The predicted error of the mean gain over training alone; shares of 1.
+    """The error that an evaluation will state for the mean gain over training alone (`EvaluationRow`); shares of 1.
 
-    :param devices: number of devices that answer.
-    :param noise_of_one: standard deviation of the noise in the gain that one device would report alone.
+    :param devices: number of devices that answer, each with so many `images`.
     :param split: number of devices among which the noise is divided; 1: each adds all of it.
     :param planned: number of devices for which the task chose `split`.
-    :param held_out: number of samples with which a device tests.
     :param share: `evaluation.share`.
     """
 
+    question: QuestionSpec
     devices: int
-    noise_of_one: float
+    images: int
     split: float
     planned: int
-    held_out: float
     share: float
-
-    @classmethod
-    def of(
-        cls, question: QuestionSpec, *, devices: int, split: float, planned: int, images: int, share: float
-    ) -> EvaluationError:
-        """:param images: images per device."""
-        noise = question.noise_multiplier / float(scale_of(question, EVALUATED).unit[1])
-        return cls(devices, noise, split, planned, max(1.0, question.held_out * images), share)
-
-    @property
-    def noise(self) -> float:
-        """The standard deviation of the noise in the mean gain."""
-        return self.noise_of_one / math.sqrt(self.devices * self.split)
 
     @property
     def standard_error(self) -> float:
-        return math.sqrt(self.noise**2 + self._sampling)
+        unit, held_out = scale_of(self.question, EVALUATED).unit, max(1.0, self.question.held_out * self.images)
+        noise = self.question.noise_multiplier / math.sqrt(self.devices * self.split)
+        # a device tests with few samples, and the spread of gains that is told for this reason has noise as well
+        spread = min(1.0, DISAGREEMENT / held_out + noise / unit[4])
+        return math.sqrt((noise / unit[1]) ** 2 + spread / self.devices)
 
     @property
     def is_useful(self) -> bool:
         return self.standard_error < USEFUL_BELOW
-
-    @property
-    def _sampling(self) -> float:
-        """The variance of the mean gain because each device tests with few samples."""
-        return DISAGREEMENT / self.held_out / self.devices
 
     def least_devices(self) -> int | None:
         """Returns for how many devices such a task is useful; None: for more than a task may have."""
@@ -71,9 +55,11 @@ class EvaluationError:
 
     def least_share(self) -> float | None:
         """Returns the share of the budget from which on the evaluation is useful; None: more than a task may take."""
-        left = USEFUL_BELOW**2 - self._sampling
-        share = math.inf if left <= 0 else math.ceil(100 * self.share * self.noise**2 / left + 1e-6) / 100
-        return share if share <= _MOST_SHARE else None
+        for share in (number / 100 for number in range(math.ceil(100 * self.share), 51)):
+            multiplier = self.question.noise_multiplier * math.sqrt(self.share / share)
+            if replace(self, question=replace(self.question, noise_multiplier=multiplier), share=share).is_useful:
+                return share
+        return None
 
     @property
     def in_words(self) -> str:
@@ -105,11 +91,4 @@ def evaluation_error(task: Task, *, devices: int, images: int) -> EvaluationErro
         return None
     question = question_of(task, noise_multiplier=multiplier, classes=2)
     assert question is not None
-    return EvaluationError.of(
-        question,
-        devices=devices,
-        split=task.noise_split,
-        planned=task.cohort_size,
-        images=images,
-        share=section.share,
-    )
+    return EvaluationError(question, devices, images, task.noise_split, task.cohort_size, section.share)

@@ -119,9 +119,7 @@ def _told(asked: Question, needed: Needs) -> dict[str, str]:
     multiplier = needed.noise_multiplier / math.sqrt(usual.share * needed.rounds)
     question = QuestionSpec("evaluation", 1, multiplier, held_out=usual.held_out, most_gain=usual.most_gain)
     split = 1 if asked.local else asked.honest_devices
-    found = EvaluationError.of(
-        question, devices=asked.devices, split=split, planned=asked.devices, images=asked.images, share=usual.share
-    )
+    found = EvaluationError(question, asked.devices, asked.images, split, asked.devices, usual.share)
     return {"measured by boards": found.in_words}
 
 
