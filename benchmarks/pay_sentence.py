@@ -68,8 +68,10 @@ def measured(fleet: MeasuredFleet, epsilon: float, data_dir: Path | None) -> Fig
         task = parse_task(tomllib.loads(task_text(asked, needs(asked, gain_table), gain_table)))
         found = pay(task, devices=fleet.devices)
         assert isinstance(found, Advice)
-        said[way] = {"answer": found.answer, "in_words": found.in_words, **found.intervals.own._asdict()}
-    return {"gain": float(np.mean(gains)), "error": float(np.std(gains, ddof=1) / math.sqrt(len(gains))), **said}
+        low, high = (round(end, 4) for end in found.intervals.own)
+        said[way] = {"answer": found.answer, "low": low, "high": high}
+    error = np.std(gains, ddof=1) / math.sqrt(len(gains))
+    return {"gain": round(float(np.mean(gains)), 4), "error": round(float(error), 4), **said}
 
 
 def is_right(said: Figures, gain: float) -> bool:
