@@ -71,7 +71,7 @@ class EvaluationError:
         devices, share = self.least_devices(), self.least_share()
         ways = [f"{devices:,} devices (data.devices)"] if devices is not None else []
         ways += [f"share = {share:g}"] if share is not None else []
-        return f"{found}, which says nothing: it needs {', or '.join(ways) or 'a larger epsilon'}"
+        return f"{found}, too much to say whether the fleet pays: it needs {', or '.join(ways) or 'a larger epsilon'}"
 
 
 def useless_evaluation(task: Task, *, devices: int, images: int) -> str | None:

@@ -66,7 +66,7 @@ def show(console: Console, advice: Advice, needed: Needs, boards: list[BoardCost
     takes = Table(show_header=False)
     rows = _turning(advice) | _told(asked, needed) | _promise(asked, needed) | _costs(needed) | _boards(needed, boards)
     for name, text in rows.items():
-        takes.add_row(name, text)
+        takes.add_row(name, escape(text))
     console.print(takes)
     if year is not None:
         years = Table(show_header=False, title="the same task in each period", title_justify="left")

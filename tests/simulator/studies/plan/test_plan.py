@@ -52,6 +52,7 @@ def test_it_answers_in_words_and_in_json(app: typer.Typer) -> None:
     words = CliRunner().invoke(app, options, env={"COLUMNS": "250"})
     assert words.exit_code == 0
     assert "It pays" in words.output
+    assert "[evaluation] with share = 0.05 tells the gain of 1000 devices to ± " in words.output
     found = json.loads(CliRunner().invoke(app, [*options, "--json"]).output)
     assert (found["answer"], found["way"]) == ("yes", "other data")
     own = found["intervals"]["own"]
