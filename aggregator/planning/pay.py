@@ -25,9 +25,10 @@ _NEAR = (0.5, 1.5)  # times the rule's distance: gains differed by less than a p
 
 @dataclass(frozen=True)
 class MeasuredGain:
-    """The answer by the task's own evaluation."""
+    """The answer by the task's own evaluation; `lasts_s` as in `Advice`."""
 
     row: EvaluationRow
+    lasts_s: float | None = None
 
     @property
     def answer(self) -> Answer:
@@ -35,7 +36,7 @@ class MeasuredGain:
 
     @property
     def in_words(self) -> str:
-        return verdict(self.answer, f"{self._interval} over staying alone, {evaluated(self.row)}")
+        return verdict(self.answer, f"{self._interval} over staying alone, {evaluated(self.row)}", self.lasts_s)
 
     @property
     def _interval(self) -> Interval:
@@ -66,7 +67,7 @@ def pay(
     :param lasts_s: as `Advice.lasts_s`.
     """
     if evaluation is not None and evaluation.is_useful:
-        return MeasuredGain(evaluation)
+        return MeasuredGain(evaluation, lasts_s)
     privacy, plan, described = task.privacy, task.plan or PlanSection(), described or _described(task)
     if task.method.name != "hush" or privacy.unit != "device" or not task.noises_updates or described is None:
         return None

@@ -156,6 +156,9 @@ def test_how_long_it_pays_is_told_first() -> None:
         (None, "It pays: 1000 devices"),
     ):
         assert advice(asked, images=5, lasts_s=lasts_s).in_words.startswith(said)
+    measured = pay(asked, evaluation=row(0.08, 0.03), lasts_s=270 * 86400.0)
+    assert measured is not None
+    assert measured.in_words.startswith("It pays, for 9 months: +5.0 to +11.0 points")
     few = task(
         privacy={"accounting": "secure", "epsilon": 0.5, "delta": 1e-5},
         data={"name": "mnist", "devices": 30},
