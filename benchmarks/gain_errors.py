@@ -178,6 +178,15 @@ class Measurement:
 
 
 def _product_gains(fleet: MeasuredFleet, epsilon: float, train: Samples, test: Samples) -> Figures:
+    result = product_result(fleet, epsilon, train, test)
+    last, details = result.rounds[-1], result.details
+    own = last.accuracy_own_local - fmean(details.local_only_local)
+    common = last.accuracy_global - fmean(details.local_only_common)
+    return {"own": round(own, 4), "common": round(common, 4)}
+
+
+def product_result(fleet: MeasuredFleet, epsilon: float, train: Samples, test: Samples) -> Any:
+    """Runs a fleet in the product's fast engine, and trains each device alone."""
     unequal = {} if fleet.alpha is None else {"partition": "dirichlet-device", "alpha": fleet.alpha}
     task: dict[str, Any] = {
         "name": "gain",
@@ -196,11 +205,7 @@ def _product_gains(fleet: MeasuredFleet, epsilon: float, train: Samples, test: S
             run_rounds(simulation, workers, events, runtime="onnx", evaluate_every=simulation.task.round.rounds)
             choose_own_heads(simulation, workers)
             alone = list(train_alone(simulation, workers))
-        result = assemble(simulation, engine="fast", alone=alone)
-    last, details = result.rounds[-1], result.details
-    own = last.accuracy_own_local - fmean(details.local_only_local)
-    common = last.accuracy_global - fmean(details.local_only_common)
-    return {"own": round(own, 4), "common": round(common, 4)}
+        return assemble(simulation, engine="fast", alone=alone)
 
 
 def _predicted(fleet: MeasuredFleet, public: Samples) -> Figures:

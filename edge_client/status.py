@@ -273,6 +273,9 @@ def _figure(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.3f}"
 
 
+_PAYS = "Whether the fleet pays on average is told where it is run: hushfleet fleet status"
+
+
 def sentences(report: dict[str, Any]) -> dict[str, str]:
     """Answers the four questions of the board's owner, by name.
 
@@ -284,7 +287,7 @@ def sentences(report: dict[str, Any]) -> dict[str, str]:
     return {
         "client": client(report),
         what: data(report, what),
-        "model": model(report["model"], what) + (drift and f". {drift}"),
+        "model": f"{model(report['model'], what)}{drift and f'. {drift}'}. {_PAYS}",
         "privacy": privacy(report),
     }
 

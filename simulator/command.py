@@ -12,7 +12,7 @@ from rich.markup import escape
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.display import summary_table
-from hushfleet.aggregator.planning.advice import worth_it
+from hushfleet.aggregator.planning.pay import pay
 from hushfleet.aggregator.results.result import Result
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import opened, run
@@ -44,9 +44,11 @@ def _warn(simulation: Simulation, console: Console) -> None:
     devices = simulation.fleet.devices
     images = max(1, round(sum(len(each.train) for each in devices) / len(devices)))
     model = simulation.prepared.spec.model
-    advice = worth_it(simulation.task, classes=len(model.class_names), images=images, shape=model.image_shape)
-    if advice is not None and advice.warning is not None:
-        console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)
+    described = len(model.class_names), model.image_shape
+    found = pay(simulation.task, images=images, images_by="", described=described)
+    if found is not None and found.answer != "yes":
+        words = f"{found.in_words}. See: hushfleet plan --help"
+        console.print(f"[yellow]note:[/] {escape(words)}", highlight=False, soft_wrap=True)
 
 
 def interrupted(console: Console, command: str) -> typer.Exit:

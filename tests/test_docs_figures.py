@@ -86,6 +86,20 @@ def test_how_far_a_plan_can_be_off() -> None:
             assert f"{interval} points" == str(gain_errors().intervals(way, asked).own)
 
 
+def test_the_pay_sentence_against_the_truth() -> None:
+    from benchmarks.pay_sentence import counts, fleets
+
+    lines = [json.loads(line) for line in (FIGURES / "pay_sentence.jsonl").read_text("utf-8").splitlines()]
+    assert [(line["boards"], line["epsilon"]) for line in lines] == [(fleet.devices, at) for fleet, at in fleets()]
+    for start, way in (("a task by `plan --data`", "simulated"), ("a task by the table", "table")):
+        ((*shown, right),) = (row[1:] for row in rows_of("docs/field.md", f"| {start}"))
+        found = counts(lines, way)
+        assert shown == [found[words] for words in ("pays", "does not pay", "may pay")]
+        assert right == f"{found['right']} of {len(lines)}"
+        assert found["pays, but loses"] == 0
+    assert counts(lines, "simulated")["right"] >= 11 / 12 * len(lines)
+
+
 def test_other_methods_beside_it() -> None:
     lines = [json.loads(line) for line in (FIGURES / "other_methods.jsonl").read_text("utf-8").splitlines()]
     measured: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)

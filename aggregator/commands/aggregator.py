@@ -15,6 +15,7 @@ from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.results.answers import EvaluationRow
     from hushfleet.wire.link.interface import Link, Will
 
 INTERRUPTED = 130
@@ -103,11 +104,13 @@ def aggregator(
     from hushfleet.aggregator.devices.register import FILES, DeviceRegister
     from hushfleet.aggregator.devices.roster_file import RosterFile
     from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.pay import pay_of_fleet
     from hushfleet.aggregator.fleet.spending import Spending
-    from hushfleet.aggregator.fleet.task_check import boards_needed
+    from hushfleet.aggregator.fleet.task_check import boards_needed, useless_for
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
-    from hushfleet.aggregator.planning.advice import worth_it
+    from hushfleet.aggregator.planning.pay import pay
+    from hushfleet.aggregator.results.record import newest_evaluation
     from hushfleet.aggregator.results.server_sees import server_sees
     from hushfleet.aggregator.rounds.charge_book import ChargeBook
     from hushfleet.aggregator.rounds.engine import RoundEngine
@@ -160,12 +163,18 @@ def aggregator(
             prepared = prepared_under_its_id(task, store, data_dir=options.data_dir, run_id=options.run_id)
         for note in notes_of(task):
             console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
-        model = prepared.spec.model
-        advice = worth_it(task, classes=len(model.class_names), shape=model.image_shape)
-        if advice is not None and advice.warning is not None:
-            console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)
+
+        def pays(newest: EvaluationRow | None) -> str:
+            found = pay_of_fleet(task, of_fleet, evaluation=newest) if of_fleet else pay(task, evaluation=newest)
+            return "" if found is None else found.in_words
+
+        if said := pays(newest_evaluation(store)):
+            console.print(f"{escape(said)}. See: hushfleet plan --help", highlight=False, soft_wrap=True)
         engine = RoundEngine(store, prepared, device=torch_device(options.device.value))
         needed = boards_needed(task, blocked=policy.blocked)
+        begun = engine.plan is not None or engine.closed_rounds
+        if not begun and (useless := useless_for(task, of_fleet, needed=needed)) is not None:
+            raise BadInput(useless)
         if of_fleet is None and closed and policy.count < needed:  # `fleet up` says so of a fleet
             few = f"a round opens with {needed} devices, and {policy.count} may take part"
             more = f"it waits until you add more (hushfleet devices add {folder} ID --key KEY)"
@@ -202,7 +211,9 @@ def aggregator(
             limits = of_fleet.config.device.get("limits", {}) if of_fleet else {}
             name, window_s = engine.spec.task, engine.spec.data_window_s
             lifetimes = Spending(limits).lifetimes(known, name, window_s=window_s) if of_fleet else None
-            write_results(store, prepared, console, sums=facts, federation=options.federation, lifetimes=lifetimes)
+            write_results(
+                store, prepared, console, sums=facts, federation=options.federation, lifetimes=lifetimes, pays=pays
+            )
     if not finished:
         if of_fleet is not None:
             words = f"[bold]stopped[/]; the run goes on when the fleet does: hushfleet fleet up {escape(str(of_fleet.path))}"

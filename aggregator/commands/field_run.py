@@ -25,6 +25,7 @@ from hushfleet.aggregator.fleet.sums import sum_facts
 from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.results.record import record
 from hushfleet.aggregator.results.result import Lifetime
@@ -232,13 +233,16 @@ def write_results(
     sums: SumFacts,
     federation: str,
     lifetimes: Mapping[str, Lifetime] | None = None,
+    pays: Callable[[EvaluationRow | None], str] = lambda newest: "",
 ) -> None:
     """Writes result and report, and prints the summary.
 
     :param sums: who could unmask devices, if the task has secure sums.
     :param lifetimes: what a fleet's boards have spent over all tasks.
+    :param pays: says whether the fleet pays, given the task's newest evaluation.
     """
     result = record(store, prepared, engine="field", seed=None, sums=sums, lifetimes=lifetimes, federation=federation)
+    result = result.model_copy(update={"pay": pays(result.evaluations[-1] if result.evaluations else None)})
     result.save(store.folder / "result.json")
     from hushfleet.aggregator.results.report import write_report  # the import of its plotting library takes long
 

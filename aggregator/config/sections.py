@@ -40,6 +40,7 @@ DataSetName = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "
 OWN_DATA = get_args(OwnData)
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
 _AtLeast1 = Annotated[int, Meta(ge=1)]
+_Accuracy = Annotated[float, Meta(ge=0, le=1)]
 _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30, as float32 numbers can be")]
 
 
@@ -297,6 +298,32 @@ class PrivacySection(Checked):
             raise ValueError(f"clip_norm = {self.clip_norm:g}: must be 1e-9 to 1e4, or inf")
         if self.noise_multiplier and self.noise_multiplier < 1e-6:
             raise ValueError(f"noise_multiplier = {self.noise_multiplier:g}: must be 0, or 1e-6 to 1000")
+
+
+@dataclass(frozen=True)
+class PlanSection(Checked):
+    """`[plan]`: what `hushfleet plan` assumed or simulated. It decides only the sentence on whether the fleet pays.
+
+    `images` per board, and `alpha` of their labels, are guesses. The rest is what `--data` simulated on public images:
+    `measured_on` names them, `devices` is the size of a fleet in which all are honest and present, `alone` has the
+    accuracies without the others, on own labels and on all, and each of `points` has an epsilon, the accuracies of own
+    heads and of the shared head, and the gain's deviation over seeds.
+    """
+
+    images: _AtLeast1 | None = None
+    alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    measured_on: str = ""
+    devices: Annotated[float, Meta(ge=1, le=1e6)] | None = None
+    alone: tuple[_Accuracy, ...] = ()
+    points: tuple[tuple[Annotated[float, Meta(ge=1e-3, le=1e3)], _Accuracy, _Accuracy, _Accuracy], ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.measured_on and not (self.images and self.devices and len(self.alone) == 2 and self.points):
+            raise ValueError(
+                f"measured_on = {format_value(self.measured_on)}: a simulation needs images, devices, two values of "
+                "alone, and points; `hushfleet plan --data --out` writes them"
+            )
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from hushfleet.aggregator.config.sections import (
     DataSection,
     MethodSection,
     ModelSection,
+    PlanSection,
     PrivacySection,
     WireSection,
     is_path,
@@ -71,6 +72,7 @@ class Task(Checked):
     scenario: ScenarioSection = field(default_factory=ScenarioSection)
     evaluation: EvaluationSection | None = None
     statistic: StatisticSection | None = None
+    plan: PlanSection | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

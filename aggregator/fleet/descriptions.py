@@ -7,12 +7,9 @@ from datetime import date
 
 from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SumsView
-from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.report.readable import (
-    MINUS,
     ago,
     epsilon_number,
-    evaluated,
     format_lifetime,
     number,
     percent,
@@ -190,19 +187,11 @@ def photographs(view: FleetView) -> str:
 
 
 def model(view: FleetView) -> str:
-    if view.run is not None and view.run.evaluation is not None:
-        return evaluated(view.run.evaluation)
-    better, where = "is better on a board than the board's own", "is private, too, and told by the same command there"
-    if view.run is None or view.run.accuracy is None:
-        return f"Whether the fleet's {better} {where}"
-    right = f"The fleet's model is right on {percent(view.run.accuracy)} of the public test images"
-    return f"{right}. Whether it {better} {where}"
-
-
-def gain(evaluation: EvaluationRow) -> str:
-    """Returns the gain in points with its error: `+11 ± 3`."""
-    gained = f"{round(100 * evaluation.gain.value):+d}".replace("-", MINUS)  # as a whole number, 0 has no minus
-    return f"{gained} ± {100 * evaluation.gain.error:.0f}"
+    told = [view.pay] if view.pay else []
+    if view.run is not None and view.run.accuracy is not None:
+        told.append(f"The fleet's model is right on {percent(view.run.accuracy)} of the public test images")
+    better = "Whether the fleet's is better on a board than the board's own is private, too"
+    return ". ".join([*told, f"{better}, and told by the same command there"])
 
 
 def privacy_left(view: FleetView) -> str:

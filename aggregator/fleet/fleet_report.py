@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.pay import pay_of_fleet
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.releases import releases
 from hushfleet.aggregator.fleet.sightings import sightings
@@ -19,7 +21,7 @@ from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.watch import EVENTS, Course
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.results.report.page import Facts, PageCell, Prose, Section, SectionPart, Table, page
-from hushfleet.aggregator.results.report.readable import NOT_MEASURED, epsilon_number, evaluated, number, percent, size
+from hushfleet.aggregator.results.report.readable import NOT_MEASURED, epsilon_number, number, percent, points, size
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.durations import describe_duration
 from hushfleet.errors import BadInput
@@ -76,6 +78,14 @@ class TaskHistory:
         known = [point.accuracy for point in self.course.points if point.accuracy is not None]
         return percent(known[-1]) if known else NOT_MEASURED
 
+    @property
+    def gain(self) -> str:
+        """The gain over training alone, if the task's newest evaluation was exact enough."""
+        row = self.course.evaluation
+        if row is None or not row.is_useful:
+            return NOT_MEASURED
+        return f"{points(row.gain.value, '')} ± {100 * row.gain.error:.1f} points"
+
 
 def histories(folder: FleetFolder) -> list[TaskHistory]:
     """Reads the fleet's tasks that have opened a round, the oldest first."""
@@ -111,7 +121,7 @@ def render_fleet_report(folder: FleetFolder, *, now: float | None = None) -> str
         f"{_count(rounds, 'round')} of {_count(len(tasks), 'task')} ran{_between(tasks)}; {len(took_part)} of "
         f"{_count(len({board.device for board in boards} | took_part), 'board')} took part.",
         _privacy(worst, spending.budget),
-        _paid(tasks),
+        _paid(folder, tasks),
     ]
     tiles = [
         (f"{rounds}", "rounds closed"),
@@ -155,17 +165,15 @@ def _privacy(worst: Lifetime | None, budget: Budget | None) -> str:
     )
 
 
-def _paid(tasks: Sequence[TaskHistory]) -> str:
-    """Says whether training together was worth it, by the newest task that has measured it."""
-    for task in reversed(tasks):
-        if task.course.evaluation is not None:
-            return f"{evaluated(task.course.evaluation)} (task {task.course.task})."
-    measured = [task for task in tasks if task.accuracy != NOT_MEASURED]
-    if measured:
-        newest = measured[-1]
-        return f"The shared model of {newest.course.task} gets {newest.accuracy} of the public test images right."
+def _paid(folder: FleetFolder, tasks: Sequence[TaskHistory]) -> str:
+    """Says whether the fleet pays, as `fleet status` does."""
+    with contextlib.suppress(BadInput):
+        present = {task.run: task.course.evaluation for task in tasks}.get(folder.run.name)
+        found = pay_of_fleet(load_task(folder.task), folder, evaluation=present)
+        if found is not None:
+            return f"{found.in_words}."
     return (
-        "Whether it paid is not known here: no task has an [evaluation] or public test images. On each board, "
+        "Whether it paid is not known here: the task has no [evaluation] that was exact enough. On each board, "
         "hushfleet-edge status says how many of its held-out images the own model gets right."
     )
 
@@ -188,11 +196,22 @@ def _tasks(tasks: Sequence[TaskHistory], present: str) -> Section:
             f"{task.took_part.total()}",
             number(task.course.epsilon_server),
             task.accuracy,
+            task.gain,
             "finished" if task.course.finished else "goes on" if task.run == present else "not finished",
         )
         for task in tasks
     ]
-    head = ("task", "rounds opened", "rounds", "boards", "updates", "epsilon of the task", "shared model", "state")
+    head = (
+        "task",
+        "rounds opened",
+        "rounds",
+        "boards",
+        "updates",
+        "epsilon of the task",
+        "shared model",
+        "over alone",
+        "state",
+    )
     return _section(
         "tasks",
         "Tasks",

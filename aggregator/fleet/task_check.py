@@ -13,10 +13,13 @@ from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.device_file import card_limits
 from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.pay import enrolled, told_images
 from hushfleet.aggregator.fleet.payment import Payment, pace
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.view import BoardView
+from hushfleet.aggregator.planning.evaluation_error import useless_evaluation
+from hushfleet.aggregator.planning.pay import images_of
 from hushfleet.aggregator.rounds.policy import least_devices
 from hushfleet.aggregator.rounds.schedule import Schedule
 from hushfleet.firmware_profiles.cards.device_toml import decline_of
@@ -56,13 +59,28 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
             found.append(f"{over}, so no round of {task.name} ever opens")
         if (why := decline_of(limits, charge, task.method.name, task.secure_spec())) is not None:
             found.append(f"every board declines {task.name}: {why} (fleet.toml: [device.limits], [secure_sums])")
+        begun = (folder.path / "runs" / task.name).exists()
+        if not begun and (useless := useless_for(task, folder, needed=needed)) is not None:
+            found.append(useless)
         spending = Spending(limits)
         if found or spending.budget is None:
             return found
         spent = [spending.charges(device, register) for device in able] or [[]]
     payment = Payment(task, mean_charge(task), spending.budget, spent, min(buffer or needed, len(spent)), len(able))
-    why = payment.obstacle(begun=(folder.path / "runs" / task.name).exists())
+    why = payment.obstacle(begun=begun)
     return [] if why is None else [why]
+
+
+def useless_for(task: Task, folder: FleetFolder | None, *, needed: int) -> str | None:
+    """Says why the task's evaluation would tell nothing, as `useless_evaluation`.
+
+    :param folder: None: there is no fleet, and all devices of the task answer.
+    :param needed: number of boards with which a round opens; more may be enrolled.
+    """
+    if folder is None:
+        return useless_evaluation(task, devices=task.cohort_size, images=images_of(task))
+    boards, images = max(enrolled(folder), needed), told_images(folder)
+    return useless_evaluation(task, devices=boards, images=images or images_of(task))
 
 
 def spread(task: Task, folder: FleetFolder) -> str | None:

@@ -207,6 +207,7 @@ class FleetView:
     :param lifetime: of the board that has spent most over all tasks, even if it has left; `privacy_left`: of the board
         that has spent most among those that may take part. None: nothing was charged.
     :param paused: since when an operator has paused training; None: nobody has.
+    :param pay: whether the fleet pays, in one sentence; empty if nothing like its task was measured.
     :param problems: of the fleet as a whole; each board in `boards` has its own.
     """
 
@@ -224,6 +225,7 @@ class FleetView:
     certificates_end: float | None = None
     authority_end: float | None = None
     paused: float | None = None
+    pay: str = ""
     problems: tuple[Problem, ...] = ()
 
     @property

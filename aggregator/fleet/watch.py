@@ -12,10 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.fleet.advice import certificate_problems, with_problems
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
+from hushfleet.aggregator.fleet.pay import pay_of_fleet
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.rollout import rollout_view
 from hushfleet.aggregator.fleet.sightings import (
@@ -43,7 +45,7 @@ from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_act
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.aggregator.results.fleet_state import Activity, Event, RunState
 from hushfleet.durations import duration_s
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.losses import ACCURACY
 from hushfleet.schema import read_file
 from hushfleet.wire.format.health import Problem
@@ -151,6 +153,7 @@ class FleetWatch:
         self._tail: EventTail | None = None
         self._course = Course()
         self._sums = SumsWatch(folder)
+        self._pay: tuple[object, str] = (None, "")
         self._spending = Spending(folder.config.device.get("limits", {}))
 
     def _window_s(self) -> int:
@@ -219,6 +222,7 @@ class FleetWatch:
             certificates_end=min(own.values(), default=None),
             authority_end=authority,
             paused=paused,
+            pay=self._pays(boards, run),
             problems=(
                 *_problems(service, aggregator, run),
                 *(() if paused else self._waits(run, boards, service, now)),
@@ -226,6 +230,17 @@ class FleetWatch:
                 *certificate_problems(own, authority, now=now),
             ),
         )
+
+    def _pays(self, boards: Sequence[BoardView], run: RunView | None) -> str:
+        """Says whether the fleet pays; computed again when its task, its boards or its evaluation have changed."""
+        enrolled = sum(board.standing == "enrolled" for board in boards)
+        evaluation = None if run is None else run.evaluation
+        with contextlib.suppress(BadInput, PrivacyError, OSError):  # a task file that is being written by hand
+            state = (self._folder.task.stat().st_mtime_ns, enrolled, evaluation)
+            if state != self._pay[0]:
+                found = pay_of_fleet(load_task(self._folder.task), self._folder, boards=enrolled, evaluation=evaluation)
+                self._pay = state, "" if found is None else found.in_words
+        return self._pay[1]
 
     def _waits(self, run: RunView | None, boards: Sequence[BoardView], service: Process, now: float) -> list[Problem]:
         if run is not None and run.finished:

@@ -7,19 +7,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from typing import Literal
 
 import numpy as np
 
 from hushfleet.aggregator.config.secure_sums import LEAST_SHARE
-from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.planning.gain_errors import Answer, Intervals, Way, gain_errors
 from hushfleet.aggregator.planning.gain_table import Estimate, GainTable, gain_table, table_name
+from hushfleet.durations import describe_duration
 from hushfleet.errors import BadInput, PrivacyError
-from hushfleet.methods.hush_rule import rule, signal
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.methods.hush_rule import signal
 from hushfleet.secure.committee import least_honest
 
-USUAL_IMAGES = 20  # per device, if the number is not known
+DAY_S = 86400.0
+YEAR_S, MONTH_S = 365 * DAY_S, 365 * DAY_S / 12
+ImagesBy = Literal["assumed", "told by noised counts", ""]
+"""Who says how many images a device has; empty: they were counted, in a simulation."""
 _MOST_DEVICES = 100_000
 _DEVICES = sorted({*range(2, 64), *map(int, np.geomspace(64, _MOST_DEVICES, 200))})
 _EPSILONS = [float(f"{epsilon:.2g}") for epsilon in np.geomspace(0.1, 32, 120)]
@@ -104,19 +107,18 @@ class Question:
 
 @dataclass(frozen=True)
 class Advice:
-    """The answer, and the answers for fleets of other sizes and for other epsilons.
+    """The predicted answer, and the answers for fleets of other sizes and for other epsilons.
 
-    Every place that says whether a fleet pays takes its words from here.
-
-    :param assumes_images: whether the number of images per device is not known, and `USUAL_IMAGES` are assumed.
     :param data: name of the public data set that the devices have; empty: images that nobody measured.
+    :param lasts_s: how long the fleet learns, until a lifetime limit is spent; None: there is no limit.
     """
 
     question: Question
     estimate: Estimate
     table: GainTable
-    assumes_images: bool = False
+    images_by: ImagesBy = "assumed"
     data: str = ""
+    lasts_s: float | None = None
 
     @classmethod
     def on(cls, question: Question, table: GainTable | None = None) -> Advice:
@@ -145,24 +147,15 @@ class Advice:
         """One sentence, without a full stop."""
         asked = self.question
         alike = "classes alike" if asked.alpha is None else f"alpha {asked.alpha:g}"
-        fleet = f"{asked.devices} devices with {asked.images} images each ({alike}) at epsilon {asked.epsilon:g}"
+        by = f" ({self.images_by})" if self.images_by else ""
+        fleet = f"{asked.devices} devices with {asked.images} images each{by}, {alike}, at epsilon {asked.epsilon:g}"
         gain = f"{self.intervals.own} over staying alone"
         own = "measure it with images like yours: hushfleet plan --data FOLDER, or hushfleet simulate"
         if self.estimate.outside:
             return f"Not measured: {fleet}: {self.estimate.outside[0]}. The nearest that was: {gain}; {own}"
-        if self.answer == "yes":
-            return f"It pays: {fleet}: {gain}"
-        if self.answer == "no":
-            return f"It does not pay: {fleet}: {gain}; keep the images on the boards and train there"
-        return f"It may pay: {fleet}: {gain}" + (f"; {own}" if self.way == "other data" else "")
-
-    @property
-    def warning(self) -> str | None:
-        """One line for the user who starts such a run; None if it pays."""
-        if self.answer == "yes":
-            return None
-        assumed = " (how many images a device has is not known here)" if self.assumes_images else ""
-        return f"{self.in_words}{assumed}. See: hushfleet plan --help"
+        return verdict(self.answer, f"{fleet}: {gain}", self.lasts_s) + (
+            f"; {own}" if self.answer == "perhaps" and self.way == "other data" else ""
+        )
 
     @cached_property
     def sizes(self) -> list[Advice]:
@@ -176,16 +169,6 @@ class Advice:
         """The advice on this fleet at other epsilons, as far as they were measured."""
         epsilons = sorted({*_EPSILONS, *self.table.epsilons, self.question.epsilon})
         return list(self._measured(replace(self.question, epsilon=epsilon) for epsilon in epsilons))
-
-    def least_devices(self) -> int | None:
-        """Returns the fleet size from which on all fleets that were measured pay; None: there is none."""
-        first = _first_of_last(self.sizes)
-        return None if first is None else first.question.devices
-
-    def least_epsilon(self) -> float | None:
-        """Returns the epsilon from which on this fleet pays at each that was measured; None: there is none."""
-        first = _first_of_last(self.epsilons)
-        return None if first is None else first.question.epsilon
 
     @property
     def sizes_in_words(self) -> str:
@@ -205,14 +188,22 @@ class Advice:
                 yield replace(self, question=question, estimate=estimate)
 
 
-def _first_of_last(measured: Sequence[Advice]) -> Advice | None:
-    """Returns the first of those that pay up to the end; None if the last one does not pay."""
-    first = None
-    for each in reversed(measured):
-        if each.answer != "yes":
-            break
-        first = each
-    return first
+def verdict(answer: Answer, why: str, lasts_s: float | None = None) -> str:
+    """Returns the sentence of an answer.
+
+    :param lasts_s: how long the fleet learns; None: without an end.
+    """
+    if answer == "no":
+        return f"It does not pay: {why}; keep the images on the boards and train there"
+    return f"It {_VERBS[answer]}{'' if lasts_s is None else f', for {_in_months(lasts_s)}'}: {why}"
+
+
+def _in_months(seconds: float) -> str:
+    """Describes a duration in months or years, or, if it is short, in the largest unit in which it is at least 1."""
+    months = round(seconds / MONTH_S)
+    if seconds < 2 * MONTH_S:
+        return describe_duration(seconds)
+    return f"{months} months" if months < 24 else f"{seconds / YEAR_S:.1f} years"
 
 
 def _in_words(measured: Sequence[tuple[Answer, str]]) -> str:
@@ -223,44 +214,3 @@ def _in_words(measured: Sequence[tuple[Answer, str]]) -> str:
     runs = [(answer, [number for _, number in run]) for answer, run in groupby(measured, key=lambda each: each[0])]
     said = [f"{_VERBS[answer]} {' to '.join(dict.fromkeys((run[0], run[-1])))}" for answer, run in runs]
     return ", ".join(said) + f"; not measured above {measured[-1][1]}" if measured else "not measured"
-
-
-def worth_it(
-    task: Task, *, classes: int, images: int | None = None, shape: tuple[int, int, int] | None = None
-) -> Advice | None:
-    """Returns the advice on a task of method `hush`; None for other methods and for tasks without noise, which were not
-    measured.
-
-    :param images: training images per device; None: not known, and 20 are assumed.
-    :param shape: shape of an image, as `Question.shape`.
-    """
-    privacy = task.privacy
-    if task.method.name != "hush" or privacy.unit != "device" or not task.noises_updates:
-        return None
-    spent = [Step(task.privacy_spec().noise_multiplier, 1.0, task.round.rounds)]
-    asked = Question(
-        devices=task.cohort_size,
-        images=images or USUAL_IMAGES,
-        classes=classes,
-        epsilon=privacy.epsilon or epsilon(spent, delta=task.delta),
-        delta=task.delta,
-        features=task.model.features or f"of {task.model.name}",
-        alpha=task.data.alpha if task.data.partition.startswith("dirichlet") else None,
-        shape=shape,
-    )
-    table, counted = gain_table(), math.sqrt(task.cohort_size * task.noise_split)
-    found = asked.estimate(table, counted=counted)
-    found = found._replace(outside=(*found.outside, *_unlike_the_table(task, asked, counted)))
-    return Advice(asked, found, table, assumes_images=not images, data=task.data.name)
-
-
-def _unlike_the_table(task: Task, asked: Question, counted: float) -> Iterator[str]:
-    """Says in which respects a task differs from each fleet of the table."""
-    partition, usual = task.data.partition, rule(devices=counted, epsilon=asked.epsilon, delta=asked.delta)
-    if partition not in ("iid", "dirichlet-device"):
-        yield f"the partition {partition} was not measured"
-    if (task.round.rounds, task.privacy.clip_norm) != (usual.rounds, usual.clip_norm):
-        yield (
-            f"{task.round.rounds} rounds with a clip norm of {task.privacy.clip_norm:g} were not measured, but "
-            f"{usual.rounds} with {usual.clip_norm:g}"
-        )

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hushfleet.aggregator.config.sections import PlanSection
 from hushfleet.methods.hush_rule import signal
 
 _Key = tuple[str, float | None, int, int]
@@ -106,6 +107,7 @@ class GainTable:
     def __init__(self, plain: Mapping[str, Any], *, measured_on: str = "", notes: tuple[str, ...] = ()) -> None:
         self.measured_on, self.notes = measured_on, notes
         self.seeds, self.date, self.made_by = plain["seeds"], plain["date"], plain["made_by"]
+        self.fleets = plain["fleets"]
         self.least_seeds = min((fleet["seeds"] for fleet in plain["fleets"]), default=0)  # some fleets have fewer
         self.features: Mapping[str, Mapping[str, float]] = plain["features"]
         self.sizes = sorted({fleet["devices"] for fleet in plain["fleets"]})
@@ -123,6 +125,19 @@ class GainTable:
                 values = [alone["own"], point["chosen"]["own"], alone["common"], point["shared"]["common"]]
                 cells[key].append((r, [*values, point["gain_std"]]))
         self._curves = {key: _curve(key, found, tuple(sorted(data[key]))) for key, found in cells.items()}
+
+    @classmethod
+    def of_plan(cls, plan: PlanSection, *, features: str, classes: int, delta: float) -> GainTable:
+        """Returns the table of a task's `[plan]` that has a simulation; `hushfleet plan --data --out` writes it."""
+        points = [
+            {"epsilon": epsilon, "chosen": {"own": own}, "shared": {"common": common}, "gain_std": std}
+            for epsilon, own, common, std in plan.points
+        ]
+        alone = dict(zip(("own", "common"), plan.alone, strict=True))
+        fleet = {"features": features, "classes": classes, "devices": plan.devices, "images": plan.images}
+        fleet |= {"alpha": plan.alpha, "honest": 1.0, "seeds": 1, "alone": alone, "points": points}
+        plain = {"made_by": "hushfleet plan --data", "date": "", "seeds": (), "delta": delta, "features": {}}
+        return cls(plain | {"fleets": [fleet]}, measured_on=plan.measured_on)
 
     def estimate(self, *, features: str, signal: float, images: int, classes: int, alpha: float | None) -> Estimate:
         """:param signal: r. :param alpha: of the Dirichlet distribution of labels; None: devices are alike.

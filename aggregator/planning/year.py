@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from hushfleet.aggregator.planning.advice import Advice
-from hushfleet.aggregator.planning.gain_errors import Interval
+from hushfleet.aggregator.planning.advice import MONTH_S, YEAR_S, Question
 from hushfleet.durations import describe_duration, duration_s
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -14,8 +13,6 @@ from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.ledger import rounds_left
 from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
 
-DAY_S = 86400.0
-YEAR_S, MONTH_S = 365 * DAY_S, 365 * DAY_S / 12
 MOST_PERIODS = 10_000
 
 
@@ -29,10 +26,6 @@ class Year:
     :param rounds_a_month: the average number of rounds per month.
     :param epsilon_in_period: epsilon of one period, for a person in the data of only one period (`data.window`).
     :param epsilon_in_all: epsilon after one, two and five years, for a person in all periods; composed exactly.
-    :param gain: gain of one period's task over staying alone, by the gain table; a share of 1.
-    :param gain_of_year: gain of one task with the whole epsilon of the first year, on the same data, by the gain table.
-        Tasks that continue from each other's model were not measured.
-    :param interval: interval of `gain`; `interval_of_year`: of `gain_of_year`, None if such a task was not measured.
     :param periods: how many periods the lifetime limit allows; None: there is no limit, or more than `MOST_PERIODS`.
     """
 
@@ -42,20 +35,15 @@ class Year:
     rounds_a_month: float
     epsilon_in_period: float
     epsilon_in_all: dict[int, float]
-    gain: float
-    gain_of_year: float
-    interval: Interval
-    interval_of_year: Interval | None
     periods: int | None
 
     @classmethod
-    def of(cls, advice: Advice, *, rounds: int, multiplier: float, per: str, lifetime: float) -> Year:
+    def of(cls, asked: Question, *, rounds: int, multiplier: float, per: str, lifetime: float) -> Year:
         """Raises `BadInput` for a period in an unknown form, or a lifetime limit below one period's epsilon.
 
         :param rounds: number of rounds of a period's task; `multiplier`: its noise multiplier.
         :param lifetime: the largest total epsilon; inf: no limit.
         """
-        asked = advice.question
         try:
             per_s = duration_s(per)
         except ValueError as error:
@@ -77,19 +65,13 @@ class Year:
             done = done if periods is None else min(done, max(1, periods))
             return epsilon([Step(multiplier, 1.0, rounds * done)], delta=asked.delta)
 
-        whole = {years: in_all(years) for years in (1, 2, 5)}
-        best = Advice.on(replace(asked, epsilon=whole[1]), advice.table)
         return cls(
             per=per,
             per_s=per_s,
             budget=Budget(asked.delta, lifetime, asked.epsilon, per_s),
             rounds_a_month=rounds * MONTH_S / per_s,
             epsilon_in_period=asked.epsilon,
-            epsilon_in_all=whole,
-            gain=advice.estimate.accuracies.gain,
-            gain_of_year=best.estimate.accuracies.gain,
-            interval=advice.intervals.own,
-            interval_of_year=None if best.estimate.outside else best.intervals.own,
+            epsilon_in_all={years: in_all(years) for years in (1, 2, 5)},
             periods=periods,
         )
 
@@ -116,8 +98,6 @@ class Year:
                 f"{value:.3g} after {years} year{'s' * (years > 1)}" for years, value in after.items()
             )
             + ", for who appears in all",
-            "gain of a period": f"{self.interval} over staying alone, begun anew; one task with the whole epsilon of "
-            f"the first year, on the same data: {self.interval_of_year or 'not measured'}",
             "the budget ends": ends,
             "limits on the boards": f'epsilon_server = {self.epsilon_in_period:g}, {delta}per = "{self.per}", '
             f"epsilon_lifetime = {limit}",

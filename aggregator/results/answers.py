@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -18,6 +18,8 @@ from hushfleet.config.question import QuestionKind, QuestionSpec
 
 DEVIATIONS = 1.96
 """The width of errors in standard deviations: the true value lies within the error in 19 of 20 cases."""
+USEFUL_BELOW = 0.05
+"""A gain with a standard error of five points or more does not say whether a fleet pays."""
 
 
 class WithError(JsonRecord):
@@ -45,10 +47,9 @@ class EvaluationRow(JsonRecord):
     gaining: WithError
 
     @property
-    def outcome(self) -> Literal["better", "worse", "close"]:
-        if abs(self.gain.value) <= self.gain.error:
-            return "close"
-        return "better" if self.gain.value > 0 else "worse"
+    def is_useful(self) -> bool:
+        """Whether its gain is exact enough to say whether a fleet pays."""
+        return self.gain.error / DEVIATIONS < USEFUL_BELOW
 
 
 class StatisticRow(JsonRecord):

@@ -171,6 +171,12 @@ def evaluations(summaries: Iterable[RoundSummary]) -> list[EvaluationRow]:
     ]
 
 
+def newest_evaluation(store: AggregatorStore) -> EvaluationRow | None:
+    """Returns the newest evaluation of a run; None before the first."""
+    found = evaluations(RoundSummary(**row.metrics) for row in store.rounds() if row.metrics is not None)
+    return found[-1] if found else None
+
+
 def _statistic(spec: TaskSpec, summaries: Iterable[RoundSummary]) -> StatisticRow | None:
     question, names = spec.question, spec.model.class_names
     if spec.model.targets.are_inputs:  # a label marks a fault, and faults are not counted

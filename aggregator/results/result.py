@@ -329,6 +329,7 @@ class Result(JsonRecord):
     boards: dict[str, str] = {}
     rounds: list[RoundRow]
     evaluations: list[EvaluationRow] = []
+    pay: str = ""  # whether the fleet pays, in the field; missing in files of earlier versions
     statistic: StatisticRow | None = None  # only in a task that asks for one, and trains nothing
     local_only: LocalOnly
     privacy: list[PrivacyRow]

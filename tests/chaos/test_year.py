@@ -55,14 +55,14 @@ def test_the_report_of_the_year_is_one_page(small_year: Year) -> None:
     )
 
 
-def test_the_report_says_whether_it_paid_where_a_task_has_measured_it(tmp_path: Path) -> None:
+def test_the_report_says_what_a_task_has_measured(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "fleet", boards=1)
     value = {name: {"value": 0.5, "error": 0.02} for name in ("own", "alone", "shared", "gaining")}
     row = EvaluationRow(round=3, devices=20, gain={"value": 0.11, "error": 0.03}, **value)
     with patch.object(TaskHistory, "read", lambda file: evaluated_history(row)):
         (folder.path / "runs" / "one").mkdir(parents=True)
         (folder.path / "runs" / "one" / "events.jsonl").touch()
-        assert "Better than alone by 11.0 ± 3.0 points" in render_fleet_report(folder)
+        assert "+11.0 ± 3.0 points" in render_fleet_report(folder)
 
 
 def evaluated_history(row: EvaluationRow) -> TaskHistory:

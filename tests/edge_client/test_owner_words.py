@@ -42,7 +42,8 @@ def test_the_four_sentences() -> None:
     )
     assert found["model"] == (
         "the fleet's model, of small: right on 33 of 36 own images, cross-validated. The fleet's is better here than "
-        "one that was trained on this board alone: 33 against 29; that stays here"
+        "one that was trained on this board alone: 33 against 29; that stays here. Whether the fleet pays on average "
+        "is told where it is run: hushfleet fleet status"
     )
     assert found["privacy"] == (
         "6.57 of 8 is spent (epsilon; weak protection); the rest is enough for 3 more rounds like the last; this task "

@@ -45,6 +45,7 @@ def _task(
     from hushfleet.aggregator.fleet import descriptions
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.next_task import set_task
+    from hushfleet.aggregator.fleet.pay import pay_of_fleet
     from hushfleet.aggregator.fleet.task_check import spread
     from hushfleet.aggregator.fleet.watch import FleetWatch
 
@@ -60,6 +61,8 @@ def _task(
         "aggregator is started: fleet up does so, else sudo systemctl restart hushfleet-aggregator"
     )
     checked = load_task(folder.task)
+    if (found := pay_of_fleet(checked, folder)) is not None:
+        print(f"{found.in_words}.")
     if run is not None and run.rounds_closed and not goes_on and checked.model.start is None:
         print(
             "note: its model begins anew; to go on from the one that the fleet has learned, add to the task's [model]: "

@@ -90,22 +90,13 @@ def gained(gain: Gain | None, unit: str = " points") -> str:
     return f"{points(gain.mean, '')} ± {100 * gain.standard_error:.1f}{unit}"
 
 
-def compared(row: EvaluationRow) -> str:
-    """Compares with training alone: `better than alone by 11.2 ± 3.1 points`."""
-    size, error = 100 * abs(row.gain.value), 100 * row.gain.error
-    if row.outcome == "close":
-        return f"too close to alone to call: {points(row.gain.value, '')} ± {error:.1f} points"
-    return f"{row.outcome} than alone by {size:.1f} ± {error:.1f} points"
-
-
 def evaluated(row: EvaluationRow) -> str:
-    """Formats the whole evaluation as a sentence without a full stop."""
+    """Says who measured a gain, and the accuracies that it comes from; without a full stop."""
     own, alone, shared, gaining = map(_with_error, (row.own, row.alone, row.shared, row.gaining))
-    found = compared(row)
     return (
-        f"{found[0].upper()}{found[1:]}, by noised answers of {row.devices} boards after round {row.round}, on samples "
-        f"that never train: {own} right with their own heads, {alone} with heads trained alone, {shared} with the "
-        f"shared model; {gaining} of the boards gain (the truth is within each ± in 19 of 20 cases)"
+        f"by noised answers of {row.devices} boards after round {row.round}, on samples that never train: {own} right "
+        f"with their own heads, {alone} with heads trained alone, {shared} with the shared model; {gaining} of the "
+        "boards gain (the truth is within each ± in 19 of 20 cases)"
     )
 
 

@@ -35,6 +35,7 @@ from hushfleet.aggregator.results.report.readable import (
     number,
     percent,
     percent_up,
+    points,
     size,
     statistic_lines,
 )
@@ -203,9 +204,13 @@ def answer(result: Result, headline: Headline) -> str:
         ]
         sentences.append(f"Federating {'; it '.join(told)}.")
     gain = headline.common.gain or headline.local.gain
-    if result.evaluations:
-        sentences.append(f"{evaluated(result.evaluations[-1])}.")
-    if gain is None and not result.evaluations:
+    if result.pay:
+        sentences.append(f"{result.pay}.")
+    elif result.evaluations:
+        newest = result.evaluations[-1]
+        gained_by = f"{points(newest.gain.value, '')} ± {100 * newest.gain.error:.1f} points over staying alone"
+        sentences.append(f"The devices say {gained_by}, {evaluated(newest)}.")
+    elif gain is None:
         sentences.append(
             "This run did not measure models that each device trains alone, "
             "so it cannot say whether federating was worth it."

@@ -125,7 +125,8 @@ def plan(options: PlanOptions) -> None:
         advice, needed, year = Advice.on(asked, table), needs(asked, table), None
         if options.per is not None:
             rounds, multiplier = needed.rounds, needed.noise_multiplier
-            year = Year.of(advice, rounds=rounds, multiplier=multiplier, per=options.per, lifetime=options.lifetime)
+            year = Year.of(asked, rounds=rounds, multiplier=multiplier, per=options.per, lifetime=options.lifetime)
+            advice = replace(advice, lasts_s=year.ends_after_s)
     except PrivacyError as error:
         raise BadInput(str(error)) from error
     costs = [BoardCosts.of(board, asked, needed, table) for board in profiles]
@@ -136,7 +137,7 @@ def plan(options: PlanOptions) -> None:
     if out is not None:
         try:
             with out.open("x", encoding="utf-8") as file:
-                file.write(task_text(asked, needed))
+                file.write(task_text(asked, needed, table))
         except OSError as error:
             raise BadInput(f"--out {out}: it cannot be written: {error.strerror}") from error
         if not options.as_json:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 
 from rich.markup import escape
 from rich.table import Table
 
+from hushfleet.aggregator.config.question import EvaluationSection
 from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.planning.advice import Advice, Question
+from hushfleet.aggregator.planning.evaluation_error import EvaluationError
 from hushfleet.aggregator.planning.gain_errors import Answer, gain_errors
 from hushfleet.aggregator.planning.year import Year
 from hushfleet.aggregator.results.report.readable import percent, size
+from hushfleet.config.question import QuestionSpec
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.protection import protection
 from hushfleet.secure.committee import corrupt_devices
@@ -33,8 +37,6 @@ def to_plain(advice: Advice, needed: Needs, boards: list[BoardCosts], year: Year
         "intervals": {head: interval._asdict() for head, interval in advice.intervals._asdict().items()},
         "near": advice.estimate.near,
         "outside": (*advice.table.notes, *advice.estimate.outside),
-        "least_devices": advice.least_devices(),
-        "least_epsilon": advice.least_epsilon(),
         "sizes": [{"devices": each.question.devices} | _row(each) for each in advice.sizes],
         "epsilons": [{"epsilon": each.question.epsilon} | _row(each) for each in advice.epsilons],
         "needs": asdict(needed),
@@ -62,8 +64,9 @@ def show(console: Console, advice: Advice, needed: Needs, boards: list[BoardCost
         accuracy.add_row(test, percent(alone), percent(shared), f"{100 * (shared - alone):+.1f} points", str(interval))
     console.print(accuracy)
     takes = Table(show_header=False)
-    for name, text in (_turning(advice) | _promise(asked, needed) | _costs(needed) | _boards(needed, boards)).items():
-        takes.add_row(name, text)
+    rows = _turning(advice) | _told(asked, needed) | _promise(asked, needed) | _costs(needed) | _boards(needed, boards)
+    for name, text in rows.items():
+        takes.add_row(name, escape(text))
     console.print(takes)
     if year is not None:
         years = Table(show_header=False, title="the same task in each period", title_justify="left")
@@ -108,6 +111,16 @@ def _promise(asked: Question, needed: Needs) -> dict[str, str]:
         f"{protection(asked.epsilon)} ({needed.epsilon_exchange:.3g} for exchanging its data)",
         "trust": "local: nobody" if asked.local else f"secure-sum: {honest:,} of {asked.devices:,} devices are honest",
     }
+
+
+def _told(asked: Question, needed: Needs) -> dict[str, str]:
+    """Says how exactly boards would tell the gain themselves, by the settings of `[evaluation]` that are usual."""
+    usual = EvaluationSection()
+    multiplier = needed.noise_multiplier / math.sqrt(usual.share * needed.rounds)
+    question = QuestionSpec("evaluation", 1, multiplier, held_out=usual.held_out, most_gain=usual.most_gain)
+    split = 1 if asked.local else asked.honest_devices
+    found = EvaluationError(question, asked.devices, asked.images, split, asked.devices, usual.share)
+    return {"measured by boards": found.in_words}
 
 
 def _costs(needed: Needs) -> dict[str, str]:

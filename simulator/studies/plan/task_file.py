@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from hushfleet.aggregator.config.sections import PlanSection
 from hushfleet.aggregator.planning.advice import Question
-from hushfleet.config.toml_text import toml_value
+from hushfleet.aggregator.planning.gain_table import GainTable
+from hushfleet.config.toml_text import to_toml, toml_value
 from hushfleet.privacy.terms import MIN_DEVICES
+from hushfleet.schema import to_plain
 from hushfleet.simulator.studies.plan.needs import Needs
 
 
-def task_text(asked: Question, needed: Needs) -> str:
-    """Returns a task for boards with class folders; the user fills in the class names."""
+def task_text(asked: Question, needed: Needs, table: GainTable | None = None) -> str:
+    """Returns a task for boards with class folders; the user fills in the class names.
+
+    :param table: the fleet's own simulation, which the task keeps.
+    """
     names = ", ".join(f'"class-{index}"' for index in range(1, asked.classes + 1))
     accounting = "strict" if asked.local else "secure"
     honest = "" if asked.local else f"honest_fraction = {asked.honest_fraction:g}\n"
@@ -49,4 +55,23 @@ deadline_s = 3600.0
 # A round a day. For rounds only at night: between = "01:00-05:00". Without this section each follows at once.
 [schedule]
 every = "24h"
-"""
+
+# What was assumed; the sentence on whether the fleet pays is computed from it, for the boards that are enrolled.
+{to_toml({"plan": {key: value for key, value in to_plain(_kept(asked, table)).items() if value}})}"""
+
+
+def _kept(asked: Question, table: GainTable | None) -> PlanSection:
+    if table is None:
+        return PlanSection(images=asked.images, alpha=asked.alpha)
+    (fleet,) = table.fleets
+    return PlanSection(
+        images=asked.images,
+        alpha=asked.alpha,
+        measured_on=table.measured_on,
+        devices=fleet["devices"],
+        alone=(fleet["alone"]["own"], fleet["alone"]["common"]),
+        points=tuple(
+            (point["epsilon"], point["chosen"]["own"], point["shared"]["common"], point["gain_std"])
+            for point in fleet["points"]
+        ),
+    )

@@ -96,8 +96,15 @@ def test_without_a_fleet_the_report_says_where_the_whole_number_is(whole: Whole)
     assert whole.drive(lambda: whole.coordinator.engine.finished)
     engine = whole.coordinator.engine
     write_results(
-        engine.store, prepared_digits("alone"), Console(quiet=True), sums=SumFacts("aggregator"), federation="plants"
+        engine.store,
+        prepared_digits("alone"),
+        Console(quiet=True),
+        sums=SumFacts("aggregator"),
+        federation="plants",
+        pays=lambda newest: f"It pays <b>, after {newest}",
     )
+    assert Result.load(engine.store.folder / "result.json").pay == "It pays <b>, after None"
+    assert "It pays &lt;b&gt;, after None." in (engine.store.folder / "report.html").read_text()
     assert [row.lifetime for row in Result.load(engine.store.folder / "result.json").privacy] == [None, None]
     assert "in other tasks is not known to this aggregator" in (engine.store.folder / "report.html").read_text()
 

@@ -14,7 +14,9 @@ import pytest
 
 from hushfleet.aggregator.commands.second_opinion import second_opinion
 from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.planning.evaluation_error import evaluation_error
 from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.results.answers import DEVIATIONS
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
@@ -141,6 +143,24 @@ def test_the_error_covers_the_truth(asking: Callable[..., Simulation]) -> None:
         for estimate, value in ((row.own, own), (row.alone, alone), (row.shared, shared), (row.gain, own - alone)):
             assert 0 < estimate.error < 1.5
             assert abs(estimate.value - value) < 2.5 * estimate.error
+
+
+@pytest.mark.parametrize(("given", "share"), [(4.0, 0.3), (60.0, 0.5)], ids=["noise", "few samples"])
+def test_the_error_that_is_predicted_before_is_the_spread_of_what_is_told(
+    asking: Callable[..., Simulation], given: float, share: float
+) -> None:
+    """Over fleets with other samples and other noise. The deviation of 24 of them is within a third, 2.3 of its own;
+    the error that each of them states has the noise of its spread in it, so it is larger."""
+    asked = {"privacy": {"epsilon": given}, "evaluation": {"share": share}}
+    predicted = evaluation_error(parse_task(task_of(**asked)), devices=DEVICES, images=240 // DEVICES)
+    assert predicted is not None
+    told, errors = [], []
+    for seed in range(24):
+        (row,) = result_of(asking(f"run-{seed}", seed=seed, **asked)).evaluations
+        told.append(row.gain.value)
+        errors.append(row.gain.error / DEVIATIONS)
+    assert np.mean(errors) == pytest.approx(predicted.standard_error, rel=0.15)
+    assert np.std(told, ddof=1) == pytest.approx(predicted.standard_error, rel=0.34)
 
 
 def test_what_is_held_out_changes_no_bit_of_any_model(

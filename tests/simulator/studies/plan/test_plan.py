@@ -52,10 +52,9 @@ def test_it_answers_in_words_and_in_json(app: typer.Typer) -> None:
     words = CliRunner().invoke(app, options, env={"COLUMNS": "250"})
     assert words.exit_code == 0
     assert "It pays" in words.output
+    assert "[evaluation] with share = 0.05 tells the gain of 1000 devices to ± " in words.output
     found = json.loads(CliRunner().invoke(app, [*options, "--json"]).output)
     assert (found["answer"], found["way"]) == ("yes", "other data")
-    assert found["least_devices"] <= 1000
-    assert found["least_epsilon"] <= 8
     own = found["intervals"]["own"]
     assert own["low"] < found["accuracy"]["gain"] < own["high"]
     assert f"{100 * own['low']:+.1f} to {100 * own['high']:+.1f} points" in words.output
@@ -197,7 +196,7 @@ def test_a_limit_that_lasts_longer_than_is_computed_is_not_told_to_end() -> None
     asked = replace(ASKED, devices=200, epsilon=1.0)
     needed = needs(asked)
     rounds, multiplier = needed.rounds, needed.noise_multiplier
-    year = Year.of(Advice.on(asked), rounds=rounds, multiplier=multiplier, per="1d", lifetime=2000.0)
+    year = Year.of(asked, rounds=rounds, multiplier=multiplier, per="1d", lifetime=2000.0)
     assert epsilon([Step(multiplier, 1.0, rounds * 10_001)], delta=1e-5) < 1000
     assert (year.periods, year.ends_after_s) == (None, None)
     assert year.rows()["the budget ends"] == "not in 10,000 periods"
@@ -208,7 +207,7 @@ def test_the_limits_of_boards_have_the_delta_of_the_plan() -> None:
     asked = replace(ASKED, delta=1e-3)
     needed = needs(asked)
     rounds, multiplier = needed.rounds, needed.noise_multiplier
-    year = Year.of(Advice.on(asked), rounds=rounds, multiplier=multiplier, per="90d", lifetime=8.0)
+    year = Year.of(asked, rounds=rounds, multiplier=multiplier, per="90d", lifetime=8.0)
     told = year.rows()["limits on the boards"]
     limits = tomllib.loads(told.replace(", ", "\n"))
     charge = Charge("device", DEVICE_ADJACENCY, "gaussian", multiplier, steps=rounds)
@@ -234,8 +233,7 @@ def test_a_year_of_periods_is_composed_exactly_and_ends_with_the_lifetime_limit(
     assert after(year["periods"]) <= 8.0 < after(year["periods"] + 1)
     assert year["ends_after_s"] == year["periods"] * 90 * 86400
     assert year["rounds_a_month"] == pytest.approx(needed["rounds"] * 365 / 12 / 90)
-    assert year["gain"] == found["accuracy"]["gain"] <= year["gain_of_year"]
-    assert year["interval"] == [found["intervals"]["own"][side] for side in ("low", "high")]
+    assert found["in_words"].startswith("It may pay, for 2.7 years: 60 devices")
     words = " ".join(CliRunner().invoke(app, asked, env={"COLUMNS": "250"}).output.split())
     assert 'epsilon_server = 2, per = "90d", epsilon_lifetime = 8' in words
     assert f"after {year['periods']} periods" in words
