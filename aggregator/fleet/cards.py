@@ -12,6 +12,7 @@ from typing import Any
 
 import hushfleet
 from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.fleet.board_ids import chosen_ids
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
@@ -41,14 +42,21 @@ _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # hidden by the c
 
 
 def choose_boards(
-    registry: FleetRegistry, *, devices: Sequence[str] = (), count: int | None = None, again: bool = False, now: float
+    registry: FleetRegistry,
+    *,
+    devices: Sequence[str] = (),
+    file: Path | None = None,
+    count: int | None = None,
+    again: bool = False,
+    now: float,
 ) -> list[RegisteredBoard]:
-    """Chooses the boards with these ids, or the first `count` (None: all) that have no card yet.
+    """Chooses the boards that are named as `chosen_ids` says, or the first `count` (None: all) that have no card yet.
 
     :param again: also those that have a card or are enrolled. Raises `BadInput` if there are not enough.
     """
-    if devices:
-        chosen = [registry.needed(device) for device in dict.fromkeys(devices)]
+    if devices or file is not None:
+        boards = {row.device: row for row in registry.boards()}
+        chosen = [boards[each] for each in chosen_ids(boards, devices, file, folder=registry.path.parent)]
         for row in chosen:
             if row.state == "blocked":
                 raise BadInput(f"{row.device} is blocked ({row.reason}); its card would not be let in")
@@ -56,6 +64,11 @@ def choose_boards(
                 raise BadInput(
                     f"{row.device} has a card and is {row.state}. A new card has a new identity: write it with "
                     f"--force, then let it in with: hushfleet fleet renew DIR {row.device} --new-card"
+                )
+            if registry.tokens(row.device, now=now) and not again:
+                raise BadInput(
+                    f"{row.device} has a card that no board has used yet, and which would stop working: --force writes "
+                    "another in its place"
                 )
         return chosen
     # A board whose key was given runs already. If it is pending and not approved, somebody has asked in its name,
