@@ -178,7 +178,7 @@ def build_release(
     withdrawn = Withdrawal.of(releases(registry))
     if withdrawn is not None and not downgrade_from and withdrawn.includes(version):
         raise BadInput(
-            f"{withdrawn}. Build {version} with a version above {withdrawn.up_to} (hushfleet fleet bundle --version), "
+            f"{withdrawn}. Build {version} with a version above {withdrawn.up_to} (hushfleet release make --version), "
             f"or for boards that run {withdrawn.by}: --downgrade-from {withdrawn.by}"
         )
     if find_release(registry, version, target.platform) is not None:
@@ -231,8 +231,8 @@ def release_of(
 def describe_signing(folder: FleetFolder, out: Path) -> str:
     """Says what to do with a release that lacks a signature."""
     return (
-        f"Where a release key is: hushfleet fleet sign {out.name} --key release.key; then here: "
-        f"hushfleet fleet release {folder.path} {out}"
+        f"Where a release key is: hushfleet release sign {out.name} --key release.key; then here: "
+        f"hushfleet release add {folder.path} {out}"
     )
 
 

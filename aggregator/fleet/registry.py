@@ -148,7 +148,7 @@ class FleetRegistry(SqliteFile):
         board = self.board(device)
         if board is None:
             raise BadInput(
-                f"there is no board {device!r} in {self.path.parent}; see: hushfleet fleet list {self.path.parent}"
+                f"there is no board {device!r} in {self.path.parent}; see: hushfleet fleet status {self.path.parent}"
             )
         return board
 

@@ -32,7 +32,7 @@ class FlashOptions:
     out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder for the images, with --image.")] = None
     count: Annotated[int | None, Option(min=1, help="Number of cards to write, for boards without one. Default: all of them.")] = None
     device: Annotated[list[str] | None, Option(metavar="ID", help="Write the card of this board, or of those that match a pattern in quotes; may be repeated.")] = None
-    file: Annotated[Path | None, Option(metavar="FILE", help="File with the ids of boards, one a line.", exists=True, dir_okay=False)] = None
+    file: Annotated[Path | None, Option(metavar="IDS.txt", help="File with the ids of boards, one a line.", exists=True, dir_okay=False)] = None
     writer: Annotated[str | None, Option(help="First-boot system: cloud-init or firstrun. Default: found from the image.")] = None
     python: Annotated[str | None, Option(metavar="3.X", help="Python version of the system. Default: found from the image.")] = None
     images: Annotated[Path | None, Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id, with a folder for each class.", exists=True, file_okay=False)] = None

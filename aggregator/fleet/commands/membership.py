@@ -22,7 +22,7 @@ Ids = Annotated[
 ]
 IdsFile = Annotated[
     Path | None,
-    typer.Option("--file", metavar="FILE", help="File with more ids, one a line.", exists=True, dir_okay=False),
+    typer.Option("--file", metavar="IDS.txt", help="File with more ids, one a line.", exists=True, dir_okay=False),
 ]
 
 

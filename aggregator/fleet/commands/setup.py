@@ -122,7 +122,7 @@ def _init(
     if folder.root_key.exists():
         offline = f"move {folder.root_key} to a medium that is offline: it says who signs what boards run\n"
     elif (folder.path / UNSIGNED_FILE).exists():
-        offline = f"{folder.path / UNSIGNED_FILE} waits for root's signature: hushfleet fleet release-key --help\n"
+        offline = f"{folder.path / UNSIGNED_FILE} waits for root's signature: hushfleet release rotate --help\n"
     else:
         offline = ""
     print(

@@ -115,9 +115,9 @@ def test_add_names_boards_and_list_shows_them(tmp_path: Path) -> None:
     place = "behind the house [/b]"
     run("add", folder.path, "--count", 1, "--board", "generic-x86", "--prefix", "shed", "--place", place)
     assert "greenhouse-04" in run("add", folder.path, "--count", 1, "--board", "generic-x86")
-    listed = run("list", folder.path)
+    listed = run("status", folder.path)
     assert all(name in listed for name in ("greenhouse-01", "greenhouse-04", "shed-01", place))
-    assert "certificate" not in run("show", folder.path, "shed-01")
+    assert "certificate" not in run("status", folder.path, "shed-01")
     with pytest.raises(BadInput, match="no board with such a key asks as shed-01"):
         run("approve", folder.path, "shed-01")
     for wrong in (("--count", 1), ("--count", 1, "--board", "no-such"), (), ("--count", 1, "--csv", folder.task)):

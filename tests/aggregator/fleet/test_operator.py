@@ -33,7 +33,11 @@ ONE, OTHER = "greenhouse-01", "greenhouse-02"
 
 
 def fleet(*words: object) -> str:
-    outcome = CliRunner().invoke(build_app(), ["fleet", *map(str, words)])
+    return called("fleet", *words)
+
+
+def called(*words: object) -> str:
+    outcome = CliRunner().invoke(build_app(), [*map(str, words)])
     if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
         raise outcome.exception
     return outcome.output
@@ -321,7 +325,7 @@ def test_a_release_that_waits_for_signatures_is_not_built_again(folder: FleetFol
     waits = folder.unsigned / "hushfleet-9.9-cp313-aarch64.hfr"
     waits.parent.mkdir(exist_ok=True)
     waits.write_bytes(b"one of two signatures")
-    told = rf"waits for signatures.* fleet release {folder.path} {waits}\. To build it anew"
+    told = rf"waits for signatures.* release add {folder.path} {waits}\. To build it anew"
     with pytest.raises(BadInput, match=told):
-        fleet("bundle", folder.path, "--version", "9.9", "--python", "3.13")
+        called("release", "make", folder.path, "--version", "9.9", "--python", "3.13")
     assert waits.read_bytes() == b"one of two signatures"
