@@ -10,7 +10,10 @@ import typer
 
 def report(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN|DIR", help="Run folder with `result.json`, a folder of several runs, or a fleet's folder.")
+        Path,
+        typer.Argument(
+            metavar="RUN|DIR", help="Run folder with `result.json`, a folder of several runs, or a fleet's folder."
+        ),
     ],
     out: Annotated[
         Path | None,

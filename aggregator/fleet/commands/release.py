@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 import hushfleet
-from hushfleet.aggregator.fleet.commands.setup import Dir, opened
 from hushfleet.aggregator.fleet.commands import release_keys, rollout
+from hushfleet.aggregator.fleet.commands.setup import Dir, opened
 from hushfleet.errors import BadInput, BadSignature
 
 _FILE = {"exists": True, "dir_okay": False}
