@@ -70,7 +70,7 @@ def _export(
     """Write the list of boards for the operator to sign, and show what it changes.
 
     The list of a run without a fleet has all accepted devices whose key is known, and limits from the options; a
-    fleet's limits are in fleet.toml. A run's signed list is for `hushfleet aggregator --roster`. Boards check it if
+    fleet's limits are in fleet.toml. A run's signed list goes to its aggregator by `--roster`. Boards check it if
     `device.roster_key` in DEVICE.toml names the operator's key: nobody who runs the aggregator, or makes certificates,
     can then fill a sum with devices of their own, or assume more honest devices than the operator does.
 

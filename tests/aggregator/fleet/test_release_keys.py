@@ -109,7 +109,7 @@ def test_root_and_release_keys_on_other_machines(tmp_path: Path) -> None:
         shown = CliRunner().invoke(
             build_app(), ["release", "sign", str(taken), "--key", str(keys["root"][0])], input="n\n"
         )
-        assert "sign it?" in shown.output
+        assert "sign it by" in shown.output
         assert "not signed by the root" in refused("add", path, taken)
         run("sign", taken, "--key", keys["root"][0], "--yes")
         run("add", path, taken)
