@@ -16,11 +16,13 @@ class Listed(NamedTuple):
     :param words: without `hushfleet`.
     :param hidden: whether `--help` leaves it out, or a group above it.
     :param subs: number of commands below it; 0 for one that does something.
+    :param group: the part of the help that lists it.
     """
 
     words: tuple[str, ...]
     hidden: bool
     subs: int
+    group: str
 
 
 def command_tree() -> list[Listed]:
@@ -51,7 +53,7 @@ def counts(tree: list[Listed]) -> dict[str, int]:
 def _below(command: Any, words: tuple[str, ...], *, hidden: bool) -> Iterator[Listed]:
     hidden = hidden or command.hidden
     subs = getattr(command, "commands", {})
-    yield Listed(words, hidden, len(subs))
+    yield Listed(words, hidden, len(subs), getattr(command, "rich_help_panel", None) or "")
     for name, each in subs.items():
         yield from _below(each, (*words, name), hidden=hidden)
 
