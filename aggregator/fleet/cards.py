@@ -56,7 +56,14 @@ def choose_boards(
     """
     if devices or file is not None:
         boards = {row.device: row for row in registry.boards()}
-        chosen = [boards[each] for each in chosen_ids(boards, devices, file, folder=registry.path.parent)]
+
+        def needs_card(row: RegisteredBoard) -> bool:
+            return row.state != "blocked" and (
+                again or (row.state == "new" and not registry.tokens(row.device, now=now))
+            )
+
+        ids = chosen_ids(boards, devices, file, folder=registry.path.parent, fits=needs_card)
+        chosen = [boards[each] for each in ids]
         for row in chosen:
             if row.state == "blocked":
                 raise BadInput(f"{row.device} is blocked ({row.reason}); its card would not be let in")
