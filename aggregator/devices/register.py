@@ -171,6 +171,10 @@ class DeviceRegister(SqliteFile):
                 )
                 self.write("DELETE FROM refused_births WHERE id = ?", (device,))
 
+    def approve(self, device: str, public_key: bytes) -> None:
+        """Accepts a device that has asked with this key. Raises `BadInput` for the key of another device."""
+        self.add([KnownDevice(device, public_key)])
+
     def take_over(self, devices: Iterable[KnownDevice]) -> None:
         """Inserts whole rows unchanged; rows of devices that are known already stay."""
         with self.transaction():

@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from hushfleet.errors import BadInput
-from hushfleet.wire.format.topics import check_name
 
-Board = TypeVar("Board")
+AnyBoard = TypeVar("AnyBoard")
 
 
 def chosen_ids(
-    boards: Mapping[str, Board],
+    boards: Mapping[str, AnyBoard],
     named: Sequence[str] | None,
     file: Path | None,
     *,
     folder: Path,
-    fits: Callable[[Board], object] = lambda _: True,
-    strangers: bool = False,
+    fits: Callable[[AnyBoard], object] = lambda _: True,
 ) -> list[str]:
     """Returns the ids of the named boards, each once. Raises `BadInput` for an id or a pattern that names no board.
 
@@ -30,7 +28,6 @@ def chosen_ids(
     :param file: more of them, one a line; empty lines and those that begin with # are left out. None: no file.
     :param folder: where the boards are known, for errors.
     :param fits: whether a pattern may match this board; an id names any.
-    :param strangers: whether an id may be one that is not known.
     """
     try:
         lines = [] if file is None else [line.strip() for line in file.read_text("utf-8").splitlines()]
@@ -46,7 +43,7 @@ def chosen_ids(
             if not matched:
                 raise BadInput(f"{name!r} matches no board of {folder} that this is for; {_see(folder)}")
             found |= dict.fromkeys(matched)
-        elif name in boards or (strangers and check_name(name, "the board's id")):
+        elif name in boards:
             found[name] = None
         else:
             close = difflib.get_close_matches(name, boards, n=3)

@@ -16,7 +16,7 @@ from hushfleet.errors import BadInput
 app = typer.Typer()
 
 BOARDS = "Boards, in and out"
-Place = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, or that of a run without a fleet.")]
+DirOrRun = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, or that of a run without a fleet.")]
 Ids = Annotated[
     list[str] | None, typer.Argument(metavar="[ID]...", help="The boards' ids, or patterns in quotes: 'greenhouse-0*'.")
 ]
@@ -28,7 +28,7 @@ IdsFile = Annotated[
 
 @app.command("approve", rich_help_panel=BOARDS)
 def _approve(
-    path: Place,
+    path: DirOrRun,
     ids: Ids = None,
     file: IdsFile = None,
     key: Annotated[str | None, typer.Option(help="First digits of the board's key, if several keys have come.")] = None,
@@ -46,9 +46,15 @@ def _approve(
                 lift = f"hushfleet fleet unblock {path} {each.device}"
                 raise BadInput(f"{each.device} is locked out ({each.blocked}); take it back first: {lift}")
             if each.key is not None:
-                anew = f"{boards.rekey_command} {each.device}"
-                raise BadInput(f"{each.device} is known by another key. If its card was written anew: {anew}")
-            fitting = each.keys_beginning_with(key)
+                anew = (
+                    f"forget {path} {each.device}"
+                    if boards.decides is None
+                    else f"renew {path} {each.device} --new-card"
+                )
+                raise BadInput(
+                    f"{each.device} is known by another key. If its card was written anew: hushfleet fleet {anew}"
+                )
+            fitting = [one for one in each.asking if one.hex().startswith((key or "").lower())]
             if not fitting:
                 raise BadInput(
                     f"no board with such a key asks as {each.device}; who has asked: hushfleet fleet status {path}"
@@ -58,14 +64,14 @@ def _approve(
                 raise BadInput(f"several boards ask as {each.device}; choose one by --key: {choice}")
             (keys[each.device],) = fitting
         for device, accepted in keys.items():
-            boards.approve(device, accepted)
+            boards.store.approve(device, accepted)
             print(f"{device} is let in with the key {accepted.hex()}")
     print("each gets its certificate when it asks again, within minutes")
 
 
 @app.command("renew", rich_help_panel=BOARDS)
 def _renew(
-    path: Place,
+    path: DirOrRun,
     ids: Ids = None,
     file: IdsFile = None,
     new_card: Annotated[bool, typer.Option("--new-card", help="The boards have new cards: revoke their former keys.")] = False,
@@ -83,7 +89,7 @@ def _renew(
 
     `hushfleet fleet renew greenhouse --broker`
     """
-    from hushfleet.aggregator.fleet.membership import FleetMembership, membership
+    from hushfleet.aggregator.fleet.membership import membership
 
     named = bool(ids) or file is not None
     if broker and not named and not new_card:
@@ -95,11 +101,12 @@ def _renew(
             "--broker for the broker's certificate"
         )
     with membership(path) as boards:
-        if not isinstance(boards, FleetMembership):
+        if boards.decides is None:
             raise BadInput(f"{path} is a run without a fleet, which knows no cards: use fleet forget and fleet approve")
         chosen = boards.chosen(ids, file)
         for each in chosen:
-            boards.expect_new_card(each.device)
+            boards.decides[1].expect_new_card(each.device)
+            boards.register.forget(each.device)  # `apply` keeps a row without a key that the aggregator has blocked
         waits = boards.done()
     named_again = " ".join(f"--device {each.device}" for each in chosen)
     devices = " ".join(each.device for each in chosen)
@@ -139,7 +146,7 @@ def _renew_own(path: Path, *, drop_names: bool) -> None:
 
 @app.command("block", rich_help_panel=BOARDS)
 def _block(
-    path: Place,
+    path: DirOrRun,
     ids: Ids = None,
     file: IdsFile = None,
     reason: Annotated[str, typer.Option(help="Reason, shown in the list and in the board's log.")] = "by its operator",
@@ -152,20 +159,19 @@ def _block(
 
     `hushfleet fleet block greenhouse --file lost.txt`
     """
-    from hushfleet.aggregator.fleet.membership import RunMembership, membership
+    from hushfleet.aggregator.fleet.membership import membership
 
     with membership(path) as boards:
-        strangers = isinstance(boards, RunMembership)
-        chosen = boards.chosen(ids, file, fits=lambda each: each.blocked is None, strangers=strangers)
+        chosen = boards.chosen(ids, file, fits=lambda each: each.blocked is None)
         for each in chosen:
-            boards.block(each.device, reason)
+            boards.store.block(each.device, reason)
         waits = boards.done()
     devices = " ".join(each.device for each in chosen)
     print(f"locked out: {devices}; to take back: hushfleet fleet unblock {path} {devices}{waits}")
 
 
 @app.command("unblock", rich_help_panel=BOARDS)
-def _unblock(path: Place, ids: Ids = None, file: IdsFile = None) -> None:
+def _unblock(path: DirOrRun, ids: Ids = None, file: IdsFile = None) -> None:
     """Take back boards that an operator or the aggregator has locked out."""
     from hushfleet.aggregator.fleet.membership import membership
 
@@ -175,13 +181,14 @@ def _unblock(path: Place, ids: Ids = None, file: IdsFile = None) -> None:
             if each.blocked is None:
                 raise BadInput(f"{each.device} is not locked out; it is {each.state}")
         for each in chosen:
-            boards.unblock(each.device)
+            boards.register.unblock(each.device)
+            boards.store.unblock(each.device)
         waits = boards.done()
     print(f"no longer locked out: {' '.join(each.device for each in chosen)}{waits}")
 
 
 @app.command("forget", rich_help_panel=BOARDS)
-def _forget(path: Place, ids: Ids = None, file: IdsFile = None) -> None:
+def _forget(path: DirOrRun, ids: Ids = None, file: IdsFile = None) -> None:
     """Remove boards. What a fleet's board has spent stays recorded under its id, in case the id returns.
 
     In a run without a fleet nothing is recorded: what a board has spent is known to its own card alone.
@@ -191,6 +198,6 @@ def _forget(path: Place, ids: Ids = None, file: IdsFile = None) -> None:
     with membership(path) as boards:
         chosen = boards.chosen(ids, file)
         for each in chosen:
-            boards.forget(each.device)
+            boards.store.forget(each.device)
         waits = boards.done()
     print(f"forgotten: {' '.join(each.device for each in chosen)}{waits}")

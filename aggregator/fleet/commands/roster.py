@@ -81,7 +81,7 @@ def _export(
     `hushfleet fleet roster export runs/field --out roster.unsigned --federation greenhouse`
     """
     from hushfleet import atomic_file
-    from hushfleet.aggregator.fleet.membership import RunMembership, membership
+    from hushfleet.aggregator.fleet.membership import membership
     from hushfleet.aggregator.fleet.roster import to_sign, waiting
     from hushfleet.secure.roster import Roster, RosterContent
     from hushfleet.user_files import checked_file
@@ -90,7 +90,7 @@ def _export(
     checked_file(out)
     with membership(path) as boards:
         boards.done()
-        if isinstance(boards, RunMembership):
+        if boards.decides is None:
             check_name(federation, "the federation's name")
             if not (keys := boards.register.roster_keys()):
                 raise BadInput(f"{path} knows no device by its key, so there is no list to write")
@@ -99,7 +99,8 @@ def _export(
             )
             asked, changes = Roster.to_sign(content, number=int(time.time())), None
         else:
-            asked, changes = to_sign(boards.folder, boards.register), waiting(boards.folder, boards.register)
+            folder, _ = boards.decides
+            asked, changes = to_sign(folder, boards.register), waiting(folder, boards.register)
             if not changes:
                 print(f"nothing waits to be signed: the operator has signed this list of {len(asked.devices)} boards")
                 return

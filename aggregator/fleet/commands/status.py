@@ -13,7 +13,7 @@ import typer
 from hushfleet.aggregator.fleet.commands.setup import RUN_IT
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.fleet.membership import RunMembership
+    from hushfleet.aggregator.fleet.membership import Membership
     from hushfleet.aggregator.fleet.registry import RegisteredBoard
     from hushfleet.aggregator.fleet.view import BoardView, FleetView
 
@@ -50,7 +50,7 @@ def _status(
 
     from hushfleet.aggregator.fleet.board_ids import chosen_ids
     from hushfleet.aggregator.fleet.folder import FleetFolder
-    from hushfleet.aggregator.fleet.membership import RunMembership, membership
+    from hushfleet.aggregator.fleet.membership import membership
     from hushfleet.aggregator.fleet.page.server import page_url
     from hushfleet.aggregator.fleet.registry import FleetRegistry
     from hushfleet.aggregator.fleet.table import table
@@ -58,7 +58,7 @@ def _status(
     from hushfleet.aggregator.observe.console import Console
 
     with membership(folder) as boards:
-        if isinstance(boards, RunMembership):
+        if boards.decides is None:
             _print_devices(boards)
             return
     if page:
@@ -125,7 +125,7 @@ def _day(at: float | None) -> str:
     return moment.strftime("%Y-%m-%d %H:%M" if at <= time.time() else "%Y-%m-%d")
 
 
-def _print_devices(devices: RunMembership) -> None:
+def _print_devices(devices: Membership) -> None:
     """Prints the devices of a run without a fleet, and those that announced themselves but were not accepted."""
     from rich.table import Table
 

@@ -43,15 +43,15 @@ def test_devices_are_added_blocked_and_forgotten(tmp_path: Path) -> None:
     assert "the first key" in invoked("fleet", "add", run, "two").output
     assert states(run) == {"one": "known", "two": "expected"}
     assert "to take back" in invoked("fleet", "block", run, "one", "--reason", "stolen").output
-    invoked("fleet", "block", run, "never-seen")
-    assert states(run) == {"never-seen": "blocked", "one": "blocked", "two": "expected"}
+    assert "there is no board 'never-seen'" in refused("fleet", "block", run, "never-seen")
+    assert states(run) == {"one": "blocked", "two": "expected"}
     shown = invoked("fleet", "status", run).output
     assert "blocked: stolen" in shown
     assert KEY.hex() in shown
     invoked("fleet", "unblock", run, "one")
     assert states(run)["one"] == "known"
     assert "forgotten" in invoked("fleet", "forget", run, "one").output
-    assert states(run) == {"never-seen": "blocked", "two": "expected"}
+    assert states(run) == {"two": "expected"}
 
 
 def test_a_new_device_has_no_dot_and_a_known_one_keeps_it(tmp_path: Path) -> None:
@@ -158,6 +158,7 @@ def test_an_aggregator_that_would_know_nobody_says_how_to_add_devices(start: lis
     assert not run.exists()
     AggregatorStore(run).close()
     assert "fleet add" in refused(*start, "--resume"), "a run in which nobody was enrolled yet"
+    invoked("fleet", "add", run, "one")
     invoked("fleet", "block", run, "one")
     assert refused(*start, "--resume").startswith("all 1 known devices are blocked")
 
