@@ -185,7 +185,7 @@ def test_numbers_go_on_after_the_highest() -> None:
 def test_device_toml_is_read_by_the_board_and_allows_what_the_task_asks(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "plant", task=TASK.replace("[privacy]", '[privacy]\naccounting = "as-published"'))
     with FleetRegistry(folder.path) as registry:
-        board = registry.needed("greenhouse-01")
+        board = registry.board("greenhouse-01")
     file = tmp_path / "device.toml"
     file.write_text(device_toml(folder, board))
     config = load_config(file)
@@ -204,7 +204,7 @@ def test_a_card_says_what_secure_sums_may_count_on(tmp_path: Path) -> None:
     """A board that lacks it would take the same."""
     folder = make_folder(tmp_path / "plant")
     with FleetRegistry(folder.path) as registry:
-        board = registry.needed("greenhouse-01")
+        board = registry.board("greenhouse-01")
     limits = tomllib.loads(device_toml(folder, board))["limits"]
     assert (limits["honest_fraction"], limits["min_devices"]) == (0.9, 10)
     file = folder.path / FILE_NAME

@@ -113,7 +113,7 @@ def test_boards_are_named_one_by_one(folder: FleetFolder) -> None:
     key = Identity.generate().public_key
     called("add", folder.path, "shed-1", "--board", "generic-x86", "--place", "behind", "--key", key.hex())
     with FleetRegistry(folder.path) as registry:
-        row = registry.needed("shed-1")
+        row = registry.board("shed-1")
     assert (row.board, row.place, row.public_key) == ("generic-x86", "behind", key)
     for wrong in (("a", "b", "--board", "generic-x86", "--key", key.hex()), ("c",), ("c", "--count", "1")):
         with pytest.raises(BadInput):

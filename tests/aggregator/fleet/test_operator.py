@@ -63,7 +63,7 @@ def test_who_is_locked_out_is_not_let_in_by_approving_its_key(folder: FleetFolde
     fleet("block", folder.path, ONE, "--reason", "stolen")
     with pytest.raises(BadInput, match=rf"locked out \(stolen\).* fleet unblock {folder.path} {ONE}"):
         fleet("approve", folder.path, ONE)
-    board = registry.needed(ONE)
+    board = registry.board(ONE)
     assert (board.state, board.reason, board.public_key) == ("blocked", "stolen", None)
     fleet("unblock", folder.path, ONE)
     assert KEY.hex() in fleet("approve", folder.path, ONE)
@@ -75,7 +75,7 @@ def test_the_key_of_another_board_is_not_approved(folder: FleetFolder, registry:
     registry.add_refused_request(RefusedRequest(ONE, KEY, False, "waits", time.time()))
     with pytest.raises(BadInput, match=f"{ONE} asks with the key of {OTHER}; each board needs"):
         fleet("approve", folder.path, ONE)
-    assert registry.needed(ONE).public_key is None
+    assert registry.board(ONE).public_key is None
 
 
 def test_what_no_clock_could_reach_is_refused_for_tokens(folder: FleetFolder) -> None:
