@@ -48,11 +48,13 @@ def choose_boards(
     file: Path | None = None,
     count: int | None = None,
     again: bool = False,
+    token_again: bool = False,
     now: float,
 ) -> list[RegisteredBoard]:
     """Chooses the boards that are named as `chosen_ids` says, or the first `count` (None: all) that have no card yet.
 
     :param again: also those that have a card or are enrolled. Raises `BadInput` if there are not enough.
+    :param token_again: also one with an unused token, as a push that has failed leaves it on the board itself.
     """
     if devices or file is not None:
         boards = {row.device: row for row in registry.boards()}
@@ -72,7 +74,7 @@ def choose_boards(
                     f"{row.device} has a card and is {row.state}. A new card has a new identity: write it with "
                     f"--force, then let it in with: hushfleet fleet renew DIR {row.device} --new-card"
                 )
-            if registry.tokens(row.device, now=now) and not again:
+            if registry.tokens(row.device, now=now) and not (again or token_again):
                 raise BadInput(
                     f"{row.device} has a card that no board has used yet, and which would stop working: --force writes "
                     "another in its place"

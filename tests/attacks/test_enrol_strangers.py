@@ -290,7 +290,7 @@ def test_two_devices_with_one_key_are_not_added(tmp_path: Path) -> None:
         register.add([KnownDevice("one", key)])
         with pytest.raises(Exception, match="a key of its own"):
             register.add([KnownDevice("three"), KnownDevice("two", key)])
-        with pytest.raises(Exception, match="devices forget"):
+        with pytest.raises(Exception, match="fleet forget"):
             register.add([KnownDevice("one", bytes(32))])
         register.add([KnownDevice("one", pinned=True), KnownDevice("one", key)])
         assert [(row.device, row.state) for row in register.devices()] == [("one", "known")]

@@ -50,17 +50,17 @@ def _status(
 
     from hushfleet.aggregator.fleet.board_ids import chosen_ids
     from hushfleet.aggregator.fleet.folder import FleetFolder
-    from hushfleet.aggregator.fleet.membership import membership
+    from hushfleet.aggregator.fleet.membership import is_fleet, membership
     from hushfleet.aggregator.fleet.page.server import page_url
     from hushfleet.aggregator.fleet.registry import FleetRegistry
     from hushfleet.aggregator.fleet.table import table
     from hushfleet.aggregator.fleet.watch import FleetWatch
     from hushfleet.aggregator.observe.console import Console
 
-    with membership(folder) as boards:
-        if boards.decides is None:
+    if not is_fleet(folder):
+        with membership(folder) as boards:
             _print_devices(boards)
-            return
+        return
     if page:
         print(page_url(FleetFolder(folder)))
         return
