@@ -80,7 +80,7 @@ def load_command(name: str) -> Any:
     entry, *_ = entry_points(group="hushfleet.commands", name=name)
     app, loaded = typer.Typer(rich_markup_mode=None), entry.load()
     if isinstance(loaded, typer.Typer):
-        app.add_typer(loaded, name=name)
+        app.add_typer(loaded, name=name, cls=Grouped)
     else:
         app.command(name)(loaded)
     return in_plain_text(get_group(app).commands[name])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from hushfleet.aggregator.commands.help import Grouped
 from hushfleet.aggregator.fleet.commands import ask, membership, roster, run, setup, status, tested
 
 fleet = typer.Typer(
-    cls=Grouped,
     no_args_is_help=True,
     help="""Make a fleet of boards, let them enrol, watch them, lock them out.
 
