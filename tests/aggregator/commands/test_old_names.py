@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from hushfleet.aggregator.commands.old_names import OLD_NAMES, renamed
 from hushfleet.wire.format.identity import Identity
 from support.desk import make_folder
 
+ROOT = Path(__file__).parents[3]
+FOLDERS = ("aggregator", "benchmarks", "docs", "edge_client", "examples", "firmware_profiles", "hushfleet", "models",
+           "simulator", "tasks")  # fmt: skip
+TEXTS = {".conf", ".html", ".js", ".md", ".py", ".sh", ".service", ".toml", ".txt", ".yml"}
 KEY = Identity.from_bytes(bytes([7]) * 32).public_key.hex()
 
 
@@ -45,6 +50,16 @@ def test_no_list_shows_it(old: str) -> None:
 def test_present_names_are_left_alone(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert renamed(words) == words
     assert capsys.readouterr().err == ""
+
+
+def test_no_text_of_the_project_names_it() -> None:
+    files = [ROOT / "README.md", *(file for name in FOLDERS for file in (ROOT / name).rglob("*"))]
+    texts = [file for file in files if file.suffix in TEXTS and file.name != "old_names.py"]
+    assert len(texts) > 700
+    names = "|".join(old for old in OLD_NAMES if " " in old)
+    old = re.compile(rf"hushfleet devices|(?:hushfleet |`)(?:{names})(?![\w-])")
+    found = {file.relative_to(ROOT): each for file in texts if (each := old.findall(file.read_text("utf-8")))}
+    assert not found
 
 
 def called(*words: object) -> str:
