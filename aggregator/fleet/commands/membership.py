@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from hushfleet.aggregator.fleet.commands.setup import Dir
 from hushfleet.errors import BadInput
 
 app = typer.Typer()
@@ -66,12 +67,13 @@ def _approve(
         for device, accepted in keys.items():
             boards.store.approve(device, accepted)
             print(f"{device} is let in with the key {accepted.hex()}")
-    print("each gets its certificate when it asks again, within minutes")
+    if boards.decides is not None:
+        print("each gets its certificate when it asks again, within minutes")
 
 
 @app.command("renew", rich_help_panel=BOARDS)
 def _renew(
-    path: DirOrRun,
+    path: Dir,
     ids: Ids = None,
     file: IdsFile = None,
     new_card: Annotated[bool, typer.Option("--new-card", help="The boards have new cards: revoke their former keys.")] = False,
