@@ -19,7 +19,7 @@ app = typer.Typer()
 BOARDS = "Boards, in and out"
 DirOrRun = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, or that of a run without a fleet.")]
 Ids = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="The boards' ids, or patterns in quotes: 'greenhouse-0*'.")
+    list[str] | None, typer.Argument(metavar="ID", help="The boards' ids, or patterns in quotes: 'greenhouse-0*'.")
 ]
 IdsFile = Annotated[
     Path | None,

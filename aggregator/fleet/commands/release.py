@@ -138,7 +138,7 @@ def _sign(
 @release.command("add")
 def _add(
     path: Dir,
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Releases, or signed statements on release keys. Default: list the known releases.", **_FILE)] = None,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Releases, or signed statements on release keys. Default: list the known releases.", **_FILE)] = None,
 ) -> None:  # fmt: skip
     """Make releases known to the fleet, or who signs them, after checking the signatures.
 

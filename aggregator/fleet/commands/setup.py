@@ -139,7 +139,7 @@ def _init(
 @app.command("add", rich_help_panel=RUN_IT)
 def _add(
     path: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, or that of a run without a fleet, also before its first start.")],
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of new boards.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of new boards.")] = None,
     key: Annotated[str | None, typer.Option(help="Public key of one board, 64 hex digits. Default: the first key that it shows.")] = None,
     count: Annotated[int | None, typer.Option(help="Number of boards; they are named PREFIX-01, PREFIX-02, ...")] = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="CSV file with the columns id, board, place, wifi, labels (name=value;...), key.", **_FILE)] = None,

@@ -27,7 +27,7 @@ app = typer.Typer()
 @app.command("status", rich_help_panel=RUN_IT)
 def _status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, or that of a run without a fleet.")],
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Show all facts on these boards alone; ids, or patterns in quotes.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Show all facts on these boards alone; ids, or patterns in quotes.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Also show epsilon by adversary, bytes and certificates.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Redraw each second until Ctrl-C.")] = False,
