@@ -184,7 +184,7 @@ def check(command: str, folder: Path = ROOT) -> None:
     words = words_of(command)
     for word in words[1:]:
         if (
-            re.fullmatch(r"[^.]\S*\.(pem|key|toml|csv|hfr|pub|json|signed|unsigned)", word)
+            re.fullmatch(r"[^.]\S*\.(pem|key|toml|csv|hfr|pub|json|txt|signed|unsigned)", word)
             and not Path(word).is_absolute()
         ):
             Path(word).parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ class AggregatorOptions:
     broker: Annotated[str | None, Option(metavar="URL", help="mqtt://host:1883 or mqtts://host:8883.")] = None
     fleet: Annotated[Path | None, Option(metavar="DIR", help="Folder of a fleet, with its task, broker, certificates, key and devices. An unfinished run is resumed.")] = None
     federation: Annotated[str, Option(help="Name of the federation, as in the devices' files.")] = "default"
-    devices: Annotated[Path | None, Option(metavar="FILE|RUN", help="Devices that may take part: a TOML list of ids and keys, or the folder of an earlier run. `hushfleet devices` changes it during the run.")] = None
+    devices: Annotated[Path | None, Option(metavar="FILE|RUN", help="Devices that may take part: a TOML list of ids and keys, or the folder of an earlier run. `hushfleet fleet add|block|forget RUN` changes it during the run.")] = None
     roster: Annotated[Path | None, Option(help="Signed list of the devices in secure sums, from `hushfleet fleet roster sign`. Default: all accepted devices.", **_FILE)] = None
     enrolment: Annotated[EnrolmentMode, Option(help="`open`: every device that reaches the broker takes part and shares the noise; for labs only.")] = EnrolmentMode.closed
     device: Annotated[DeviceName, Option(help="Processor that holds the sums; auto: cuda where torch finds one. The result is equal bit by bit.")] = DeviceName.auto
@@ -151,7 +151,7 @@ def aggregator(
     )  # fmt: skip
     if of_fleet is None and not (options.resume and AggregatorStore.exists(folder)):
         refuse_used(folder)
-        refuse_others(folder, FILES)  # which `hushfleet devices add` makes, also before the first start
+        refuse_others(folder, FILES)  # which `hushfleet fleet add` makes, also before the first start
     console = Console()
     closed = options.enrolment is EnrolmentMode.closed
     listed = [] if options.devices is None else read_devices(options.devices)
@@ -177,7 +177,7 @@ def aggregator(
             raise BadInput(useless)
         if of_fleet is None and closed and policy.count < needed:  # `fleet up` says so of a fleet
             few = f"a round opens with {needed} devices, and {policy.count} may take part"
-            more = f"it waits until you add more (hushfleet devices add {folder} ID --key KEY)"
+            more = f"it waits until you add more (hushfleet fleet add {folder} ID --key KEY)"
             console.print(f"[yellow]note:[/] {escape(f'{few}: {more}')}", highlight=False, soft_wrap=True)
         key_path = options.identity or default_path(options.federation)
         key = load_or_create(key_path)

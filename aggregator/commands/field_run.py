@@ -72,7 +72,7 @@ def nobody_is_known(folder: Path, *, blocked: int = 0) -> BadInput:
     known = f"all {blocked} known devices are blocked" if blocked else "no device is known"
     return BadInput(
         f"{known}, and enrolment is closed, so nobody could take part. Give a list with --devices FILE, or "
-        f"add each device: hushfleet devices add {folder} ID --key KEY (`hushfleet-edge status DEVICE.toml` "
+        f"add each device: hushfleet fleet add {folder} ID --key KEY (`hushfleet-edge status DEVICE.toml` "
         f"prints a board's key), then start again with --out {folder}. In a lab: --enrolment open"
     )
 
@@ -95,9 +95,9 @@ def enrolment_of(
     if closed and not enrolment.count and fleet is None:
         raise nobody_is_known(store.folder, blocked=enrolment.blocked)
     if closed and fleet is not None:
-        text = f"{enrolment.count} boards have enrolled and may take part; see: hushfleet fleet list {fleet.path}"
+        text = f"{enrolment.count} boards have enrolled and may take part; see: hushfleet fleet status {fleet.path}"
     elif closed:
-        text = f"{enrolment.count} devices may take part; see: hushfleet devices list {known.path.parent}"
+        text = f"{enrolment.count} devices may take part; see: hushfleet fleet status {known.path.parent}"
     else:
         text = "[bold yellow]open enrolment[/]: whoever reaches the broker takes part and shares the noise. Labs only."
     console.print(text, highlight=False, soft_wrap=True)

@@ -8,11 +8,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from typer.core import TyperGroup
+
 COLUMNS = 80
 _INDENT = 2  # Click's
 _KEPT = "\b\n"  # marks a paragraph whose lines Click keeps
 _COMMAND = re.compile(r"(?P<before>(?:[^`]+:)?)\s*`(?P<command>hushfleet(?:-edge)? [^`]+)`")
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+
+
+class Grouped(TyperGroup):
+    """Lists its commands in the groups that they name by `rich_help_panel`, in the order of their declaration."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            if not command.hidden:
+                group = getattr(command, "rich_help_panel", None) or "Commands"
+                rows.setdefault(group, []).append((name, command.get_short_help_str()))
+        width = max(len(name) for group in rows.values() for name, _ in group)
+        for group, listed in rows.items():
+            with formatter.section(group):
+                formatter.write_dl([(name.ljust(width), text) for name, text in listed])
 
 
 def in_plain_text(command: Any) -> Any:

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 import hushfleet
-from hushfleet.aggregator.commands.help import in_plain_text
+from hushfleet.aggregator.commands.old_names import renamed
 from hushfleet.errors import GraphRefused, HushfleetError
 from hushfleet.needs import too_old
 from hushfleet.output import escape_output, log_to_stderr, one_line, take_all_characters
@@ -32,8 +32,9 @@ if sys.version_info < (3, 11):  # noqa: UP036 - the package is for boards, too
     sys.exit("error: the command `hushfleet` needs Python 3.11 or newer; boards, and `hushfleet-edge`, need 3.10")
 try:
     import typer.core
-    from typer.core import TyperGroup
     from typer.main import get_group
+
+    from hushfleet.aggregator.commands.help import Grouped, in_plain_text
 except ModuleNotFoundError as missing:
     sys.exit(
         f"error: the command `hushfleet` needs the package {missing.name!r}, which a device does not have. On a device "
@@ -43,10 +44,24 @@ except ModuleNotFoundError as missing:
 typer.core.HAS_RICH = False  # typer below 0.21 escapes brackets for rich even where rich formats nothing
 INTERRUPTED = 130
 AGAIN_S = 0.02
+GROUPS = {
+    "Try it (first: hushfleet demo)": ("demo", "plan", "simulate"),
+    "A fleet (first: hushfleet fleet --help)": ("fleet", "flash", "push", "release", "report", "boards", "forecast"),
+    "Research (first: hushfleet reproduce --list)": (
+        "reproduce", "compare", "methods", "privacy", "audit", "invert", "log",
+    ),
+}  # fmt: skip
+"""The commands by what they are for, in the order of the list. A command that is not here is listed last."""
+HIDDEN = ("aggregator", "broker")
+"""Commands that units and scripts call; the list leaves them out."""
 
 
-class _LoadedWhenCalled(TyperGroup):
+class _LoadedWhenCalled(Grouped):
     """Lists stand-ins of all commands, and loads the one that is called or completed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest: list[str] = super().parse_args(ctx, args if ctx.resilient_parsing else renamed(args))
+        return rest
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, listed, rest = super().resolve_command(ctx, args)
@@ -65,7 +80,7 @@ def load_command(name: str) -> Any:
     entry, *_ = entry_points(group="hushfleet.commands", name=name)
     app, loaded = typer.Typer(rich_markup_mode=None), entry.load()
     if isinstance(loaded, typer.Typer):
-        app.add_typer(loaded, name=name)
+        app.add_typer(loaded, name=name, cls=Grouped)
     else:
         app.command(name)(loaded)
     return in_plain_text(get_group(app).commands[name])
@@ -80,7 +95,7 @@ def build_app() -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         help="Personalized federated learning with local differential privacy, over MQTT.\n\n"
-        "Start with `hushfleet demo`. Every command explains itself with `--help`.",
+        "Every command explains itself with `--help`.",
     )
 
     @app.callback(invoke_without_command=True)
@@ -92,9 +107,11 @@ def build_app() -> typer.Typer:
             print(f"hushfleet {hushfleet.__version__}")
             raise typer.Exit()
 
-    for entry in sorted(entry_points(group="hushfleet.commands"), key=lambda e: e.name):
-        line = _first_line(entry)
-        app.command(entry.name, help=line, short_help=line)(_not_loaded)
+    places = {name: group for group, names in GROUPS.items() for name in names}
+    entries = {each.name: each for each in sorted(entry_points(group="hushfleet.commands"), key=lambda e: e.name)}
+    for name in sorted(entries, key=[*places, *sorted(entries.keys() - places)].index):
+        line, group = _first_line(entries[name]), places.get(name, "Others")
+        app.command(name, help=line, short_help=line, rich_help_panel=group, hidden=name in HIDDEN)(_not_loaded)
     return app
 
 

@@ -45,7 +45,7 @@ def _checked(run: Path, row: KnownDevice) -> KnownDevice:
     if row.public_key is not None and not can_have_owner(row.public_key):
         raise BadInput(
             f"--devices {run}: the key of {row.device} is {row.public_key.hex()}, which no board can own; remove it: "
-            f"hushfleet devices forget {run} {row.device}"
+            f"hushfleet fleet forget {run} {row.device}"
         )
     return row
 

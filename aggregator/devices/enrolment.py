@@ -173,7 +173,7 @@ class Enrolment:
         """Blocks a device: its messages are ignored and its updates refused, also in the open round. Raises
         `StoreError`.
 
-        The coordinator applies it in its next step, in the same way as `hushfleet devices block`.
+        The coordinator applies it in its next step, in the same way as `hushfleet fleet block`.
         """
         self.register.block(device, reason)
         key, row = self.key(device), self._known.get(device, KnownDevice(device))
@@ -327,8 +327,8 @@ class Enrolment:
                 f"lost. {cure if self._of_fleet else 'Give the newer board an id of its own'}"
             )
         if self._of_fleet:
-            return f"{device} is not a board of this fleet, or has not enrolled; see: hushfleet fleet list DIR"
-        command = f"hushfleet devices add RUN {device}" + ("" if key is None else f" --key {key.hex()}")
+            return f"{device} is not a board of this fleet, or has not enrolled; see: hushfleet fleet status DIR"
+        command = f"hushfleet fleet add RUN {device}" + ("" if key is None else f" --key {key.hex()}")
         return f"this aggregator does not know {device}; its operator can accept it with: {command}"
 
     # what the operator sees
@@ -338,7 +338,7 @@ class Enrolment:
         self._after_round = set()
 
     def note(self, *, force: bool = False) -> None:
-        """Writes the refused births for `hushfleet devices list`, at most every few seconds."""
+        """Writes the refused births for `hushfleet fleet status`, at most every few seconds."""
         now = self._clock()
         if not self._has_news or (now - self._noted_at < NOTE_S and not force):
             return

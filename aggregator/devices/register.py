@@ -1,6 +1,6 @@
 """Keeps the devices that an aggregator accepts, in one small SQLite file in the run's folder.
 
-It is a separate file because the operator changes it while the aggregator runs (`hushfleet devices`), and the run's
+It is a separate file because the operator changes it while the aggregator runs (`hushfleet fleet`), and the run's
 store is locked by the process that has it open. Without a fleet the register alone decides about membership: the
 operator adds devices, or they come while enrolment is open. In a fleet one function derives it from the fleet's
 registry (`aggregator.fleet.access.derive_register`): the aggregator may neither read nor write the registry, because
@@ -159,7 +159,7 @@ class DeviceRegister(SqliteFile):
                 if held is not None and key is not None and key != held:
                     raise BadInput(
                         f"{device} is known with the key {held.hex()}, not with {key.hex()}. If its card was "
-                        f"flashed anew: hushfleet devices forget {self.path.parent} {device}"
+                        f"flashed anew: hushfleet fleet forget {self.path.parent} {device}"
                     )
                 owner = self.row("SELECT id FROM devices WHERE public_key = ?", (key,))
                 if key is not None and owner is not None and owner[0] != device:
@@ -170,6 +170,10 @@ class DeviceRegister(SqliteFile):
                     (device, key, new.pinned, new.blocked),
                 )
                 self.write("DELETE FROM refused_births WHERE id = ?", (device,))
+
+    def approve(self, device: str, public_key: bytes) -> None:
+        """Accepts a device that has asked with this key. Raises `BadInput` for the key of another device."""
+        self.add([KnownDevice(device, public_key)])
 
     def take_over(self, devices: Iterable[KnownDevice]) -> None:
         """Inserts whole rows unchanged; rows of devices that are known already stay."""

@@ -81,7 +81,7 @@ def _problems(board: BoardView, now: float, newest_round: int, service_runs: boo
         return [Problem("locked out", f"To take it back: hushfleet fleet unblock DIR {board.device}")]
     if board.standing == "pending":
         why = board.reason or "waits for approval"
-        advice = f"Compare the keys of hushfleet fleet show DIR {board.device} with what status prints on the board"
+        advice = f"Compare the keys of hushfleet fleet status DIR {board.device} with what status prints on the board"
         return [Problem(why, advice, urgent=True)]
     if board.state == "lost" and board.seen is not None:
         found.append(Problem("was cut off", "Power or network of the board.", urgent=now - board.seen > SILENT_S))

@@ -12,6 +12,7 @@ from typing import Any
 
 import hushfleet
 from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.fleet.board_ids import chosen_ids
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
@@ -41,14 +42,30 @@ _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # hidden by the c
 
 
 def choose_boards(
-    registry: FleetRegistry, *, devices: Sequence[str] = (), count: int | None = None, again: bool = False, now: float
+    registry: FleetRegistry,
+    *,
+    devices: Sequence[str] = (),
+    file: Path | None = None,
+    count: int | None = None,
+    again: bool = False,
+    token_again: bool = False,
+    now: float,
 ) -> list[RegisteredBoard]:
-    """Chooses the boards with these ids, or the first `count` (None: all) that have no card yet.
+    """Chooses the boards that are named as `chosen_ids` says, or the first `count` (None: all) that have no card yet.
 
     :param again: also those that have a card or are enrolled. Raises `BadInput` if there are not enough.
+    :param token_again: also one with an unused token, as a push that has failed leaves it on the board itself.
     """
-    if devices:
-        chosen = [registry.needed(device) for device in dict.fromkeys(devices)]
+    if devices or file is not None:
+        boards = {row.device: row for row in registry.boards()}
+
+        def needs_card(row: RegisteredBoard) -> bool:
+            return row.state != "blocked" and (
+                again or (row.state == "new" and not registry.tokens(row.device, now=now))
+            )
+
+        ids = chosen_ids(boards, devices, file, folder=registry.path.parent, fits=needs_card)
+        chosen = [boards[each] for each in ids]
         for row in chosen:
             if row.state == "blocked":
                 raise BadInput(f"{row.device} is blocked ({row.reason}); its card would not be let in")
@@ -56,6 +73,11 @@ def choose_boards(
                 raise BadInput(
                     f"{row.device} has a card and is {row.state}. A new card has a new identity: write it with "
                     f"--force, then let it in with: hushfleet fleet renew DIR {row.device} --new-card"
+                )
+            if registry.tokens(row.device, now=now) and not (again or token_again):
+                raise BadInput(
+                    f"{row.device} has a card that no board has used yet, and which would stop working: --force writes "
+                    "another in its place"
                 )
         return chosen
     # A board whose key was given runs already. If it is pending and not approved, somebody has asked in its name,
@@ -165,7 +187,7 @@ def build_release(
     withdrawn = Withdrawal.of(releases(registry))
     if withdrawn is not None and not downgrade_from and withdrawn.includes(version):
         raise BadInput(
-            f"{withdrawn}. Build {version} with a version above {withdrawn.up_to} (hushfleet fleet bundle --version), "
+            f"{withdrawn}. Build {version} with a version above {withdrawn.up_to} (hushfleet release make --version), "
             f"or for boards that run {withdrawn.by}: --downgrade-from {withdrawn.by}"
         )
     if find_release(registry, version, target.platform) is not None:
@@ -218,8 +240,8 @@ def release_of(
 def describe_signing(folder: FleetFolder, out: Path) -> str:
     """Says what to do with a release that lacks a signature."""
     return (
-        f"Where a release key is: hushfleet fleet sign {out.name} --key release.key; then here: "
-        f"hushfleet fleet release {folder.path} {out}"
+        f"Where a release key is: hushfleet release sign {out.name} --key release.key; then here: "
+        f"hushfleet release add {folder.path} {out}"
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import date
 
 from hushfleet.aggregator.devices.register import RefusedBirth
+from hushfleet.aggregator.fleet.registry import RefusedRequest
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SumsView
 from hushfleet.aggregator.results.report.readable import (
     ago,
@@ -123,6 +124,13 @@ def certificates(view: FleetView) -> str:
 
 def refused_device(refused: RefusedBirth) -> str:
     return f"{refused.device} announced itself {refused.count} times with a key that nobody has accepted"
+
+
+def asks(request: RefusedRequest, now: float) -> str:
+    """Describes a request that was not granted: who asks, since when, with which key, and why it waits."""
+    token = "a valid token" if request.has_token else "no token"
+    key = request.public_key.hex()[:16]
+    return f"{request.device} asked {ago(request.at, now)} with {token} and the key {key}: {request.reason}"
 
 
 def state(board: BoardView) -> str:

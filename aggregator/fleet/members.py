@@ -43,6 +43,15 @@ def counted(
     return [RegisteredBoard(name, board, place, wifi) for name in names]
 
 
+def named(names: Sequence[str], *, board: str, place: str, wifi: str, key: bytes | None) -> list[RegisteredBoard]:
+    """Returns boards with these ids.
+
+    :param key: of the only one; None: they get a card.
+    """
+    load_board(board)
+    return [RegisteredBoard(check_board_name(each), board, place, wifi, {}, key) for each in names]
+
+
 def from_csv(file: Path, *, board: str | None, wifi: str = "") -> list[RegisteredBoard]:
     """Reads boards from a CSV file. Raises `BadInput` that names the line.
 

@@ -143,15 +143,6 @@ class FleetRegistry(SqliteFile):
         row = self.row(f"SELECT {_COLUMNS} FROM boards WHERE id = ?", (device,))
         return None if row is None else _board(row)
 
-    def needed(self, device: str) -> RegisteredBoard:
-        """Returns a board. Raises `BadInput` if the fleet has no such board."""
-        board = self.board(device)
-        if board is None:
-            raise BadInput(
-                f"there is no board {device!r} in {self.path.parent}; see: hushfleet fleet list {self.path.parent}"
-            )
-        return board
-
     def add(self, boards: Iterable[RegisteredBoard], *, along: Callable[[], None] | None = None) -> None:
         """Adds all boards or none. Raises `BadInput` if the fleet has one of them, or its key, already.
 

@@ -42,8 +42,8 @@ def keys_in_force(folder: FleetFolder) -> ReleaseKeys:
     found = trust(folder).keys
     if found is None:
         raise BadInput(
-            f"root has not said yet who signs this fleet's releases. Where root's key is: hushfleet fleet release-key "
-            f"sign {UNSIGNED_FILE} --key root.key; then here: hushfleet fleet release-key import {folder.path} "
+            f"root has not said yet who signs this fleet's releases. Where root's key is: hushfleet release "
+            f"sign {UNSIGNED_FILE} --key root.key; then here: hushfleet release add {folder.path} "
             f"{folder.path / UNSIGNED_FILE}"
         )
     return found

@@ -83,7 +83,7 @@ def begin(registry: FleetRegistry, version: str | None, *, now: float) -> Rollou
     """
     offered = offered_releases(registry, version)
     if not offered:
-        raise BadInput("this fleet knows no release; give it one: hushfleet fleet release DIR FILE.hfr")
+        raise BadInput("this fleet knows no release; give it one: hushfleet release add DIR FILE.hfr")
     registry.write("INSERT INTO rollouts (version, state, began) VALUES (?, 'running', ?)", (offered[0].version, now))
     found = current(registry)
     assert found is not None
@@ -97,7 +97,7 @@ def change(registry: FleetRegistry, state: RolloutState, reason: str = "") -> Ro
     """
     found = current(registry)
     if found is None or found.state == "cancelled":
-        raise BadInput("there is no roll-out; begin one with: hushfleet fleet rollout DIR")
+        raise BadInput("there is no roll-out; begin one with: hushfleet release rollout DIR")
     if state == "running":
         offered_releases(registry, found.version)
     registry.write("UPDATE rollouts SET state = ?, reason = ? WHERE number = ?", (state, reason, found.number))

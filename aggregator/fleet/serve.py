@@ -97,7 +97,9 @@ def serve(path: Path, stop: threading.Event) -> None:
         with contextlib.ExitStack() as opened:
             try:
                 page = opened.enter_context(PageServer.of(folder))
-                log.info("the status page listens on port %d; its address: hushfleet fleet page %s", page.port, path)
+                log.info(
+                    "the status page listens on port %d; its address: hushfleet fleet status %s --page", page.port, path
+                )
             except (BadInput, StoreFull) as error:  # boards must still be able to enrol
                 log.error("there is no status page: %s", error)
             service.run(stop)

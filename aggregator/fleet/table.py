@@ -36,21 +36,24 @@ def table(view: FleetView, *, details: bool = False) -> RenderableType:
         parts += [Text(line) for line in descriptions.figures(view)]
     parts += [_problem("", problem) for problem in view.problems]
     if view.boards:
-        parts.append(_boards(view))
+        parts.append(_boards(view, details=details))
     parts += [_problem(board.device, problem) for board in view.boards for problem in board.problems]
     parts += [Text(descriptions.refused_device(each), WARNING) for each in view.refused_devices]
+    parts += [Text(descriptions.asks(each, view.at), WARNING) for each in view.asking]
     parts += [] if details else [Text("epsilon by adversary, bytes and certificates: --details", SOFT)]
     return Group(*parts)
 
 
-def _boards(view: FleetView) -> Table:
+def _boards(view: FleetView, *, details: bool) -> Table:
+    where = details or any(board.place for board in view.boards)
     rows = Table(
-        Column("board", no_wrap=True), "state", "seen", "release", "health", "rounds", "spent", "sent",
-        box=None, header_style="bold",
+        Column("board", no_wrap=True), *["place"] * where, "state", "seen", "release", "health", "rounds", "spent",
+        "sent", box=None, header_style="bold",
     )  # fmt: skip
     for board in view.boards:
         rows.add_row(
             board.device,
+            *[Text(board.place)] * where,
             _state(board),
             ago(board.seen, view.at),
             Text(descriptions.release(board)),  # the board's own words

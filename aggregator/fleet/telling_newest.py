@@ -85,9 +85,7 @@ class TellingNewest(ServicePart):
         """
         key, file = load(self._folder.newest_key), self._folder.service / "newest"
         if key.public_key.hex() != named:
-            raise BadInput(
-                f"root has not named the key in {self._folder.newest_key}; see: hushfleet fleet release-key rotate"
-            )
+            raise BadInput(f"root has not named the key in {self._folder.newest_key}; see: hushfleet release rotate")
         last = 0
         with contextlib.suppress(OSError, HushfleetError):
             last = Signed.from_line(Newest, file.read_text("utf-8")).statement.said_at

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from hushfleet.aggregator.devices.register import RefusedBirth
+from hushfleet.aggregator.fleet.registry import RefusedRequest
 from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.fleet_state import Activity, Opening
 from hushfleet.aggregator.results.result import Lifetime
@@ -203,6 +204,7 @@ class FleetView:
     :param service: whether it runs, as the registry says.
     :param certificates_end: when the first of its own certificates ends; None if they cannot be read.
     :param authority_end: when its authority ends; None if it cannot be read.
+    :param asking: the requests for a certificate that were not granted.
     :param sums: None if the task has no secure sums.
     :param lifetime: of the board that has spent most over all tasks, even if it has left; `privacy_left`: of the board
         that has spent most among those that may take part. None: nothing was charged.
@@ -220,6 +222,7 @@ class FleetView:
     aggregator: Process = "unknown"
     service: Process = "unknown"
     refused_devices: tuple[RefusedBirth, ...] = ()
+    asking: tuple[RefusedRequest, ...] = ()
     rollout: RolloutView | None = None
     sums: SumsView | None = None
     certificates_end: float | None = None
@@ -244,6 +247,9 @@ class FleetView:
     def to_json(self) -> dict[str, Any]:
         """Returns standard JSON for `--json` (docs/watching.md)."""
         counted = {"present": self.present, "pending": len(self.pending), "versions": self.versions}
-        refused = [{**asdict(each), "public_key": each.public_key.hex()} for each in self.refused_devices]
-        plain: dict[str, Any] = to_json({**asdict(self), "refused_devices": refused, **counted})
+        strangers = {
+            name: [{**asdict(each), "public_key": each.public_key.hex()} for each in getattr(self, name)]
+            for name in ("refused_devices", "asking")
+        }
+        plain: dict[str, Any] = to_json({**asdict(self), **strangers, **counted})
         return plain

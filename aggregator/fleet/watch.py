@@ -217,6 +217,7 @@ class FleetWatch:
             aggregator=aggregator,
             service=service,
             refused_devices=tuple(row for row in refused if row.device not in rows),
+            asking=tuple(self._registry.refused_requests()),
             rollout=rollout_view(self._registry, now=now),
             sums=sums,
             certificates_end=min(own.values(), default=None),

@@ -316,7 +316,7 @@ class Coordinator:
     def _answer(self, update: CheckedUpdate | None) -> None:
         """Logs a received update, answers its device, and blocks a device after some faults.
 
-        `hushfleet devices add` lifts the block; after the same number of further faults the device is blocked again.
+        `hushfleet fleet unblock` lifts the block; after the same number of further faults the device is blocked again.
         """
         if update is None or update.offer is None or update.reply is None:
             return

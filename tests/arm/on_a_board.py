@@ -60,11 +60,11 @@ def test_a_card_on_aarch64(tmp_path: Path) -> None:
         wait_for(f"release {GOOD} has come", lambda: fleet.seen()["version"] == GOOD, within_s=PATIENCE_S)
         wait_for("and has proved itself", lambda: board.slots("show").good == GOOD, within_s=PATIENCE_S)
         fleet.release(BAD, crashes)
-        print(hushfleet("fleet", "rollout", fleet.folder.path, "--to", BAD))
+        print(hushfleet("release", "rollout", fleet.folder.path, "--to", BAD))
         wait_for("a release that crashes is taken back", lambda: board.slots("show").outcome == "returned",
                  within_s=PATIENCE_S)  # fmt: skip
         assert "this release crashes" in board.log
-        wait_for("and the fleet knows", lambda: "stopped" in hushfleet("fleet", "rollout", fleet.folder.path),
+        wait_for("and the fleet knows", lambda: "stopped" in hushfleet("release", "rollout", fleet.folder.path),
                  within_s=PATIENCE_S)  # fmt: skip
         assert fleet.seen()["version"] == GOOD
         hushfleet("fleet", "block", fleet.folder.path, FIRST)
@@ -74,4 +74,4 @@ def test_a_card_on_aarch64(tmp_path: Path) -> None:
 
 def roll_out(fleet: ArmFleet, version: str) -> None:
     fleet.release(version)
-    print(hushfleet("fleet", "rollout", fleet.folder.path, "--to", version))
+    print(hushfleet("release", "rollout", fleet.folder.path, "--to", version))

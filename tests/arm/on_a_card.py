@@ -47,7 +47,7 @@ def test_a_card_becomes_a_board_and_an_update_survives_a_power_cut(tmp_path: Pat
             wait_for("all three have", lambda: fleet.rounds() >= 3, within_s=PATIENCE_S)
             before = fleet.seen()
             fleet.release(NEXT)
-            print(hushfleet("fleet", "rollout", fleet.folder.path, "--to", NEXT))
+            print(hushfleet("release", "rollout", fleet.folder.path, "--to", NEXT))
             machine.wait_for(r"Starting .*hushfleet-update", timeout_s=PATIENCE_S)
             tell(f"release {NEXT} has come, and is being unpacked")
             time.sleep(CUT_AFTER_S)
@@ -60,6 +60,6 @@ def test_a_card_becomes_a_board_and_an_update_survives_a_power_cut(tmp_path: Pat
             wait_for(f"it is seen with {NEXT}", lambda: fleet.seen()["version"] == NEXT, within_s=PATIENCE_S)
             wait_for("the release is good", lambda: fleet.seen()["slot"] == "good", within_s=PATIENCE_S)
             after = fleet.seen()
-            tell(hushfleet("fleet", "rollout", fleet.folder.path).strip())
+            tell(hushfleet("release", "rollout", fleet.folder.path).strip())
     assert after["spent"] == before["spent"]
     assert after["rounds"] == before["rounds"] == 3

@@ -59,7 +59,7 @@ def test_strangers_are_not_present_and_are_told_so(field: Field) -> None:
         (answer,) = field.answers(name)
         assert isinstance(answer, NotEnrolled)
         assert (answer.device, answer.public_key) == (name, identity.public_key)
-        assert f"hushfleet devices add RUN {name} --key {identity.public_key.hex()}" in answer.reason
+        assert f"hushfleet fleet add RUN {name} --key {identity.public_key.hex()}" in answer.reason
     assert len(field.fleet.store.devices()) == 2
     assert field.refusals() == {"unknown": {"unknown-device": 198}}
 
@@ -145,7 +145,7 @@ def test_a_device_that_was_accepted_a_moment_ago_is_not_refused(field: Field) ->
 def test_what_a_refused_device_is_told_fits_where_it_is(make_fleet: Callable[..., Any], tmp_path: Path) -> None:
     with DeviceRegister(tmp_path / "devices", durable=False) as register:
         enrolment = Enrolment(make_fleet().store, register, of_fleet=True)
-        assert enrolment._reason("board-1", bytes(32)).endswith("see: hushfleet fleet list DIR")
+        assert enrolment._reason("board-1", bytes(32)).endswith("see: hushfleet fleet status DIR")
         register.add([KnownDevice("board-1", bytes(32))])
         enrolment._load()
         assert enrolment._reason("board-1").endswith("hushfleet fleet renew DIR board-1 --new-card")
@@ -290,7 +290,7 @@ def test_two_devices_with_one_key_are_not_added(tmp_path: Path) -> None:
         register.add([KnownDevice("one", key)])
         with pytest.raises(Exception, match="a key of its own"):
             register.add([KnownDevice("three"), KnownDevice("two", key)])
-        with pytest.raises(Exception, match="devices forget"):
+        with pytest.raises(Exception, match="fleet forget"):
             register.add([KnownDevice("one", bytes(32))])
         register.add([KnownDevice("one", pinned=True), KnownDevice("one", key)])
         assert [(row.device, row.state) for row in register.devices()] == [("one", "known")]

@@ -116,7 +116,7 @@ def test_the_rest_of_the_fleet_goes_on_without_it(make_field: Callable[..., Any]
     for name in (VICTIM, "dev-2", "dev-3"):
         field.deliver(name, field.fleet.update(name).data)
     assert (field.plan.round, sorted(field.plan.cohort)) == (5, [VICTIM, "dev-2", "dev-3"])
-    with DeviceRegister(field.fleet.folder, durable=False) as operator:  # as `hushfleet devices add` does
+    with DeviceRegister(field.fleet.folder, durable=False) as operator:  # as `hushfleet fleet add` does
         operator.unblock(LIAR)
     field.run(2.0)
     field.join(LIAR, session=2)

@@ -70,23 +70,23 @@ def test_root_names_no_such_key(plant: FleetFolder, key: bytes) -> None:
     before = trust(plant)
     for words in (("--key", OWNED, "--key", key.hex()), ("--next-root", key.hex())):
         with pytest.raises(BadInput, match=f"{words[-2]} is '{key.hex()}', {NOBODY}"):
-            hushfleet("fleet", "release-key", "rotate", plant.path, *words)
+            hushfleet("release", "rotate", plant.path, *words)
     assert trust(plant) == before
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_the_aggregator_adds_no_such_device(tmp_path: Path, key: bytes) -> None:
     with pytest.raises(BadInput, match=f"--key is .* {NOBODY}"):
-        hushfleet("devices", "add", tmp_path / "run", "pi-1", "--key", key.hex())
+        hushfleet("fleet", "add", tmp_path / "run", "pi-1", "--key", key.hex())
     listed = tmp_path / "devices.toml"
     listed.write_text(f'[devices]\npi-0 = "{OWNED}"\npi-1 = "{key.hex()}"\n')
     with pytest.raises(BadInput, match=rf"devices\.toml: the key of pi-1 is .* {NOBODY}"):
         read_devices(listed)
     with DeviceRegister(tmp_path / "former") as register:  # of an earlier version
         register.add([KnownDevice("pi-0", bytes.fromhex(OWNED)), KnownDevice("pi-1", key), KnownDevice("pi-2")])
-    with pytest.raises(BadInput, match=rf"former: the key of pi-1 is .* {NOBODY}; remove it: hushfleet devices forget"):
+    with pytest.raises(BadInput, match=rf"former: the key of pi-1 is .* {NOBODY}; remove it: hushfleet fleet forget"):
         read_devices(tmp_path / "former")
-    hushfleet("devices", "forget", tmp_path / "former", "pi-1")
+    hushfleet("fleet", "forget", tmp_path / "former", "pi-1")
     assert [row.device for row in read_devices(tmp_path / "former")] == ["pi-0", "pi-2"]
 
 
@@ -176,7 +176,7 @@ def test_no_roster_has_such_a_board(plant: FleetFolder, tmp_path: Path, key: byt
         wanted = roster.wanted(plant, register)
         assert wanted is not None
         assert wanted.devices == ("pi-0",)
-        hushfleet("devices", "roster", tmp_path / "run", "--out", tmp_path / "roster.unsigned")
+        hushfleet("fleet", "roster", "export", tmp_path / "run", "--out", tmp_path / "roster.unsigned")
     assert read_roster(tmp_path / "roster.unsigned").devices == ("pi-0",)
 
 

@@ -258,7 +258,7 @@ class Life:
             "installed": lambda number: NEW in (slots(number)["trial"], slots(number)["last"]),
             "on trial": lambda number: bool(slots(number)["starts"]) or slots(number)["last"] == NEW,
             "healthy": lambda number: bool(slots(number)["steady"]) or slots(number)["last"] == NEW,
-            "blocked": lambda number: self._registry.needed(self.devices[number]).state == "blocked",
+            "blocked": lambda number: self._registry.board(self.devices[number]).state == "blocked",
         }
 
     def _look_at_releases(self) -> None:

@@ -38,7 +38,7 @@ def _identities(life: Life) -> Iterator[str]:
     roster = Roster.from_bytes(life.folder.roster.read_bytes(), operator=operator)
     with FleetRegistry(life.folder.path) as registry, DeviceRegister(life.folder.aggregator) as register:
         for card in life.cards:
-            row, known = registry.needed(card.device), register.device(card.device)
+            row, known = registry.board(card.device), register.device(card.device)
             is_out = card.device == life.devices[life.plan.blocked]
             with DeviceStore(card.config.store_path, device=card.device, inspect=True) as store:
                 key = store.identity.public_key

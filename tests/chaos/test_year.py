@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from chaos.year import Year
 from chaos.year_audit import REFLASHED, STOLEN, check_year, play
-from hushfleet.aggregator.fleet.commands import status
+from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.fleet.fleet_report import TaskHistory, histories, render_fleet_report
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.results.answers import EvaluationRow
@@ -35,7 +35,7 @@ def test_after_a_year_every_ledger_is_exact_and_nobody_is_over_a_limit(small_yea
 def test_the_report_of_the_year_is_one_page(small_year: Year) -> None:
     folder = FleetFolder(small_year.desk.folder.path)
     page = render_fleet_report(folder, now=small_year.wall())
-    written = CliRunner().invoke(status.app, ["report", str(folder.path)])
+    written = CliRunner().invoke(build_app(), ["report", str(folder.path)])
     assert written.exit_code == 0, written.output
     assert (folder.path / "report.html").read_text().startswith(page[:200])
     assert len(page) < 40_000, "without plots there is no script of plots"

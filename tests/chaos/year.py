@@ -431,7 +431,7 @@ class Year:
 
     def renew_certificates(self) -> None:
         for name, card in self.cards.items():
-            board = self.desk.registry.needed(name)
+            board = self.desk.registry.board(name)
             if board.state == "enrolled" and (board.certificate_end or 0) < self.wall() + 30 * 86400:
                 card.enrol()
 

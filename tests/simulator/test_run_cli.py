@@ -201,8 +201,8 @@ def commands() -> list[str]:
 
 
 COMMANDS = [
-    "aggregator", "audit", "boards", "broker", "compare", "demo", "devices", "flash", "fleet", "forecast",
-    "invert", "log", "methods", "plan", "privacy", "push", "report", "reproduce", "simulate",
+    "aggregator", "audit", "boards", "broker", "compare", "demo", "flash", "fleet", "forecast",
+    "invert", "log", "methods", "plan", "privacy", "push", "release", "report", "reproduce", "simulate",
 ]  # fmt: skip
 
 

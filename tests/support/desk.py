@@ -101,7 +101,7 @@ class Board:
         state = home / "state"
         state.mkdir(parents=True, mode=0o700)
         with FleetRegistry(folder.path) as registry:
-            row = registry.needed(device)
+            row = registry.board(device)
             token = token if token is not None else issue_token(registry, device, days=1, now=time.time())
         self.token_file = state / "enrol.token"
         self.token_file.write_text(token)

@@ -56,7 +56,7 @@ class Desk:
         return self.enroller.answer(asker.request(**changes))
 
     def state(self, device: str) -> str:
-        return self.registry.needed(device).state
+        return self.registry.board(device).state
 
     def close(self) -> None:
         self.registry.close()

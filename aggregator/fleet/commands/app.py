@@ -1,25 +1,14 @@
-"""`hushfleet fleet`: make a fleet, let boards in, watch, update and lock them out."""
+"""`hushfleet fleet`: make a fleet, let boards in, watch and lock them out."""
 
 from __future__ import annotations
 
 import typer
 
-from hushfleet.aggregator.fleet.commands import (
-    ask,
-    bundle,
-    membership,
-    release_keys,
-    roster,
-    run,
-    setup,
-    status,
-    tested,
-    updates,
-)
+from hushfleet.aggregator.fleet.commands import ask, membership, roster, run, setup, status, tested
 
 fleet = typer.Typer(
     no_args_is_help=True,
-    help="""Make a fleet of boards, let them enrol, watch them, update them, lock them out.
+    help="""Make a fleet of boards, let them enrol, watch them, lock them out.
 
     Examples:
 
@@ -30,7 +19,12 @@ fleet = typer.Typer(
     `hushfleet flash --fleet greenhouse --count 40 --image raspios.img --out cards`
 
     `hushfleet fleet up greenhouse`
+
+    `hushfleet fleet status greenhouse`
+
+    A run without a fleet has a folder, too: add, status, approve, block, unblock, forget and roster take it in place of
+    the fleet's.
     """,
 )
-for part in (setup, membership, roster, run, ask, tested, status, bundle, updates, release_keys):
+for part in (setup, run, status, membership, ask, tested, roster):
     fleet.add_typer(part.app)

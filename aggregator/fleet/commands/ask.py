@@ -10,6 +10,7 @@ from hushfleet.aggregator.fleet.commands.setup import Dir
 from hushfleet.errors import BadInput
 
 app = typer.Typer()
+ASK = "Ask the boards, and test the model"
 asking = typer.Typer(
     no_args_is_help=True,
     help="""Ask the boards about their data: one number or a few, with their error, for a small epsilon.
@@ -29,7 +30,7 @@ asking = typer.Typer(
     `hushfleet fleet ask histogram greenhouse 3 --low -20 --high 50 --bins 7 --dry-run`
     """,
 )
-app.add_typer(asking, name="ask")
+app.add_typer(asking, name="ask", rich_help_panel=ASK)
 
 Column = Annotated[str, typer.Argument(help="Number of a value of a sample, from 0; or the name of a target.")]
 Low = Annotated[float, typer.Option(help="Public lower limit; smaller values count as this one.")]

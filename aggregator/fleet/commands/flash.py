@@ -31,7 +31,8 @@ class FlashOptions:
     boot: Annotated[Path | None, Option(metavar="MOUNT", help="The mounted boot partition of a card that holds the stock system already.")] = None
     out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder for the images, with --image.")] = None
     count: Annotated[int | None, Option(min=1, help="Number of cards to write, for boards without one. Default: all of them.")] = None
-    device: Annotated[list[str] | None, Option(metavar="ID", help="Write the card of this board; may be repeated.")] = None
+    device: Annotated[list[str] | None, Option(metavar="ID", help="Write the card of this board, or of those that match a pattern in quotes; may be repeated.")] = None
+    file: Annotated[Path | None, Option(metavar="IDS.txt", help="File with the ids of boards, one a line.", exists=True, dir_okay=False)] = None
     writer: Annotated[str | None, Option(help="First-boot system: cloud-init or firstrun. Default: found from the image.")] = None
     python: Annotated[str | None, Option(metavar="3.X", help="Python version of the system. Default: found from the image.")] = None
     images: Annotated[Path | None, Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id, with a folder for each class.", exists=True, file_okay=False)] = None
@@ -80,8 +81,6 @@ def flash(
         raise BadInput("name the stock image (--image IMAGE --out FOLDER) or a mounted boot partition (--boot MOUNT)")
     if (image is None) != (options.out is None):
         raise BadInput("--image and --out FOLDER go together: the boards' images go there, IMAGE itself is not changed")
-    if options.boot is not None and len(options.device or ()) != 1:
-        raise BadInput("a mounted boot partition is one card: name its board with one --device ID")
     if options.python is not None:
         require_python(options.python)  # before an image is unpacked
     named = None if options.writer is None else named_writer(options.writer)
@@ -90,8 +89,16 @@ def flash(
     ssh_keys = [] if options.ssh_key is None else [read_ssh_key(options.ssh_key)]
     with opened(options.fleet) as (folder, registry), contextlib.ExitStack() as temporary:
         boards = choose_boards(
-            registry, devices=options.device or (), count=options.count, again=options.force, now=time.time()
+            registry,
+            devices=options.device or (),
+            file=options.file,
+            count=options.count,
+            again=options.force,
+            now=time.time(),
         )
+        if options.boot is not None and len(boards) != 1:
+            raise BadInput("a mounted boot partition is one card: name its board with one --device ID")
+        replaced = [row.device for row in boards if registry.tokens(row.device, now=time.time())]
         partition: BootPartition
         if image is not None and options.out is not None:
             image = temporary.enter_context(_unpacked(image, options.out))
@@ -115,6 +122,8 @@ def flash(
             expires = time.time() + folder.config.enrolment.token_days * DAY_S
             registry.add_token(card.device, card.token.encode(), expires=expires)
     _tell(cards, how, target, release, written, kept, boot=options.boot, out=options.out, expires=expires)
+    if replaced:
+        print(f"cards that were written before and stop working: {' '.join(replaced)}")
 
 
 @contextlib.contextmanager
@@ -189,6 +198,6 @@ def _tell(
     else:
         print(f"next: unmount {boot} and put the card into its board")
     print(
-        "the first start takes some minutes; the board then shows up in: hushfleet fleet status\n"
+        "the first start takes some minutes; the board then shows up in: hushfleet fleet status DIR\n"
         "if it does not: put the card back into the reader and look at hushfleet/install.log on its boot partition"
     )

@@ -1,4 +1,7 @@
-"""`hushfleet fleet approve|renew|block|unblock|forget`: let boards in, and lock them out."""
+"""`hushfleet fleet approve|renew|block|unblock|forget`: let boards in, and lock them out.
+
+All take several boards, check all of them first, and also work on a run without a fleet, except `renew`.
+"""
 
 from __future__ import annotations
 
@@ -8,52 +11,76 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.setup import Dir, Id, applied, opened
+from hushfleet.aggregator.fleet.commands.setup import Dir
 from hushfleet.errors import BadInput
 
 app = typer.Typer()
 
+BOARDS = "Boards, in and out"
+DirOrRun = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, or that of a run without a fleet.")]
+Ids = Annotated[
+    list[str] | None, typer.Argument(metavar="ID", help="The boards' ids, or patterns in quotes: 'greenhouse-0*'.")
+]
+IdsFile = Annotated[
+    Path | None,
+    typer.Option("--file", metavar="IDS.txt", help="File with more ids, one a line.", exists=True, dir_okay=False),
+]
 
-@app.command("approve")
+
+@app.command("approve", rich_help_panel=BOARDS)
 def _approve(
-    path: Dir,
-    device: Id,
+    path: DirOrRun,
+    ids: Ids = None,
+    file: IdsFile = None,
     key: Annotated[str | None, typer.Option(help="First digits of the board's key, if several keys have come.")] = None,
 ) -> None:
-    """Let a waiting board in. Compare its key with what `hushfleet-edge status DEVICE.toml` prints on the board."""
-    with opened(path) as (_, registry):
-        row = registry.needed(device)
-        if row.state == "blocked":
-            raise BadInput(
-                f"{device} is locked out ({row.reason}); take it back first: hushfleet fleet unblock {path} {device}"
-            )
-        if row.public_key is not None:
-            raise BadInput(
-                f"{device} is known by another key. If its card was written anew: hushfleet fleet renew {path} {device} --new-card"
-            )
-        fitting = [
-            each for each in registry.refused_requests(device) if each.public_key.hex().startswith((key or "").lower())
-        ]
-        if not fitting:
-            raise BadInput(f"no board with such a key asks as {device}; who has asked: hushfleet fleet list {path}")
-        if len(fitting) > 1:
-            keys = ", ".join(each.public_key.hex()[:16] for each in fitting)
-            raise BadInput(f"several boards ask as {device}; choose one by --key: {keys}")
-        registry.approve(device, fitting[0].public_key)
-    print(
-        f"{device} is let in with the key {fitting[0].public_key.hex()}; it gets its certificate when it asks again, within minutes"
-    )
+    """Let waiting boards in. Compare their keys with what `hushfleet-edge status DEVICE.toml` prints on each board.
+
+    Example: `hushfleet fleet approve greenhouse greenhouse-07 greenhouse-08`
+    """
+    from hushfleet.aggregator.fleet.membership import membership
+
+    with membership(path) as boards:
+        keys: dict[str, bytes] = {}
+        for each in boards.chosen(ids, file, fits=lambda one: one.asking and one.key is None and one.blocked is None):
+            if each.blocked is not None:
+                lift = f"hushfleet fleet unblock {path} {each.device}"
+                raise BadInput(f"{each.device} is locked out ({each.blocked}); take it back first: {lift}")
+            if each.key is not None:
+                anew = (
+                    f"forget {path} {each.device}"
+                    if boards.decides is None
+                    else f"renew {path} {each.device} --new-card"
+                )
+                raise BadInput(
+                    f"{each.device} is known by another key. If its card was written anew: hushfleet fleet {anew}"
+                )
+            fitting = [one for one in each.asking if one.hex().startswith((key or "").lower())]
+            if not fitting:
+                raise BadInput(
+                    f"no board with such a key asks as {each.device}; who has asked: hushfleet fleet status {path}"
+                )
+            if len(fitting) > 1:
+                choice = ", ".join(one.hex()[:16] for one in fitting)
+                raise BadInput(f"several boards ask as {each.device}; choose one by --key: {choice}")
+            (keys[each.device],) = fitting
+        for device, accepted in keys.items():
+            boards.store.approve(device, accepted)
+            print(f"{device} is let in with the key {accepted.hex()}")
+    if boards.decides is not None:
+        print("each gets its certificate when it asks again, within minutes")
 
 
-@app.command("renew")
+@app.command("renew", rich_help_panel=BOARDS)
 def _renew(
     path: Dir,
-    device: Annotated[str | None, typer.Argument(metavar="[ID]", help="The board's id.")] = None,
-    new_card: Annotated[bool, typer.Option("--new-card", help="The board has a new card: revoke the former key.")] = False,
+    ids: Ids = None,
+    file: IdsFile = None,
+    new_card: Annotated[bool, typer.Option("--new-card", help="The boards have new cards: revoke their former keys.")] = False,
     broker: Annotated[bool, typer.Option("--broker", help="Issue new certificates for the fleet's own processes, with the names of fleet.toml.")] = False,
     drop_names: Annotated[bool, typer.Option("--drop-names", help="Drop names that the broker's certificate had.")] = False,
 ) -> None:  # fmt: skip
-    """Let a board in with a new card, or give the broker a new certificate.
+    """Let boards in with new cards, or give the broker a new certificate.
 
     What was spent under a board's id so far is told to its new card, which counts it. A lock-out ends with the card
     that it was for. Certificates of boards that run out are renewed by the boards themselves.
@@ -64,29 +91,34 @@ def _renew(
 
     `hushfleet fleet renew greenhouse --broker`
     """
-    if broker and device is None and not new_card:
+    from hushfleet.aggregator.fleet.membership import membership
+
+    named = bool(ids) or file is not None
+    if broker and not named and not new_card:
         _renew_own(path, drop_names=drop_names)
         return
-    if not new_card or device is None or broker:
+    if not new_card or not named or broker:
         raise BadInput(
             "boards renew their certificates by themselves; give ID --new-card for a board with a new card, or "
             "--broker for the broker's certificate"
         )
-    from hushfleet.aggregator.devices.register import DeviceRegister
-
-    with opened(path) as (folder, registry):
-        row = registry.needed(device)
-        with DeviceRegister(folder.aggregator) as register:
-            known = register.device(device)
-            registry.expect_new_card(device)
-            register.forget(device)  # `apply` keeps a row without a key that the aggregator has blocked
-        reason = (known and known.blocked) or (row.reason if row.state == "blocked" else None)
-        waits = applied(folder, registry)
-    print(f"{device} comes in with its next card; write it: hushfleet flash --fleet {path} --device {device}{waits}")
-    if reason is not None:
-        print(
-            f"it was locked out ({reason}), and its next card is not; if it should be: hushfleet fleet block {path} {device}"
-        )
+    with membership(path) as boards:
+        if boards.decides is None:
+            raise BadInput(f"{path} is a run without a fleet, which knows no cards: use fleet forget and fleet approve")
+        chosen = boards.chosen(ids, file)
+        for each in chosen:
+            boards.decides[1].expect_new_card(each.device)
+            boards.register.forget(each.device)  # `apply` keeps a row without a key that the aggregator has blocked
+        waits = boards.done()
+    named_again = " ".join(f"--device {each.device}" for each in chosen)
+    devices = " ".join(each.device for each in chosen)
+    print(f"let in with the next card: {devices}; write it: hushfleet flash --fleet {path} {named_again}{waits}")
+    for each in chosen:
+        if each.blocked is not None:
+            print(
+                f"{each.device} was locked out ({each.blocked}), and its next card is not; if it should be: "
+                f"hushfleet fleet block {path} {each.device}"
+            )
 
 
 def _renew_own(path: Path, *, drop_names: bool) -> None:
@@ -114,39 +146,60 @@ def _renew_own(path: Path, *, drop_names: bool) -> None:
     )
 
 
-@app.command("block")
+@app.command("block", rich_help_panel=BOARDS)
 def _block(
-    path: Dir, device: Id, reason: Annotated[str, typer.Option(help="Reason, shown in the list and in the board's log.")] = "by its operator"
-) -> None:  # fmt: skip
-    """Lock a board out of rounds, broker and secure sums, even while it is connected."""
-    with opened(path) as (folder, registry):
-        registry.needed(device)
-        registry.block(device, reason)
-        waits = applied(folder, registry)
-    print(f"{device} is locked out; to take it back: hushfleet fleet unblock {path} {device}{waits}")
+    path: DirOrRun,
+    ids: Ids = None,
+    file: IdsFile = None,
+    reason: Annotated[str, typer.Option(help="Reason, shown in the list and in the board's log.")] = "by its operator",
+) -> None:
+    """Lock boards out of rounds, broker and secure sums, even while they are connected.
+
+    Examples:
+
+    `hushfleet fleet block greenhouse greenhouse-07 --reason stolen`
+
+    `hushfleet fleet block greenhouse --file lost.txt`
+    """
+    from hushfleet.aggregator.fleet.membership import membership
+
+    with membership(path) as boards:
+        chosen = boards.chosen(ids, file, fits=lambda each: each.blocked is None)
+        for each in chosen:
+            boards.store.block(each.device, reason)
+        waits = boards.done()
+    devices = " ".join(each.device for each in chosen)
+    print(f"locked out: {devices}; to take back: hushfleet fleet unblock {path} {devices}{waits}")
 
 
-@app.command("unblock")
-def _unblock(path: Dir, device: Id) -> None:
-    """Take back a board that an operator or the aggregator has locked out."""
-    from hushfleet.aggregator.devices.register import DeviceRegister
+@app.command("unblock", rich_help_panel=BOARDS)
+def _unblock(path: DirOrRun, ids: Ids = None, file: IdsFile = None) -> None:
+    """Take back boards that an operator or the aggregator has locked out."""
+    from hushfleet.aggregator.fleet.membership import membership
 
-    with opened(path) as (folder, registry):
-        row = registry.needed(device)
-        with DeviceRegister(folder.aggregator) as register:
-            lifted = register.unblock(device)
-        if row.state != "blocked" and not lifted:
-            raise BadInput(f"{device} is not locked out; it is {row.state}")
-        registry.unblock(device)
-        waits = applied(folder, registry)
-    print(f"{device} is no longer locked out{waits}")
+    with membership(path) as boards:
+        chosen = boards.chosen(ids, file, fits=lambda each: each.blocked is not None)
+        for each in chosen:
+            if each.blocked is None:
+                raise BadInput(f"{each.device} is not locked out; it is {each.state}")
+        for each in chosen:
+            boards.register.unblock(each.device)
+            boards.store.unblock(each.device)
+        waits = boards.done()
+    print(f"no longer locked out: {' '.join(each.device for each in chosen)}{waits}")
 
 
-@app.command("forget")
-def _forget(path: Dir, device: Id) -> None:
-    """Remove a board from the fleet. The privacy spent under its id stays recorded, in case the id returns."""
-    with opened(path) as (folder, registry):
-        registry.needed(device)
-        registry.forget(device)
-        waits = applied(folder, registry)
-    print(f"{device} is forgotten{waits}")
+@app.command("forget", rich_help_panel=BOARDS)
+def _forget(path: DirOrRun, ids: Ids = None, file: IdsFile = None) -> None:
+    """Remove boards. What a fleet's board has spent stays recorded under its id, in case the id returns.
+
+    In a run without a fleet nothing is recorded: what a board has spent is known to its own card alone.
+    """
+    from hushfleet.aggregator.fleet.membership import membership
+
+    with membership(path) as boards:
+        chosen = boards.chosen(ids, file)
+        for each in chosen:
+            boards.store.forget(each.device)
+        waits = boards.done()
+    print(f"forgotten: {' '.join(each.device for each in chosen)}{waits}")

@@ -39,7 +39,7 @@ def push(
     from hushfleet.firmware_profiles.cards.bundle import PYTHONS
 
     with opened(fleet) as (folder, registry):
-        (board,) = choose_boards(registry, devices=[device], again=force, now=time.time())
+        (board,) = choose_boards(registry, devices=[device], again=force, token_again=True, now=time.time())
         try:
             options = shlex.split(ssh)
         except ValueError as error:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hushfleet.aggregator.fleet.commands.setup import Dir, opened
+from hushfleet.errors import BadInput
+from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.devices.roster_signing import RosterChanges
@@ -17,6 +20,7 @@ _FILE = {"exists": True, "dir_okay": False}
 
 
 app = typer.Typer()
+KEYS = "Who signs"
 roster = typer.Typer(
     no_args_is_help=True,
     help="""Have the list of boards for secure sums signed on another machine, where the operator's key is.
@@ -35,36 +39,74 @@ roster = typer.Typer(
     at once and needs none of these steps.
     """,
 )
-app.add_typer(roster, name="roster")
+app.add_typer(roster, name="roster", rich_help_panel=KEYS)
+
+
+@app.command("key", rich_help_panel=KEYS)
+def _key(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File of the private key; it is made if it does not exist.")
+    ],
+) -> None:
+    """Make a private key, for root, releases or the operator, and print its public half. Needs no fleet's folder.
+
+    For a key that is there already only the public half is printed.
+
+    Example: `hushfleet fleet key operator.key`
+    """
+    from hushfleet.aggregator.storage.identity_file import load_or_create
+
+    print(load_or_create(file).public_key.hex())
 
 
 @roster.command("export")
 def _export(
-    path: Dir,
-    out: Annotated[
-        Path, typer.Option(metavar="FILE", help="File to write, for the machine that has the operator's key.")
-    ],
-) -> None:
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, or that of a run without a fleet.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write, for the machine that has the operator's key.")],
+    federation: Annotated[str, typer.Option(help="Of a run: name of its federation, as in the devices' files.")] = "default",
+    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of a run: least share of honest devices. Boards decline a task that assumes more.")] = HONEST_FRACTION,
+    min_devices: Annotated[int, typer.Option(min=2, max=100_000, help="Of a run: fewest devices in a sum. Boards decline a task that opens smaller sums.")] = MIN_DEVICES,
+) -> None:  # fmt: skip
     """Write the list of boards for the operator to sign, and show what it changes.
 
-    Example: `hushfleet fleet roster export greenhouse --out roster.unsigned`
+    The list of a run without a fleet has all accepted devices whose key is known, and limits from the options; a
+    fleet's limits are in fleet.toml. A run's signed list goes to its aggregator by `--roster`. Boards check it if
+    `device.roster_key` in DEVICE.toml names the operator's key: nobody who runs the aggregator, or makes certificates,
+    can then fill a sum with devices of their own, or assume more honest devices than the operator does.
+
+    Examples:
+
+    `hushfleet fleet roster export greenhouse --out roster.unsigned`
+
+    `hushfleet fleet roster export runs/field --out roster.unsigned --federation greenhouse`
     """
     from hushfleet import atomic_file
-    from hushfleet.aggregator.devices.register import DeviceRegister
-    from hushfleet.aggregator.fleet.access import apply
+    from hushfleet.aggregator.fleet.membership import membership
     from hushfleet.aggregator.fleet.roster import to_sign, waiting
+    from hushfleet.secure.roster import Roster, RosterContent
     from hushfleet.user_files import checked_file
+    from hushfleet.wire.format.topics import check_name
 
     checked_file(out)
-    with opened(path) as (folder, registry):
-        apply(folder, registry)
-        with DeviceRegister(folder.aggregator) as register:
-            asked, changes = to_sign(folder, register), waiting(folder, register)
-        if not changes:
-            print(f"nothing waits to be signed: the operator has signed this list of {len(asked.devices)} boards")
-            return
-        atomic_file.write_whole(out, asked.to_bytes(), durable=True)
-    _print_changes(changes)
+    with membership(path) as boards:
+        boards.done()
+        if boards.decides is None:
+            check_name(federation, "the federation's name")
+            if not (keys := boards.register.roster_keys()):
+                raise BadInput(f"{path} knows no device by its key, so there is no list to write")
+            content = RosterContent.of(
+                keys, federation=federation, honest_fraction=honest_fraction, min_devices=min_devices
+            )
+            asked, changes = Roster.to_sign(content, number=int(time.time())), None
+        else:
+            folder, _ = boards.decides
+            asked, changes = to_sign(folder, boards.register), waiting(folder, boards.register)
+            if not changes:
+                print(f"nothing waits to be signed: the operator has signed this list of {len(asked.devices)} boards")
+                return
+    atomic_file.write_whole(out, asked.to_bytes(), durable=True)
+    if changes is not None:
+        _print_changes(changes)
     print(
         f"{len(asked.devices)} boards are in {out}; next, where the operator's key is:\n"
         f"  hushfleet fleet roster sign {out.name} --key operator.key --out roster.signed"
@@ -73,7 +115,7 @@ def _export(
 
 @roster.command("sign")
 def _sign(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="List that `fleet roster export`, or `devices roster`, wrote.", **_FILE)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="List that `fleet roster export` wrote.", **_FILE)],
     key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The operator's private key.", **_FILE)],
     out: Annotated[Path, typer.Option(metavar="FILE", help="File to write: the signed list, for `fleet roster import`.")],
     yes: Annotated[bool, typer.Option("--yes", help="Sign without asking.")] = False,

@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.setup import Dir
+from hushfleet.aggregator.fleet.commands.setup import RUN_IT, Dir
 from hushfleet.errors import BadInput
 
 app = typer.Typer()
 
 
-@app.command("up")
+@app.command("up", rich_help_panel=RUN_IT)
 def _up(path: Dir) -> None:
     """Run broker, fleet service and aggregator in this terminal, until Ctrl-C. Start it again to go on.
 
@@ -29,7 +29,7 @@ def _up(path: Dir) -> None:
     run_fleet(FleetFolder(path), _stop_on_signals())
 
 
-@app.command("task")
+@app.command("task", rich_help_panel=RUN_IT)
 def _task(
     path: Dir,
     task: Annotated[Path, typer.Argument(metavar="TASK.toml", help="The next task, with a name of its own.", exists=True, dir_okay=False)],
@@ -77,7 +77,7 @@ def _task(
         print(f"note: {slowly}")
 
 
-@app.command("pause")
+@app.command("pause", rich_help_panel=RUN_IT)
 def _pause(path: Dir) -> None:
     """Pause training: no round opens, and the open one rests. Boards that train give up and have spent nothing.
 
@@ -100,7 +100,7 @@ def _pause(path: Dir) -> None:
     print(f"training is paused within seconds, until: hushfleet fleet resume {path}")
 
 
-@app.command("resume")
+@app.command("resume", rich_help_panel=RUN_IT)
 def _resume(path: Dir) -> None:
     """Let training go on after `fleet pause`: an open round goes on where it was, and others open by the schedule."""
     from hushfleet.aggregator.fleet.folder import FleetFolder
@@ -113,7 +113,7 @@ def _resume(path: Dir) -> None:
     print("training goes on within seconds, by the task's schedule")
 
 
-@app.command("serve")
+@app.command("serve", hidden=True)
 def _serve(path: Dir) -> None:
     """Run the fleet service until it is stopped: it enrols boards and watches over them. Safe to kill at any time."""
     from hushfleet.aggregator.fleet.serve import serve

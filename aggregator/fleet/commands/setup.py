@@ -1,11 +1,9 @@
-"""`hushfleet fleet init|add|list|show`: make a fleet and name its boards."""
+"""`hushfleet fleet init|add`: make a fleet and name its boards."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +17,12 @@ from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.folder import FleetFolder
-    from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+    from hushfleet.aggregator.fleet.registry import FleetRegistry
 
 app = typer.Typer()
 
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]
-Id = Annotated[str, typer.Argument(metavar="ID", help="The board's id.")]
+RUN_IT = "Make it and let it learn"
 _FILE = {"exists": True, "dir_okay": False}
 
 
@@ -37,15 +35,6 @@ def opened(path: Path) -> Iterator[tuple[FleetFolder, FleetRegistry]]:
     folder = FleetFolder(path)
     with FleetRegistry(folder.path) as registry:
         yield folder, registry
-
-
-def applied(folder: FleetFolder, registry: FleetRegistry) -> str:
-    """Applies a change of the registry. Returns a line on changes that wait for the operator's signature, or ""."""
-    from hushfleet.aggregator.fleet import roster
-    from hushfleet.aggregator.fleet.access import apply
-
-    changes = apply(folder, registry)
-    return f"\n{roster.describe_waiting(changes)}: {roster.export_command(str(folder.path))}" if changes else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +56,7 @@ class FleetOptions:
     # fmt: on
 
 
-@app.command("init")
+@app.command("init", rich_help_panel=RUN_IT)
 @with_options
 def _init(
     path: Dir,
@@ -133,7 +122,7 @@ def _init(
     if folder.root_key.exists():
         offline = f"move {folder.root_key} to a medium that is offline: it says who signs what boards run\n"
     elif (folder.path / UNSIGNED_FILE).exists():
-        offline = f"{folder.path / UNSIGNED_FILE} waits for root's signature: hushfleet fleet release-key --help\n"
+        offline = f"{folder.path / UNSIGNED_FILE} waits for root's signature: hushfleet release rotate --help\n"
     else:
         offline = ""
     print(
@@ -147,9 +136,11 @@ def _init(
     )
 
 
-@app.command("add")
+@app.command("add", rich_help_panel=RUN_IT)
 def _add(
-    path: Dir,
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, or that of a run without a fleet, also before its first start.")],
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of new boards.")] = None,
+    key: Annotated[str | None, typer.Option(help="Public key of one board, 64 hex digits. Default: the first key that it shows.")] = None,
     count: Annotated[int | None, typer.Option(help="Number of boards; they are named PREFIX-01, PREFIX-02, ...")] = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="CSV file with the columns id, board, place, wifi, labels (name=value;...), key.", **_FILE)] = None,
     board: Annotated[str | None, typer.Option(help="Board profile; `hushfleet boards` lists them.")] = None,
@@ -159,32 +150,49 @@ def _add(
 ) -> None:  # fmt: skip
     """Name the boards of the fleet. Their cards are written by `hushfleet flash --fleet DIR`.
 
+    A run without a fleet accepts them from now on, also one that was locked out. Leave the key out there only if the
+    broker's access list binds a device's topics to the name in its certificate.
+
     Examples:
 
     `hushfleet fleet add greenhouse --count 40 --board raspberry-pi-4-4gb --wifi wifi.toml`
 
     `hushfleet fleet add greenhouse --csv fleet.csv`
+
+    `hushfleet fleet add runs/field greenhouse-07 --key 64-HEX-DIGITS`
     """
     from hushfleet import atomic_file
-    from hushfleet.aggregator.fleet.members import counted, from_csv
+    from hushfleet.aggregator.devices.devices_file import parse_key
+    from hushfleet.aggregator.fleet.members import counted, from_csv, named
+    from hushfleet.aggregator.fleet.membership import accept, is_fleet
     from hushfleet.config.toml_text import to_toml
     from hushfleet.firmware_profiles.cards.wifi import read_wifi
     from hushfleet.schema import to_plain
     from hushfleet.wire.format.topics import check_name
 
-    if (count is None) == (csv is None):
-        raise BadInput("give --count N, or --csv FILE")
+    if (count is not None) + (csv is not None) + bool(ids) != 1:
+        raise BadInput("give --count N, --csv FILE, or the boards' ids")
+    given = None if key is None else parse_key(key, "--key")
+    if given is not None and len(ids or ()) != 1:
+        raise BadInput("--key is the key of one board: name it by its id")
+    if ids and not (is_fleet(path) or board or place or prefix or wifi):
+        accept(path, ids, given)
+        print(f"accepted: {' '.join(ids)}, with {'the first key that is seen' if given is None else given.hex()}")
+        return
     profile = "" if wifi is None else check_name(wifi.stem, "the name of the Wi-Fi file")
     network = None if wifi is None else read_wifi(wifi)
     with opened(path) as (folder, registry):
         if csv is not None:
             boards = from_csv(csv, board=board, wifi=profile)
-        elif count is not None:
+        else:
             if board is None:
-                raise BadInput("--count needs --board; `hushfleet boards` lists them")
+                raise BadInput("new boards need --board; `hushfleet boards` lists them")
             known = [row.device for row in registry.boards()]
             prefix = prefix or folder.config.federation
-            boards = counted(prefix, count, known=known, board=board, place=place, wifi=profile)
+            if ids:
+                boards = named(ids, board=board, place=place, wifi=profile, key=given)
+            else:
+                boards = counted(prefix, count or 0, known=known, board=board, place=place, wifi=profile)
         missing = {
             row.wifi for row in boards if row.wifi and row.wifi != profile and not folder.wifi(row.wifi).exists()
         }
@@ -203,61 +211,3 @@ def _add(
         registry.add(boards, along=keep_wifi)
     names = f"{boards[0].device} to {boards[-1].device}" if len(boards) > 1 else boards[0].device
     print(f"added {len(boards)}: {names}\nnext: hushfleet flash --fleet {path} --help")
-
-
-@app.command("list")
-def _list(path: Dir) -> None:
-    """Show the boards, and the keys that asked for a certificate and got none."""
-    from rich.table import Table
-
-    from hushfleet.aggregator.observe.console import Console
-
-    with opened(path) as (_, registry):
-        boards, refused = registry.boards(), registry.refused_requests()
-    console = Console(markup=False)
-    table = Table("board", "kind", "place", "state", "certificate ends", box=None, header_style="bold")
-    for row in boards:
-        table.add_row(row.device, row.board, row.place, _state(row), _day(row.certificate_end))
-    console.print(table if boards else f"no boards yet; see: hushfleet fleet add {path} --help")
-    if refused:
-        console.print("\nnot let in:", highlight=False)
-        table = Table("board", "token", "last asked", "key", "why", box=None, header_style="bold")
-        for each in refused:
-            token = "valid" if each.has_token else "none"
-            table.add_row(each.device, token, _day(each.at), each.public_key.hex()[:16], each.reason)
-        console.print(table)
-
-
-@app.command("show")
-def _show(path: Dir, device: Id) -> None:
-    """Show all facts about one board."""
-    with opened(path) as (_, registry):
-        row, refused = registry.needed(device), registry.refused_requests(device)
-    fields = {
-        "board": row.board,
-        "place": row.place,
-        "wifi": row.wifi,
-        "labels": "; ".join(f"{name}={value}" for name, value in row.labels.items()),
-        "state": _state(row),
-        "key": "" if row.public_key is None else row.public_key.hex(),
-        "enrolled": _day(row.enrolled),
-        "certificate": f"ends {_day(row.certificate_end)}" if row.certificate_end else "",
-    }
-    print(row.device)
-    for name, value in fields.items():
-        if value:
-            print(f"  {name:12} {value}")
-    for each in refused:
-        print(f"  {'not let in':12} {_day(each.at)}, key {each.public_key.hex()}: {each.reason}")
-
-
-def _state(row: RegisteredBoard) -> str:
-    return row.state if row.reason is None else f"{row.state}: {row.reason}"
-
-
-def _day(at: float | None) -> str:
-    if at is None:
-        return ""
-    return (
-        datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M" if at <= time.time() else "%Y-%m-%d")
-    )

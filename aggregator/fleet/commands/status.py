@@ -1,13 +1,21 @@
-"""`hushfleet fleet status` and `report`: the fleet now and over all its tasks, from its folder alone."""
+"""`hushfleet fleet status`: the fleet now, from its folder alone."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from hushfleet.aggregator.fleet.commands.setup import RUN_IT
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.fleet.membership import Membership
+    from hushfleet.aggregator.fleet.registry import RegisteredBoard
+    from hushfleet.aggregator.fleet.view import BoardView, FleetView
 
 REDRAW_S = 1.0
 WIDTH = 160
@@ -16,31 +24,55 @@ WIDTH = 160
 app = typer.Typer()
 
 
-@app.command("status")
+@app.command("status", rich_help_panel=RUN_IT)
 def _status(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, or that of a run without a fleet.")],
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Show all facts on these boards alone; ids, or patterns in quotes.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Also show epsilon by adversary, bytes and certificates.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Redraw each second until Ctrl-C.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Print the address of the status page, with its token, which allows reading and nothing else.")] = False,
 ) -> None:  # fmt: skip
-    """Show boards and their health, the round's progress, privacy spent, and what needs somebody.
+    """Show boards and their health, the round's progress, privacy spent, who asks to be let in, and what needs somebody.
+
+    Of a run without a fleet it shows the devices: `known` by a key that you gave, `pinned` by the first key that they
+    showed, `expected` before that, or `blocked`.
 
     Examples:
 
     `hushfleet fleet status greenhouse`
 
-    `hushfleet fleet status greenhouse --json`
+    `hushfleet fleet status greenhouse greenhouse-07`
+
+    `hushfleet fleet status runs/field`
     """
     from rich.live import Live
 
+    from hushfleet.aggregator.fleet.board_ids import chosen_ids
     from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.membership import is_fleet, membership
+    from hushfleet.aggregator.fleet.page.server import page_url
+    from hushfleet.aggregator.fleet.registry import FleetRegistry
     from hushfleet.aggregator.fleet.table import table
     from hushfleet.aggregator.fleet.watch import FleetWatch
     from hushfleet.aggregator.observe.console import Console
 
+    if not is_fleet(folder):
+        with membership(folder) as boards:
+            _print_devices(boards)
+        return
+    if page:
+        print(page_url(FleetFolder(folder)))
+        return
     source = FleetWatch(FleetFolder(folder))
     try:
-        if as_json:
+        if ids:
+            with FleetRegistry(folder) as registry:
+                rows = {row.device: row for row in registry.boards()}
+            view = source.view()
+            for device in chosen_ids(rows, ids, None, folder=folder):
+                _print_board(rows[device], view)
+        elif as_json:
             print(json.dumps(source.view().to_json(), allow_nan=False))
         elif not watch:
             console = Console()
@@ -56,33 +88,67 @@ def _status(
         source.close()
 
 
-@app.command("report")
-def _report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="HTML file to write; default: report.html in the folder.")
-    ] = None,
-) -> None:
-    """Write one page on the fleet over all its tasks: rounds, boards, epsilon, releases, and what went wrong.
+def _print_board(row: RegisteredBoard, view: FleetView) -> None:
+    from hushfleet.aggregator.fleet import descriptions
+    from hushfleet.aggregator.results.report.readable import ago
 
-    It needs nothing else and may be sent to the boards' owners. Each run has a report of its own: `hushfleet report`.
+    board: BoardView = next(each for each in view.boards if each.device == row.device)
+    fields = {
+        "board": row.board,
+        "place": row.place,
+        "wifi": row.wifi,
+        "labels": "; ".join(f"{name}={value}" for name, value in row.labels.items()),
+        "state": ": ".join(filter(None, (descriptions.state(board), board.reason))),
+        "seen": ago(board.seen, view.at) if board.seen else "",
+        "release": board.version and descriptions.release(board),
+        "health": descriptions.health(board).strip("-"),
+        "spent": descriptions.spent(board).strip("-"),
+        "key": "" if row.public_key is None else row.public_key.hex(),
+        "enrolled": _day(row.enrolled),
+        "certificate": row.certificate_end and f"ends {_day(row.certificate_end)}",
+    }
+    print(row.device)
+    for name, value in fields.items():
+        if value:
+            print(f"  {name:12} {value}")
+    for problem in board.problems:
+        print(f"  {'problem':12} {problem.what}: {problem.advice}")
+    for each in view.asking:
+        if each.device == row.device:
+            print(f"  {'not let in':12} {_day(each.at)}, key {each.public_key.hex()}: {each.reason}")
 
-    Example: `hushfleet fleet report greenhouse`
-    """
-    from hushfleet.aggregator.fleet.fleet_report import render_fleet_report
-    from hushfleet.aggregator.fleet.folder import FleetFolder
-    from hushfleet.aggregator.results.result import write_whole
-    from hushfleet.user_files import checked_file
 
-    path = checked_file(out or folder / "report.html")
-    write_whole(path, render_fleet_report(FleetFolder(folder)))
-    print(f"report  {path}")
+def _day(at: float | None) -> str:
+    if at is None:
+        return ""
+    moment = datetime.datetime.fromtimestamp(at).astimezone()
+    return moment.strftime("%Y-%m-%d %H:%M" if at <= time.time() else "%Y-%m-%d")
 
 
-@app.command("page")
-def _page(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]) -> None:
-    """Print the address of the status page, with its token. The token allows reading, and nothing else."""
-    from hushfleet.aggregator.fleet.folder import FleetFolder
-    from hushfleet.aggregator.fleet.page.server import page_url
+def _print_devices(devices: Membership) -> None:
+    """Prints the devices of a run without a fleet, and those that announced themselves but were not accepted."""
+    from rich.table import Table
 
-    print(page_url(FleetFolder(folder)))
+    from hushfleet.aggregator.observe.console import Console
+    from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
+    from hushfleet.aggregator.results.events import iterate_events
+    from hushfleet.aggregator.results.report.readable import ago
+
+    now, known, refused = time.time(), devices.register.devices(), devices.register.refused_births()
+    activity: dict[str, DeviceActivity] = {}
+    add_activity(activity, iterate_events(devices.path / "events.jsonl"))
+    console = Console(markup=False)  # the board itself reports its kind, which may contain markup
+    console.width = max(console.width, WIDTH)  # a key stays on one line, to be copied
+    table = Table("device", "state", "board", "rounds", "last seen", "key", box=None, header_style="bold")
+    for row in known:
+        key = "" if row.public_key is None else row.public_key.hex()
+        state = row.state if row.blocked is None else f"blocked: {row.blocked}"
+        active = activity.get(row.device, DeviceActivity())
+        table.add_row(row.device, state, active.board, str(active.rounds), ago(active.last_seen, now), key)
+    console.print(table if known else "no device is known")
+    if refused:
+        console.print("\nnot accepted; compare the key with what `status` prints on the board, then: fleet approve")
+        table = Table("device", "times", "last seen", "key", box=None, header_style="bold")
+        for birth in refused:
+            table.add_row(birth.device, str(birth.count), ago(birth.last_seen, now), birth.public_key.hex())
+        console.print(table)

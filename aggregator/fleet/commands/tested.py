@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hushfleet.aggregator.fleet.commands.ask import ASK
 from hushfleet.aggregator.fleet.commands.setup import Dir
 from hushfleet.errors import BadInput
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command("test")
+@app.command("test", rich_help_panel=ASK)
 def _test(
     path: Dir,
     data: Annotated[Path, typer.Argument(metavar="DATA", help="As data.path of the task: a folder with test/CLASS/*.jpg, or an .npz or .csv file.")],

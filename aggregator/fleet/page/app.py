@@ -189,7 +189,7 @@ class Guard:
         if hmac.compare_digest(_digest(cookie), _digest(self._cookie)) or self._is_bearer(connection.headers):
             return self._app
         headers = {"WWW-Authenticate": 'Bearer realm="hushfleet"'}
-        words = "This page needs its token. On the fleet's machine: hushfleet fleet page DIR\n"
+        words = "This page needs its token. On the fleet's machine: hushfleet fleet status DIR --page\n"
         return PlainTextResponse(words, 401, headers)
 
     def _is_token(self, text: str) -> bool:

@@ -176,7 +176,7 @@ class Health(Checked):
                 ),
                 "older": Problem(
                     "has run an older release than the newest for a week",
-                    "hushfleet fleet rollout DIR says why; if it was offered, somebody holds the offer back.",
+                    "hushfleet release rollout DIR says why; if it was offered, somebody holds the offer back.",
                     urgent=True,
                 ),
             },

@@ -76,7 +76,7 @@ def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(
     folder = tmp_path / "run"
     with DeviceRegister(folder) as register:
         register.add([KnownDevice("dev-1")])
-        assert set(FILES) == {each.name for each in folder.iterdir()}, "of `hushfleet devices add`"
+        assert set(FILES) == {each.name for each in folder.iterdir()}, "of `hushfleet fleet add`"
         (folder / "report.html").write_text("mine")
         words = (task_file, "--broker", "mqtt://localhost", "--out", folder, "--identity", tmp_path / "key")
         outcome = invoked(*words, *options)

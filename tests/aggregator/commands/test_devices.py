@@ -1,4 +1,4 @@
-"""`hushfleet devices` and the list of known devices, and an aggregator that would know nobody."""
+"""The list of known devices of a run without a fleet, and an aggregator that would know nobody."""
 
 from __future__ import annotations
 
@@ -39,27 +39,28 @@ def states(run: Path) -> dict[str, str]:
 
 def test_devices_are_added_blocked_and_forgotten(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert KEY.hex() in invoked("devices", "add", run, "one", "--key", KEY.hex()).output
-    assert "the first key" in invoked("devices", "add", run, "two").output
+    assert KEY.hex() in invoked("fleet", "add", run, "one", "--key", KEY.hex()).output
+    assert "the first key" in invoked("fleet", "add", run, "two").output
     assert states(run) == {"one": "known", "two": "expected"}
-    assert "to lift it" in invoked("devices", "block", run, "one", "--reason", "stolen").output
-    invoked("devices", "block", run, "never-seen")
-    assert states(run) == {"never-seen": "blocked", "one": "blocked", "two": "expected"}
-    shown = invoked("devices", "list", run).output
+    assert "to take back" in invoked("fleet", "block", run, "one", "--reason", "stolen").output
+    assert "there is no board 'never-seen'" in refused("fleet", "block", run, "never-seen")
+    assert states(run) == {"one": "blocked", "two": "expected"}
+    shown = invoked("fleet", "status", run).output
     assert "blocked: stolen" in shown
     assert KEY.hex() in shown
-    assert "accepted again" in invoked("devices", "add", run, "one").output
+    invoked("fleet", "unblock", run, "one")
     assert states(run)["one"] == "known"
-    assert "forgotten" in invoked("devices", "forget", run, "one").output
-    assert states(run) == {"never-seen": "blocked", "two": "expected"}
+    assert "forgotten" in invoked("fleet", "forget", run, "one").output
+    assert states(run) == {"two": "expected"}
 
 
 def test_a_new_device_has_no_dot_and_a_known_one_keeps_it(tmp_path: Path) -> None:
-    assert "take 'old-1'" in refused("devices", "add", tmp_path, "old.1")
+    assert "take 'old-1'" in refused("fleet", "add", tmp_path, "old.1")
     with DeviceRegister(tmp_path) as register:
         register.add([KnownDevice("old.1", KEY)])
-    invoked("devices", "block", tmp_path, "old.1")
-    assert "accepted again" in invoked("devices", "add", tmp_path, "old.1").output
+    invoked("fleet", "block", tmp_path, "old.1")
+    invoked("fleet", "add", tmp_path, "old.1")
+    assert states(tmp_path) == {"old.1": "known"}
 
 
 def test_the_list_shows_who_was_refused_and_who_was_seen(tmp_path: Path) -> None:
@@ -71,29 +72,29 @@ def test_the_list_shows_who_was_refused_and_who_was_seen(tmp_path: Path) -> None
         log.write("presence", device="one", state="ready", board="[/pi-4]")
         log.write("update", device="one", code="accepted", round=1)
         log.write("update", device="one", code="late", round=2)
-    rows = [line.split() for line in invoked("devices", "list", tmp_path).output.splitlines()]
+    rows = [line.split() for line in invoked("fleet", "status", tmp_path).output.splitlines()]
     (known,) = [row for row in rows if row[:1] == ["one"]]
     assert (known[:4], known[-1]) == (["one", "known", "[/pi-4]", "1"], KEY.hex())
     (birth,) = [row for row in rows if row[:1] == ["stranger"]]
     assert (birth[1], birth[-1]) == ("7", OTHER.hex())
-    invoked("devices", "add", tmp_path, "stranger", "--key", OTHER.hex())
-    assert "not accepted" not in invoked("devices", "list", tmp_path).output
+    invoked("fleet", "add", tmp_path, "stranger", "--key", OTHER.hex())
+    assert "not accepted" not in invoked("fleet", "status", tmp_path).output
 
 
-@pytest.mark.parametrize("words", [["list"], ["forget", "one"]])
+@pytest.mark.parametrize("words", [["status"], ["forget", "one"], ["block", "one"]])
 def test_a_folder_that_is_no_runs_is_named(tmp_path: Path, words: list[str]) -> None:
-    assert "not a run's folder" in refused("devices", words[0], tmp_path, *words[1:])
+    assert "not a run's folder" in refused("fleet", words[0], tmp_path, *words[1:])
     assert not DeviceRegister.exists(tmp_path)
 
 
 def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
-    assert "64 hex digits" in refused("devices", "add", tmp_path, "one", "--key", "abc")
-    assert "which no board can own" in refused("devices", "add", tmp_path, "one", "--key", "01" + "00" * 31)
-    assert "Not An Id" in refused("devices", "add", tmp_path, "Not An Id")
-    invoked("devices", "add", tmp_path, "one", "--key", KEY.hex())
-    assert "not a known device" in refused("devices", "forget", tmp_path, "two")
-    assert "a key of its own" in refused("devices", "add", tmp_path, "two", "--key", KEY.hex())
-    assert "devices forget" in refused("devices", "add", tmp_path, "one", "--key", OTHER.hex())
+    assert "64 hex digits" in refused("fleet", "add", tmp_path, "one", "--key", "abc")
+    assert "which no board can own" in refused("fleet", "add", tmp_path, "one", "--key", "01" + "00" * 31)
+    assert "Not An Id" in refused("fleet", "add", tmp_path, "Not An Id")
+    invoked("fleet", "add", tmp_path, "one", "--key", KEY.hex())
+    assert "there is no board 'two'" in refused("fleet", "forget", tmp_path, "two")
+    assert "a key of its own" in refused("fleet", "add", tmp_path, "two", "--key", KEY.hex())
+    assert "fleet forget" in refused("fleet", "add", tmp_path, "one", "--key", OTHER.hex())
 
 
 def test_a_list_may_be_given_again(tmp_path: Path) -> None:
@@ -152,12 +153,13 @@ def start(tmp_path: Path) -> list[object]:
 def test_an_aggregator_that_would_know_nobody_says_how_to_add_devices(start: list[object], tmp_path: Path) -> None:
     run = tmp_path / "run"
     text = refused(*start)
-    assert f"hushfleet devices add {run} ID --key KEY" in text
+    assert f"hushfleet fleet add {run} ID --key KEY" in text
     assert "--enrolment open" in text
     assert not run.exists()
     AggregatorStore(run).close()
-    assert "devices add" in refused(*start, "--resume"), "a run in which nobody was enrolled yet"
-    invoked("devices", "block", run, "one")
+    assert "fleet add" in refused(*start, "--resume"), "a run in which nobody was enrolled yet"
+    invoked("fleet", "add", run, "one")
+    invoked("fleet", "block", run, "one")
     assert refused(*start, "--resume").startswith("all 1 known devices are blocked")
 
 

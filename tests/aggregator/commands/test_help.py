@@ -112,6 +112,16 @@ def test_an_example_keeps_its_words_and_an_option_its_value() -> None:
     assert command.short_help == "Does it."
 
 
+def test_commands_are_listed_in_groups_and_without_what_units_call(shown: dict[str, str]) -> None:
+    heads = {name: re.findall(r"^(\S.+):$", text, re.MULTILINE) for name, text in shown.items()}
+    assert [head.partition(" (first: hushfleet ")[0] for head in heads["hushfleet"]] == [
+        "Options", "Try it", "A fleet", "Research",
+    ]  # fmt: skip
+    assert all("(first: " in head for head in heads["hushfleet"][1:]), "each says what to type first"
+    assert len(heads["hushfleet fleet"]) == 5
+    assert not re.search(r"^  (aggregator|broker|serve) ", shown["hushfleet"] + shown["hushfleet fleet"], re.MULTILINE)
+
+
 def test_lists_of_commands_have_whole_sentences(shown: dict[str, str]) -> None:
     for name, text in shown.items():
-        assert "..." not in text.partition("Commands:")[2], name
+        assert "..." not in text.rpartition("Show this message and exit.")[2], name

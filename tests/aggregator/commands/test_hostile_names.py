@@ -28,12 +28,12 @@ def typed(*words: str | Path) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        ["report", GONE], ["compare", GONE, GONE], ["devices", "list", GONE], ["log", GONE],
+        ["report", GONE], ["compare", GONE, GONE], ["log", GONE],
         ["boards", GONE], ["fleet", "status", GONE], ["fleet", "add", GONE, "--count", "1"],
         ["fleet", "task", GONE, GONE],
         ["simulate", "tasks/digits-hush.toml", "--out", HOSTILE_FILE],
     ],
-    ids=lambda words: " ".join(words[: 2 if words[0] in ("fleet", "devices") else 1]),
+    ids=lambda words: " ".join(words[: 2 if words[0] == "fleet" else 1]),
 )  # fmt: skip
 def test_what_is_not_there_is_told_harmlessly(words: list[str]) -> None:
     said = typed(*words)

@@ -115,9 +115,9 @@ def test_add_names_boards_and_list_shows_them(tmp_path: Path) -> None:
     place = "behind the house [/b]"
     run("add", folder.path, "--count", 1, "--board", "generic-x86", "--prefix", "shed", "--place", place)
     assert "greenhouse-04" in run("add", folder.path, "--count", 1, "--board", "generic-x86")
-    listed = run("list", folder.path)
+    listed = run("status", folder.path)
     assert all(name in listed for name in ("greenhouse-01", "greenhouse-04", "shed-01", place))
-    assert "certificate" not in run("show", folder.path, "shed-01")
+    assert "certificate" not in run("status", folder.path, "shed-01")
     with pytest.raises(BadInput, match="no board with such a key asks as shed-01"):
         run("approve", folder.path, "shed-01")
     for wrong in (("--count", 1), ("--count", 1, "--board", "no-such"), (), ("--count", 1, "--csv", folder.task)):
@@ -185,7 +185,7 @@ def test_numbers_go_on_after_the_highest() -> None:
 def test_device_toml_is_read_by_the_board_and_allows_what_the_task_asks(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "plant", task=TASK.replace("[privacy]", '[privacy]\naccounting = "as-published"'))
     with FleetRegistry(folder.path) as registry:
-        board = registry.needed("greenhouse-01")
+        board = registry.board("greenhouse-01")
     file = tmp_path / "device.toml"
     file.write_text(device_toml(folder, board))
     config = load_config(file)
@@ -204,7 +204,7 @@ def test_a_card_says_what_secure_sums_may_count_on(tmp_path: Path) -> None:
     """A board that lacks it would take the same."""
     folder = make_folder(tmp_path / "plant")
     with FleetRegistry(folder.path) as registry:
-        board = registry.needed("greenhouse-01")
+        board = registry.board("greenhouse-01")
     limits = tomllib.loads(device_toml(folder, board))["limits"]
     assert (limits["honest_fraction"], limits["min_devices"]) == (0.9, 10)
     file = folder.path / FILE_NAME

@@ -59,8 +59,8 @@ def test_every_alert_says_what_to_do() -> None:
 
 
 def test_every_command_that_an_alert_names_exists() -> None:
-    named = re.findall(r"hushfleet( fleet \w+)(?: DIR)?( --\w+)?", (FOLDER / "alerts.yml").read_text())
-    assert (" fleet rollout", " --pause") in named, "pausing training stops no roll-out"
+    named = re.findall(r"hushfleet( (?:fleet|release) \w+)(?: DIR)?( --\w+)?", (FOLDER / "alerts.yml").read_text())
+    assert (" release rollout", " --pause") in named, "pausing training stops no roll-out"
     for command, option in named:
         told = CliRunner().invoke(build_app(), [*command.split(), "--help"])
         assert told.exit_code == 0, command

@@ -33,7 +33,11 @@ ONE, OTHER = "greenhouse-01", "greenhouse-02"
 
 
 def fleet(*words: object) -> str:
-    outcome = CliRunner().invoke(build_app(), ["fleet", *map(str, words)])
+    return called("fleet", *words)
+
+
+def called(*words: object) -> str:
+    outcome = CliRunner().invoke(build_app(), [*map(str, words)])
     if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
         raise outcome.exception
     return outcome.output
@@ -59,7 +63,7 @@ def test_who_is_locked_out_is_not_let_in_by_approving_its_key(folder: FleetFolde
     fleet("block", folder.path, ONE, "--reason", "stolen")
     with pytest.raises(BadInput, match=rf"locked out \(stolen\).* fleet unblock {folder.path} {ONE}"):
         fleet("approve", folder.path, ONE)
-    board = registry.needed(ONE)
+    board = registry.board(ONE)
     assert (board.state, board.reason, board.public_key) == ("blocked", "stolen", None)
     fleet("unblock", folder.path, ONE)
     assert KEY.hex() in fleet("approve", folder.path, ONE)
@@ -71,7 +75,7 @@ def test_the_key_of_another_board_is_not_approved(folder: FleetFolder, registry:
     registry.add_refused_request(RefusedRequest(ONE, KEY, False, "waits", time.time()))
     with pytest.raises(BadInput, match=f"{ONE} asks with the key of {OTHER}; each board needs"):
         fleet("approve", folder.path, ONE)
-    assert registry.needed(ONE).public_key is None
+    assert registry.board(ONE).public_key is None
 
 
 def test_what_no_clock_could_reach_is_refused_for_tokens(folder: FleetFolder) -> None:
@@ -321,7 +325,7 @@ def test_a_release_that_waits_for_signatures_is_not_built_again(folder: FleetFol
     waits = folder.unsigned / "hushfleet-9.9-cp313-aarch64.hfr"
     waits.parent.mkdir(exist_ok=True)
     waits.write_bytes(b"one of two signatures")
-    told = rf"waits for signatures.* fleet release {folder.path} {waits}\. To build it anew"
+    told = rf"waits for signatures.* release add {folder.path} {waits}\. To build it anew"
     with pytest.raises(BadInput, match=told):
-        fleet("bundle", folder.path, "--version", "9.9", "--python", "3.13")
+        called("release", "make", folder.path, "--version", "9.9", "--python", "3.13")
     assert waits.read_bytes() == b"one of two signatures"

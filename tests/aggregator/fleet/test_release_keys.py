@@ -37,21 +37,21 @@ def folder(tmp_path: Path) -> FleetFolder:
     return make_folder(tmp_path / "greenhouse", boards=2)
 
 
-def run(*words: str | Path) -> str:
-    done = CliRunner().invoke(build_app(), ["fleet", *map(str, words)])
+def run(*words: str | Path, group: str = "release") -> str:
+    done = CliRunner().invoke(build_app(), [group, *map(str, words)])
     assert done.exit_code == 0, f"{done.output} {done.exception}"
     return done.output
 
 
 def refused(*words: str | Path) -> str:
     """What a command says that gives up."""
-    done = CliRunner().invoke(build_app(), ["fleet", *map(str, words)])
+    done = CliRunner().invoke(build_app(), ["release", *map(str, words)])
     assert done.exit_code != 0
     return f"{done.output} {done.exception}"
 
 
 def release(folder: Path, version: str, *, system: bool = False, content: str = "x", **manifest: Any) -> Path:
-    """One that nobody has signed, as `fleet bundle --unsigned` leaves it."""
+    """One that nobody has signed, as `release make --unsigned` leaves it."""
     files = folder / f"files-{version}"
     files.mkdir()
     (files / "a").write_text(content)
@@ -65,7 +65,7 @@ def elsewhere(tmp_path: Path, *names: str) -> dict[str, tuple[Path, str]]:
     """Keys on other machines: file and public half."""
     (tmp_path / "elsewhere").mkdir(exist_ok=True)
     files = {name: tmp_path / "elsewhere" / f"{name}.key" for name in names}
-    return {name: (file, run("key", file).strip()) for name, file in files.items()}
+    return {name: (file, run("key", file, group="fleet").strip()) for name, file in files.items()}
 
 
 def test_a_new_fleet_trusts_the_release_key_in_its_folder(folder: FleetFolder) -> None:
@@ -79,14 +79,14 @@ def test_a_rotated_key_signs_nothing_any_more(folder: FleetFolder, tmp_path: Pat
     old = keys_in_force(folder).keys
     by_old = release(tmp_path, "1.0")
     run("sign", by_old, "--key", folder.release_key, "--yes")
-    run("release", folder.path, by_old)
-    assert "statement 2" in run("release-key", "rotate", folder.path)
+    run("add", folder.path, by_old)
+    assert "statement 2" in run("rotate", folder.path)
     assert keys_in_force(folder).keys != old
     assert load(folder.release_key).public_key.hex() in keys_in_force(folder).keys
     assert load(folder.release_key.with_name("release.key.old")).public_key.hex() in old
     assert "not signed" in refused("rollout", folder.path, "--newest")
     run("sign", folder.releases / "hushfleet-1.0-cp313-aarch64.hfr", "--key", folder.release_key, "--yes")
-    run("release", folder.path, folder.releases / "hushfleet-1.0-cp313-aarch64.hfr")
+    run("add", folder.path, folder.releases / "hushfleet-1.0-cp313-aarch64.hfr")
     run("rollout", folder.path, "--newest")
 
 
@@ -96,50 +96,50 @@ def test_root_and_release_keys_on_other_machines(tmp_path: Path) -> None:
     task = tmp_path / "task.toml"
     task.write_text(TASK)
     path = tmp_path / "fleet"
-    said = run("init", path, "--broker-name", "127.0.0.1", "--task", task, "--root-key", keys["root"][1])
+    said = run("init", path, "--broker-name", "127.0.0.1", "--task", task, "--root-key", keys["root"][1], group="fleet")
     assert "waits for root's signature" in said
     folder = FleetFolder(path)
     assert not folder.root_key.exists()
-    assert "root has not said yet" in refused("release-key", "show", path)
+    assert "root has not said yet" in refused("keys", path)
     waits = path / "release_keys.unsigned"
     for _ in range(2):  # at first for the release key in the folder, then for those of two persons and a spare one
         taken = Path(shutil.copy(waits, tmp_path / "elsewhere" / "release_keys.unsigned"))
-        assert "not the root key" in refused("release-key", "sign", taken, "--key", keys["eve"][0], "--yes")
-        assert "not signed by the root" in refused("release-key", "import", path, taken)
+        assert "not the root key" in refused("sign", taken, "--key", keys["eve"][0], "--yes")
+        assert "not signed by the root" in refused("add", path, taken)
         shown = CliRunner().invoke(
-            build_app(), ["fleet", "release-key", "sign", str(taken), "--key", str(keys["root"][0])], input="n\n"
+            build_app(), ["release", "sign", str(taken), "--key", str(keys["root"][0])], input="n\n"
         )
-        assert "sign it?" in shown.output
-        assert "not signed by the root" in refused("release-key", "import", path, taken)
-        run("release-key", "sign", taken, "--key", keys["root"][0], "--yes")
-        run("release-key", "import", path, taken)
-        assert "nothing newer" in refused("release-key", "import", path, taken)
+        assert "sign it by" in shown.output
+        assert "not signed by the root" in refused("add", path, taken)
+        run("sign", taken, "--key", keys["root"][0], "--yes")
+        run("add", path, taken)
+        assert "nothing newer" in refused("add", path, taken)
         if trust(folder).number == 1:
             words = [word for name in ("ann", "bob", "eve") for word in ("--key", keys[name][1])]
-            run("release-key", "rotate", path, *words, "--threshold", "2")
+            run("rotate", path, *words, "--threshold", "2")
     folder.release_key.unlink()
     assert keys_in_force(folder).threshold == 2
     file = release(tmp_path, "1.0")
-    assert "2 of the keys" in refused("release", path, file)
+    assert "2 of the keys" in refused("add", path, file)
     said = run("sign", file, "--key", keys["ann"][0], "--yes")
     assert "release 1.0 for cp313 on aarch64, SHA-256" in said
-    assert "1 have signed" in refused("release", path, file)
+    assert "1 have signed" in refused("add", path, file)
     said = run("sign", file, "--key", keys["bob"][0], "--yes")
     assert f"signed by {keys['ann'][1]}" in said
-    assert "1.0" in run("release", path, file)
+    assert "1.0" in run("add", path, file)
 
 
 def test_another_root(folder: FleetFolder, tmp_path: Path) -> None:
     heir, public = elsewhere(tmp_path, "heir")["heir"]
     before = trust(folder)
-    run("release-key", "rotate", folder.path, "--next-root", public)
+    run("rotate", folder.path, "--next-root", public)
     waits = folder.path / "release_keys.unsigned"
-    assert "not signed by the root" in refused("release-key", "import", folder.path, waits)
-    run("release-key", "sign", waits, "--key", heir, "--yes")
-    run("release-key", "import", folder.path, waits)
+    assert "not signed by the root" in refused("add", folder.path, waits)
+    run("sign", waits, "--key", heir, "--yes")
+    run("add", folder.path, waits)
     assert trust(folder).root == public
-    assert "not signed by the root" in refused("release-key", "rotate", folder.path), "the former root is none"
-    run("release-key", "rotate", folder.path, "--root-key", heir, "--daily-key")
+    assert "not signed by the root" in refused("rotate", folder.path), "the former root is none"
+    run("rotate", folder.path, "--root-key", heir, "--daily-key")
     text = folder.release_keys.read_text()
     assert [each.statement.number for each in read_keys(text)] == [2, 3], "what a board needs that was away"
     assert before.after(text) == trust(folder)
@@ -149,15 +149,15 @@ def test_a_line_that_nobody_has_signed_comes_in_beside_no_signed_one(folder: Fle
     """Else a board that was away when root was changed could follow no statement any more."""
     heir, _ = elsewhere(tmp_path, "heir")["heir"]
     before = trust(folder)
-    run("release-key", "rotate", folder.path, "--root-key", folder.root_key, "--next-root", heir)
+    run("rotate", folder.path, "--root-key", folder.root_key, "--next-root", heir)
     (second,) = read_keys(folder.release_keys.read_text())
-    run("release-key", "rotate", folder.path, "--key", Identity.generate().public_key.hex(), "--next-root", "cd" * 32)
+    run("rotate", folder.path, "--key", Identity.generate().public_key.hex(), "--next-root", "cd" * 32)
     waits = folder.path / "release_keys.unsigned"
     (third,) = read_keys(waits.read_text())
     third = Signed(replace(third.statement, next_root="")).with_signature(load(heir))
     forged = Signed(replace(second.statement, next_root=Identity.generate().public_key.hex()))
     waits.write_text(f"{forged.to_line()}\n{third.to_line()}\n{forged.to_line()}\n")
-    run("release-key", "import", folder.path, waits)
+    run("add", folder.path, waits)
     text = folder.release_keys.read_text()
     assert read_keys(text) == [second, third]
     assert before.after(text) == trust(folder)
@@ -166,9 +166,9 @@ def test_a_line_that_nobody_has_signed_comes_in_beside_no_signed_one(folder: Fle
 def test_what_renews_the_system_needs_root(folder: FleetFolder, tmp_path: Path) -> None:
     file = release(tmp_path, "1.0", system=True)
     run("sign", file, "--key", folder.release_key, "--yes")
-    assert "root has not signed" in refused("release", folder.path, file)
+    assert "root has not signed" in refused("add", folder.path, file)
     assert "root must sign it, too" in run("sign", file, "--key", folder.root_key, "--yes")
-    run("release", folder.path, file)
+    run("add", folder.path, file)
 
 
 def test_other_content_of_a_known_version_is_refused(folder: FleetFolder, tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_other_content_of_a_known_version_is_refused(folder: FleetFolder, tmp_pa
     first, other = release(tmp_path, "1.0"), release(tmp_path / "other", "1.0", content="other")
     for each in (first, other):
         run("sign", each, "--key", folder.release_key, "--yes")
-    run("release", folder.path, first)
-    assert "another release 1.0" in refused("release", folder.path, other)
+    run("add", folder.path, first)
+    assert "another release 1.0" in refused("add", folder.path, other)
     assert "damaged" in refused("sign", _damaged(first), "--key", folder.release_key, "--yes")
 
 
@@ -295,7 +295,7 @@ def test_a_word_goes_out_only_by_the_key_that_root_has_named(told: Told, caplog:
     told.folder.newest_key.unlink()
     assert told.after(1.0) == told.after(1.0) == []
     assert caplog.text.count("boards are not told") == 1
-    run("release-key", "rotate", told.folder.path)
+    run("rotate", told.folder.path)
     assert told.after(1.0) == told.devices
 
 
@@ -305,13 +305,13 @@ def test_a_new_daily_key_signs_once_root_has_named_it(told: Told, tmp_path: Path
     root = tmp_path / "root.key"
     folder.root_key.rename(root)
     former = load(folder.newest_key).public_key
-    assert "threshold" in refused("release-key", "rotate", folder.path, "--daily-key", "--threshold", "2")
+    assert "threshold" in refused("rotate", folder.path, "--daily-key", "--threshold", "2")
     assert load(folder.newest_key).public_key == former, "nothing was said"
-    assert "nothing has changed yet" in run("release-key", "rotate", folder.path, "--daily-key")
+    assert "nothing has changed yet" in run("rotate", folder.path, "--daily-key")
     assert told.after(1.0) == told.devices
     waits = folder.path / "release_keys.unsigned"
-    run("release-key", "sign", waits, "--key", root, "--yes")
-    run("release-key", "import", folder.path, waits)
+    run("sign", waits, "--key", root, "--yes")
+    run("add", folder.path, waits)
     assert load(folder.newest_key).public_key.hex() == keys_in_force(folder).newest_key != former.hex()
     assert told.after(1.0) == told.devices
     assert sorted(file.name for file in folder.service.glob("newest*")) == ["newest", "newest.key"]
@@ -334,9 +334,9 @@ def signed(folder: FleetFolder, file: Path) -> Path:
 
 
 def test_the_commands_say_what_was_withdrawn(folder: FleetFolder, tmp_path: Path) -> None:
-    run("release", folder.path, signed(folder, release(tmp_path, "3.0")))
+    run("add", folder.path, signed(folder, release(tmp_path, "3.0")))
     back = release(tmp_path, "2.0.1", downgrade_from=("3.0",), downgrade_serial=1)
-    listed = run("release", folder.path, signed(folder, back))
+    listed = run("add", folder.path, signed(folder, back))
     assert [line.endswith("  withdrawn") for line in listed.splitlines()] == [True, False], listed
     assert "withdraws all others up to 3.0" in refused("rollout", folder.path, "--to", "3.0")
     run("rollout", folder.path, "--newest")

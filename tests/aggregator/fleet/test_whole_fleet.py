@@ -52,7 +52,7 @@ def test_a_blank_board_enrols_and_is_known_to_all(fleet: FleetFolder, tmp_path: 
     assert board.tls.key_file.stat().st_mode & 0o777 == 0o600
     key = board.store.identity.public_key
     with FleetRegistry(fleet.path) as registry, DeviceRegister(fleet.aggregator) as register:
-        row = registry.needed(FIRST)
+        row = registry.board(FIRST)
         assert (row.state, row.public_key, registry.tokens(FIRST, now=time.time())) == ("enrolled", key, [])
         known = until(lambda: register.device(FIRST))
         assert (known.public_key, known.pinned) == (key, False)

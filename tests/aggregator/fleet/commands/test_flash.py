@@ -177,6 +177,33 @@ def test_written_again(tmp_path: Path, fleet: FleetFolder) -> None:
         assert registry.tokens("greenhouse-02", now=time.time()) == [key_of(token)]
 
 
+def test_a_card_that_waits_is_not_made_worthless_without_a_word(tmp_path: Path, fleet: FleetFolder) -> None:
+    """`flash --count 14`, and later `--device` for one of these, left a card that no server knew."""
+    stock, out, later = make_image(tmp_path / "stock.img", mib=4), tmp_path / "cards", tmp_path / "later"
+    flash("--fleet", fleet.path, "--count", 3, "--image", stock, "--out", out)
+    arguments = ("--fleet", fleet.path, "--device", "greenhouse-02", "--image", stock, "--out", later)
+    with FleetRegistry(fleet.path) as registry:
+        before = registry.tokens("greenhouse-02", now=time.time())
+        with pytest.raises(BadInput, match=r"greenhouse-02 has a card that no board has used yet, .* --force writes"):
+            flash(*arguments)
+        assert registry.tokens("greenhouse-02", now=time.time()) == before
+        assert not list(later.glob("*.img"))
+        assert "stop working: greenhouse-02\n" in flash(*arguments, "--force")
+        assert registry.tokens("greenhouse-02", now=time.time()) != before
+    assert "stop working" not in flash("--fleet", fleet.path, "--count", 1, "--image", stock, "--out", later)
+
+
+def test_cards_by_patterns_and_by_a_file(tmp_path: Path, fleet: FleetFolder) -> None:
+    stock, out, ids = make_image(tmp_path / "stock.img", mib=4), tmp_path / "cards", tmp_path / "ids.txt"
+    ids.write_text("# the second shelf\ngreenhouse-03\n\ngreenhouse-05\n")
+    flash("--fleet", fleet.path, "--file", ids, "--image", stock, "--out", out)
+    said = flash("--fleet", fleet.path, "--device", "greenhouse-0[2-4]", "--image", stock, "--out", out)
+    assert "greenhouse-02 to greenhouse-04, 2 cards" in said, "the third has one already"
+    assert [path.stem[-2:] for path in sorted(out.iterdir())] == ["02", "03", "04", "05"]
+    with pytest.raises(BadInput, match=r"did you mean greenhouse-0\d"):
+        flash("--fleet", fleet.path, "--device", "grenhouse-06", "--image", stock, "--out", out)
+
+
 def test_an_image_that_was_customised_keeps_what_it_has(tmp_path: Path, fleet: FleetFolder) -> None:
     text = "#cloud-config\nusers:\n- name: alice\n"
     stock = make_image(tmp_path / "stock.img", {**TRIXIE, "user-data": text}, mib=4)

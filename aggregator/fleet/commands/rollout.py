@@ -1,9 +1,8 @@
-"""`hushfleet fleet release|rollout`: manage the software of the boards."""
+"""`hushfleet release rollout`: send a release to the boards."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,26 +14,6 @@ if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.registry import FleetRegistry
 
 app = typer.Typer()
-
-
-@app.command("release")
-def _release(
-    path: Dir,
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE.hfr]...", help="Releases to make known. Default: list the known ones.", exists=True, dir_okay=False)] = None,
-) -> None:  # fmt: skip
-    """Make releases known to the fleet, after checking their signatures; no board is told before `fleet rollout`."""
-    from hushfleet.aggregator.fleet.releases import Withdrawal, add_release, releases
-
-    with opened(path) as (folder, registry):
-        for file in files or ():
-            add_release(folder, registry, file)
-        known = releases(registry)
-    withdrawn = Withdrawal.of(known)
-    for each in known:
-        is_out = withdrawn is not None and withdrawn.includes(each.version)
-        print(
-            f"{each.version}  {each.platform}  {each.size / 1e6:.1f} MB  {folder.releases / each.file}{'  withdrawn' * is_out}"
-        )
 
 
 @app.command("rollout")
@@ -53,9 +32,9 @@ def _rollout(
 
     Examples:
 
-    `hushfleet fleet rollout greenhouse --newest`
+    `hushfleet release rollout greenhouse --newest`
 
-    `hushfleet fleet rollout greenhouse`
+    `hushfleet release rollout greenhouse`
     """
     if (to is not None) + newest + pause + resume + cancel > 1:
         raise BadInput("say one of --to, --newest, --pause, --resume and --cancel")

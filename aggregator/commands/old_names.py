@@ -1,0 +1,39 @@
+"""Tells the present name of a command that was called by an earlier one, which still works for one version."""
+
+from __future__ import annotations
+
+import sys
+
+OLD_NAMES = {
+    "devices list": "fleet status",
+    "devices add": "fleet add",
+    "devices forget": "fleet forget",
+    "devices block": "fleet block",
+    "devices roster": "fleet roster export",
+    "devices": "fleet",
+    "fleet list": "fleet status",
+    "fleet show": "fleet status",
+    "fleet page": "fleet status --page",
+    "fleet report": "report",
+    "fleet bundle": "release make",
+    "fleet sign": "release sign",
+    "fleet release": "release add",
+    "fleet rollout": "release rollout",
+    "fleet release-key show": "release keys",
+    "fleet release-key rotate": "release rotate",
+    "fleet release-key sign": "release sign",
+    "fleet release-key import": "release add",
+    "fleet release-key": "release",
+}
+"""Names of 0.3, longer ones before their beginnings. Their arguments are those of the present names."""
+
+
+def renamed(words: list[str]) -> list[str]:
+    """Returns the words of a command with its present name; says so on stderr if they begin with an old one."""
+    for old, new in OLD_NAMES.items():
+        before = old.split()
+        if words[: len(before)] == before:
+            said = f"`hushfleet {old}` is now `hushfleet {new}`; the old name goes after 0.4"
+            print(said, file=sys.stderr)
+            return [*new.split(), *words[len(before) :]]
+    return words

@@ -1,0 +1,179 @@
+"""`hushfleet release`: make, sign and roll out the software of a fleet's boards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import hushfleet
+from hushfleet.aggregator.fleet.commands import release_keys, rollout
+from hushfleet.aggregator.fleet.commands.setup import Dir, opened
+from hushfleet.errors import BadInput, BadSignature
+
+_FILE = {"exists": True, "dir_okay": False}
+
+release = typer.Typer(
+    no_args_is_help=True,
+    help="""Make releases of the boards' software, sign them, and roll them out.
+
+    Examples:
+
+    `hushfleet release make greenhouse --version 0.3.1`
+
+    `hushfleet release rollout greenhouse --newest`
+
+    Where a key is on another machine, or more than one must sign:
+
+    `hushfleet release sign hushfleet-0.3.1-cp313-aarch64.hfr --key release.key`
+
+    `hushfleet release add greenhouse hushfleet-0.3.1-cp313-aarch64.hfr`
+    """,
+)
+
+
+@release.command("make")
+def _make(
+    path: Dir,
+    python: Annotated[str, typer.Option(metavar="3.X", help="Python of the boards' system: 3.13 on Raspberry Pi OS Trixie, 3.11 on Bookworm.")] = "3.13",
+    arch: Annotated[str, typer.Option(help="Architecture of the boards: aarch64 or x86_64.")] = "aarch64",
+    version: Annotated[str, typer.Option(help="Version that boards will report: two to four numbers.")] = hushfleet.__version__,
+    wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder with the wheels of other packages; default: the package index.", exists=True, file_okay=False)] = None,
+    downgrade_from: Annotated[list[str] | None, typer.Option(metavar="VERSION", help="Boards that run this version take it although it is not newer; it withdraws all versions up to this one; repeatable.")] = None,
+    system: Annotated[bool, typer.Option("--system", help="It also renews what runs as root on a board, slots.pyz and the units; root must sign it, too.")] = False,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Leave the release unsigned, although a key is here, to be signed elsewhere.")] = False,
+) -> None:  # fmt: skip
+    """Build a release of the software that is installed here, for cards and for roll-outs.
+
+    Other packages come from pip's index, with the versions and SHA-256 that this software knows of them, and are kept.
+    The release is signed by `release.key` where that is in DIR. Else it waits in `DIR/unsigned` to be signed elsewhere
+    (`hushfleet release sign`) and added here (`hushfleet release add`).
+
+    Example: `hushfleet release make greenhouse --python 3.13 --version 0.3.1`
+    """
+    from hushfleet.aggregator.fleet.cards import ReleasePlatform, build_release, describe_signing
+    from hushfleet.aggregator.fleet.releases import add_release
+    from hushfleet.aggregator.observe.console import Console
+    from hushfleet.aggregator.observe.progress import show_progress
+
+    with opened(path) as (folder, registry):
+        with show_progress(Console()):
+            out = build_release(
+                folder,
+                registry,
+                ReleasePlatform(python, arch),
+                version=version,
+                wheels=wheels,
+                downgrade_from=downgrade_from or (),
+                system=system,
+                sign=not unsigned,
+            )
+        try:
+            made = add_release(folder, registry, out)
+        except BadSignature as error:
+            print(f"built {out}, {out.stat().st_size / 1e6:.1f} MB; {error}.\n{describe_signing(folder, out)}")
+            return
+        out.unlink()
+    for name, digest in sorted(made.manifest.wheels.items()):
+        print(f"sha256:{digest}  {name}")
+    print(
+        f"built {made.file}, {made.size / 1e6:.1f} MB: new cards get it\n"
+        f"next, for boards that run: hushfleet release rollout {path} --to {made.version}"
+    )
+
+
+@release.command("sign")
+def _sign(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A release, or the statement on release keys of `release rotate` or `fleet init`. The signature is added to it.", **_FILE)],
+    key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The private key: a release key, or root's.", **_FILE)],
+    yes: Annotated[bool, typer.Option("--yes", help="Sign without asking.")] = False,
+) -> None:  # fmt: skip
+    """Sign a release, or with root's key a statement of who signs releases, after showing it. Needs no fleet's folder.
+
+    Compare the SHA-256 with what the builder tells you, or with a release that you have built yourself; and public keys
+    with what their owners tell you: who is named in a statement decides what boards run.
+
+    Examples:
+
+    `hushfleet release sign hushfleet-0.3.1-cp313-aarch64.hfr --key release.key`
+
+    `hushfleet release sign release_keys.unsigned --key root.key`
+    """
+    from hushfleet import atomic_file
+    from hushfleet.aggregator.storage.identity_file import load
+    from hushfleet.release import add_signature, check_payload, read_head
+    from hushfleet.release.statements import read_keys
+
+    identity = load(key)
+    public = identity.public_key.hex()
+    statement = read_keys(file.read_text("utf-8"))[0] if _is_statement(file) else None
+    if statement is not None:
+        if public not in statement.statement.signers:
+            raise BadInput(f"{key} is not the root key of this statement, {' or '.join(statement.statement.signers)}")
+        release_keys.print_keys(statement.statement)
+    else:
+        with file.open("rb") as opened_file:
+            head = read_head(opened_file)
+            check_payload(opened_file, head.manifest)
+        manifest = head.manifest
+        print(f"release {manifest.version} for {manifest.python} on {manifest.arch}, SHA-256 {manifest.payload_sha256}")
+        if manifest.downgrade_from:
+            print(f"  boards may go back to it from {', '.join(manifest.downgrade_from)}")
+        if manifest.system:
+            print("  it renews what runs as root on a board, and root must sign it, too")
+        for name, digest in manifest.wheels.items():
+            print(f"  {digest}  {name}")
+        for each in sorted(head.signatures):
+            print(f"  {'signed by' if head.is_signed_by(each.hex()) else 'WRONGLY signed by'} {each.hex()}")
+    if not yes:
+        typer.confirm(f"sign it by {public}?", abort=True)
+    if statement is not None:
+        statement = statement.with_signature(identity)
+        atomic_file.write_whole(file, f"{statement.to_line()}\n".encode(), durable=True)
+    signatures = add_signature(file, identity).signatures if statement is None else statement.signatures
+    print(f"{len(signatures)} signed; next, on the fleet's machine: hushfleet release add DIR {file.name}")
+
+
+@release.command("add")
+def _add(
+    path: Dir,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Releases, or signed statements on release keys. Default: list the known releases.", **_FILE)] = None,
+) -> None:  # fmt: skip
+    """Make releases known to the fleet, or who signs them, after checking the signatures.
+
+    No board is told of a release before `release rollout`. A statement on release keys is told to boards at once, and
+    the keys that it names must sign releases from then on.
+
+    Examples:
+
+    `hushfleet release add greenhouse hushfleet-0.3.1-cp313-aarch64.hfr`
+
+    `hushfleet release add greenhouse release_keys.unsigned`
+    """
+    from hushfleet.aggregator.fleet.release_keys import take
+    from hushfleet.aggregator.fleet.releases import Withdrawal, add_release, releases
+
+    with opened(path) as (folder, registry):
+        for file in files or ():
+            if _is_statement(file):
+                release_keys.print_keys(take(folder, file.read_text("utf-8")))
+            else:
+                add_release(folder, registry, file)
+        known = releases(registry)
+    withdrawn = Withdrawal.of(known)
+    for each in known:
+        is_out = withdrawn is not None and withdrawn.includes(each.version)
+        print(
+            f"{each.version}  {each.platform}  {each.size / 1e6:.1f} MB  {folder.releases / each.file}{'  withdrawn' * is_out}"
+        )
+
+
+for part in (rollout, release_keys):
+    release.add_typer(part.app)
+
+
+def _is_statement(file: Path) -> bool:
+    """Returns whether the file has statements on release keys, which are lines of JSON, and not a release."""
+    with file.open("rb") as opened_file:
+        return opened_file.read(1) == b"{"
