@@ -104,13 +104,14 @@ def aggregator(
     from hushfleet.aggregator.devices.roster_file import RosterFile
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.spending import Spending
-    from hushfleet.aggregator.fleet.task_check import boards_needed
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.planning.advice import worth_it
     from hushfleet.aggregator.results.server_sees import server_sees
+    from hushfleet.aggregator.rounds.budgets import Budgets
     from hushfleet.aggregator.rounds.charge_book import ChargeBook
     from hushfleet.aggregator.rounds.engine import RoundEngine
+    from hushfleet.aggregator.rounds.thresholds import RunningThresholds, of_task
     from hushfleet.aggregator.storage.identity_file import (
         default_path,
         epoch_file,
@@ -119,6 +120,7 @@ def aggregator(
         next_epoch,
     )
     from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
+    from hushfleet.privacy.budget import Budget
     from hushfleet.user_files import checked_folder, refuse_others
     from hushfleet.wire.format.topics import check_name
     from hushfleet.wire.link.address import BrokerAddress
@@ -165,7 +167,7 @@ def aggregator(
         if advice is not None and advice.warning is not None:
             console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)
         engine = RoundEngine(store, prepared, device=torch_device(options.device.value))
-        needed = boards_needed(task, blocked=policy.blocked)
+        needed = of_task(task, blocked=policy.blocked).devices
         if of_fleet is None and closed and policy.count < needed:  # `fleet up` says so of a fleet
             few = f"a round opens with {needed} devices, and {policy.count} may take part"
             more = f"it waits until you add more (hushfleet devices add {folder} ID --key KEY)"
@@ -186,20 +188,24 @@ def aggregator(
         if secure is not None:
             said = server_sees(facts, min_devices=secure.min_devices)
             console.print(escape(said), highlight=False, soft_wrap=True)
+        limits = of_fleet.config.device.get("limits", {}) if of_fleet else {}
+        budget, charges = Budget.of(limits), None
+        if of_fleet is not None:
+            charges = ChargeBook(known, engine, None if budget is None else Budgets(known, budget))
         finished = run_rounds(
             engine,
             connect,
             key,
             policy,
             roster=roster_file,
-            charges=ChargeBook(known, engine) if of_fleet else None,
+            charges=charges,
+            thresholds=RunningThresholds(of_fleet.round, task_file, task) if of_fleet else None,
             pause=of_fleet.paused if of_fleet else None,
             epoch=epoch,
             federation=options.federation,
             console=console,
         )
         if finished:
-            limits = of_fleet.config.device.get("limits", {}) if of_fleet else {}
             name, window_s = engine.spec.task, engine.spec.data_window_s
             lifetimes = Spending(limits).lifetimes(known, name, window_s=window_s) if of_fleet else None
             write_results(store, prepared, console, sums=facts, federation=options.federation, lifetimes=lifetimes)

@@ -21,12 +21,14 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from hushfleet.aggregator.results.answers import EvaluationRow, evaluation_of
 from hushfleet.aggregator.results.fleet_timeline import Activity
+from hushfleet.aggregator.results.result import LostRounds
 from hushfleet.losses import ACCURACY
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.terms import Accountant
@@ -82,6 +84,36 @@ class Opening(NamedTuple):
     round: int
     at: float
     timezone: str
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Numbers of devices of a fleet, while the next round waits because too few can take part.
+
+    :param able: they can take part.
+    :param min_devices: a round opens with so many; `min_updates`: so many updates make a model, and no number below
+        `least_updates` can be set.
+    :param spent: they cannot pay before their period ends, at `frees` (unix seconds); `spent_for_good`: never.
+    :param declined: they declined a round for a reason that still holds.
+    :param unlisted: not in the roster of secure sums.
+    """
+
+    round: int
+    able: int
+    min_devices: int
+    min_updates: int
+    least_updates: int = 1
+    absent: int = 0
+    unlisted: int = 0
+    declined: int = 0
+    spent: int = 0
+    frees: float | None = None
+    spent_for_good: int = 0
+    timezone: str = "UTC"
+
+    @property
+    def needed(self) -> int:
+        return max(self.min_devices, self.min_updates)
 
 
 class FleetState:
@@ -227,6 +259,8 @@ class RunState(FleetState):
         self.raw_values: tuple[str, ...] = ()
         self.finished = self.paused = False
         self.next_opening: Opening | None = None
+        self.waiting: Waiting | None = None
+        self.lost: LostRounds | None = None
         self.metrics: dict[str, Mapping[str, Any]] = {}
         self.counted: Counter[str] = Counter()
         self._release: Counter[tuple[float, float]] = Counter()  # steps by multiplier and sample rate
@@ -287,7 +321,7 @@ class RunState(FleetState):
                 setattr(self, name, event[name])
         self.raw_values = tuple(event.get("raw_values", ()))
         self.device_count = event.get("devices", 0)
-        self.paused, self.next_opening = False, None  # the aggregator reports them again if they still hold
+        self.paused, self.next_opening, self.waiting = False, None, None  # the aggregator reports them again if they still hold
 
     def _on_presence(self, event: Event) -> None:
         name = event.get("device")
@@ -297,7 +331,7 @@ class RunState(FleetState):
 
     def _on_round_open(self, event: Event) -> None:
         super()._on_round_open(event)
-        self.next_opening = None
+        self.next_opening = self.waiting = None
         self.finished = False  # a task that ended by its schedule continues if the schedule was changed
         self.round, self.round_bytes = event.get("round", self.round + 1), 0
 
@@ -323,6 +357,11 @@ class RunState(FleetState):
         number, opens = event.get("round"), event.get("opens")
         if isinstance(number, int) and isinstance(opens, int | float):
             self.next_opening = Opening(number, float(opens), str(event.get("timezone") or "UTC"))
+            self.waiting = None
+
+    def _on_waits(self, event: Event) -> None:
+        with suppress(TypeError):  # of another version
+            self.waiting = Waiting(**{name: value for name, value in event.items() if name not in ("event", "at")})
 
     def _on_pause(self, event: Event) -> None:
         self.paused = event.get("state") == "on"
@@ -345,13 +384,15 @@ class RunState(FleetState):
             if event.get(name) is not None:
                 setattr(self, name, event[name])
         self._see_release(event)
+        if isinstance(event.get("lost"), dict):
+            self.lost = LostRounds.model_validate(event["lost"])
         if event.get("asked") == "evaluation" and event.get("answer"):
             self.evaluation = evaluation_of(
                 event["answer"], event["answer_stds"], round=self.rounds_closed, devices=event["participants"]
             )
 
     def _on_finished(self, event: Event) -> None:
-        self.finished = True
+        self.finished, self.waiting = True, None
         if event.get("reason"):
             self._warn("ended", f"ended after {self.rounds_closed} of {self.rounds} rounds: {event['reason']}")
 

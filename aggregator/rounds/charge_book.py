@@ -19,6 +19,7 @@ from collections.abc import Iterable
 
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.ingest.checks import terms_of
+from hushfleet.aggregator.rounds.budgets import Budgets
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import ChargeRow
 from hushfleet.privacy.mechanism import Charge
@@ -29,10 +30,13 @@ BEFORE_TRAINING = frozenset({"budget", "memory", "no-data", "no-privacy", "graph
 
 
 class ChargeBook:
-    """Charges of the run of `engine`."""
+    """Charges of the run of `engine`.
 
-    def __init__(self, register: DeviceRegister, engine: RoundEngine) -> None:
-        self._register, self._engine = register, engine
+    :param budgets: which boards can pay for a next round; None if the cards have no limits.
+    """
+
+    def __init__(self, register: DeviceRegister, engine: RoundEngine, budgets: Budgets | None = None) -> None:
+        self._register, self._engine, self.budgets = register, engine, budgets
         self._resumed = None if engine.plan is None else engine.plan.round
         self._round, self._asked, self._noted = 0, Counter[str](), set[str]()
         if engine.closed_rounds:
