@@ -102,6 +102,7 @@ class RoundCycle:
         """Closes and opens what is due."""
         now = self._clock()
         self._note_pause()
+        self._engine.responses.require(self._thresholds().updates)
         if self._engine.plan is not None:
             self._look_at_window(now)
         if self._engine.plan is not None and not self._rests and now >= self._retry_close_at and self._close(now):
@@ -289,7 +290,6 @@ class RoundCycle:
         if not self._enough(now, needed, len(found.able)):
             self._tell_waiting(now, needed, found)
             return False
-        engine.responses.require(needed.updates)
         # of a whole fleet, a board whose owner has allowed more than the card says also takes part
         among = found.able if engine.prepared.task.round.cohort_size else self._present
         try:
