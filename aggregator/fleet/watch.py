@@ -12,6 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hushfleet.aggregator.config.question import noise_by_round
+from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.fleet.advice import certificate_problems, with_problems
 from hushfleet.aggregator.fleet.folder import FleetFolder
@@ -89,6 +91,8 @@ class Course(RunState):
             accepted=parts["accepted"],
             finished=self.finished or 0 < self.rounds <= self.rounds_closed,
             next_opening=self.next_opening,
+            waiting=self.waiting,
+            lost=self.lost,
             accuracy=self.accuracy_global if self.measure == ACCURACY else None,
             evaluation=self.evaluation,
             epsilon=self.epsilon_server,
@@ -162,6 +166,11 @@ class FleetWatch:
         except (BadInput, ValueError, AttributeError):  # the last: `data` is no section
             return 0
 
+    def _noise_to_come(self, run: RunView | None) -> tuple[float, ...]:
+        with contextlib.suppress(BadInput, ValueError):  # a task file that is being written by hand
+            return () if run is None else tuple(noise_by_round(load_task(self._folder.task))[run.rounds_closed :])
+        return ()
+
     def close(self) -> None:
         self._registry.close()
         if self._register is not None:
@@ -193,8 +202,9 @@ class FleetWatch:
         able = [name for name, each in rows.items() if not _is_blocked(*each)]  # a blocked board needs no budget
         most = left = None
         if self._register is not None:
+            following = self._noise_to_come(run)
             most = self._spending.most(task, self._register, window_s=window_s)
-            left = self._spending.most(task, self._register, among=able, window_s=window_s)
+            left = self._spending.most(task, self._register, among=able, window_s=window_s, following=following)
         boards = []
         for device, (registered, accepted) in sorted(rows.items()):
             view = self._board(device, registered, accepted, seen.get(device), parts)
@@ -222,21 +232,24 @@ class FleetWatch:
             paused=paused,
             problems=(
                 *_problems(service, aggregator, run),
-                *(() if paused else self._waits(run, boards, service, now)),
+                *(() if paused else self._waits(run, boards, aggregator != "stopped", now)),
                 *of_sums,
                 *certificate_problems(own, authority, now=now),
             ),
         )
 
-    def _waits(self, run: RunView | None, boards: Sequence[BoardView], service: Process, now: float) -> list[Problem]:
+    def _waits(self, run: RunView | None, boards: Sequence[BoardView], runs: bool, now: float) -> list[Problem]:
+        """:param runs: whether the aggregator may be running, so that what it waits for still holds."""
         if run is not None and run.finished:
             return []
         is_open = run is not None and run.open_round is not None
         if not is_open and run is not None and run.next_opening is not None and run.next_opening.at > now:
             return []  # boards may come until then
         with contextlib.suppress(BadInput):  # a task file that is being written by hand
-            following = 1 if run is None else run.rounds_closed + 1
-            return waits(self._folder, boards, round=following, heard=service == "running", is_open=is_open)
+            closed, waiting = (0, None) if run is None else (run.rounds_closed, run.waiting)
+            return waits(
+                self._folder, boards, round=closed + 1, waiting=waiting if runs else None, is_open=is_open, now=now
+            )
         return []
 
     def _secure_sums(self) -> tuple[SumsView | None, list[Problem]]:

@@ -387,6 +387,7 @@ def _in_sweep(result: Result, headline: Headline) -> str:
 def further_answers(result: Result, headline: Headline) -> list[str]:
     """Returns the texts after `answer`: own heads, lifetime, privacy, trust, and gain together with privacy."""
     told = (
+        "" if result.lost_rounds is None else f"{result.lost_rounds.words(len(result.rounds))}.",
         own_head_answer(result),
         lifetime_answer(result, headline),
         privacy_answer(headline, devices=result.devices),
