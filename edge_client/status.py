@@ -395,5 +395,7 @@ def _spending(report: dict[str, Any]) -> str:
     if not rounds:
         return f"{text}; the rest is not enough for another round{of_task}"
     if task and rounds >= task:
-        return f"{text}; the rest is enough for all {task} rounds that this task has to come"
-    return f"{text}; the rest is enough for {rounds} more rounds{of_task}"
+        come = f"all {task} rounds" if task > 1 else "the round"
+        return f"{text}; the rest is enough for {come} that this task has to come"
+    like = "" if task else " like the last"
+    return f"{text}; the rest is enough for {rounds} more round{'s' * (rounds > 1)}{like}{of_task}"

@@ -223,7 +223,8 @@ def privacy_left(view: FleetView) -> str:
         return told
     come = 0 if view.run is None or view.run.finished else view.run.rounds - view.run.rounds_closed
     if come and left.rounds >= come:
-        return f"{told}; the rest is enough for all {come} rounds that this task has to come"
+        come_words = f"all {come} rounds" if come > 1 else "the round"
+        return f"{told}; the rest is enough for {come_words} that this task has to come"
     more = f"enough for {left.rounds} more round{'s' * (left.rounds > 1)}"
     told += f"; the rest is {more if left.rounds else 'not enough for another round'} of this task"
     return f"{told}, which has {come} to come" if come else told

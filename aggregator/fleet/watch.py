@@ -167,8 +167,11 @@ class FleetWatch:
             return 0
 
     def _noise_to_come(self, run: RunView | None) -> tuple[float, ...]:
+        """Returns the noise of each round to come (`Spending.most`); empty if the task's file is another one by now."""
         with contextlib.suppress(BadInput, ValueError):  # a task file that is being written by hand
-            return () if run is None else tuple(noise_by_round(load_task(self._folder.task))[run.rounds_closed :])
+            noise = noise_by_round(load_task(self._folder.task))
+            if run is not None and len(noise) == run.rounds:
+                return tuple(noise[run.rounds_closed :])
         return ()
 
     def close(self) -> None:

@@ -120,7 +120,7 @@ def of_fleet(
         updates = max(1, min(math.ceil(UPDATES_SHARE * cohort - 1e-9), devices if is_fixed else cohort))
         updates_by = _share(UPDATES_SHARE, cohort, "boards")
     if plain.least > updates:
-        updates, updates_by = plain.least, "the task's noise relies on so many"
+        updates, updates_by = plain.least, "what the task's noise relies on"
     return Thresholds(devices, updates, plain.least, is_fixed, devices_by, updates_by)
 
 
