@@ -17,8 +17,8 @@ from hushfleet.aggregator.fleet.payment import Payment, pace
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.view import BoardView
-from hushfleet.aggregator.results.fleet_state import Waiting
-from hushfleet.aggregator.rounds.next_round import waiting_advice, waiting_text
+from hushfleet.aggregator.results.fleet_state import Shortfall
+from hushfleet.aggregator.rounds.next_round import shortfall_advice, shortfall_text
 from hushfleet.aggregator.rounds.schedule import Schedule
 from hushfleet.aggregator.rounds.thresholds import Given, Thresholds, keys_in, of_fleet
 from hushfleet.firmware_profiles.cards.device_toml import decline_of
@@ -114,7 +114,7 @@ def waits(
     boards: Sequence[BoardView],
     *,
     round: int,
-    waiting: Waiting | None,
+    waiting: Shortfall | None,
     is_open: bool = False,
     now: float,
 ) -> list[Problem]:
@@ -145,7 +145,7 @@ def waits(
         return [Problem(what, advice, urgent=True)]
     if waiting is None:
         return []
-    return [Problem(waiting_text(waiting, now=now), waiting_advice(waiting).replace("DIR", str(folder.path)))]
+    return [Problem(shortfall_text(waiting, now=now), shortfall_advice(waiting).replace("DIR", str(folder.path)))]
 
 
 def _is_over(task: Task) -> str | None:

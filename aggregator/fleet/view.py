@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.results.answers import EvaluationRow
-from hushfleet.aggregator.results.fleet_state import Opening, Waiting
+from hushfleet.aggregator.results.fleet_state import Opening, Shortfall
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.aggregator.results.result import Lifetime, LostRounds
 from hushfleet.plain_json import to_json
@@ -134,7 +134,7 @@ class RunView:
     accepted: int = 0
     finished: bool = False
     next_opening: Opening | None = None
-    waiting: Waiting | None = None
+    waiting: Shortfall | None = None
     lost: LostRounds | None = None
     accuracy: float | None = None
     evaluation: EvaluationRow | None = None

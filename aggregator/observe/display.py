@@ -46,7 +46,7 @@ from hushfleet.aggregator.results.report.verdict import (
     received,
 )
 from hushfleet.aggregator.results.result import Result
-from hushfleet.aggregator.rounds.next_round import waiting_text
+from hushfleet.aggregator.rounds.next_round import shortfall_text
 from hushfleet.aggregator.rounds.schedule import moment_text
 from hushfleet.losses import ACCURACY
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, protection
@@ -167,7 +167,7 @@ class FleetDisplay:
         if state.paused:
             return "training is paused by the operator"
         if at is None:
-            return "training goes on" if state.waiting is None else waiting_text(state.waiting, now=time.time())
+            return "training goes on" if state.waiting is None else shortfall_text(state.waiting, now=time.time())
         verb = "goes on" if at.round == state.open_round else "opens"
         return f"round {at.round} {verb} {moment_text(at.at, now=time.time(), zone=at.timezone)}"
 

@@ -87,7 +87,7 @@ class Opening(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Shortfall:
     """Numbers of devices of a fleet, while the next round waits because too few can take part.
 
     :param able: they can take part.
@@ -259,7 +259,7 @@ class RunState(FleetState):
         self.raw_values: tuple[str, ...] = ()
         self.finished = self.paused = False
         self.next_opening: Opening | None = None
-        self.waiting: Waiting | None = None
+        self.waiting: Shortfall | None = None
         self.lost: LostRounds | None = None
         self.metrics: dict[str, Mapping[str, Any]] = {}
         self.counted: Counter[str] = Counter()
@@ -361,7 +361,7 @@ class RunState(FleetState):
 
     def _on_waits(self, event: Event) -> None:
         with suppress(TypeError):  # of another version
-            self.waiting = Waiting(**{name: value for name, value in event.items() if name not in ("event", "at")})
+            self.waiting = Shortfall(**{name: value for name, value in event.items() if name not in ("event", "at")})
 
     def _on_pause(self, event: Event) -> None:
         self.paused = event.get("state") == "on"

@@ -13,7 +13,7 @@ from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.results.metrics import lost_rounds
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.engine import RoundEngine
-from hushfleet.aggregator.rounds.next_round import Declines, Participants, participants, waiting_text
+from hushfleet.aggregator.rounds.next_round import Declines, Eligible, participants, shortfall_text
 from hushfleet.aggregator.rounds.outbox import Outbox
 from hushfleet.aggregator.rounds.policy import may_open
 from hushfleet.aggregator.rounds.rhythm import Rhythm
@@ -338,7 +338,7 @@ class RoundCycle:
             rate=engine.drawn_at or 1.0,
         )
 
-    def _participants(self) -> Participants:
+    def _participants(self) -> Eligible:
         enrolment, budgets = self._enrolment, None if self._charges is None else self._charges.budgets
         return participants(
             enrolment.accepted,
@@ -359,7 +359,7 @@ class RoundCycle:
             self._listed = roster, {name: roster.key(index) for index, name in enumerate(roster.devices)}
         return {name for name, key in self._listed[1].items() if self._enrolment.key(name) == key}
 
-    def _tell_waiting(self, now: float, needed: Thresholds, found: Participants) -> None:
+    def _tell_waiting(self, now: float, needed: Thresholds, found: Eligible) -> None:
         """Tells what the next round waits for: the log once for each kind of reasons, the run's events each minute."""
         if now < max(self._tell_waiting_at, self._idle_since + TELLS_AFTER_S):
             return
@@ -371,7 +371,7 @@ class RoundCycle:
         kinds = (waiting.round, *(bool(event[name]) for name in ("spent", "spent_for_good", "declined", "unlisted")))
         if kinds != self._warned_of:
             self._warned_of = kinds
-            log.warning("%s", waiting_text(waiting, now=self._wall()))
+            log.warning("%s", shortfall_text(waiting, now=self._wall()))
         self._log.note("waits", **event)
 
     def _note_decline(self, device: str, code: str, *, at: float) -> None:

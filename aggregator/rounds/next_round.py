@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hushfleet.aggregator.results.fleet_state import Waiting
+from hushfleet.aggregator.results.fleet_state import Shortfall
 from hushfleet.aggregator.rounds.policy import FOR_GOOD
 from hushfleet.aggregator.rounds.schedule import moment_text
 from hushfleet.aggregator.rounds.thresholds import Thresholds
@@ -58,7 +58,7 @@ class Declines:
 
 
 @dataclass(frozen=True)
-class Participants:
+class Eligible:
     """Who can take part in the next round. Every device that may take part at all is in exactly one of these sets.
 
     :param spent: cannot pay until this time, unix seconds; infinity: never again within the limits of its card.
@@ -73,10 +73,10 @@ class Participants:
     unlisted: frozenset[str]
     absent: frozenset[str]
 
-    def waiting(self, round: int, needed: Thresholds, *, zone: str) -> Waiting:
+    def waiting(self, round: int, needed: Thresholds, *, zone: str) -> Shortfall:
         """Returns what the round waits for, as counts."""
         ends = [at for at in self.spent.values() if math.isfinite(at)]
-        return Waiting(
+        return Shortfall(
             round,
             able=len(self.able),
             min_devices=needed.devices,
@@ -99,7 +99,7 @@ def participants(
     listed: Collection[str] | None,
     spent: Mapping[str, float],
     declined: Mapping[str, float],
-) -> Participants:
+) -> Eligible:
     """Sorts the devices that may take part; what keeps a device out for longest is named first.
 
     :param listed: devices of the valid roster with their present keys; None: no roster is needed.
@@ -115,10 +115,10 @@ def participants(
     unlisted = set[str]() if listed is None else left.difference(listed)
     left -= unlisted
     able = left.intersection(present)
-    return Participants(frozenset(able), poor, frozenset(refusing), frozenset(unlisted), frozenset(left - able))
+    return Eligible(frozenset(able), poor, frozenset(refusing), frozenset(unlisted), frozenset(left - able))
 
 
-def waiting_text(waiting: Waiting, *, now: float) -> str:
+def shortfall_text(waiting: Shortfall, *, now: float) -> str:
     """Says what a round waits for: `round 3 waits: 11 of the 20 boards that it needs can take part; 14 have spent ...`.
 
     :param now: unix seconds.
@@ -135,7 +135,7 @@ def waiting_text(waiting: Waiting, *, now: float) -> str:
     return f"round {waiting.round} waits: {waiting.able} of {waiting.needed} needed boards can take part{why}"
 
 
-def waiting_advice(waiting: Waiting) -> str:
+def shortfall_advice(waiting: Shortfall) -> str:
     """Says what an operator can do for a round that waits."""
     if waiting.spent_for_good > waiting.absent:
         more = "Have the boards' owners raise [limits] in DEVICE.toml, and raise [device.limits] in fleet.toml"

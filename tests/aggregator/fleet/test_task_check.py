@@ -23,7 +23,7 @@ from hushfleet.aggregator.fleet.task_check import first_charge, mean_charge, obs
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.results.fleet_state import Waiting
+from hushfleet.aggregator.results.fleet_state import Shortfall
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -99,7 +99,7 @@ def test_up_and_status_say_what_a_round_waits_for(tmp_path: Path, capsys: pytest
     assert not any("opens with" in problem.what for problem in watch.view().problems), "nobody hears who is there"
     log = EventLog(folder.run / "events.jsonl")
     log.write("run", task="small-1", method="m", unit="device", delta=1e-5, rounds=2, devices=2)
-    log.write("waits", **asdict(Waiting(1, able=1, min_devices=2, min_updates=1, absent=3)))
+    log.write("waits", **asdict(Shortfall(1, able=1, min_devices=2, min_updates=1, absent=3)))
     (waiting,) = (problem for problem in watch.view().problems if "waits" in problem.what)
     assert waiting.what == "round 1 waits: 1 of 2 needed boards can take part; 3 are not there"
     assert f"hushfleet fleet set {folder.path} round.min_devices=1" in waiting.advice

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.results.fleet_state import Waiting
+from hushfleet.aggregator.results.fleet_state import Shortfall
 from hushfleet.aggregator.rounds.budgets import Budgets
-from hushfleet.aggregator.rounds.next_round import Declines, participants, waiting_advice, waiting_text
+from hushfleet.aggregator.rounds.next_round import Declines, participants, shortfall_advice, shortfall_text
 from hushfleet.aggregator.rounds.thresholds import Given, Thresholds, of_fleet
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.ledger import epsilon_server_of
@@ -52,7 +52,7 @@ def make_f4(make_field: MakeField, **settings: Any) -> Field:
 
 def told(field: Field) -> str:
     event = {name: value for name, value in field.events_of("waits")[-1].items() if name not in ("event", "at")}
-    return waiting_text(Waiting(**event), now=field.fleet.wall())
+    return shortfall_text(Shortfall(**event), now=field.fleet.wall())
 
 
 def send_all(field: Field, names: list[str]) -> None:
@@ -294,11 +294,11 @@ def test_declines_hold_for_their_device_and_their_time() -> None:
 
 
 def test_the_advice_names_key_and_command() -> None:
-    waiting = Waiting(1, able=13, min_devices=14, min_updates=9, absent=1)
-    assert waiting_text(waiting, now=0.0) == "round 1 waits: 13 of 14 needed boards can take part; 1 are not there"
-    assert "hushfleet fleet set DIR round.min_devices=13" in waiting_advice(waiting)
-    floor = Waiting(1, able=13, min_devices=14, min_updates=14, least_updates=14, absent=1)
-    assert "fewer than 14 cannot make a model" in waiting_advice(floor)
-    poor = Waiting(1, able=2, min_devices=4, min_updates=4, spent_for_good=2)
-    assert "[device.limits]" in waiting_advice(poor)
+    waiting = Shortfall(1, able=13, min_devices=14, min_updates=9, absent=1)
+    assert shortfall_text(waiting, now=0.0) == "round 1 waits: 13 of 14 needed boards can take part; 1 are not there"
+    assert "hushfleet fleet set DIR round.min_devices=13" in shortfall_advice(waiting)
+    floor = Shortfall(1, able=13, min_devices=14, min_updates=14, least_updates=14, absent=1)
+    assert "fewer than 14 cannot make a model" in shortfall_advice(floor)
+    poor = Shortfall(1, able=2, min_devices=4, min_updates=4, spent_for_good=2)
+    assert "[device.limits]" in shortfall_advice(poor)
 
