@@ -81,7 +81,6 @@ class Coordinator:
     :param rhythm: decides when rounds may be open; by default the task's schedule.
     :param events: the run's event log; None to write none.
     :param clock: monotonic seconds, the same clock as the engine's.
-    :param wall: unix seconds.
     """
 
     def __init__(
@@ -99,7 +98,6 @@ class Coordinator:
         rhythm: Rhythm | None = None,
         events: EventLog | None = None,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self.engine = engine
         self.store = engine.store
@@ -128,7 +126,6 @@ class Coordinator:
             thresholds=thresholds,
             rhythm=rhythm or Rhythm(engine.prepared.task.schedule, engine.store),
             clock=clock,
-            wall=wall,
         )
 
     # the loop

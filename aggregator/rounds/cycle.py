@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, replace
 
@@ -42,7 +41,6 @@ class RoundCycle:
     :param thresholds: as for the `Coordinator`.
     :param rhythm: as for the `Coordinator`.
     :param clock: monotonic seconds.
-    :param wall: unix seconds.
 
     `finished_at` is when devices were told that the task has finished.
     """
@@ -61,7 +59,6 @@ class RoundCycle:
         thresholds: RunningThresholds | None,
         rhythm: Rhythm,
         clock: Callable[[], float],
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self._engine, self._outbox, self._log = engine, outbox, run_log
         self._enrolment, self._present, self._on_closed = enrolment, present, on_closed
@@ -70,7 +67,7 @@ class RoundCycle:
         self._announce_at, self._told_may_train = math.inf, True
         self._open_error = ""  # why no round opens
         self._clock, self._idle_since = clock, clock()  # since when the next round waits only for devices
-        self._wall, self._running, self._declines = wall, thresholds, Declines(engine.prepared.task.round.deadline_s)
+        self._wall, self._running, self._declines = rhythm.wall, thresholds, Declines(engine.prepared.task.round.deadline_s)
         self._told_waiting: dict[str, object] = {}
         self._warned_of: tuple[object, ...] = ()
         self._tell_waiting_at = 0.0

@@ -98,7 +98,6 @@ class Field:
             ),
             events=self.events,
             clock=lambda: self.fleet.now,
-            wall=self.fleet.wall,
         )
         self.coordinator.start()
         self.run()
