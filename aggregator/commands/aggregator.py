@@ -199,7 +199,7 @@ def aggregator(
             policy,
             roster=roster_file,
             charges=charges,
-            thresholds=RunningThresholds(of_fleet.round, task_file, task) if of_fleet else None,
+            thresholds=RunningThresholds(task, of_fleet.round, task_file) if of_fleet else None,
             pause=of_fleet.paused if of_fleet else None,
             epoch=epoch,
             federation=options.federation,

@@ -123,7 +123,7 @@ class Coordinator:
             on_closed=self._end_round,
             roster=roster,
             charges=charges,
-            thresholds=thresholds,
+            thresholds=thresholds or RunningThresholds(engine.prepared.task),
             rhythm=rhythm or Rhythm(engine.prepared.task.schedule, engine.store),
             clock=clock,
         )

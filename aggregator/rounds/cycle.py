@@ -18,7 +18,7 @@ from hushfleet.aggregator.rounds.policy import may_open
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.round_events import changed_plan, finished_fields, open_fields
 from hushfleet.aggregator.rounds.run_log import RunLog
-from hushfleet.aggregator.rounds.thresholds import RunningThresholds, Thresholds, of_task
+from hushfleet.aggregator.rounds.thresholds import RunningThresholds, Thresholds
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.messages import RoundPlan
@@ -56,7 +56,7 @@ class RoundCycle:
         on_closed: Callable[[set[bytes]], None],
         roster: RosterFile | None,
         charges: ChargeBook | None,
-        thresholds: RunningThresholds | None,
+        thresholds: RunningThresholds,
         rhythm: Rhythm,
         clock: Callable[[], float],
     ) -> None:
@@ -317,10 +317,8 @@ class RoundCycle:
     # who can take part
 
     def _thresholds(self) -> Thresholds:
-        engine, enrolment = self._engine, self._enrolment
-        if self._running is None:
-            return of_task(engine.prepared.task, blocked=enrolment.blocked)
-        return self._running.now(boards=enrolment.count, blocked=enrolment.blocked, begun=engine.closed_rounds > 0)
+        boards, blocked = self._enrolment.count, self._enrolment.blocked
+        return self._running.now(boards=boards, blocked=blocked, begun=self._engine.closed_rounds > 0)
 
     def _enough(self, now: float, needed: Thresholds, able: int) -> bool:
         engine, waited_s = self._engine, now - self._idle_since
@@ -374,8 +372,7 @@ class RoundCycle:
     def _note_decline(self, device: str, code: str, *, at: float) -> None:
         if device in self._engine.store.new_cards(self._engine.announcement.round):
             return  # it declines what an earlier card may have done
-        budgets = None if self._charges is None else self._charges.budgets
-        ends = math.inf if budgets is None else budgets.period_ends(at)
+        ends = None if self._charges is None else self._charges.period_ends(at)
         self._declines.note(device, code, at=at, period_ends=ends, session=self._enrolment.session(device))
 
     def _remember_declines(self) -> None:

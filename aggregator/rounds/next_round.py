@@ -13,7 +13,7 @@ from hushfleet.aggregator.rounds.schedule import moment_text
 from hushfleet.aggregator.rounds.thresholds import Thresholds
 
 UNKNOWN_S = 86400.0
-"""A device without budget counts again after this time, if nothing is known of its period."""
+"""A board without budget counts again after this time, if nothing is known of its period."""
 
 
 class _Decline(NamedTuple):
@@ -25,22 +25,25 @@ class _Decline(NamedTuple):
 class Declines:
     """The declines that also hold in the next round. Each speaks for its device alone.
 
-    A decline about the budget holds until the present period ends, or for `UNKNOWN_S`; another one for a deadline. It
-    ends earlier if the device starts anew, because its owner may have changed something, and if an update of it is
-    accepted.
+    In a fleet a decline about the budget holds until the present period ends, or for `UNKNOWN_S`; every other one for a
+    deadline. It ends earlier if the device starts anew, because its owner may have changed something, and if an update
+    of it is accepted.
     """
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._known: dict[str, _Decline] = {}
 
-    def note(self, device: str, code: str, *, at: float, period_ends: float, session: int) -> None:
-        """:param at: unix seconds, like `period_ends`, which is infinite without periods.
+    def note(self, device: str, code: str, *, at: float, period_ends: float | None, session: int) -> None:
+        """:param at: unix seconds, like `period_ends`, which is infinite without periods, and None without a fleet.
         :param session: the device's session at the decline."""
-        if code in FOR_GOOD:
-            of_period = code == "budget" and math.isfinite(period_ends)
-            until = period_ends if of_period else at + (UNKNOWN_S if code == "budget" else self._deadline_s)
-            self._known[device] = _Decline(until, of_period, session)
+        if code not in FOR_GOOD:
+            return
+        until, of_period = at + self._deadline_s, False
+        if code == "budget" and period_ends is not None:
+            of_period = math.isfinite(period_ends)
+            until = period_ends if of_period else at + UNKNOWN_S
+        self._known[device] = _Decline(until, of_period, session)
 
     def drop(self, device: str) -> None:
         self._known.pop(device, None)

@@ -95,10 +95,10 @@ class ClosingRule:
         """Sets `min_updates` from the next round on. In a round that waits for updates, a lower number holds at once: a
         higher one could make what devices have paid for worthless.
 
-        :param at_once: whether a higher number also holds at once.
+        :param at_once: whether a higher number also holds at once, if it can still be reached.
         """
-        self._next_min_updates = min_updates
-        if self._collects and (at_once or min_updates < self.min_updates):
+        self._next_min_updates, reached = min_updates, at_once and self._most_updates >= min_updates
+        if self._collects and (reached or min_updates < self.min_updates):
             self.min_updates = self._least = min_updates
             self._quorum = self._quorum_of(len(self._cohort))
 
@@ -219,7 +219,11 @@ class ClosingRule:
         device that has declined for a reason that can change, because it is asked again with an extended deadline and
         in the next window.
         """
-        return self._collects and self.accepted + len(self._cohort - self._final) < self._least
+        return self._collects and self._most_updates < self._least
+
+    @property
+    def _most_updates(self) -> int:
+        return self.accepted + len(self._cohort - self._final)
 
     @property
     def _collects(self) -> bool:

@@ -131,26 +131,33 @@ def keys_in(task_file: Path) -> Collection[str]:
 
 
 class RunningThresholds:
-    """Follows the file of `fleet set` while a task runs. A damaged file is skipped with a warning."""
+    """Follows the file of `fleet set` while a task runs. A damaged file is skipped with a warning.
 
-    def __init__(self, file: Path, task_file: Path, task: Task) -> None:
-        self._file, self._task, self._in_task = file, task, keys_in(task_file)
+    :param file: this file; None without a fleet, for the numbers of the task alone.
+    :param task_file: the task's own file, of a fleet.
+    """
+
+    def __init__(self, task: Task, file: Path | None = None, task_file: Path | None = None) -> None:
+        self._file, self._task = file, task
+        self._in_task = () if task_file is None else keys_in(task_file)
         self._seen: tuple[int, ...] | None = None
         self._given = Given(task.name)
         self._last: tuple[tuple[object, ...], Thresholds] | None = None
 
     def now(self, *, boards: int, blocked: int, begun: bool) -> Thresholds:
         """Returns the present numbers; the parameters are those of `of_fleet`."""
-        self._read()
+        if self._file is not None:
+            self._read(self._file)
         key = self._given, boards, blocked, begun
         if self._last is None or self._last[0] != key:
             fleet = {"boards": boards, "blocked": blocked, "begun": begun}
-            self._last = key, of_fleet(self._task, self._given, in_task=self._in_task, **fleet)
+            found = None if self._file else of_task(self._task, blocked=blocked)
+            self._last = key, found or of_fleet(self._task, self._given, in_task=self._in_task, **fleet)
         return self._last[1]
 
-    def _read(self) -> None:
+    def _read(self, file: Path) -> None:
         try:
-            status = self._file.stat()
+            status = file.stat()
             seen = status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns
         except OSError:
             seen = None
@@ -158,9 +165,9 @@ class RunningThresholds:
             return
         self._seen = seen
         try:
-            self._given = Given.read(self._file, self._task.name)
+            self._given = Given.read(file, self._task.name)
         except BadInput as error:
-            log.warning("%s cannot be read, so what it set before stays: %s", self._file, error)
+            log.warning("%s cannot be read, so what it set before stays: %s", file, error)
 
 
 def _share(share: float, of: int, what: str) -> str:

@@ -105,7 +105,7 @@ class Field:
     def _thresholds(self, file: Path) -> RunningThresholds:
         task = self.fleet.prepared.task
         (written := self.folder / "task.json").write_text(json.dumps({"round": self.fleet.rules}))
-        return RunningThresholds(file, written, task)
+        return RunningThresholds(task, file, written)
 
     def crash(self) -> None:
         """kill -9 of the aggregator: no goodbye, and a new process on the same store."""

@@ -63,7 +63,7 @@ def test_the_numbers_follow_the_boards_that_are_enrolled(folder: FleetFolder) ->
 
 def test_a_running_aggregator_reads_what_the_command_wrote(folder: FleetFolder) -> None:
     task = load_task(folder.task)
-    running = RunningThresholds(folder.round, folder.task, task)
+    running = RunningThresholds(task, folder.round, folder.task)
     assert running.now(boards=14, blocked=0, begun=True).devices == 12
     set_numbers(folder, "round.min_devices=9", "round.min_updates=9")
     found = running.now(boards=14, blocked=0, begun=True)

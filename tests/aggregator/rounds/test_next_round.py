@@ -280,17 +280,18 @@ def test_who_can_pay_is_what_each_boards_own_sum_says(
 
 
 def test_declines_hold_for_their_device_and_their_time() -> None:
-    declines, sessions = Declines(600.0), {"a": 1, "b": 1, "c": 1, "d": 1}
+    declines, sessions = Declines(600.0), dict.fromkeys("abcde", 1)
     declines.note("a", "budget", at=100.0, period_ends=3600.0, session=1)
     declines.note("b", "budget", at=100.0, period_ends=math.inf, session=1)
     declines.note("c", "graph", at=100.0, period_ends=3600.0, session=1)
     declines.note("d", "busy", at=100.0, period_ends=3600.0, session=1)
-    assert declines.hold(200.0, sessions.__getitem__) == {"a": 3600.0, "b": 0.0, "c": 0.0}
+    declines.note("e", "budget", at=100.0, period_ends=None, session=1)
+    assert declines.hold(200.0, sessions.__getitem__) == {"a": 3600.0, "b": 0.0, "c": 0.0, "e": 0.0}
     assert declines.hold(701.0, sessions.__getitem__) == {"a": 3600.0, "b": 0.0}
     assert declines.hold(86_500.0, sessions.__getitem__) == {}
     sessions["a"] = 2
     declines.drop("b")
-    assert declines.hold(200.0, sessions.__getitem__) == {"c": 0.0}
+    assert declines.hold(200.0, sessions.__getitem__) == {"c": 0.0, "e": 0.0}
 
 
 def test_the_advice_names_key_and_command() -> None:

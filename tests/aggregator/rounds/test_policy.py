@@ -179,3 +179,13 @@ def test_rounds_open_as_the_aggregator_opens_them(
 )
 def test_how_many_a_round_needs(rules: dict[str, int], least: int) -> None:
     assert least_devices(RoundSection(**rules), devices=8) == least
+
+
+def test_a_resumed_round_takes_a_higher_number_only_where_it_can_be_reached() -> None:
+    """An earlier version may have opened it with fewer; what boards have paid must not be thrown away by an update."""
+    for wanted, holds in ((3, 3), (4, 1)):
+        closing = rule(4, min_updates=1)
+        closing.accept("d0")
+        closing.decline("d1", "budget")
+        closing.require(wanted, at_once=True)
+        assert (closing.min_updates, closing.is_hopeless) == (holds, False)
