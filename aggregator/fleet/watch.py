@@ -246,13 +246,13 @@ class FleetWatch:
         if run is not None and run.finished:
             return []
         is_open = run is not None and run.open_round is not None
+        waiting = None if run is None or not runs else run.waiting
         if not is_open and run is not None and run.next_opening is not None and run.next_opening.at > now:
-            return []  # boards may come until then
+            if waiting is None or not waiting.is_certain:
+                return []  # boards may come until then
         with contextlib.suppress(BadInput):  # a task file that is being written by hand
-            closed, waiting = (0, None) if run is None else (run.rounds_closed, run.waiting)
-            return waits(
-                self._folder, boards, round=closed + 1, waiting=waiting if runs else None, is_open=is_open, now=now
-            )
+            closed = 0 if run is None else run.rounds_closed
+            return waits(self._folder, boards, round=closed + 1, waiting=waiting, is_open=is_open, now=now)
         return []
 
     def _secure_sums(self) -> tuple[SumsView | None, list[Problem]]:

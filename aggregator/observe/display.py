@@ -166,8 +166,10 @@ class FleetDisplay:
         state, at = self.state, self._opening
         if state.paused:
             return "training is paused by the operator"
+        if state.waiting is not None and (at is None or state.waiting.is_certain):
+            return shortfall_text(state.waiting, now=time.time())
         if at is None:
-            return "training goes on" if state.waiting is None else shortfall_text(state.waiting, now=time.time())
+            return "training goes on"
         verb = "goes on" if at.round == state.open_round else "opens"
         return f"round {at.round} {verb} {moment_text(at.at, now=time.time(), zone=at.timezone)}"
 

@@ -115,6 +115,11 @@ class Shortfall:
     def needed(self) -> int:
         return max(self.min_devices, self.min_updates)
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether the round would wait even if all absent devices came."""
+        return self.able + self.absent < self.needed
+
 
 class FleetState:
     """The state of every device, updated by each event. `is_timed`: the log has events of training and sending."""
@@ -357,7 +362,6 @@ class RunState(FleetState):
         number, opens = event.get("round"), event.get("opens")
         if isinstance(number, int) and isinstance(opens, int | float):
             self.next_opening = Opening(number, float(opens), str(event.get("timezone") or "UTC"))
-            self.waiting = None
 
     def _on_waits(self, event: Event) -> None:
         with suppress(TypeError):  # of another version

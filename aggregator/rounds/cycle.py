@@ -281,11 +281,14 @@ class RoundCycle:
         engine = self._engine
         if engine.finished or engine.plan is not None or not linked or now < self._retry_open_at:
             return False
-        if not self._may_open(now):
+        may_open = self._may_open(now)
+        if not may_open and (now < self._tell_waiting_at or self._paused or engine.finished):
             return False
         needed, found = self._thresholds(), self._participants()
-        if not self._enough(now, needed, len(found.able)):
-            self._tell_waiting(now, needed, found)
+        if not may_open or not self._enough(now, needed, len(found.able)):
+            waited = now >= self._idle_since + TELLS_AFTER_S
+            if waited if may_open else found.possible(self._rhythm.opens()) < needed.needed:
+                self._tell_waiting(now, needed, found)
             return False
         # of a whole fleet, a board whose owner has allowed more than the card says also takes part
         among = found.able if engine.prepared.task.round.cohort_size else self._present
@@ -356,13 +359,14 @@ class RoundCycle:
 
     def _tell_waiting(self, now: float, needed: Thresholds, found: Eligible) -> None:
         """Tells what the next round waits for: the log once for each kind of reasons, the run's events each minute."""
-        if now < max(self._tell_waiting_at, self._idle_since + TELLS_AFTER_S):
+        if now < self._tell_waiting_at:
             return
+        self._tell_waiting_at = now + TELLS_EVERY_S
         waiting = found.waiting(self._engine.closed_rounds + 1, needed, zone=self._rhythm.zone)
         event = asdict(waiting)
         if event == self._told_waiting:
             return
-        self._told_waiting, self._tell_waiting_at = event, now + TELLS_EVERY_S
+        self._told_waiting = event
         kinds = (waiting.round, *(bool(event[name]) for name in ("spent", "spent_for_good", "declined", "unlisted")))
         if kinds != self._warned_of:
             self._warned_of = kinds

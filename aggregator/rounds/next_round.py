@@ -76,6 +76,10 @@ class Eligible:
     unlisted: frozenset[str]
     absent: frozenset[str]
 
+    def possible(self, at: float) -> int:
+        """Returns how many could take part at this time, unix seconds, if all that are absent came."""
+        return len(self.able) + len(self.absent) + sum(frees <= at for frees in self.spent.values())
+
     def waiting(self, round: int, needed: Thresholds, *, zone: str) -> Shortfall:
         """Returns what the round waits for, as counts."""
         ends = [at for at in self.spent.values() if math.isfinite(at)]

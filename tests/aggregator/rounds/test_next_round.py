@@ -120,6 +120,18 @@ def test_a_round_is_over_as_soon_as_it_can_make_no_model_and_the_next_one_waits(
     assert (field.plan.round, field.plan.phase) == (2, "open")
 
 
+def test_a_round_that_cannot_open_in_its_next_window_is_told_before(make_field: MakeField) -> None:
+    field = make_f4(make_field, schedule={"every": "1h", "between": "00:30-00:59", "timezone": "UTC"})
+    field.join_all()
+    field.run(61.0, steps=3)
+    assert field.plan.phase == "closed"
+    assert told(field).startswith("round 1 waits: 11 of 25 needed boards can take part; 14 have spent their period")
+    poor = make_f4(make_field, schedule={"every": "1h", "between": "05:00-06:00", "timezone": "UTC"})
+    poor.join_all()
+    poor.run(1.0)
+    assert not poor.events_of("waits"), "the period ends before"
+
+
 def test_a_decline_holds_until_the_period_ends(make_field: MakeField) -> None:
     field = make_f4(make_field, min_devices=25)
     for name in field.fleet.names[:14]:
