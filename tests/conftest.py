@@ -99,7 +99,9 @@ def make_field(make_fleet: Callable[..., Any], tmp_path: Path) -> Callable[..., 
         **settings: Any,
     ) -> Field:
         settings.setdefault("wire", {"chunk_bytes": CHUNK_BYTES, "codec": "float32"})
-        return Field(make_fleet(**settings), tmp_path, chaos=chaos, closed=closed, charges=charges, limits=limits, given=given)
+        return Field(
+            make_fleet(**settings), tmp_path, chaos=chaos, closed=closed, charges=charges, limits=limits, given=given
+        )
 
     return make
 

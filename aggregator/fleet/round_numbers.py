@@ -37,7 +37,7 @@ def change(folder: FleetFolder, settings: Sequence[str]) -> None:
     given = Given.read(folder.round, task.name)
     for each in settings:
         key, value = _read(folder, each)
-        given = replace(given, **{key: value})
+        given = replace(given, min_devices=value) if key == KEYS[0] else replace(given, min_updates=value)
     _check(folder, task, given)
     lines = ["# Made by `hushfleet fleet set`", f"task = {toml_value(given.task)}"]
     lines += [f"{name} = {value}" for name in ("min_devices", "min_updates") if (value := getattr(given, name))]
@@ -53,7 +53,7 @@ def _read(folder: FleetFolder, setting: str) -> tuple[str, int | None]:
         )
     if not equals or not (text == DEFAULT or (text.isdecimal() and int(text) > 0)):
         raise BadInput(f"{setting!r}: write {key}=12, a number of boards from 1 on, or {key}={DEFAULT}")
-    return key.removeprefix("round."), None if text == DEFAULT else int(text)
+    return key, None if text == DEFAULT else int(text)
 
 
 def _check(folder: FleetFolder, task: Task, given: Given) -> None:
@@ -68,8 +68,9 @@ def _check(folder: FleetFolder, task: Task, given: Given) -> None:
             )
     if given.min_updates is not None and given.min_updates < found.least:
         raise BadInput(
-            f"{KEYS[1]} = {given.min_updates}: the noise of {task.name} relies on sums of {found.least} boards or more; "
-            f"take {found.least} or more, or give the fleet another task: hushfleet fleet task {folder.path} TASK.toml"
+            f"{KEYS[1]} = {given.min_updates}: the noise of {task.name} relies on sums of {found.least} boards or "
+            f"more; take {found.least} or more, or give the fleet another task: hushfleet fleet task "
+            f"{folder.path} TASK.toml"
         )
     if given.min_devices is not None and given.min_devices < found.updates:
         too = f", or also set {KEYS[1]}={given.min_devices}" if given.min_devices >= found.least else ""

@@ -247,9 +247,9 @@ class FleetWatch:
             return []
         is_open = run is not None and run.open_round is not None
         waiting = None if run is None or not runs else run.waiting
-        if not is_open and run is not None and run.next_opening is not None and run.next_opening.at > now:
-            if waiting is None or not waiting.is_certain:
-                return []  # boards may come until then
+        opening = None if run is None or is_open else run.next_opening
+        if opening is not None and opening.at > now and not (waiting is not None and waiting.is_certain):
+            return []  # boards may come until then
         with contextlib.suppress(BadInput):  # a task file that is being written by hand
             closed = 0 if run is None else run.rounds_closed
             return waits(self._folder, boards, round=closed + 1, waiting=waiting, is_open=is_open, now=now)

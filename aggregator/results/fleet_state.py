@@ -326,7 +326,8 @@ class RunState(FleetState):
                 setattr(self, name, event[name])
         self.raw_values = tuple(event.get("raw_values", ()))
         self.device_count = event.get("devices", 0)
-        self.paused, self.next_opening, self.waiting = False, None, None  # the aggregator reports them again if they still hold
+        # the aggregator reports them again if they still hold
+        self.paused, self.next_opening, self.waiting = False, None, None
 
     def _on_presence(self, event: Event) -> None:
         name = event.get("device")

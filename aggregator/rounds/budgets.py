@@ -57,24 +57,19 @@ class Budgets:
     def _find(self, following: Charge, ends: float) -> dict[str, float]:
         if len(self._epsilons) > MOST_KEPT:
             self._epsilons.clear()
-        budget, register = self.budget, self._register
-        found = dict[str, float]()
-        if budget.limits_periods:
-            counts = register.all_charge_counts(since=int(ends - budget.period_s))
-            found |= {device: ends for device, each in counts.items() if self._exceeds(each, following, budget.in_period)}
-        if math.isfinite(budget.lifetime):
-            counts = register.all_charge_counts()
-            found |= {device: math.inf for device, each in counts.items() if self._exceeds(each, following, budget.lifetime)}
+        budget, found = self.budget, dict[str, float]()
+        limits = [(budget.in_period, int(ends - budget.period_s), ends)] if budget.limits_periods else []
+        for limit, since, frees in (*limits, (budget.lifetime, 0, math.inf)):  # the later one holds for longer
+            for device, counts in self._register.all_charge_counts(since=since).items():
+                if self._epsilon(counts, None) <= limit < self._epsilon(counts, following):
+                    found[device] = frees
         return found
-
-    def _exceeds(self, counts: Counts, following: Charge, limit: float) -> bool:
-        return self._epsilon(counts, None) <= limit < self._epsilon(counts, following)
 
     def _epsilon(self, counts: Counts, following: Charge | None) -> float:
         key = tuple(counts), following
         if key not in self._epsilons:
-            charges = [unpack(Charge, packed, what="a charge") for packed, _ in counts]
-            charges = [replace(each, steps=each.steps * rounds) for each, (_, rounds) in zip(charges, counts, strict=True)]
+            spent = [(unpack(Charge, packed, what="a charge"), rounds) for packed, rounds in counts]
+            charges = [replace(charge, steps=charge.steps * rounds) for charge, rounds in spent]
             more = [] if following is None else [following]
             self._epsilons[key] = epsilon_server_of([*charges, *more], delta=self.budget.delta)
         return self._epsilons[key]

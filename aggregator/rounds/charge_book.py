@@ -46,7 +46,7 @@ class ChargeBook:
             self._note_accepted(engine.plan.round)  # also here
 
     def period_ends(self, at: float) -> float:
-        """Returns when the period of boards' limits that contains `at` ends, unix seconds; infinity if none is known."""
+        """Returns when the period of cards' limits that contains `at` ends, unix seconds; infinity if none is known."""
         return math.inf if self.budgets is None else self.budgets.period_ends(at)
 
     def expect(self, devices: Iterable[str]) -> None:

@@ -67,7 +67,8 @@ class RoundCycle:
         self._announce_at, self._told_may_train = math.inf, True
         self._open_error = ""  # why no round opens
         self._clock, self._idle_since = clock, clock()  # since when the next round waits only for devices
-        self._wall, self._running, self._declines = rhythm.wall, thresholds, Declines(engine.prepared.task.round.deadline_s)
+        self._wall, self._running = rhythm.wall, thresholds
+        self._declines = Declines(engine.prepared.task.round.deadline_s)
         self._told_waiting: dict[str, object] = {}
         self._warned_of: tuple[object, ...] = ()
         self._tell_waiting_at = 0.0
@@ -264,13 +265,13 @@ class RoundCycle:
             except StoreError as error:  # the earlier note is an upper bound
                 log.warning("%s", error)
         self._on_closed(served - engine.model.digests)
-        event, privacy = summary.to_dict(), engine.spec.privacy
+        fields, privacy = summary.to_dict(), engine.spec.privacy
         if not summary.participants:
             lost = lost_rounds(engine.store, delta=privacy.delta, accountant=privacy.accountant)
             if lost is not None:
                 log.warning("round %d: %s", summary.round, lost.words(engine.closed_rounds))
-                event["lost"] = lost.model_dump()
-        self._log.note("round_close", **event)
+                fields["lost"] = lost.model_dump()
+        self._log.note("round_close", **fields)
         self._enrolment.round_closed()
         if engine.finished:
             self._log.note("finished", **finished_fields(engine))
@@ -382,6 +383,6 @@ class RoundCycle:
     def _remember_declines(self) -> None:
         """Takes the declines of the newest round from the store, after a restart."""
         store = self._engine.store
-        row = store.last_round()
-        for _, device, code, _ in () if row is None else store.declines(row.round):
-            self._note_decline(device, code, at=row.closed_at or row.opened_at)
+        if (row := store.last_round()) is not None:
+            for _, device, code, _ in store.declines(row.round):
+                self._note_decline(device, code, at=row.closed_at or row.opened_at)

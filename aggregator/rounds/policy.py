@@ -175,7 +175,7 @@ class ClosingRule:
     def answer(self, *devices: str, is_final: bool = True) -> None:
         """Notes devices that are not waited for, because they gave an answer other than an update.
 
-        :param is_final: False for devices that may send an update after all, such as one that was locked out by mistake.
+        :param is_final: False for those that may send an update after all, such as one that was locked out by mistake.
         """
         self._waiting.difference_update(devices)
         if is_final:

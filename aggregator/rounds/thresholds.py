@@ -150,9 +150,13 @@ class RunningThresholds:
             self._read(self._file)
         key = self._given, boards, blocked, begun
         if self._last is None or self._last[0] != key:
-            fleet = {"boards": boards, "blocked": blocked, "begun": begun}
-            found = None if self._file else of_task(self._task, blocked=blocked)
-            self._last = key, found or of_fleet(self._task, self._given, in_task=self._in_task, **fleet)
+            if self._file is None:
+                found = of_task(self._task, blocked=blocked)
+            else:
+                found = of_fleet(
+                    self._task, self._given, in_task=self._in_task, boards=boards, blocked=blocked, begun=begun
+                )
+            self._last = key, found
         return self._last[1]
 
     def _read(self, file: Path) -> None:

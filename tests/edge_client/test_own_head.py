@@ -293,7 +293,7 @@ def test_a_board_predicts_with_its_model_while_its_fleet_is_asked_and_afterwards
 def test_the_rounds_that_are_left_are_counted_by_what_each_costs(
     make_bench: MakeBench, linear: Package, field: DeviceConfig
 ) -> None:
-    """W3: counted as training, cheap evaluations made "5 more rounds" of the 7 that a task had to come, and paid for."""
+    """W3: counted as training, cheap evaluations made "5 more rounds" of 7 that a task had to come, and paid for."""
     question = QuestionSpec("evaluation", every=2, noise_multiplier=40.0, held_out=0.3)
     bench = make_bench(package=linear.with_spec(question=question, rounds=9), config=field)
     take_part(bench)

@@ -190,8 +190,8 @@ def test_the_noise_of_secure_sums_limits_what_can_be_set() -> None:
     task = task_of(40, secure=True)
     least = task.round.min_updates
     assert least == 36
-    for given in (Given("t"), Given("t", 10, 10)):
-        found = of_fleet(task, given, in_task=(), boards=40, blocked=0, begun=True)
+    for by_operator in (Given("t"), Given("t", 10, 10)):
+        found = of_fleet(task, by_operator, in_task=(), boards=40, blocked=0, begun=True)
         assert (found.updates, found.least, found.needed) == (36, 36, 36)
     assert of_fleet(task, Given("t"), in_task=(), boards=70, blocked=0, begun=True).updates == 42
 
@@ -315,4 +315,3 @@ def test_the_advice_names_key_and_command() -> None:
     assert "fewer than 14 cannot make a model" in shortfall_advice(floor)
     poor = Shortfall(1, able=2, min_devices=4, min_updates=4, spent_for_good=2)
     assert "[device.limits]" in shortfall_advice(poor)
-

@@ -94,7 +94,7 @@ def after(past: Sequence[tuple[str, str]], cohort: int, min_updates: int) -> Clo
 def test_a_round_is_given_up_exactly_when_no_continuation_makes_a_model(
     data: st.DataObject, cohort: int, min_updates: int
 ) -> None:
-    """The slow way tries every continuation: each device that has not had its last word sends an update, or does not."""
+    """The slow way tries every continuation: each device without a last word sends an update, or does not."""
     names = [f"d{index}" for index in range(cohort)]
     acted = data.draw(st.lists(st.sampled_from(names), unique=True))
     past = [(name, data.draw(st.sampled_from(sorted(ACTS)))) for name in acted]
@@ -102,9 +102,7 @@ def test_a_round_is_given_up_exactly_when_no_continuation_makes_a_model(
     last_words = {"accept", "budget", "refuse"}
     open_names = [name for name in names if acts.get(name) not in last_words]
     sent = sum(act == "accept" for act in acts.values())
-    can_succeed = any(
-        sent + sum(choice) >= min_updates for choice in itertools.product((0, 1), repeat=len(open_names))
-    )
+    can_succeed = any(sent + sum(choice) >= min_updates for choice in itertools.product((0, 1), repeat=len(open_names)))
     closing = after(past, cohort, min_updates)
     assert closing.is_hopeless != can_succeed
     if not can_succeed:
@@ -166,9 +164,7 @@ def test_rounds_open_as_the_aggregator_opens_them(
         closed_rounds=closed,
         drawn_at=None,
     )
-    cycle: Any = SimpleNamespace(
-        _engine=engine, _idle_since=0.0, _rhythm=SimpleNamespace(left_s=lambda: math.inf)
-    )
+    cycle: Any = SimpleNamespace(_engine=engine, _idle_since=0.0, _rhythm=SimpleNamespace(left_s=lambda: math.inf))
     needed = Thresholds(least, min_updates, is_fixed=min_devices is not None)
     expected = RoundCycle._enough(cycle, waited_s, needed, present)
     assert may_open(rules, present, least=least, closed_rounds=closed, waited_s=waited_s) == expected
