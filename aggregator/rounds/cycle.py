@@ -71,10 +71,10 @@ class RoundCycle:
         self._declines = Declines(engine.prepared.task.round.deadline_s)
         self._told_waiting: dict[str, object] = {}
         self._warned_of: tuple[object, ...] = ()
-        self._tell_waiting_at = 0.0
+        self._tell_waiting_at, self._told_needed = 0.0, self._thresholds()
         self._listed: tuple[Roster | None, dict[str, bytes]] = None, {}
         self._remember_declines()
-        engine.responses.require(self._thresholds().updates, at_once=True)
+        engine.responses.require(self._told_needed.updates, at_once=True)
         self._rests = self._paused = False
         self._told: tuple[int, float] | None = None  # the last reported opening
         self.finished_at: float | None = None
@@ -360,8 +360,9 @@ class RoundCycle:
 
     def _tell_waiting(self, now: float, needed: Thresholds, found: Eligible) -> None:
         """Tells what the next round waits for: the log once for each kind of reasons, the run's events each minute."""
-        if now < self._tell_waiting_at:
+        if now < self._tell_waiting_at and needed == self._told_needed:
             return
+        self._told_needed = needed
         self._tell_waiting_at = now + TELLS_EVERY_S
         waiting = found.waiting(self._engine.closed_rounds + 1, needed, zone=self._rhythm.zone)
         event = asdict(waiting)
