@@ -151,7 +151,10 @@ class RoundHandler:
             if self._clock() > self.deadline:  # the round is still open: it rested, or the aggregator was away
                 self.deadline = self._clock() + plan.deadline_s
             return
-        _log.info("round %d of %d: %s", plan.round, plan.rounds, plan.phase)
+        if plan.phase == "closed":
+            _log.info("no round is open; %d of %d are done", plan.round, plan.rounds)
+        else:
+            _log.info("round %d of %d: %s", plan.round, plan.rounds, plan.phase)
         if same is None:
             self._store_check.round_begins(self._clock())
         self.deadline = self._clock() + plan.deadline_s

@@ -26,9 +26,13 @@ from hushfleet.edge_client.storage.kept import RosterMark
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_in_use
 from hushfleet.errors import BadInput
+from hushfleet.methods import method_of
+from hushfleet.methods.question import rules_of
+from hushfleet.methods.state import RoundTerms
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.budget import Budget, charges_on, describe_period, describe_since, windows_of
-from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of, rounds_left
+from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of, rounds_that_fit
+from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.protection import QUESTIONS, protection, worth
 from hushfleet.privacy.terms import TRUST, TrustModel
 from hushfleet.schema import to_plain
@@ -178,12 +182,13 @@ def _windows(entries: Sequence[LedgerEntry], delta: float) -> list[dict[str, Any
 
 
 def _rounds_left(store: DeviceStore, budget: Budget, spec: TaskSpec | None) -> int | None:
-    """Returns how many more rounds like the last one fit into the owner's limits, in this period and in total.
+    """Returns how many of the task's next rounds fit into the owner's limits, in this period and in total; after the
+    task, how many more rounds like its last one.
 
     Returns None if there is no limit, or no round yet.
 
-    :param spec: the present task. Its last training round gives the charge, because a question has another charge.
-        Before its first training round, the last round of all tasks gives it.
+    :param spec: the present task. Its last training round gives the charge of others; questions have their own. Before
+        its first training round, the last round of all tasks gives it.
     """
     entries = store.ledger.entries()
     if not entries:
@@ -196,12 +201,20 @@ def _rounds_left(store: DeviceStore, budget: Budget, spec: TaskSpec | None) -> i
         now, sure, _ = _counted(store)
         limits.append((budget.charged_in_period(entries, now, sure=sure), budget.in_period))
     last, delta = (trained or entries)[-1].charge, budget.delta
+    following = [last] * MOST_ROUNDS
+    if spec is not None and (numbers := range(_last_round(store.ledger.entries(spec.task)) + 1, spec.rounds + 1)):
+        following = [_question_charge(spec, each) if spec.asks(each) else last for each in numbers]
     counts = [
-        rounds_left(charges, last, delta=delta, limit=limit, at_most=MOST_ROUNDS)
+        rounds_that_fit(charges, following, delta=delta, limit=limit)
         for charges, limit in limits
         if not math.isinf(limit)
     ]
     return min(counts, default=None)
+
+
+def _question_charge(spec: TaskSpec, round: int) -> Charge:
+    method = rules_of(spec, method_of(spec), round).method
+    return method.charge(RoundTerms(spec.privacy.noise_split))
 
 
 def _last_round(entries: Sequence[LedgerEntry]) -> int:
@@ -384,4 +397,8 @@ def _spending(report: dict[str, Any]) -> str:
     of_task = "" if task is None else f"; this task has {task} more" if task else "; this task is over"
     if not rounds:
         return f"{text}; the rest is not enough for another round{of_task}"
-    return f"{text}; the rest is enough for {rounds} more rounds like the last{of_task}"
+    if task and rounds >= task:
+        come = f"all {task} rounds" if task > 1 else "the round"
+        return f"{text}; the rest is enough for {come} that this task has to come"
+    like = "" if task else " like the last"
+    return f"{text}; the rest is enough for {rounds} more round{'s' * (rounds > 1)}{like}{of_task}"

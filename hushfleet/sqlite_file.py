@@ -89,6 +89,11 @@ class SqliteFile:
         with self._errors():
             self._db.executemany(statement, rows)
 
+    @property
+    def changes(self) -> int:
+        """The number of rows that this connection has changed."""
+        return self._db.total_changes
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Runs all writes inside it together or not at all. Raises `StoreFull` or `StoreError`."""

@@ -89,9 +89,19 @@ def make_field(make_fleet: Callable[..., Any], tmp_path: Path) -> Callable[..., 
     """Makes benches of `support.field`: a coordinator and scripted devices."""
     from support.field import CHUNK_BYTES, Field
 
-    def make(*, chaos: Any = None, closed: bool = True, charges: bool = False, **settings: Any) -> Field:
+    def make(
+        *,
+        chaos: Any = None,
+        closed: bool = True,
+        charges: bool = False,
+        limits: dict[str, Any] | None = None,
+        given: bool = False,
+        **settings: Any,
+    ) -> Field:
         settings.setdefault("wire", {"chunk_bytes": CHUNK_BYTES, "codec": "float32"})
-        return Field(make_fleet(**settings), tmp_path, chaos=chaos, closed=closed, charges=charges)
+        return Field(
+            make_fleet(**settings), tmp_path, chaos=chaos, closed=closed, charges=charges, limits=limits, given=given
+        )
 
     return make
 

@@ -106,14 +106,16 @@ def aggregator(
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.pay import pay_of_fleet
     from hushfleet.aggregator.fleet.spending import Spending
-    from hushfleet.aggregator.fleet.task_check import boards_needed, useless_for
+    from hushfleet.aggregator.fleet.task_check import useless_for
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.planning.pay import pay
     from hushfleet.aggregator.results.record import newest_evaluation
     from hushfleet.aggregator.results.server_sees import server_sees
+    from hushfleet.aggregator.rounds.budgets import Budgets
     from hushfleet.aggregator.rounds.charge_book import ChargeBook
     from hushfleet.aggregator.rounds.engine import RoundEngine
+    from hushfleet.aggregator.rounds.thresholds import RunningThresholds, of_task
     from hushfleet.aggregator.storage.identity_file import (
         default_path,
         epoch_file,
@@ -122,6 +124,7 @@ def aggregator(
         next_epoch,
     )
     from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
+    from hushfleet.privacy.budget import Budget
     from hushfleet.user_files import checked_folder, refuse_others
     from hushfleet.wire.format.topics import check_name
     from hushfleet.wire.link.address import BrokerAddress
@@ -171,7 +174,7 @@ def aggregator(
         if said := pays(newest_evaluation(store)):
             console.print(f"{escape(said)}. See: hushfleet plan --help", highlight=False, soft_wrap=True)
         engine = RoundEngine(store, prepared, device=torch_device(options.device.value))
-        needed = boards_needed(task, blocked=policy.blocked)
+        needed = of_task(task, blocked=policy.blocked).devices
         begun = engine.plan is not None or engine.closed_rounds
         if not begun and (useless := useless_for(task, of_fleet, needed=needed)) is not None:
             raise BadInput(useless)
@@ -195,20 +198,24 @@ def aggregator(
         if secure is not None:
             said = server_sees(facts, min_devices=secure.min_devices)
             console.print(escape(said), highlight=False, soft_wrap=True)
+        limits = of_fleet.config.device.get("limits", {}) if of_fleet else {}
+        budget, charges = Budget.of(limits), None
+        if of_fleet is not None:
+            charges = ChargeBook(known, engine, None if budget is None else Budgets(known, budget))
         finished = run_rounds(
             engine,
             connect,
             key,
             policy,
             roster=roster_file,
-            charges=ChargeBook(known, engine) if of_fleet else None,
+            charges=charges,
+            thresholds=RunningThresholds(task, of_fleet.round, task_file) if of_fleet else None,
             pause=of_fleet.paused if of_fleet else None,
             epoch=epoch,
             federation=options.federation,
             console=console,
         )
         if finished:
-            limits = of_fleet.config.device.get("limits", {}) if of_fleet else {}
             name, window_s = engine.spec.task, engine.spec.data_window_s
             lifetimes = Spending(limits).lifetimes(known, name, window_s=window_s) if of_fleet else None
             write_results(

@@ -34,6 +34,7 @@ from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.rhythm import Rhythm
+from hushfleet.aggregator.rounds.thresholds import RunningThresholds
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
@@ -126,6 +127,7 @@ def run_rounds(
     *,
     roster: RosterFile | None = None,
     charges: ChargeBook | None = None,
+    thresholds: RunningThresholds | None = None,
     pause: Path | None = None,
     epoch: int,
     federation: str,
@@ -152,6 +154,7 @@ def run_rounds(
             enrolment=enrolment,
             roster=roster,
             charges=charges,
+            thresholds=thresholds,
             rhythm=rhythm,
             federation=federation,
             events=events,

@@ -165,6 +165,11 @@ class Enrolment:
         return Roster.of(keys) if keys else None
 
     @property
+    def accepted(self) -> list[str]:
+        """The devices that may take part."""
+        return [device for device, row in self._known.items() if row.blocked is None]
+
+    @property
     def count(self) -> int:
         """The number of devices that may take part."""
         return len(self._known) - self.blocked

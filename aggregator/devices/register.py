@@ -126,6 +126,10 @@ class DeviceRegister(SqliteFile):
         before, self._seen_version = self._seen_version, self._data_version()
         return before != self._seen_version
 
+    def state(self) -> tuple[object, ...]:
+        """Returns a value that differs after each change, by any process."""
+        return self._data_version(), self.changes
+
     # devices
 
     def devices(self) -> list[KnownDevice]:
@@ -273,6 +277,14 @@ class DeviceRegister(SqliteFile):
                 (device, since, of),
             )
         ]
+
+    def all_charge_counts(self, *, since: int = 0) -> dict[str, list[tuple[bytes, int]]]:
+        """Returns the result of `charge_counts` for every device that has such charges, by id."""
+        found = dict[str, list[tuple[bytes, int]]]()
+        query = "SELECT id, charge, COUNT(*) FROM charges WHERE at >= ? GROUP BY id, charge"
+        for device, packed, rounds in self.rows(query, (since,)):
+            found.setdefault(device, []).append((packed, rounds))
+        return found
 
     # who was refused
 

@@ -79,6 +79,8 @@ def _problems(board: BoardView, now: float, newest_round: int, service_runs: boo
     found = []
     if board.standing == "blocked":
         return [Problem("locked out", f"To take it back: hushfleet fleet unblock DIR {board.device}")]
+    if board.is_approved:
+        return []
     if board.standing == "pending":
         why = board.reason or "waits for approval"
         advice = f"Compare the keys of hushfleet fleet status DIR {board.device} with what status prints on the board"

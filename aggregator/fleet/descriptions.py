@@ -47,14 +47,15 @@ def named(devices: Sequence[str]) -> str:
 
 def progress(run: RunView) -> str:
     """Describes progress: `round 3 of 20 is open: 5 of 8 have answered`."""
+    lost = "" if run.lost is None else f"; {run.lost.words(run.rounds_closed)}"
     if run.finished:
         done = "all" if run.rounds_closed >= run.rounds else f"it has ended, and {run.rounds_closed} of"
-        told = f"{run.task}: {done} {run.rounds} rounds are done"
+        told = f"{run.task}: {done} {run.rounds} rounds are done{lost}"
         return f"{told}; boards wait for the next task: hushfleet fleet task DIR TASK.toml"
     if run.open_round is None:
-        return f"{run.task}: {run.rounds_closed} of {run.rounds} rounds are done"
+        return f"{run.task}: {run.rounds_closed} of {run.rounds} rounds are done{lost}"
     asked = f" of {run.asked}" if run.asked else ""
-    return f"{run.task}: round {run.open_round} of {run.rounds} is open, {run.answered}{asked} have answered"
+    return f"{run.task}: round {run.open_round} of {run.rounds} is open, {run.answered}{asked} have answered{lost}"
 
 
 def next_round(view: FleetView) -> str:
@@ -136,7 +137,7 @@ def asks(request: RefusedRequest, now: float) -> str:
 def state(board: BoardView) -> str:
     """Describes the board's state in the run, or its standing if it takes no part."""
     if board.standing == "pending":
-        return "waits for approval"
+        return "approved, waits for the board" if board.is_approved else "waits for approval"
     if board.standing == "blocked":
         return "locked out"
     if board.standing == "new" and board.seen is None:
@@ -217,8 +218,10 @@ def privacy_left(view: FleetView) -> str:
         return f"{told}; its owner alone can allow more"
     if left.rounds is None:
         return told
+    come = 0 if view.run is None or view.run.finished else view.run.rounds - view.run.rounds_closed
+    if come and left.rounds >= come:
+        come_words = f"all {come} rounds" if come > 1 else "the round"
+        return f"{told}; the rest is enough for {come_words} that this task has to come"
     more = f"enough for {left.rounds} more round{'s' * (left.rounds > 1)}"
     told += f"; the rest is {more if left.rounds else 'not enough for another round'} of this task"
-    if view.run is None or view.run.finished:
-        return told
-    return f"{told}, which has {view.run.rounds - view.run.rounds_closed} to come"
+    return f"{told}, which has {come} to come" if come else told

@@ -22,7 +22,7 @@ from hushfleet.aggregator.fleet.watch import EVENTS, Course
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.results.report.page import Facts, PageCell, Prose, Section, SectionPart, Table, page
 from hushfleet.aggregator.results.report.readable import NOT_MEASURED, epsilon_number, number, percent, points, size
-from hushfleet.aggregator.results.result import Lifetime
+from hushfleet.aggregator.results.result import Lifetime, LostRounds
 from hushfleet.durations import describe_duration
 from hushfleet.errors import BadInput
 from hushfleet.privacy.budget import Budget, describe_since
@@ -247,7 +247,7 @@ def _boards(
     for task in tasks:
         rounds += task.took_part
         seen |= task.last_seen
-    per = describe_duration(budget.period_s) if budget is not None and budget.period_s else ""
+    per = "" if budget is None or not budget.period_s else f"the present {describe_duration(budget.period_s)}"
     rows = []
     for device in sorted(known.keys() | rounds.keys() | lifetimes.keys()):
         spent = lifetimes.get(device)
@@ -263,7 +263,7 @@ def _boards(
                 number(0.0 if spent is None else spent.epsilon_server),
             )
         )
-    period = [f"epsilon in these {per}"] if per else []
+    period = [f"epsilon in {per}"] if per else []
     limit = "" if budget is None else f", where cards allow {number(budget.lifetime)}"
     head = ("board", "state", "updates", "last one", *period, f"epsilon in all, at most{limit}")
     return _section(
@@ -309,8 +309,10 @@ def _interruptions(tasks: Sequence[TaskHistory]) -> Section | None:
     if outages:
         longest = describe_duration(max(1.0, *outages))
         rows.append(("broker not reached", f"{_count(len(outages), 'time')}, the longest for {longest}"))
-    if without := sum(task.without for task in tasks):
-        rows.append(("rounds without a new model", f"{without}: too few boards took part, or budgets were spent"))
+    for task in tasks:
+        if task.without:
+            lost = task.course.lost or LostRounds(rounds=task.without, boards=0, epsilon=0.0)
+            rows.append((f"rounds of {task.run} without a model", lost.words(task.course.rounds_closed)))
     declined = Counter[str]()
     for task in tasks:
         declined += task.course.codes["decline"]

@@ -172,6 +172,7 @@ class FleetFolder:
         self.newest_key = self.service / "newest.key"  # signs each day which release is the newest
         self.roster = self.path / "roster"
         self.paused = self.path / "paused"  # while it exists, the aggregator lets nobody train
+        self.round = self.path / "round.toml"  # of `fleet set`: numbers of boards that hold while the task runs
         self.releases = self.path / "releases"
         self.unsigned = self.path / "unsigned"  # releases that lack a signature
         self.logs = self.path / "log"  # of `hushfleet fleet up`; services of systemd log to its journal

@@ -129,7 +129,7 @@ def pace(task: Task, charge: Charge, budget: Budget) -> str | None:
     periods, length = math.ceil(rounds / each), describe_duration(budget.period_s)
     return (
         f"cards allow epsilon {number(budget.in_period)} in {length}, which pays for {each} of the {rounds} rounds. A "
-        f"board declines the others until the next {length} begin; all rounds take {periods} such periods"
+        f"board declines the others until the next period begins; all rounds take {periods} such periods"
     )
 
 

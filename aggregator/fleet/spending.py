@@ -17,7 +17,7 @@ from hushfleet.aggregator.fleet.view import PrivacyLeft
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.durations import describe_duration
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget, describe_period
-from hushfleet.privacy.ledger import epsilon_server_of, rounds_left
+from hushfleet.privacy.ledger import epsilon_server_of, rounds_that_fit
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.periods import Period
 from hushfleet.schema import unpack
@@ -39,7 +39,7 @@ class Spending:
         self._clock = clock
         self._known: dict[str, tuple[int, float]] = {}  # id -> hash of its charges (they are many MB), epsilon
         self._is_known = False
-        self._most: dict[tuple[str, str, int, int, int], tuple[Lifetime, PrivacyLeft]] = {}
+        self._most: dict[tuple[str, str, int, int, int, int], tuple[Lifetime, PrivacyLeft]] = {}
 
     def update(self, register: DeviceRegister) -> dict[str, float]:
         """Returns epsilon_server over all tasks by id, at the cards' delta. Raises `StoreError`."""
@@ -64,15 +64,23 @@ class Spending:
         return [] if register is None else _charges(register.charge_counts(device))
 
     def most(
-        self, task: str, register: DeviceRegister, *, among: Iterable[str] | None = None, window_s: int = 0
+        self,
+        task: str,
+        register: DeviceRegister,
+        *,
+        among: Iterable[str] | None = None,
+        window_s: int = 0,
+        following: tuple[float, ...] = (),
     ) -> tuple[Lifetime, PrivacyLeft] | None:
         """Returns what the board that has spent most has spent, and what it has left for rounds of `task`.
 
-        Each round of the task is taken to cost as much as the first. The result is as of the last `update`; None:
-        nothing was charged. Raises `StoreError`.
+        Each training round of the task is taken to cost as much as the first. The result is as of the last `update`;
+        None: nothing was charged. Raises `StoreError`.
 
         :param among: the boards that may take part; None: all that were ever charged.
         :param window_s: length of the windows of data of the task; 0: it has none.
+        :param following: the noise of each round that the task has to come, over that of a training round; empty if
+            none is to come, or they are not known.
         """
         charged = self._known if among is None else [device for device in among if device in self._known]
         if not charged:
@@ -80,13 +88,15 @@ class Spending:
         device = max(charged, key=lambda device: self._known[device][1])
         digest, spent = self._known[device]
         minute = int(self._clock() // 60)  # a period can end meanwhile, and may be an hour long
-        key = device, task, digest, minute, window_s
+        key = device, task, digest, minute, window_s, len(following)
         if key not in self._most:
             first, rounds = register.charges(device, after=(task, -1), at_most=1), None
             if self.budget is not None and first and first[0][0] == task:
-                following = unpack(Charge, first[0][2], what="a charge")
+                train = unpack(Charge, first[0][2], what="a charge")
+                noise = following or (1.0,) * MOST_ROUNDS
+                costs = [replace(train, noise_multiplier=train.noise_multiplier * each) for each in noise]
                 rounds = min(
-                    rounds_left(charges, following, delta=self.delta, limit=limit, at_most=MOST_ROUNDS)
+                    rounds_that_fit(charges, costs, delta=self.delta, limit=limit)
                     for charges, limit in self._against_limits(device, register)
                 )
             lifetime = self._lifetime(device, register, task, window_s)

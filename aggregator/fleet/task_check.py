@@ -20,8 +20,10 @@ from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.view import BoardView
 from hushfleet.aggregator.planning.evaluation_error import useless_evaluation
 from hushfleet.aggregator.planning.pay import images_of
-from hushfleet.aggregator.rounds.policy import least_devices
+from hushfleet.aggregator.results.fleet_state import Shortfall
+from hushfleet.aggregator.rounds.next_round import shortfall_advice, shortfall_text
 from hushfleet.aggregator.rounds.schedule import Schedule
+from hushfleet.aggregator.rounds.thresholds import Given, Thresholds, keys_in, of_fleet
 from hushfleet.firmware_profiles.cards.device_toml import decline_of
 from hushfleet.methods import make_method
 from hushfleet.methods.state import RoundTerms
@@ -49,7 +51,9 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
         if register is not None:
             blocked |= {known.device for known in register.devices() if known.blocked is not None}
         able = [row.device for row in rows if row.device not in blocked]
-        needed = boards_needed(task, blocked=len(rows) - len(able))
+        enrolled = sum(row.state == "enrolled" for row in rows)
+        begun = (folder.path / "runs" / task.name).exists()
+        needed = thresholds(task, folder, boards=enrolled, blocked=len(rows) - len(able), begun=begun).needed
         found = [too_few(task.name, needed, len(able))] if rows and len(able) < needed else []
         buffer = task.round.buffer_size or 0
         if rows and len(able) < buffer:
@@ -59,7 +63,6 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
             found.append(f"{over}, so no round of {task.name} ever opens")
         if (why := decline_of(limits, charge, task.method.name, task.secure_spec())) is not None:
             found.append(f"every board declines {task.name}: {why} (fleet.toml: [device.limits], [secure_sums])")
-        begun = (folder.path / "runs" / task.name).exists()
         if not begun and (useless := useless_for(task, folder, needed=needed)) is not None:
             found.append(useless)
         spending = Spending(limits)
@@ -89,15 +92,19 @@ def spread(task: Task, folder: FleetFolder) -> str | None:
     return None if budget is None else pace(task, mean_charge(task), budget)
 
 
-def boards_needed(task: Task, *, blocked: int = 0) -> int:
-    """Returns the number of boards with which a round opens, as `RoundCycle` counts them.
+def thresholds(
+    task: Task, folder: FleetFolder, *, boards: int, blocked: int, begun: bool, given: Given | None = None
+) -> Thresholds:
+    """Returns with how many boards a round opens and closes, as the aggregator finds them. The parameters are those of
+    `of_fleet`; `given` is by default what the operator has set."""
+    in_task = keys_in(folder.task) if task.name == folder.run.name else _stated(task)
+    given = given or Given.read(folder.round, task.name)
+    return of_fleet(task, given, in_task=in_task, boards=boards, blocked=blocked, begun=begun)
 
-    :param blocked: number of boards that are locked out; a round of the whole fleet does not need them.
-    """
-    rules, drawn = task.round, task.privacy.accounting == "secure"
-    least = least_devices(rules, devices=task.data.devices, drawn=drawn)
-    whole = not (rules.min_devices or (rules.cohort_size and not drawn))
-    return max(rules.min_updates, least - blocked) if whole else least
+
+def _stated(task: Task) -> tuple[str, ...]:
+    """Returns the keys that a task without a file must have been given."""
+    return ("min_updates",) if task.round.min_updates > 1 else ()
 
 
 def too_few(task: str, needed: int, boards: int) -> str:
@@ -120,33 +127,42 @@ def _never_full(task: Task, boards: int) -> str:
 
 
 def waits(
-    folder: FleetFolder, boards: Sequence[BoardView], *, round: int, heard: bool, is_open: bool = False
+    folder: FleetFolder,
+    boards: Sequence[BoardView],
+    *,
+    round: int,
+    waiting: Shortfall | None,
+    is_open: bool = False,
+    now: float,
 ) -> list[Problem]:
     """Finds what the next round waits for, if it waits. Raises `BadInput` for a task file that cannot be read.
 
     :param round: number of this round.
-    :param heard: whether it is known which boards are there.
+    :param waiting: what the aggregator says about it; None: nothing.
     :param is_open: whether the round is open; then it can only wait for boards that the fleet does not have.
+    :param now: unix seconds.
     """
     task = load_task(folder.task)
     if (over := _is_over(task)) is not None:
         advice = "Set a later day in the task's file, and start the aggregator again."
         return [Problem(f"round {round} of {task.name} never opens: {over}", advice, urgent=True)]
-    able, there = sum(board.standing != "blocked" for board in boards), sum(board.is_there for board in boards)
+    able = sum(board.standing != "blocked" for board in boards)
     if boards and able < (task.round.buffer_size or 0):
         advice = f"Add boards, or set round.buffer_size to {max(1, able)} or fewer in the task, and start again."
         return [Problem(_never_full(task, able), advice, urgent=True)]
     if is_open:
         return []
-    needed = boards_needed(task, blocked=len(boards) - able)
+    enrolled, begun = sum(board.standing == "enrolled" for board in boards), round > 1
+    found = thresholds(task, folder, boards=enrolled, blocked=len(boards) - able, begun=begun)
+    needed = found.needed
     if boards and able < needed:
-        advice = f"Add boards, or set round.min_devices (or data.devices) to {max(1, able)} or fewer in the task."
+        own = f"hushfleet fleet set {folder.path} round.min_devices={max(1, able)}"
+        advice = f"Add boards, or: {own}." if able >= found.least else "Add boards, or give the fleet another task."
         what = f"round {round} of {task.name} opens with {needed} boards, and the fleet has {able}: it never opens"
         return [Problem(what, advice, urgent=True)]
-    if heard and there < needed:
-        what = f"round {round} of {task.name} waits: it opens with {needed} boards, and {there} are there"
-        return [Problem(what, "Nothing, if more come by themselves; else look at those that are not there.")]
-    return []
+    if waiting is None:
+        return []
+    return [Problem(shortfall_text(waiting, now=now), shortfall_advice(waiting).replace("DIR", str(folder.path)))]
 
 
 def _is_over(task: Task) -> str | None:

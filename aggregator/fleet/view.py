@@ -12,8 +12,8 @@ from typing import Any, Literal
 from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.fleet.registry import RefusedRequest
 from hushfleet.aggregator.results.answers import EvaluationRow
-from hushfleet.aggregator.results.fleet_state import Activity, Opening
-from hushfleet.aggregator.results.result import Lifetime
+from hushfleet.aggregator.results.fleet_state import Activity, Opening, Shortfall
+from hushfleet.aggregator.results.result import Lifetime, LostRounds
 from hushfleet.plain_json import to_json
 from hushfleet.wire.format.health import Health, Problem
 
@@ -80,6 +80,11 @@ class BoardView:
         return self.state in THERE
 
     @property
+    def is_approved(self) -> bool:
+        """True if its operator has approved it, and it has not asked again yet."""
+        return self.standing == "pending" and self.reason is None
+
+    @property
     def is_above_limit(self) -> bool:
         """True if it has spent more than its card allows, as only its owner can permit; open rounds do not count."""
         return self.spent is not None and self.limit is not None and self.spent > self.limit and not self.undecided
@@ -106,6 +111,8 @@ class RunView:
     :param open_round: None between two rounds.
     :param asked: number of devices in the open round, 0 if that is not known; `answered` and `accepted` count them.
     :param next_opening: when the next round opens, or an open round that rests goes on; None if it waits for no time.
+    :param waiting: what the next round waits for, if too few boards can take part.
+    :param lost: the rounds that made no model; None: each did.
     :param accuracy: accuracy of the global model on a public test set; None if the task names none.
     :param evaluation: the newest one; None if the task has none, or had none yet.
     :param epsilon: the largest epsilon_server that a board was charged for in this task; `epsilon_release`: epsilon
@@ -127,6 +134,8 @@ class RunView:
     accepted: int = 0
     finished: bool = False
     next_opening: Opening | None = None
+    waiting: Shortfall | None = None
+    lost: LostRounds | None = None
     accuracy: float | None = None
     evaluation: EvaluationRow | None = None
     epsilon: float | None = None
@@ -183,7 +192,8 @@ class PrivacyLeft:
     """The remaining privacy budget of the board that has spent most, among the boards that may take part.
 
     :param spent: epsilon_server over all tasks and cards of its id; `limit`: what its card allows, None: not known.
-    :param rounds: how many more rounds of the run's task fit into that, `MOST_ROUNDS` at most; None: not known.
+    :param rounds: how many of the task's next rounds fit into that; after the task, how many more like its first,
+        `MOST_ROUNDS` at most. None: not known.
     :param period: the present period against its limit, in words; empty if cards have no such limit.
     :param since: when its first charge was noted, unix seconds; 0: not known.
     """
@@ -237,7 +247,7 @@ class FleetView:
 
     @property
     def pending(self) -> tuple[BoardView, ...]:
-        return tuple(board for board in self.boards if board.standing == "pending")
+        return tuple(board for board in self.boards if board.standing == "pending" and not board.is_approved)
 
     @property
     def versions(self) -> dict[str, int]:

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hushfleet.aggregator.config.question import noise_by_round
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.fleet.advice import certificate_problems, with_problems
@@ -90,6 +91,8 @@ class Course(RunState):
             accepted=parts["accepted"],
             finished=self.finished or 0 < self.rounds <= self.rounds_closed,
             next_opening=self.next_opening,
+            waiting=self.waiting,
+            lost=self.lost,
             accuracy=self.accuracy_global if self.measure == ACCURACY else None,
             evaluation=self.evaluation,
             epsilon=self.epsilon_server,
@@ -164,6 +167,14 @@ class FleetWatch:
         except (BadInput, ValueError, AttributeError):  # the last: `data` is no section
             return 0
 
+    def _noise_to_come(self, run: RunView | None) -> tuple[float, ...]:
+        """Returns the noise of each round to come (`Spending.most`); empty if the task's file is another one by now."""
+        with contextlib.suppress(BadInput, ValueError):  # a task file that is being written by hand
+            noise = noise_by_round(load_task(self._folder.task))
+            if run is not None and len(noise) == run.rounds:
+                return tuple(noise[run.rounds_closed :])
+        return ()
+
     def close(self) -> None:
         self._registry.close()
         if self._register is not None:
@@ -195,8 +206,9 @@ class FleetWatch:
         able = [name for name, each in rows.items() if not _is_blocked(*each)]  # a blocked board needs no budget
         most = left = None
         if self._register is not None:
+            following = self._noise_to_come(run)
             most = self._spending.most(task, self._register, window_s=window_s)
-            left = self._spending.most(task, self._register, among=able, window_s=window_s)
+            left = self._spending.most(task, self._register, among=able, window_s=window_s, following=following)
         boards = []
         for device, (registered, accepted) in sorted(rows.items()):
             view = self._board(device, registered, accepted, seen.get(device), parts)
@@ -226,7 +238,7 @@ class FleetWatch:
             pay=self._pays(boards, run),
             problems=(
                 *_problems(service, aggregator, run),
-                *(() if paused else self._waits(run, boards, service, now)),
+                *(() if paused else self._waits(run, boards, aggregator != "stopped", now)),
                 *of_sums,
                 *certificate_problems(own, authority, now=now),
             ),
@@ -243,15 +255,18 @@ class FleetWatch:
                 self._pay = state, "" if found is None else found.in_words
         return self._pay[1]
 
-    def _waits(self, run: RunView | None, boards: Sequence[BoardView], service: Process, now: float) -> list[Problem]:
+    def _waits(self, run: RunView | None, boards: Sequence[BoardView], runs: bool, now: float) -> list[Problem]:
+        """:param runs: whether the aggregator may be running, so that what it waits for still holds."""
         if run is not None and run.finished:
             return []
         is_open = run is not None and run.open_round is not None
-        if not is_open and run is not None and run.next_opening is not None and run.next_opening.at > now:
+        waiting = None if run is None or not runs else run.waiting
+        opening = None if run is None or is_open else run.next_opening
+        if opening is not None and opening.at > now and not (waiting is not None and waiting.is_certain):
             return []  # boards may come until then
         with contextlib.suppress(BadInput):  # a task file that is being written by hand
-            following = 1 if run is None else run.rounds_closed + 1
-            return waits(self._folder, boards, round=following, heard=service == "running", is_open=is_open)
+            closed = 0 if run is None else run.rounds_closed
+            return waits(self._folder, boards, round=closed + 1, waiting=waiting, is_open=is_open, now=now)
         return []
 
     def _secure_sums(self) -> tuple[SumsView | None, list[Problem]]:

@@ -45,6 +45,7 @@ from hushfleet.aggregator.results.report.verdict import (
     received,
 )
 from hushfleet.aggregator.results.result import Result
+from hushfleet.aggregator.rounds.next_round import shortfall_text
 from hushfleet.aggregator.rounds.schedule import moment_text
 from hushfleet.losses import ACCURACY
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, protection
@@ -106,7 +107,7 @@ class FleetDisplay:
                 line = self._start_line()
             elif kind == "round_close":
                 line = self._round_line(event)
-            elif kind in ("next_round", "pause"):
+            elif kind in ("next_round", "pause", "waits"):
                 line = self._waiting()
             else:  # a round in which all devices decline never closes
                 line = self.state.take_news()
@@ -155,11 +156,17 @@ class FleetDisplay:
         opening = self.state.next_opening
         return None if opening is None or opening.at <= time.time() else opening
 
+    @property
+    def _is_waiting(self) -> bool:
+        return self.state.paused or self._opening is not None or self.state.waiting is not None
+
     def _waiting(self) -> str:
         """Returns a text of what the next round waits for, or that training goes on."""
         state, at = self.state, self._opening
         if state.paused:
             return "training is paused by the operator"
+        if state.waiting is not None and (at is None or state.waiting.is_certain):
+            return shortfall_text(state.waiting, now=time.time())
         if at is None:
             return "training goes on"
         verb = "goes on" if at.round == state.open_round else "opens"
@@ -168,7 +175,7 @@ class FleetDisplay:
     def _under_way(self) -> str:
         """Returns a line for a pipe to which nothing was written for a while; empty in a pause."""
         with self._lock:
-            if self.state.paused or self._opening is not None:
+            if self._is_waiting:
                 return ""  # a line has reported it, and it may last for days
             left, counts = self._left_s(), Counter(self.state.states().values())
             if not self.state.rounds:
@@ -197,7 +204,7 @@ class FleetDisplay:
         rows.add_row(state.measure, _pairs(_accuracies(state)))
         rows.add_row("privacy", self._privacy())
         rows.add_row("bytes", self._bytes())
-        if state.paused or self._opening is not None:
+        if self._is_waiting:
             rows.add_row("next", Text(self._waiting(), WARNING if state.paused else ""))
         if state.warnings:
             rows.add_row("notes", Text("\n".join(state.warnings[-3:]), WARNING, overflow="ellipsis", no_wrap=True))

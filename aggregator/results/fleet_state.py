@@ -21,11 +21,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, get_args
 
 from hushfleet.aggregator.results.answers import EvaluationRow, evaluation_of
+from hushfleet.aggregator.results.result import LostRounds
 from hushfleet.losses import ACCURACY
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.terms import Accountant
@@ -76,6 +78,41 @@ class Opening(NamedTuple):
     round: int
     at: float
     timezone: str
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """Numbers of devices of a fleet, while the next round waits because too few can take part.
+
+    :param able: they can take part.
+    :param min_devices: a round opens with so many; `min_updates`: so many updates make a model, and no number below
+        `least_updates` can be set.
+    :param spent: they cannot pay before their period ends, at `frees` (unix seconds); `spent_for_good`: never.
+    :param declined: they declined a round for a reason that still holds.
+    :param unlisted: not in the roster of secure sums.
+    """
+
+    round: int
+    able: int
+    min_devices: int
+    min_updates: int
+    least_updates: int = 1
+    absent: int = 0
+    unlisted: int = 0
+    declined: int = 0
+    spent: int = 0
+    frees: float | None = None
+    spent_for_good: int = 0
+    timezone: str = "UTC"
+
+    @property
+    def needed(self) -> int:
+        return max(self.min_devices, self.min_updates)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the round would wait even if all absent devices came."""
+        return self.able + self.absent < self.needed
 
 
 class FleetState:
@@ -219,6 +256,8 @@ class RunState(FleetState):
         self.raw_values: tuple[str, ...] = ()
         self.finished = self.paused = False
         self.next_opening: Opening | None = None
+        self.waiting: Shortfall | None = None
+        self.lost: LostRounds | None = None
         self.metrics: dict[str, Mapping[str, Any]] = {}
         self.counted: Counter[str] = Counter()
         self._release: Counter[tuple[float, float]] = Counter()  # steps by multiplier and sample rate
@@ -279,7 +318,8 @@ class RunState(FleetState):
                 setattr(self, name, event[name])
         self.raw_values = tuple(event.get("raw_values", ()))
         self.device_count = event.get("devices", 0)
-        self.paused, self.next_opening = False, None  # the aggregator reports them again if they still hold
+        # the aggregator reports them again if they still hold
+        self.paused, self.next_opening, self.waiting = False, None, None
 
     def _on_presence(self, event: Event) -> None:
         name = event.get("device")
@@ -289,7 +329,7 @@ class RunState(FleetState):
 
     def _on_round_open(self, event: Event) -> None:
         super()._on_round_open(event)
-        self.next_opening = None
+        self.next_opening = self.waiting = None
         self.finished = False  # a task that ended by its schedule continues if the schedule was changed
         self.round, self.round_bytes = event.get("round", self.round + 1), 0
 
@@ -316,6 +356,10 @@ class RunState(FleetState):
         if isinstance(number, int) and isinstance(opens, int | float):
             self.next_opening = Opening(number, float(opens), str(event.get("timezone") or "UTC"))
 
+    def _on_waits(self, event: Event) -> None:
+        with suppress(TypeError):  # of another version
+            self.waiting = Shortfall(**{name: value for name, value in event.items() if name not in ("event", "at")})
+
     def _on_pause(self, event: Event) -> None:
         self.paused = event.get("state") == "on"
 
@@ -337,13 +381,15 @@ class RunState(FleetState):
             if event.get(name) is not None:
                 setattr(self, name, event[name])
         self._see_release(event)
+        if isinstance(event.get("lost"), dict):
+            self.lost = LostRounds.model_validate(event["lost"])
         if event.get("asked") == "evaluation" and event.get("answer"):
             self.evaluation = evaluation_of(
                 event["answer"], event["answer_stds"], round=self.rounds_closed, devices=event["participants"]
             )
 
     def _on_finished(self, event: Event) -> None:
-        self.finished = True
+        self.finished, self.waiting = True, None
         if event.get("reason"):
             self._warn("ended", f"ended after {self.rounds_closed} of {self.rounds} rounds: {event['reason']}")
 

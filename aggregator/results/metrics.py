@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hushfleet.aggregator.results.result import PrivacyRow
+from hushfleet.aggregator.results.result import LostRounds, PrivacyRow
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, UpdateRow
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.terms import Accountant
@@ -117,6 +117,16 @@ def privacy_tables(
     return tables
 
 
+def lost_rounds(store: AggregatorStore, *, delta: float, accountant: Accountant = "exact") -> LostRounds | None:
+    """Counts the closed rounds that made no model, and what devices paid for them; None without such rounds."""
+    lost = [row.round for row in store.rounds() if row.metrics is not None and not row.metrics["participants"]]
+    spent = dict[str, _Spent]()
+    for charge in (charge for round in lost for charge in store.charges(round)):
+        spent.setdefault(charge.device, _Spent(charge)).add(charge, None)
+    epsilons = [each.alone(delta, accountant) for each in spent.values()]
+    return LostRounds(rounds=len(lost), boards=len(spent), epsilon=max(epsilons, default=0.0)) if lost else None
+
+
 class _Spent:
     """Charges of one device so far.
 
@@ -141,6 +151,11 @@ class _Spent:
         self._charged += 1
         self._reported_rounds = max(self._reported_rounds, row.device_rounds)
         self._reported_epsilon = max(self._reported_epsilon, row.device_epsilon)
+
+    def alone(self, delta: float, accountant: Accountant) -> float:
+        """Returns epsilon_server of these charges alone, whatever the device itself reported."""
+        steps = (Step(*how, steps) for how, steps in self._server.items())
+        return math.inf if self._raw else epsilon(steps, delta=delta, accountant=accountant)
 
     def row(self, delta: float, accountant: Accountant, *, at_end: bool) -> PrivacyRow:
         """:param at_end: whether to add the values that are reported only at the end of a run."""

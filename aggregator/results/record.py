@@ -16,7 +16,7 @@ from itertools import chain
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow, evaluation_of, statistic_of
 from hushfleet.aggregator.results.events import iterate_events
-from hushfleet.aggregator.results.metrics import RoundSummary, privacy_tables
+from hushfleet.aggregator.results.metrics import RoundSummary, lost_rounds, privacy_tables
 from hushfleet.aggregator.results.outcomes import OUTCOMES, Outcomes
 from hushfleet.aggregator.results.rerun import rerun, versions
 from hushfleet.aggregator.results.result import (
@@ -125,6 +125,7 @@ def record(
         statistic=_statistic(spec, summaries),
         local_only=LocalOnly(),
         privacy=[row.model_copy(update={"lifetime": lifetimes.get(row.device)}) for row in privacy.values()],
+        lost_rounds=lost_rounds(store, delta=delta, accountant=accountant),
         details=Details(
             devices=names,
             class_names=list(spec.model.class_names),

@@ -151,6 +151,26 @@ class PrivacyRow(JsonRecord):
     lifetime: Lifetime | None = None
 
 
+class LostRounds(JsonRecord):
+    """The rounds that made no model, because too few updates came.
+
+    :param boards: number of devices whose updates were accepted in them, and are in no model.
+    :param epsilon: the largest epsilon_server that one of these devices paid for them; 0 if no update came.
+    """
+
+    rounds: Count
+    boards: Count
+    epsilon: Number
+
+    def words(self, closed: int) -> str:
+        """:param closed: number of all closed rounds."""
+        paid = ""
+        if self.boards:
+            who = "1 board" if self.boards == 1 else f"{self.boards} boards"
+            paid = f"; {who} paid epsilon {self.epsilon:.3g} for them"
+        return f"{self.rounds} of {closed} rounds made no model, because too few updates came{paid}"
+
+
 class WireInfo(JsonRecord):
     """The encoding of updates.
 
@@ -333,6 +353,7 @@ class Result(JsonRecord):
     statistic: StatisticRow | None = None  # only in a task that asks for one, and trains nothing
     local_only: LocalOnly
     privacy: list[PrivacyRow]
+    lost_rounds: LostRounds | None = None  # None: each closed round made a model
     details: Details = Details()
     versions: dict[str, str]
     rerun: Rerun | None = None  # missing in files of earlier versions

@@ -14,11 +14,13 @@ its lost ledger knows its choice.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.ingest.checks import terms_of
+from hushfleet.aggregator.rounds.budgets import Budgets
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import ChargeRow
 from hushfleet.privacy.mechanism import Charge
@@ -29,16 +31,23 @@ BEFORE_TRAINING = frozenset({"budget", "memory", "no-data", "no-privacy", "graph
 
 
 class ChargeBook:
-    """Charges of the run of `engine`."""
+    """Charges of the run of `engine`.
 
-    def __init__(self, register: DeviceRegister, engine: RoundEngine) -> None:
-        self._register, self._engine = register, engine
+    :param budgets: which boards can pay for a next round; None if the cards have no limits.
+    """
+
+    def __init__(self, register: DeviceRegister, engine: RoundEngine, budgets: Budgets | None = None) -> None:
+        self._register, self._engine, self.budgets = register, engine, budgets
         self._resumed = None if engine.plan is None else engine.plan.round
         self._round, self._asked, self._noted = 0, Counter[str](), set[str]()
         if engine.closed_rounds:
             self.closed(engine.closed_rounds)  # a crash may have come in between
         if engine.plan is not None and engine.method.max_preference is not None:
             self._note_accepted(engine.plan.round)  # also here
+
+    def period_ends(self, at: float) -> float:
+        """Returns when the period of cards' limits that contains `at` ends, unix seconds; infinity if none is known."""
+        return math.inf if self.budgets is None else self.budgets.period_ends(at)
 
     def expect(self, devices: Iterable[str]) -> None:
         """Notes charges of the cohort's devices among these, which may train in the open round. Raises `StoreError`."""

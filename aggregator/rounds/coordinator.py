@@ -32,6 +32,7 @@ from hushfleet.aggregator.rounds.outbox import Outbox
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.round_events import update_fields
 from hushfleet.aggregator.rounds.run_log import RunLog
+from hushfleet.aggregator.rounds.thresholds import RunningThresholds
 from hushfleet.aggregator.rounds.uploads import Uploads
 from hushfleet.errors import (
     BadSignature,
@@ -76,6 +77,7 @@ class Coordinator:
     :param enrolment: decides who may take part, on the engine's store; the caller opens and closes it.
     :param roster: the roster of secure sums, signed by the operator; None, or no file, for all accepted devices.
     :param charges: the charges that each board of a fleet may have spent; None if they are not needed.
+    :param thresholds: in a fleet, with how many boards rounds open and close; by default the task's numbers.
     :param rhythm: decides when rounds may be open; by default the task's schedule.
     :param events: the run's event log; None to write none.
     :param clock: monotonic seconds, the same clock as the engine's.
@@ -92,6 +94,7 @@ class Coordinator:
         roster: RosterFile | None = None,
         federation: str = "default",
         charges: ChargeBook | None = None,
+        thresholds: RunningThresholds | None = None,
         rhythm: Rhythm | None = None,
         events: EventLog | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -120,6 +123,7 @@ class Coordinator:
             on_closed=self._end_round,
             roster=roster,
             charges=charges,
+            thresholds=thresholds or RunningThresholds(engine.prepared.task),
             rhythm=rhythm or Rhythm(engine.prepared.task.schedule, engine.store),
             clock=clock,
         )

@@ -5,22 +5,28 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.roster_file import RosterFile
+from hushfleet.aggregator.results.metrics import lost_rounds
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.rounds.next_round import Declines, Eligible, participants, shortfall_text
 from hushfleet.aggregator.rounds.outbox import Outbox
 from hushfleet.aggregator.rounds.policy import may_open
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.round_events import changed_plan, finished_fields, open_fields
 from hushfleet.aggregator.rounds.run_log import RunLog
+from hushfleet.aggregator.rounds.thresholds import RunningThresholds, Thresholds
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.messages import RoundPlan
 
 RETRY_S = 5.0
+TELLS_AFTER_S = 5.0
+"""A round that waits for so long is told; devices that are just connecting are no news."""
+TELLS_EVERY_S = 60.0
 
 log = logging.getLogger("hushfleet.aggregator")
 
@@ -32,6 +38,7 @@ class RoundCycle:
     :param on_closed: receives the SHA-256 of blobs that devices no longer need, before the closed round is logged.
     :param roster: as for the `Coordinator`.
     :param charges: as for the `Coordinator`.
+    :param thresholds: as for the `Coordinator`.
     :param rhythm: as for the `Coordinator`.
     :param clock: monotonic seconds.
 
@@ -49,6 +56,7 @@ class RoundCycle:
         on_closed: Callable[[set[bytes]], None],
         roster: RosterFile | None,
         charges: ChargeBook | None,
+        thresholds: RunningThresholds,
         rhythm: Rhythm,
         clock: Callable[[], float],
     ) -> None:
@@ -59,6 +67,14 @@ class RoundCycle:
         self._announce_at, self._told_may_train = math.inf, True
         self._open_error = ""  # why no round opens
         self._clock, self._idle_since = clock, clock()  # since when the next round waits only for devices
+        self._wall, self._running = rhythm.wall, thresholds
+        self._declines = Declines(engine.prepared.task.round.deadline_s)
+        self._told_waiting: dict[str, object] = {}
+        self._warned_of: tuple[object, ...] = ()
+        self._tell_waiting_at, self._told_needed = 0.0, self._thresholds()
+        self._listed: tuple[Roster | None, dict[str, bytes]] = None, {}
+        self._remember_declines()
+        engine.responses.require(self._told_needed.updates, at_once=True)
         self._rests = self._paused = False
         self._told: tuple[int, float] | None = None  # the last reported opening
         self.finished_at: float | None = None
@@ -84,6 +100,7 @@ class RoundCycle:
         """Closes and opens what is due."""
         now = self._clock()
         self._note_pause()
+        self._engine.responses.require(self._thresholds().updates)
         if self._engine.plan is not None:
             self._look_at_window(now)
         if self._engine.plan is not None and not self._rests and now >= self._retry_close_at and self._close(now):
@@ -123,6 +140,7 @@ class RoundCycle:
 
     def accepted(self, device: str, round: int) -> None:
         """Notes the charge of an accepted update."""
+        self._declines.drop(device)
         if self._charges is not None:
             try:
                 self._charges.accepted(device, round)
@@ -131,6 +149,7 @@ class RoundCycle:
 
     def declined(self, device: str, code: str) -> None:
         """Removes the noted charge of a device that will send no update in the open round."""
+        self._note_decline(device, code, at=self._wall())
         if self._charges is not None:
             try:
                 self._charges.declined(device, code)
@@ -246,30 +265,43 @@ class RoundCycle:
             except StoreError as error:  # the earlier note is an upper bound
                 log.warning("%s", error)
         self._on_closed(served - engine.model.digests)
+        fields, privacy = summary.to_dict(), engine.spec.privacy
         if not summary.participants:
-            log.warning("round %d closed without a model: too few updates came (round.min_updates)", summary.round)
-        self._log.note("round_close", **summary.to_dict())
+            lost = lost_rounds(engine.store, delta=privacy.delta, accountant=privacy.accountant)
+            if lost is not None:
+                log.warning("round %d: %s", summary.round, lost.words(engine.closed_rounds))
+                fields["lost"] = lost.model_dump()
+        self._log.note("round_close", **fields)
         self._enrolment.round_closed()
         if engine.finished:
             self._log.note("finished", **finished_fields(engine))
         return True
 
     def _open(self, now: float, *, linked: bool) -> bool:
-        """Opens the next round if enough devices are present; returns True if it did."""
+        """Opens the next round if enough devices can take part; returns True if it did."""
         engine = self._engine
         if engine.finished or engine.plan is not None or not linked or now < self._retry_open_at:
             return False
-        if not self._may_open(now) or not self._enough_present(now):
+        may_open = self._may_open(now)
+        if not may_open and (now < self._tell_waiting_at or self._paused or engine.finished):
             return False
+        needed, found = self._thresholds(), self._participants()
+        if not may_open or not self._enough(now, needed, len(found.able)):
+            waited = now >= self._idle_since + TELLS_AFTER_S
+            if waited if may_open else found.possible(self._rhythm.opens()) < needed.needed:
+                self._tell_waiting(now, needed, found)
+            return False
+        # of a whole fleet, a board whose owner has allowed more than the card says also takes part
+        among = found.able if engine.prepared.task.round.cohort_size else self._present
         try:
-            engine.open_round(self._present, roster=self._current_roster())
+            engine.open_round(among, roster=self._current_roster())
         except (StoreError, BadInput) as error:
             if str(error) != self._open_error:  # it may last for days, such as until the operator signs a roster
                 log.error("the next round cannot be opened yet: %s", error)
             self._open_error = str(error)
             self._idle_since, self._retry_open_at = now, now + RETRY_S
             return False
-        self._open_error = ""
+        self._open_error, self._told_waiting = "", {}
         self._rhythm.opened()
         self._limit(now)
         self._leave_out_strangers()
@@ -286,19 +318,72 @@ class RoundCycle:
             raise BadInput(f"no roster is signed yet in {self._roster.path}, and boards take no other")
         return listed
 
-    def _enough_present(self, now: float) -> bool:
-        rules, least = self._engine.prepared.task.round, self._engine.min_devices
-        rate = self._engine.drawn_at
-        if not (rules.min_devices or (rules.cohort_size and rate is None)):  # the whole fleet, without blocked
-            least = max(rules.min_updates, least - self._enrolment.blocked)  # fewer would waste all charges
-        waited_s = now - self._idle_since
+    # who can take part
+
+    def _thresholds(self) -> Thresholds:
+        boards, blocked = self._enrolment.count, self._enrolment.blocked
+        return self._running.now(boards=boards, blocked=blocked, begun=self._engine.closed_rounds > 0)
+
+    def _enough(self, now: float, needed: Thresholds, able: int) -> bool:
+        engine, waited_s = self._engine, now - self._idle_since
         if waited_s >= self._rhythm.left_s() / 3:  # a quarter of the window: absent devices join the next round
             waited_s = math.inf
         return may_open(
-            rules,
-            len(self._present),
-            least=least,
-            closed_rounds=self._engine.closed_rounds,
+            needed.applied(engine.prepared.task.round),
+            able,
+            least=needed.devices,
+            closed_rounds=engine.closed_rounds,
             waited_s=waited_s,
-            rate=rate or 1.0,
+            rate=engine.drawn_at or 1.0,
         )
+
+    def _participants(self) -> Eligible:
+        enrolment, budgets = self._enrolment, None if self._charges is None else self._charges.budgets
+        return participants(
+            enrolment.accepted,
+            present=self._present,
+            listed=self._listed_devices(),
+            spent={} if budgets is None else budgets.spent(self._engine.next_charge),
+            declined=self._declines.hold(self._wall(), enrolment.session),
+        )
+
+    def _listed_devices(self) -> Collection[str] | None:
+        """Returns the devices of the signed roster whose keys in it are their present ones; None if none is needed."""
+        if self._roster is None or self._engine.spec.privacy.secure is None:
+            return None
+        roster = self._roster.current()
+        if roster is None:  # the error of the opening says so
+            return None
+        if roster is not self._listed[0]:
+            self._listed = roster, {name: roster.key(index) for index, name in enumerate(roster.devices)}
+        return {name for name, key in self._listed[1].items() if self._enrolment.key(name) == key}
+
+    def _tell_waiting(self, now: float, needed: Thresholds, found: Eligible) -> None:
+        """Tells what the next round waits for: the log once for each kind of reasons, the run's events each minute."""
+        if now < self._tell_waiting_at and needed == self._told_needed:
+            return
+        self._told_needed = needed
+        self._tell_waiting_at = now + TELLS_EVERY_S
+        waiting = found.waiting(self._engine.closed_rounds + 1, needed, zone=self._rhythm.zone)
+        event = asdict(waiting)
+        if event == self._told_waiting:
+            return
+        self._told_waiting = event
+        kinds = (waiting.round, *(bool(event[name]) for name in ("spent", "spent_for_good", "declined", "unlisted")))
+        if kinds != self._warned_of:
+            self._warned_of = kinds
+            log.warning("%s", shortfall_text(waiting, now=self._wall()))
+        self._log.note("waits", **event)
+
+    def _note_decline(self, device: str, code: str, *, at: float) -> None:
+        if device in self._engine.store.new_cards(self._engine.announcement.round):
+            return  # it declines what an earlier card may have done
+        ends = None if self._charges is None else self._charges.period_ends(at)
+        self._declines.note(device, code, at=at, period_ends=ends, session=self._enrolment.session(device))
+
+    def _remember_declines(self) -> None:
+        """Takes the declines of the newest round from the store, after a restart."""
+        store = self._engine.store
+        if (row := store.last_round()) is not None:
+            for _, device, code, _ in store.declines(row.round):
+                self._note_decline(device, code, at=row.closed_at or row.opened_at)

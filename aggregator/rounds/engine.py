@@ -32,6 +32,8 @@ from hushfleet.aggregator.rounds.summary import summarise
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
 from hushfleet.config.spec import BlobRef
 from hushfleet.errors import BadInput, StoreFull, WireError
+from hushfleet.methods.state import RoundTerms
+from hushfleet.privacy.mechanism import Charge
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.member_answer import is_answer, read_answer_header
 from hushfleet.secure.roster import Roster
@@ -133,6 +135,14 @@ class RoundEngine:
         """Number of devices that must be present for a round to open: by default the cohort, or the whole fleet."""
         devices = self.prepared.task.data.devices
         return least_devices(self._rules, devices=devices, drawn=self.drawn_at is not None)
+
+    @property
+    def next_charge(self) -> Charge:
+        """The charge of a device for the next round, with the standard noise."""
+        number, controls = self.closed_rounds + 1, dict[str, float]()
+        if not self.spec.asks(number):
+            controls = self.progress.server_half.controls(self.spec.training_number(number))
+        return self._kinds.of(number).method.charge(RoundTerms(self.spec.privacy.noise_split, controls))
 
     @property
     def drawn_at(self) -> float | None:
@@ -300,7 +310,7 @@ class RoundEngine:
         if not self.collects_updates or round != self._open_plan.round or not self.responses.expects(device):
             return False
         self.store.put_decline(round, device, code=code, reason=reason)
-        self.responses.decline(device)
+        self.responses.decline(device, code)
         return True
 
     def lost(self, device: str) -> None:
@@ -314,7 +324,7 @@ class RoundEngine:
     def exclude(self, *devices: str) -> None:
         """Accepts nothing more from these devices and waits for none of them; accepted updates stay."""
         self._excluded.update(devices)
-        self.responses.answer(*devices)
+        self.responses.answer(*devices, is_final=False)
 
     def include(self, device: str) -> None:
         """Lets the device take part again, from the next round on."""
@@ -343,7 +353,7 @@ class RoundEngine:
         """Fixes the set of devices if no update is expected any more, or tries to open the sum if no answer is."""
         if not collected.asks_members:
             return collected.closing(now)
-        if collected.count < self._least_updates:
+        if collected.count < self.responses.min_updates:
             return "close"
         plan = collected.fixed()
         self.store.fix_sum(plan.round, secure=pack(plan.secure))
@@ -359,7 +369,7 @@ class RoundEngine:
         """
         plan, row = self._open_plan, self.store.last_round()
         updates = self.store.updates(plan.round)
-        enough = opens and len(updates) >= self._least_updates and self._open_sum.open()
+        enough = opens and len(updates) >= self.responses.min_updates and self._open_sum.open()
         kind, opened = self.kind, self._open_sum if enough else None
         collected, answer = (opened, None) if kind.question is None else (None, opened)
         following = self.progress.next_model(plan.round, collected)
@@ -398,11 +408,6 @@ class RoundEngine:
             raise BadInput("no round is open, so it has no sum")
         return self._sum
 
-    @property
-    def _least_updates(self) -> int:
-        secure = self.spec.privacy.secure
-        return max(self._rules.min_updates, secure.min_devices if secure is not None else 0)
-
     def _resume(self, row: StoredRound) -> None:
         secure = None if row.secure is None else unpack(SecurePlan, row.secure, what="the stored plan")
         plan = self.progress.plan(row.round, {} if self._rules.buffered else row.cohort, secure)
@@ -418,7 +423,8 @@ class RoundEngine:
         self.responses.keys_changed(*self.store.new_cards(row.round))
         for device in added:
             self.responses.accept(device)
-        self.responses.decline(*(device for _, device, _, _ in self.store.declines(row.round)))
+        for _, declined, code, _ in self.store.declines(row.round):
+            self.responses.decline(declined, code)
 
     def _sum_of(self, plan: RoundPlan) -> PlainSum | SecureSum:
         half, of_sums = self.progress.server_half, {"responses": self.responses, "monotonic": self._monotonic}
@@ -436,7 +442,7 @@ class RoundEngine:
             log.warning("round %d is given up at once, since too few were drawn: %s", plan.round, error)
             self._sum = None
         self.responses.begin(self.cohort, now=self._monotonic())
-        self.responses.answer(*self._excluded)
+        self.responses.answer(*self._excluded, is_final=False)
 
     def _refuse(self, update: CheckedUpdate, refusal: Refusal) -> None:
         """Writes a refusal into the update; stores the fault if the device itself is responsible."""

@@ -23,6 +23,10 @@ _STREAM = 0x434F4852
 _PLAN_FIXED_BYTES = 2048  # with the most controls and differences that a plan may have
 _PLAN_ENTRY_BYTES = 20
 
+FOR_GOOD = frozenset({"budget", "graph", "no-privacy"})
+"""Declines that a device repeats if it is asked again in the same round. Others may change: a longer deadline is enough
+for a slow device, and an owner's hours, memory, disk and samples change."""
+
 Decision = Literal["wait", "extend", "close"]
 
 
@@ -73,19 +77,34 @@ class ClosingRule:
         self._waiting: set[str] = set()
         self._new_cards: set[str] = set()
         self._declined: set[str] = set()
+        self._final: set[str] = set()  # those from which no further update can come
         self._gone: dict[str, float] = {}
         self._least = self._quorum = 0
         self._most_extensions = math.inf
+        self._next_min_updates = self.min_updates = rules.min_updates
         self.accepted = 0
         self.extensions = 0
         self.deadline = 0.0
 
     def begin(self, cohort: Collection[str], *, now: float) -> None:
-        """Starts to wait for updates."""
-        wanted = math.ceil(self.rules.quorum * len(cohort) - 1e-9)
-        least = self.rules.min_updates
-        # fewer than `min_updates` never close a round at once
-        self._begin(cohort, least, max(wanted, min(least, len(cohort))), math.inf, now)
+        """Starts to wait for updates; `min_updates` of them make a model."""
+        self.min_updates = self._next_min_updates
+        self._begin(cohort, self.min_updates, self._quorum_of(len(cohort)), math.inf, now)
+
+    def require(self, min_updates: int, *, at_once: bool = False) -> None:
+        """Sets `min_updates` from the next round on. In a round that waits for updates, a lower number holds at once: a
+        higher one could make what devices have paid for worthless.
+
+        :param at_once: whether a higher number also holds at once, if it can still be reached.
+        """
+        self._next_min_updates, reached = min_updates, at_once and self._most_updates >= min_updates
+        if self._collects and (reached or min_updates < self.min_updates):
+            self.min_updates = self._least = min_updates
+            self._quorum = self._quorum_of(len(self._cohort))
+
+    def _quorum_of(self, cohort: int) -> int:
+        """Returns how many updates close a round at once: never fewer than `min_updates`."""
+        return max(math.ceil(self.rules.quorum * cohort - 1e-9), min(self.min_updates, cohort))
 
     def begin_answers(self, members: Collection[str], *, least: int, now: float) -> None:
         """Starts to wait for the answers of a committee; `least` of them are enough."""
@@ -93,7 +112,7 @@ class ClosingRule:
 
     def _begin(self, names: Collection[str], least: int, quorum: int, most_extensions: float, now: float) -> None:
         self._cohort, self._waiting = frozenset(names), set(names)
-        self._new_cards, self._declined = set(), set()
+        self._new_cards, self._declined, self._final = set(), set(), set()
         self.accepted = self.extensions = 0
         self.deadline = now + self.rules.deadline_s
         self._least, self._quorum, self._most_extensions = least, quorum, most_extensions
@@ -134,26 +153,33 @@ class ClosingRule:
         new = self._cohort.intersection(devices)
         self._new_cards |= new
         self._declined -= new
+        self._final -= new
         self._waiting |= new
 
     def accept(self, device: str) -> None:
         """Counts an accepted update, or answer."""
         self.accepted += 1
         self._waiting.discard(device)
+        self._final.add(device)
 
-    def decline(self, *devices: str) -> None:
-        """Notes devices that will send no update."""
-        self._declined.update(devices)
-        self.answer(*devices)
+    def decline(self, device: str, code: str) -> None:
+        """Notes a device that will send no update, unless it is asked again and its reason has gone."""
+        self._declined.add(device)
+        self.answer(device, is_final=code in FOR_GOOD)
 
     def ask_again(self) -> None:
         """Expects answers again from devices that have declined: a round that has rested is announced to them again."""
         self._waiting |= self._declined
         self._declined = set()
 
-    def answer(self, *devices: str) -> None:
-        """Notes devices that gave a final answer other than an update."""
+    def answer(self, *devices: str, is_final: bool = True) -> None:
+        """Notes devices that are not waited for, because they gave an answer other than an update.
+
+        :param is_final: False for those that may send an update after all, such as one that was locked out by mistake.
+        """
         self._waiting.difference_update(devices)
+        if is_final:
+            self._final.update(devices)
 
     def lost(self, device: str, *, now: float) -> None:
         """Notes a lost connection. If the device is not `back` within the grace period, it is no longer expected.
@@ -172,18 +198,36 @@ class ClosingRule:
 
         :param ready: how many devices are present for a next round.
 
-        A round with too few updates is given up only at a deadline, and only if waiting is useless: the whole cohort
-        has answered, or after an extension all present devices have, and enough devices are ready for a next round. A
-        round without updates whose cohort are new cards that have all declined is given up at once: they may take part
-        in the next one.
+        A round is given up as soon as it can have too few updates only (`is_hopeless`). Else it is given up only at a
+        deadline, and only if waiting is useless: the whole cohort has answered, or after an extension all present
+        devices have, and enough devices are ready for a next round. A round without updates whose cohort are new cards
+        that have all declined is given up at once: they may take part in the next one.
         """
         enough, silent = self.accepted >= self._least, self._is_silent(now)
-        if self.accepted >= self._quorum or (enough and silent) or self._is_of_new_cards:
+        if self.accepted >= self._quorum or (enough and silent) or self._is_of_new_cards or self.is_hopeless:
             return "close"
         if now < self.deadline:
             return "wait"
         given_up = silent and self.extensions > 0 and ready >= self._least_ready
         return "close" if enough or given_up or not self.wait_longer(now) else "extend"
+
+    @property
+    def is_hopeless(self) -> bool:
+        """True if a round that waits for updates can no longer have `min_updates`.
+
+        A lost device may still answer: it may come back with an update that it has committed, and paid for. So may a
+        device that has declined for a reason that can change, because it is asked again with an extended deadline and
+        in the next window.
+        """
+        return self._collects and self._most_updates < self._least
+
+    @property
+    def _most_updates(self) -> int:
+        return self.accepted + len(self._cohort - self._final)
+
+    @property
+    def _collects(self) -> bool:
+        return math.isinf(self._most_extensions)
 
     @property
     def _is_of_new_cards(self) -> bool:
@@ -223,7 +267,7 @@ class BufferRule(ClosingRule):
         self.accepted += 1
         self.answer(device)
 
-    def answer(self, *devices: str) -> None:
+    def answer(self, *devices: str, is_final: bool = True) -> None:
         self._answered.update(devices)
 
     def decide(self, now: float, *, ready: int) -> Decision:
@@ -245,15 +289,16 @@ def least_devices(rules: RoundSection, *, devices: int, drawn: bool = False) -> 
 
 
 def may_open(
-    rules: RoundSection, present: int, *, least: int, closed_rounds: int, waited_s: float, rate: float = 1.0
+    rules: RoundSection, able: int, *, least: int, closed_rounds: int, waited_s: float, rate: float = 1.0
 ) -> bool:
-    """Returns whether a round may open: enough are present, or, if the task sets no number, some after a deadline.
+    """Returns whether a round may open: enough devices can take part, or, if no number is set, some after a deadline.
 
+    :param able: how many devices can take part: they are present, and, if that is known, able to pay.
     :param least: the result of `least_devices`.
     :param waited_s: seconds since the last round closed.
     :param rate: the probability that a present device is drawn.
     """
-    if present >= least:
-        return True
-    waited = waited_s >= rules.deadline_s
-    return rules.min_devices is None and closed_rounds > 0 and waited and present * rate >= max(1, rules.min_updates)
+    if able * rate < rules.min_updates - 1e-9:  # the others would pay for nothing
+        return False
+    waited = rules.min_devices is None and closed_rounds > 0 and waited_s >= rules.deadline_s
+    return able >= least or (waited and able * rate >= 1)

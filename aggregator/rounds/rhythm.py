@@ -35,7 +35,7 @@ class Rhythm:
     """The times at which the rounds of a stored run open.
 
     :param pause: a file; while it exists, training is paused.
-    :param wall: unix seconds.
+    :param wall: unix seconds; also an attribute.
     :param elapsed: monotonic seconds.
     """
 
@@ -51,7 +51,8 @@ class Rhythm:
         self.until = section.until
         self._schedule = Schedule(section) if section.is_set else None
         self._store, self._pause = store, pause
-        self._wall, self._elapsed = wall, elapsed
+        self.wall = self._wall = wall
+        self._elapsed = elapsed
         self._offset = wall() - elapsed()
         self._opens = self._ends = 0.0  # last results, which are valid until these times
         self._last = self._read()

@@ -134,7 +134,8 @@ def describe_period(spent: float, budget: Budget, *, left_s: float, sure: bool =
     if not sure:
         return f"{spent:.3g} of {budget.in_period:.3g} in the last {describe_duration(budget.period_s)}"
     length, left = describe_duration(budget.period_s), describe_duration(max(1.0, left_s))
-    return f"{spent:.3g} of {budget.in_period:.3g} in these {length}, which end in {left}"
+    ending = f"in this {length[2:]}, which ends in" if length.startswith("1 ") else f"in these {length}, which end in"
+    return f"{spent:.3g} of {budget.in_period:.3g} {ending} {left}"
 
 
 def describe_since(at: int) -> str:

@@ -22,6 +22,8 @@ from __future__ import annotations
 import hashlib
 import math
 import sqlite3
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -409,19 +411,17 @@ def epsilon_server_of(
 
 def rounds_left(charges: Sequence[Charge], following: Charge, *, delta: float, limit: float, at_most: int) -> int:
     """Returns how many more rounds, each with the charge `following`, stay within `limit`; at most `at_most`."""
+    return rounds_that_fit(charges, [following] * at_most, delta=delta, limit=limit)
 
-    def fits(rounds: int) -> bool:
-        more = replace(following, steps=following.steps * rounds)
-        return epsilon_server_of([*charges, more], delta=delta) <= limit
 
-    lowest, highest = 0, 1  # `lowest` rounds fit
-    while highest <= at_most and fits(highest):
-        lowest, highest = highest, 2 * highest
-    highest = min(highest, at_most + 1)
-    while highest - lowest > 1:
-        middle = (lowest + highest) // 2
-        lowest, highest = (middle, highest) if fits(middle) else (lowest, middle)
-    return lowest
+def rounds_that_fit(charges: Sequence[Charge], following: Sequence[Charge], *, delta: float, limit: float) -> int:
+    """Returns how many of the following rounds, in their order, stay within `limit` after `charges`."""
+
+    def exceeds(rounds: int) -> bool:
+        more = [replace(each, steps=each.steps * count) for each, count in Counter(following[:rounds]).items()]
+        return epsilon_server_of([*charges, *more], delta=delta) > limit
+
+    return bisect_left(range(1, len(following) + 1), True, key=exceeds)
 
 
 def _epsilon_of(

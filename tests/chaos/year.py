@@ -24,6 +24,7 @@ from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.publish.start import EarlierModel
 from hushfleet.aggregator.results.events import EventLog
+from hushfleet.aggregator.rounds.budgets import Budgets
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
@@ -43,6 +44,7 @@ from hushfleet.errors import PrivacyError, WireError
 from hushfleet.methods import make_method
 from hushfleet.model.carry_over import with_outputs
 from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.privacy.budget import Budget
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.messages import Birth, Decline, Message, Offer, RoundPlan, encode_message
 from support.desk import FEDERATION
@@ -251,6 +253,8 @@ class Aggregator:
         self.register = DeviceRegister(folder / "aggregator", durable=False, wall=year.wall)
         clocks = {"clock": year.wall, "monotonic": lambda: year.elapsed}
         engine = RoundEngine(self.store, self.prepared, **clocks)
+        budget = Budget.of(LIMITS)
+        assert budget is not None
         self.rhythm = Rhythm(self.prepared.task.schedule, self.store, wall=year.wall, elapsed=lambda: year.elapsed)
         self.coordinator = Coordinator(
             engine,
@@ -259,7 +263,7 @@ class Aggregator:
             epoch=next_epoch(key, clock=year.wall),
             enrolment=Enrolment(self.store, self.register, of_fleet=True, clock=lambda: year.elapsed, wall=year.wall),
             federation=FEDERATION,
-            charges=ChargeBook(self.register, engine),
+            charges=ChargeBook(self.register, engine, Budgets(self.register, budget, clock=year.wall)),
             rhythm=self.rhythm,
             events=EventLog(self.run / "events.jsonl", clock=year.wall),
             clock=lambda: year.elapsed,

@@ -77,7 +77,7 @@ def test_status_counts_what_was_spent(trained: Bench, device_toml: Path, capsys:
     assert main(["status", str(device_toml)]) == 0
     text = capsys.readouterr().out
     assert "of 50 is spent (epsilon; moderate protection); the rest is enough for" in text
-    assert "more rounds like the last; this task has 4 more" in text
+    assert "the rest is enough for all 4 rounds that this task has to come" in text
     assert main(["status", str(device_toml), "--details"]) == 0
     text = capsys.readouterr().out
     assert "against whoever sees this device's updates" in text

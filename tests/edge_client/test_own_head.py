@@ -34,7 +34,8 @@ from hushfleet.methods import method_of
 from hushfleet.methods.hush_rule import signal
 from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
 from hushfleet.privacy.budget import charges_on
-from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
+from hushfleet.privacy.ledger import epsilon_server_of
+from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge, GaussianMechanism
 from hushfleet.privacy.periods import Period
 from hushfleet.training.answer import evaluation_answer
 from hushfleet.wire.format.update import UpdateHeader, decode_update, read_header
@@ -289,19 +290,24 @@ def test_a_board_predicts_with_its_model_while_its_fleet_is_asked_and_afterwards
     assert (bench.store.blob(own) is None, bench.store.blob(model.gradient.digest)) == (False, None), "dropped now"
 
 
-def test_a_question_changes_nothing_in_how_many_rounds_like_the_last_are_left(
+def test_the_rounds_that_are_left_are_counted_by_what_each_costs(
     make_bench: MakeBench, linear: Package, field: DeviceConfig
 ) -> None:
-    """It is charged, and rounds are counted by one that trained: a cheap question would promise too many."""
-    question = QuestionSpec("evaluation", every=5, noise_multiplier=40.0, held_out=0.3)
-    limited = replace(field, limits=replace(field.limits, epsilon_server=30.0))
-    bench = make_bench(package=linear.with_spec(question=question), config=limited)
+    """W3: counted as training, cheap evaluations made "5 more rounds" of 7 that a task had to come, and paid for."""
+    question = QuestionSpec("evaluation", every=2, noise_multiplier=40.0, held_out=0.3)
+    bench = make_bench(package=linear.with_spec(question=question, rounds=9), config=field)
     take_part(bench)
-    before = status(limited, bench.store)["rounds_left"]
-    bench.server.open_round(5)
-    bench.until(lambda: bench.entry_status(5) == "acked")
-    assert before - 1 <= status(limited, bench.store)["rounds_left"] <= before
-    assert before > 1
+    (train,) = [entry.charge for entry in bench.store.ledger.entries()]
+    asking = replace(train, noise_multiplier=GaussianMechanism(40.0).charge().noise_multiplier)
+    costs = [asking if number % 2 == 0 or number == 9 else train for number in range(1, 10)]
+    delta = field.limits.delta
+    for missing, left in ((0.0, 8), (1e-4, 7)):
+        limit = epsilon_server_of(costs, delta=delta) + 1e-7 - missing
+        limited = replace(field, limits=replace(field.limits, epsilon_server=limit))
+        found = status(limited, bench.store)
+        assert (found["rounds_left"], found["task_rounds_left"]) == (left, 8)
+        said = sentences(found)["privacy"]
+        assert ("the rest is enough for all 8 rounds that this task has to come" in said) == (left == 8)
 
 
 def test_a_round_that_asks_is_answered_without_new_samples(

@@ -46,8 +46,7 @@ def test_the_four_sentences() -> None:
         "is told where it is run: hushfleet fleet status"
     )
     assert found["privacy"] == (
-        "6.57 of 8 is spent (epsilon; weak protection); the rest is enough for 3 more rounds like the last; this task "
-        "has 18 more"
+        "6.57 of 8 is spent (epsilon; weak protection); the rest is enough for 3 more rounds; this task has 18 more"
     )
 
 

@@ -6,6 +6,7 @@ Everything runs in one thread on one clock that the test moves, so nothing here 
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.results.events import EventLog, iterate_events
+from hushfleet.aggregator.rounds.budgets import Budgets
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.rhythm import Rhythm
+from hushfleet.aggregator.rounds.thresholds import RunningThresholds
+from hushfleet.privacy.budget import Budget
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (
@@ -47,7 +51,12 @@ class Field:
         closed: bool = True,
         roster: RosterFile | None = None,
         charges: bool = False,
+        limits: dict[str, Any] | None = None,
+        given: bool = False,
     ) -> None:
+        """:param limits: of the boards' cards, with which the aggregator knows who can pay.
+        :param given: whether the numbers of boards follow the fleet and the file of `fleet set`."""
+        self.budget, self.given = Budget.of(limits or {}), folder / "round.toml" if given else None
         self.fleet, self.folder, self.roster, self.charges = fleet, folder, roster, charges
         self.hub = LocalHub(chaos=chaos)
         self.topics = Topics("default")
@@ -63,7 +72,8 @@ class Field:
 
     def start(self) -> None:
         self.epoch += 1
-        self.register = DeviceRegister(self.fleet.folder, durable=False)
+        self.register = DeviceRegister(self.fleet.folder, durable=False, wall=self.fleet.wall)
+        budgets = None if self.budget is None else Budgets(self.register, self.budget, clock=self.fleet.wall)
         self.coordinator = Coordinator(
             self.fleet.engine,
             lambda will: self.hub.link("aggregator", will),
@@ -77,7 +87,8 @@ class Field:
                 wall=lambda: self.fleet.now,
             ),
             roster=self.roster,
-            charges=ChargeBook(self.register, self.fleet.engine) if self.charges else None,
+            charges=ChargeBook(self.register, self.fleet.engine, budgets) if self.charges else None,
+            thresholds=None if self.given is None else self._thresholds(self.given),
             rhythm=Rhythm(
                 self.fleet.prepared.task.schedule,
                 self.fleet.store,
@@ -90,6 +101,11 @@ class Field:
         )
         self.coordinator.start()
         self.run()
+
+    def _thresholds(self, file: Path) -> RunningThresholds:
+        task = self.fleet.prepared.task
+        (written := self.folder / "task.json").write_text(json.dumps({"round": self.fleet.rules}))
+        return RunningThresholds(task, file, written)
 
     def crash(self) -> None:
         """kill -9 of the aggregator: no goodbye, and a new process on the same store."""

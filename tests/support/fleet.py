@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.rounds.engine import RoundEngine
@@ -205,6 +206,7 @@ class Fleet:
         self.sums_on = sums_on
         self.durable = durable
         self.prepared = prepared_task(devices=devices, **settings)
+        self.rules = {name: value for name, value in settings.items() if name in RoundSection.__dataclass_fields__}
         self.devices = Devices(self.prepared, devices)
         self.now, self.wall_from = 1000.0, 0.0  # the clock on the wall shows the sum
         self.store = AggregatorStore(folder, durable=durable)

@@ -1,4 +1,4 @@
-"""`hushfleet fleet serve|up|task|pause|resume`: run the fleet service or all four processes, and say what they train."""
+"""`hushfleet fleet serve|up|task|set|pause|resume`: run the fleet service or all four processes, and say what they train."""
 
 from __future__ import annotations
 
@@ -75,6 +75,28 @@ def _task(
         )
     if (slowly := spread(checked, folder)) is not None:
         print(f"note: {slowly}")
+
+
+@app.command("set", rich_help_panel=RUN_IT)
+def _set(
+    path: Dir,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=NUMBER]...", help="round.min_devices=12, round.min_updates=10, or =default.")] = None,
+) -> None:  # fmt: skip
+    """Change with how many boards rounds open and make a model, while the task runs; without KEY: show the numbers.
+
+    A running aggregator takes them within seconds. An open round takes a lower number of updates at once, and a higher
+    one counts from the next round on. The next task begins with its own numbers.
+
+    Example: `hushfleet fleet set greenhouse round.min_devices=12 round.min_updates=10`
+    """
+    from hushfleet.aggregator.fleet import round_numbers
+    from hushfleet.aggregator.fleet.folder import FleetFolder
+
+    folder = FleetFolder(path)
+    if settings:
+        round_numbers.change(folder, settings)
+    for line in round_numbers.show(folder):
+        print(line)
 
 
 @app.command("pause", rich_help_panel=RUN_IT)

@@ -84,7 +84,7 @@ def _init(
     from hushfleet.aggregator.fleet.next_task import check_sums
     from hushfleet.aggregator.fleet.release_keys import UNSIGNED_FILE
     from hushfleet.aggregator.fleet.sums import sum_facts
-    from hushfleet.aggregator.fleet.task_check import boards_needed, obstacles
+    from hushfleet.aggregator.fleet.task_check import obstacles, thresholds
     from hushfleet.aggregator.fleet.units import write_units
     from hushfleet.aggregator.results.server_sees import server_sees
     from hushfleet.config.toml_text import toml_value
@@ -131,7 +131,7 @@ def _init(
         + f"{intro}{server_sees(sum_facts(folder), min_devices=folder.config.secure_sums.min_devices)}\n{whose}\n"
         + f"its services: sudo cp {units[0].parent}/*.service /etc/systemd/system/; or in one terminal: hushfleet fleet up {path}\n"
         + "".join(f"note: {why}\n" for why in notes)
-        + f"{offline}a round opens with {boards_needed(checked)} boards\n"
+        + f"{offline}a round opens with {thresholds(checked, folder, boards=0, blocked=0, begun=False).needed} boards\n"
         f"next: hushfleet fleet add {path} --count N --board BOARD   (`hushfleet boards` lists them)"
     )
 

@@ -128,6 +128,17 @@ METRICS = {
         _next_opening,
     ),
     "hushfleet_paused": _fleet("1 while an operator has paused training", lambda view: view.paused is not None),
+    "hushfleet_round_able": _run(
+        "boards that can take part in the next round; absent unless it waits for more of them",
+        lambda run: None if run.waiting is None else run.waiting.able,
+    ),
+    "hushfleet_round_needed": _run(
+        "boards that the next round needs; absent unless it waits for them",
+        lambda run: None if run.waiting is None else run.waiting.needed,
+    ),
+    "hushfleet_rounds_lost": _run(
+        "closed rounds that made no model", lambda run: 0 if run.lost is None else run.lost.rounds
+    ),
     "hushfleet_round_asked": _run("devices in the open round's cohort", lambda run: run.asked or None),
     "hushfleet_round_answered": _run(
         "of these, how many updates were accepted, declined or refused", lambda run: run.answered if run.asked else None

@@ -18,6 +18,7 @@ from hushfleet.aggregator.results.report.verdict import (
     gain_cell,
     judge,
     lifetime_answer,
+    lost_answer,
     own_head_answer,
     privacy_answer,
     trade_answer,
@@ -45,6 +46,7 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
     headline = judge(result)
     sentences = [
         answer(result, headline),
+        lost_answer(result),
         own_head_answer(result),
         " ".join(
             [

@@ -284,6 +284,11 @@ def own_head_answer(result: Result) -> str:
     return text
 
 
+def lost_answer(result: Result) -> str:
+    """Counts the rounds that made no model, and what they have cost; empty without such rounds."""
+    return "" if result.lost_rounds is None else f"{result.lost_rounds.words(len(result.rounds))}."
+
+
 def lifetime_answer(result: Result, headline: Headline) -> str:
     """Describes the total privacy loss of devices, or where to find it; empty for simulations, which have one task."""
     if headline.lifetime is not None:
@@ -392,6 +397,7 @@ def _in_sweep(result: Result, headline: Headline) -> str:
 def further_answers(result: Result, headline: Headline) -> list[str]:
     """Returns the texts after `answer`: own heads, lifetime, privacy, trust, and gain together with privacy."""
     told = (
+        lost_answer(result),
         own_head_answer(result),
         lifetime_answer(result, headline),
         privacy_answer(headline, devices=result.devices),

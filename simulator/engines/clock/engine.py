@@ -164,7 +164,8 @@ class FleetClock:
         self._begin_waiting(current)
         for name in current.arrivals:
             self._rule.accept(name)
-        self._rule.decline(*current.declined)
+        for name, code in current.declined.items():
+            self._rule.decline(name, code)
 
     def _takes(self, current: OpenRound) -> bool:
         """Returns whether this round is open, and not about to be closed."""
@@ -230,8 +231,8 @@ class FleetClock:
     def _decline(self, device: ClockDevice, current: OpenRound, code: str, reason: str) -> None:
         if not self._collects(current) or not device.linked or not self._rule.expects(device.name):
             return
-        self._rule.decline(device.name)
-        current.declined[device.name] = None
+        self._rule.decline(device.name, code)
+        current.declined[device.name] = code
         self._queue.log("decline", round=current.number, device=device.name, code=code, reason=reason)
         self._check_close(current)
 

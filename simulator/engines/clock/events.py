@@ -117,7 +117,7 @@ class OpenRound:
     """A round that is open.
 
     :param arrivals: by device; in a buffered round by device and round, because a device may be there twice.
-    :param declined: names, in the order in which the devices declined.
+    :param declined: names, in the order in which the devices declined, and their codes.
     :param closing: the close has been decided; an update that arrives now is late.
     :param rests: the round waits for its next window.
     """
@@ -126,7 +126,7 @@ class OpenRound:
     opened_s: float
     cohort: list[str]
     arrivals: dict[str, Arrival] = field(default_factory=dict)
-    declined: dict[str, None] = field(default_factory=dict)
+    declined: dict[str, str] = field(default_factory=dict)
     closing: bool = False
     rests: bool = False
 

@@ -20,10 +20,10 @@ def task_text(asked: Question, needed: Needs, table: GainTable | None = None) ->
     accounting = "strict" if asked.local else "secure"
     honest = "" if asked.local else f"honest_fraction = {asked.honest_fraction:g}\n"
     directions = "" if needed.directions is None else f"directions = {needed.directions}\n"
-    least = "" if asked.local else f"\nmin_updates = {asked.least_devices}"
+    least = ""
     if not asked.local and asked.least_devices < MIN_DEVICES:
         option = f"hushfleet fleet init --min-devices {asked.least_devices}"
-        least = f"\n# Boards take part in sums of fewer than {MIN_DEVICES} only in a fleet made by: {option}{least}"
+        least = f"\n# Boards take part in sums of fewer than {MIN_DEVICES} only in a fleet made by: {option}"
     return f"""# Made by `hushfleet plan` for {asked.devices} devices with {asked.images} images each.
 name = "planned"
 

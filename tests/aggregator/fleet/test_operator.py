@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.authority import Authority, read_revocations
 from hushfleet.aggregator.fleet.cards import choose_boards
@@ -329,3 +330,21 @@ def test_a_release_that_waits_for_signatures_is_not_built_again(folder: FleetFol
     with pytest.raises(BadInput, match=told):
         called("release", "make", folder.path, "--version", "9.9", "--python", "3.13")
     assert waits.read_bytes() == b"one of two signatures"
+
+
+def test_an_approved_board_is_told_as_one_that_has_not_asked_again_yet(
+    folder: FleetFolder, registry: FleetRegistry
+) -> None:
+    """W11: it was told as waiting for approval, until it asked again minutes later."""
+
+    def state() -> tuple[str, int, int]:
+        watch = FleetWatch(folder)
+        view = watch.view()
+        watch.close()
+        board = next(each for each in view.boards if each.device == ONE)
+        return descriptions.state(board), len(view.pending), len(board.problems)
+
+    registry.add_refused_request(RefusedRequest(ONE, KEY, False, "waits for its operator", time.time()))
+    assert state() == ("waits for approval", 1, 1)
+    fleet("approve", folder.path, ONE)
+    assert state() == ("approved, waits for the board", 0, 0)

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from hushfleet.aggregator.commands.field_run import write_results
+from hushfleet.aggregator.config.question import noise_by_round
+from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.advice import with_problems
 from hushfleet.aggregator.fleet.spending import Spending
+from hushfleet.aggregator.fleet.task_check import first_charge
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RunView
 from hushfleet.aggregator.results.report.readable import format_lifetime, number
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.privacy.accounting.epsilon import Adjacency, Step, epsilon
+from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.schema import pack
 from support.local_link import LocalHub
 from support.whole import Whole, prepared_digits
 
 DELTA = 1e-5
+EVALUATED = ("evaluation.every=3", "evaluation.share=0.1")
 LIMITS = {"epsilon_server": 8.0, "delta": DELTA}
 
 
@@ -185,6 +191,37 @@ def test_a_period_that_ends_today_is_told_by_whoever_has_watched_it(register: De
         assert found is not None
         said.append((found[1].period.partition(" in ")[0], found[1].rounds))
     assert said == [(f"{spent_in(1):.3g} of 2", 0), ("0 of 2", 1)]
+
+
+def test_how_many_rounds_are_left_is_counted_by_what_each_costs(register: DeviceRegister) -> None:
+    """W3: "enough for 5 more rounds of this task, which has 7 to come" was told of a task that fits exactly."""
+    task = load_task(Path(__file__).parents[3] / "tasks" / "digits-hush.toml", ("round.rounds=6", *EVALUATED))
+    noise = noise_by_round(task)
+    assert [round(each, 3) == 1.0 for each in noise] == [True, True, True, False, True, True, True, False]
+    train = first_charge(task)
+    costs = [replace(train, noise_multiplier=train.noise_multiplier * each) for each in noise]
+    limit = epsilon_server_of(costs, delta=DELTA)
+    register.note_charges("t", 1, {"board-1": pack(train)}, certain=True)
+    for allowed, counted in ((limit + 1e-6, 7), (limit - 1e-3, 6)):
+        spending = Spending({"epsilon_server": allowed, "delta": DELTA})
+        spending.update(register)
+        found = spending.most("t", register, following=tuple(noise[1:]))
+        assert found is not None
+        assert found[1].rounds == counted
+        run = RunView("t", "m", "device", rounds=8, rounds_closed=1)
+        said = descriptions.privacy_left(FleetView("f", 0.0, privacy_left=found[1], run=run))
+        assert ("the rest is enough for all 7 rounds that this task has to come" in said) == (counted == 7)
+        assert ("enough for 6 more rounds of this task, which has 7 to come" in said) == (counted == 6)
+
+
+def test_a_period_of_an_hour_has_words(register: DeviceRegister) -> None:
+    register.note_charges("t", 1, {"board-1": pack(GaussianMechanism(2.0).charge())}, certain=True)
+    limits = {"epsilon_server": 2.0, "per": "1h", "epsilon_lifetime": 4.0, "delta": DELTA}
+    spending = Spending(limits)
+    spending.update(register)
+    found = spending.most("t", register)
+    assert found is not None
+    assert " of 2 in this hour, which ends in " in found[1].period
 
 
 def test_windows_have_a_number_of_their_own(register: DeviceRegister) -> None:

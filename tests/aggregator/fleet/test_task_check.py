@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.payment import Payment
 from hushfleet.aggregator.fleet.processes import _print_obstacles
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.sightings import Listener
-from hushfleet.aggregator.fleet.task_check import boards_needed, first_charge, mean_charge, obstacles, spread
+from hushfleet.aggregator.fleet.task_check import first_charge, mean_charge, obstacles, spread, thresholds
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
+from hushfleet.aggregator.results.fleet_state import Shortfall
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -98,12 +99,12 @@ def test_up_and_status_say_what_a_round_waits_for(tmp_path: Path, capsys: pytest
     assert not any("opens with" in problem.what for problem in watch.view().problems), "nobody hears who is there"
     log = EventLog(folder.run / "events.jsonl")
     log.write("run", task="small-1", method="m", unit="device", delta=1e-5, rounds=2, devices=2)
-    with FleetRegistry(folder.path) as registry:
-        Listener(registry, lambda device: None).flush(now=10.0)
-    waiting = [problem.what for problem in watch.view().problems]
-    assert "round 1 of small waits: it opens with 2 boards, and 0 are there" in waiting
+    log.write("waits", **asdict(Shortfall(1, able=1, min_devices=2, min_updates=1, absent=3)))
+    (waiting,) = (problem for problem in watch.view().problems if "waits" in problem.what)
+    assert waiting.what == "round 1 waits: 1 of 2 needed boards can take part; 3 are not there"
+    assert f"hushfleet fleet set {folder.path} round.min_devices=1" in waiting.advice
     log.write("round_open", round=1, cohort=["a", "b"])
-    assert not any("opens with" in problem.what for problem in watch.view().problems)
+    assert not any("waits" in problem.what for problem in watch.view().problems)
     watch.close()
 
 
@@ -221,13 +222,14 @@ def test_a_charge_needs_no_network(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("rules", "blocked", "needed"),
-    [({}, 0, 5), ({}, 1, 4), ({"min_devices": 3}, 1, 3), ({"cohort_size": 2}, 1, 2)],
+    [({}, 0, 4), ({}, 1, 4), ({"min_devices": 3}, 1, 3), ({"cohort_size": 2}, 1, 2)],
 )
 def test_boards_needed(tmp_path: Path, rules: dict[str, Any], blocked: int, needed: int) -> None:
     settings = tuple(f"round.{key}={value}" for key, value in rules.items())
     file = task_file(tmp_path / "next.toml", OF_FIVE[0], ("min_devices = 2\n", ""))
     task: Task = load_task(file, settings)
-    assert boards_needed(task, blocked=blocked) == needed
+    folder = make_folder(tmp_path / "fleet")
+    assert thresholds(task, folder, boards=1, blocked=blocked, begun=False).needed == needed
 
 
 def init(folder: Path, file: Path, *options: str) -> Any:

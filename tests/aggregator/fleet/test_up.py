@@ -8,23 +8,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.round_numbers import change
+from hushfleet.aggregator.fleet.task_check import first_charge
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.privacy.ledger import rounds_left
+from hushfleet.schema import pack
 from support.desk import TASK, Board, make_folder, until
 
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "NOTIFY_SOCKET": ""}
-FIRST, SECOND = "greenhouse-01", "greenhouse-02"
+FIRST, SECOND, THIRD = "greenhouse-01", "greenhouse-02", "greenhouse-03"
 
 
 @contextmanager
@@ -114,3 +119,41 @@ def test_a_fleet_trains_through_kills_and_a_new_card_counts_what_the_old_one_spe
             noted = {(task, number) for task, number, _ in register.charges(FIRST)}
             assert ledger.keys() <= noted
     assert "Traceback" not in (tmp_path / "up.log").read_text() + (tmp_path / "new.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.needs("mosquitto")
+@pytest.mark.usefixtures("logs")
+def test_no_round_opens_that_boards_cannot_pay_for_until_the_operator_sets_the_numbers(tmp_path: Path) -> None:
+    """F4 with processes: two of three boards have spent what their cards allow, as far as the aggregator knows."""
+    task = TASK.replace("min_devices = 2\n", "").replace("devices = 2\n", "devices = 3\n")
+    folder = make_folder(tmp_path / "greenhouse", boards=3, task=task)
+    assert "epsilon_server = 8.0" in (folder.path / FILE_NAME).read_text()
+    charge = first_charge(load_task(folder.task))
+    rounds = rounds_left([], charge, delta=1e-5, limit=8.0, at_most=50)
+    assert rounds
+    with DeviceRegister(folder.aggregator) as register:
+        for number in range(1, rounds + 1):
+            register.note_charges("earlier", number, dict.fromkeys((SECOND, THIRD), pack(charge)), certain=True)
+    cards = [start_board(folder, tmp_path / name, name) for name in (FIRST, SECOND, THIRD)]
+    client, events = ("-m", "hushfleet.edge_client"), folder.run / "events.jsonl"
+
+    def told() -> list[tuple[int, int, int]]:
+        found = [event for event in iterate_events(events) if event["event"] == "waits"] if events.exists() else []
+        return [(event["able"], event["spent_for_good"], event["min_devices"]) for event in found]
+
+    up = running("-m", "hushfleet.aggregator.commands", "fleet", "up", str(folder.path), log=tmp_path / "up.log")
+    with up, ExitStack() as boards:
+        for card in cards:
+            boards.enter_context(running(*client, str(card.file), log=tmp_path / f"{card.device}.log"))
+        until(lambda: (1, 2, 3) in told())
+        assert rounds_closed(folder) == 0
+        with DeviceRegister(folder.aggregator) as register:
+            assert not register.charges(FIRST), "nobody pays"
+        change(folder, ["round.min_devices=1", "round.min_updates=1"])
+        until(lambda: rounds_closed(folder) >= 1)
+        with DeviceRegister(folder.aggregator) as register:
+            assert register.charges(FIRST)
+    log = (tmp_path / "up.log").read_text()
+    assert "round 1 waits: 1 of 3 needed boards can take part; 2 have spent all that their cards allow" in log
+    assert "Traceback" not in log

@@ -488,7 +488,7 @@ def test_an_owner_reads_four_sentences(desk: Desk) -> None:
     assert found["model"].startswith("The fleet's model is right on 74.1")
     assert found["privacy"] == (
         f"board-2, which has spent most, stands at {number(spent)} of the 8 that its card allows (epsilon; weak "
-        f"protection); the rest is enough for {rounds} more rounds of this task, which has 1 to come"
+        "protection); the rest is enough for the round that this task has to come"
     )
     left = replace(view, privacy_left=PrivacyLeft("board-2", 7.9, 8.0, 0))
     assert "the rest is not enough for another round of this task" in descriptions.privacy_left(left)

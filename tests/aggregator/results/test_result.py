@@ -20,7 +20,7 @@ sample, bare = samples["sample"], samples["bare"]
 PROMISED = {
     "": "schema task method dataset partition devices seed engine rounds local_only privacy versions model "
     "recorded_at federation accounting trust sums assumption accountant clip_norm noise_multiplier wire boards details "
-    "rerun evaluations pay statistic",
+    "rerun evaluations pay statistic lost_rounds",
     "rounds": "round participants accuracy_own_common accuracy_own_local accuracy_global loss uplink_bytes "
     "downlink_bytes snr_db wall_s opened_at closed_at committee answers answer_bytes suspected_wraps",
     "privacy": "device unit adjacency delta epsilon_server epsilon_release rounds_charged "

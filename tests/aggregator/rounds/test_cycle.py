@@ -167,7 +167,7 @@ def test_who_still_fetches_the_final_model_is_waited_for_a_minute_at_most(make_f
 def test_a_round_that_could_not_be_announced_is_announced_soon(make_field: MakeField) -> None:
     """The register, in which is noted what devices may spend, was locked for a moment."""
     field = make_field()
-    field.coordinator._rounds._charges = charges = Mock()
+    field.coordinator._rounds._charges = charges = Mock(budgets=None)
     charges.expect.side_effect = StoreError("in use")
     field.join_all()
     assert field.fleet.engine.plan is not None

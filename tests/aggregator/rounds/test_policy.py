@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.rounds.cycle import RoundCycle
 from hushfleet.aggregator.rounds.policy import ClosingRule, least_devices, may_open
+from hushfleet.aggregator.rounds.thresholds import Thresholds
 
 
 def rule(cohort: int = 4, *, least_ready: int = 1, **rules: Any) -> ClosingRule:
@@ -67,8 +70,78 @@ def test_answers_end_the_waiting() -> None:
     closing = rule(2)
     closing.answer("d0", "d1")
     assert not closing.expects("d0")
-    assert closing.decide(11.0, ready=9) == "wait", "nothing came, so the deadline decides"
+    assert closing.decide(11.0, ready=9) == "close", "nobody can make a model any more"
+    closing = rule(2)
+    closing.decline("d0", "busy")
+    closing.decline("d1", "budget")
+    assert closing.decide(11.0, ready=9) == "wait", "the slow one is asked again with a longer deadline"
     assert closing.decide(110.0, ready=0) == "close", "nobody is left to wait for"
+
+
+ACTS = {"accept": "accept", "budget": "decline", "busy": "decline", "refuse": "answer", "lose": "lost"}
+
+
+def after(past: Sequence[tuple[str, str]], cohort: int, min_updates: int) -> ClosingRule:
+    closing = rule(cohort, min_updates=min_updates)
+    for name, act in past:
+        arguments = {"decline": {"code": act}, "lost": {"now": 11.0}}.get(ACTS[act], {})
+        getattr(closing, ACTS[act])(name, **arguments)
+    return closing
+
+
+@settings(max_examples=300)
+@given(data=st.data(), cohort=st.integers(1, 4), min_updates=st.integers(1, 4))
+def test_a_round_is_given_up_exactly_when_no_continuation_makes_a_model(
+    data: st.DataObject, cohort: int, min_updates: int
+) -> None:
+    """The slow way tries every continuation: each device without a last word sends an update, or does not."""
+    names = [f"d{index}" for index in range(cohort)]
+    acted = data.draw(st.lists(st.sampled_from(names), unique=True))
+    past = [(name, data.draw(st.sampled_from(sorted(ACTS)))) for name in acted]
+    acts = dict(past)
+    last_words = {"accept", "budget", "refuse"}
+    open_names = [name for name in names if acts.get(name) not in last_words]
+    sent = sum(act == "accept" for act in acts.values())
+    can_succeed = any(sent + sum(choice) >= min_updates for choice in itertools.product((0, 1), repeat=len(open_names)))
+    closing = after(past, cohort, min_updates)
+    assert closing.is_hopeless != can_succeed
+    if not can_succeed:
+        assert closing.decide(11.0, ready=0) == "close"
+    elif sent < min_updates:
+        assert closing.decide(11.0, ready=99) == "wait", "an update that is paid for may still come"
+        for name in open_names:
+            closing.accept(name)
+        assert closing.decide(11.0, ready=0) == "close"
+        assert closing.accepted >= min_updates
+
+
+def test_who_declines_for_good_counts_again_with_a_new_card() -> None:
+    closing = rule(2, min_updates=2)
+    closing.accept("d0")
+    closing.decline("d1", "budget")
+    assert closing.is_hopeless
+    closing.keys_changed("d1")
+    assert not closing.is_hopeless
+
+
+def test_a_committees_answers_are_not_given_up_early() -> None:
+    closing = rule(3, min_updates=2)
+    closing.begin_answers(["d0", "d1", "d2"], least=3, now=10.0)
+    closing.answer("d0")
+    assert not closing.is_hopeless, "updates are paid for, and a lost member may come back"
+
+
+def test_fewer_updates_hold_at_once_and_more_from_the_next_round_on() -> None:
+    closing = rule(4, min_updates=3)
+    closing.accept("d0")
+    closing.accept("d1")
+    closing.require(4)
+    assert closing.min_updates == 3
+    closing.require(2)
+    assert (closing.min_updates, closing.decide(110.0, ready=0)) == (2, "close")
+    closing.require(4)
+    closing.begin(["d0", "d1", "d2", "d3"], now=200.0)
+    assert closing.min_updates == 4
 
 
 @given(
@@ -88,18 +161,12 @@ def test_rounds_open_as_the_aggregator_opens_them(
     least = least_devices(rules, devices=8)
     engine = SimpleNamespace(
         prepared=SimpleNamespace(task=SimpleNamespace(round=rules)),
-        min_devices=least,
         closed_rounds=closed,
         drawn_at=None,
     )
-    cycle: Any = SimpleNamespace(
-        _engine=engine,
-        _present=range(present),
-        _enrolment=SimpleNamespace(blocked=0),
-        _idle_since=0.0,
-        _rhythm=SimpleNamespace(left_s=lambda: math.inf),
-    )
-    expected = RoundCycle._enough_present(cycle, waited_s)
+    cycle: Any = SimpleNamespace(_engine=engine, _idle_since=0.0, _rhythm=SimpleNamespace(left_s=lambda: math.inf))
+    needed = Thresholds(least, min_updates, is_fixed=min_devices is not None)
+    expected = RoundCycle._enough(cycle, waited_s, needed, present)
     assert may_open(rules, present, least=least, closed_rounds=closed, waited_s=waited_s) == expected
 
 
@@ -108,3 +175,13 @@ def test_rounds_open_as_the_aggregator_opens_them(
 )
 def test_how_many_a_round_needs(rules: dict[str, int], least: int) -> None:
     assert least_devices(RoundSection(**rules), devices=8) == least
+
+
+def test_a_resumed_round_takes_a_higher_number_only_where_it_can_be_reached() -> None:
+    """An earlier version may have opened it with fewer; what boards have paid must not be thrown away by an update."""
+    for wanted, holds in ((3, 3), (4, 1)):
+        closing = rule(4, min_updates=1)
+        closing.accept("d0")
+        closing.decline("d1", "budget")
+        closing.require(wanted, at_once=True)
+        assert (closing.min_updates, closing.is_hopeless) == (holds, False)
