@@ -33,6 +33,7 @@ from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.rhythm import Rhythm
+from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
@@ -125,6 +126,7 @@ def run_rounds(
     *,
     roster: RosterFile | None = None,
     charges: ChargeBook | None = None,
+    seen: ChargedKeys,
     pause: Path | None = None,
     epoch: int,
     federation: str,
@@ -151,6 +153,7 @@ def run_rounds(
             enrolment=enrolment,
             roster=roster,
             charges=charges,
+            seen=seen,
             rhythm=rhythm,
             federation=federation,
             events=events,

@@ -71,7 +71,7 @@ class ChargeBook:
         """Notes the charge that an accepted update declares, if devices choose their noise: the board's next card may
         ask before the round closes. Raises `StoreError`."""
         if self._engine.method.max_preference is not None:
-            charge = pack(_charge(self._engine.store.charge(device, round)))
+            charge = pack(charge_of(self._engine.store.charge(device, round)))
             self._register.note_charges(self._engine.spec.task, round, {device: charge}, certain=True)
 
     def closed(self, round: int) -> None:
@@ -86,7 +86,7 @@ class ChargeBook:
         """Notes the charges that a round's accepted updates declare. Returns the devices that were charged for it."""
         spent: dict[int, dict[str, bytes]] = {round: {}}
         for row in self._engine.store.charges(round):  # of a buffered round, some are of earlier ones
-            spent.setdefault(row.round, {})[row.device] = pack(_charge(row))
+            spent.setdefault(row.round, {})[row.device] = pack(charge_of(row))
         for number, charges in spent.items():
             self._register.note_charges(self._engine.spec.task, number, charges, certain=True)
         return set(spent[round])
@@ -117,7 +117,8 @@ class ChargeBook:
             self._register.drop_rounds(task, gone)
 
 
-def _charge(row: ChargeRow) -> Charge:
+def charge_of(row: ChargeRow) -> Charge:
+    """Returns the charge that an accepted update declared."""
     return Charge(
         unit=row.unit,
         adjacency=row.adjacency,
