@@ -132,9 +132,9 @@ class StoreCheck:
         if len(rounds) < seen.rounds or newest not in rounds or weight < seen.weight * (1 - ROUNDING):
             without = "" if newest in rounds else ", without that round"
             self.stop(
-                f"the fleet has seen {seen.rounds} charged round{'s' * (seen.rounds > 1)} of this board's key, with the "
-                f"sum {seen.weight:.6g} and round {seen.round} of {seen.task} as the newest, and this store has {len(rounds)}, with the sum "
-                f"{weight:.6g}{without}"
+                f"the fleet has seen {seen.rounds} charged round{'s' * (seen.rounds > 1)} of this board's key, with "
+                f"round {seen.round} of {seen.task} as the newest and the sum {seen.weight:.6g}, and this store has "
+                f"{len(rounds)}, with the sum {weight:.6g}{without}"
             )
 
     def stop(self, finding: str) -> NoReturn:

@@ -64,7 +64,7 @@ def test_a_board_with_an_older_ledger_stops_for_good_before_it_trains(bench: Who
     assert isinstance(victim.stopped, CopiedStore)
     said = str(victim.stopped)
     assert "the fleet has seen 2 charged rounds of this board's key" in said
-    assert "and this store has 1," in said
+    assert "and this store has 1, with the sum 0.25" in said
     assert "old copy" in said
     assert "docs/field.md" in said
     assert len(bench.noisings(victim.name)) == 2
