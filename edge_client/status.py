@@ -18,6 +18,7 @@ from hushfleet.edge_client.board.certificate import describe_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.drift import HeldOutTest, describe_drift, read_tests
 from hushfleet.edge_client.board.notes import read_data_use, read_training
+from hushfleet.edge_client.board.state_place import volatile_place
 from hushfleet.edge_client.board.waiting import read_waiting
 from hushfleet.edge_client.fleet.freshness import Freshness
 from hushfleet.edge_client.fleet.installed import standing_of
@@ -53,13 +54,14 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
     trust, of_task, assumption = _trust(config, store, spec)
     head = store.own_head()
     model = own_accuracy(store, config.data)
-    waiting, chosen = read_waiting(store.path.parent), store.accelerator()
+    waiting, chosen, place = read_waiting(store.path.parent), store.accelerator(), volatile_place(config)
     report: dict[str, Any] = {
         "device": config.device.id,
         "public_key": store.identity.public_key.hex(),
         "running": is_in_use(store.path),
         "waits_for": None if waiting is None else {"words": waiting.words, "since": waiting.since, "who": waiting.kind},
         "certificate": _certificate(config),
+        "state_place": None if place is None else place.words,
         "data": use and asdict(use),
         "data_kind": config.data.kind,
         "classes": [] if spec is None else list(spec.model.class_names),
@@ -101,7 +103,7 @@ def format_status(report: dict[str, Any], *, details: bool = False) -> list[str]
     """
     lines = [f"device      {report['device']}   key {report['public_key']}"]
     lines += [f"{name:11} {words}" for name, words in sentences(report).items()]
-    for words in filter(None, (report["certificate"], report["training"])):
+    for words in filter(None, (report["state_place"], report["certificate"], report["training"])):
         lines.append(f"attention   {words}")
     if (releases := report["releases"]) is not None and (details or releases["freeze"]):
         lines.append(f"{'attention' if releases['freeze'] else 'releases':11} {releases['words']}")
