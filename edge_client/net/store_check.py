@@ -139,14 +139,19 @@ class StoreCheck:
 
     def stop(self, finding: str) -> NoReturn:
         """Stores the reason, and raises `CopiedStore`."""
-        reason = f"{finding}. {_ADVICE}{self._store.way_on}"
-        try:
-            self._store.stop_for_good(reason)
-        except StoreError as error:  # it will be detected again
-            _log.error("%s", error)
-        raise CopiedStore(reason)
+        stop_as_copy(self._store, finding)
 
     def _count_session(self) -> int:
         if self._counted is None:
             self._counted = self.session = self._store.next_session()
         return self._counted
+
+
+def stop_as_copy(store: DeviceStore, finding: str) -> NoReturn:
+    """Stores the reason why no client may train with this store any more, and raises `CopiedStore`."""
+    reason = f"{finding}. {_ADVICE}{store.way_on}"
+    try:
+        store.stop_for_good(reason)
+    except StoreError as error:  # it will be detected again
+        _log.error("%s", error)
+    raise CopiedStore(reason)
