@@ -212,7 +212,8 @@ def _run(options: argparse.Namespace) -> int:
         simulation=simulation,
         pacer=pacer,
     ) as store:
-        budget_clock = BudgetClock(store.ledger, waits=simulation is None)
+        period_s = config.limits.budget.period_s
+        budget_clock = BudgetClock(store.ledger, waits=simulation is None, period_s=period_s)
 
         def run_agent(duties: Sequence[Duty] = (), health: BoardHealth | None = None) -> None:
             agent = Agent(
@@ -234,7 +235,8 @@ def _run(options: argparse.Namespace) -> int:
             from hushfleet.edge_client.fleet.freshness import newest_said_at
             from hushfleet.edge_client.fleet.membership import run_in_fleet
 
-            budget_clock = BudgetClock(store.ledger, witness=partial(newest_said_at, config.store_path.parent))
+            witness = partial(newest_said_at, config.store_path.parent)
+            budget_clock = BudgetClock(store.ledger, witness=witness, period_s=period_s)
             run_in_fleet(config, store, run_agent, partial(connect, store, enrol=True), stop, supervisor)
     return INTERRUPTED if signal.SIGINT in caught else 0
 
