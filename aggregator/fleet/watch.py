@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
-from hushfleet.aggregator.fleet.advice import certificate_problems, with_problems
+from hushfleet.aggregator.fleet.advice import certificate_problems, old_copy_problems, with_problems
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
@@ -222,6 +222,7 @@ class FleetWatch:
             paused=paused,
             problems=(
                 *_problems(service, aggregator, run),
+                *old_copy_problems(boards, newest_round=self._course.round),
                 *(() if paused else self._waits(run, boards, service, now)),
                 *of_sums,
                 *certificate_problems(own, authority, now=now),

@@ -36,8 +36,8 @@ WAIT_S = 3600
 """Counted seconds after a start in which nothing is spent, unless the time is heard."""
 
 SAVE_EVERY_S = 3600
-"""Longest interval between two saves; a client that is killed loses what it has counted since the last one, and `status`
-shows the time of the last one."""
+"""Longest interval between two saves; a client that is killed loses what it has counted since the last one, and
+`status` shows the time of the last one."""
 
 SAVES_A_PERIOD = 60
 """Least number of saves in a period of the owner's limits, as long as they are a minute apart."""
