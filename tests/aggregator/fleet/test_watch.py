@@ -618,7 +618,7 @@ def test_the_terminal_shows_it_and_no_text_is_markup() -> None:
 
 def test_a_health_field_is_shown_as_its_metadata_say() -> None:
     values = {"disk_percent": 90, "memory_percent": 70, "temperature_c": 85, "throttled": True, "last_error": "disk"}
-    values |= {"slot": "returned", "accelerator": "cuda", "freeze": "older"}
+    values |= {"slot": "returned", "accelerator": "cuda", "freeze": "older", "volatile": True}
     (board,) = (each for each in a_view(a_board(1, **values)).boards)
     assert board.health is not None
     page, told = render_parts(a_view(board))["boards"], metrics(a_view(board)).decode()
