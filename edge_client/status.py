@@ -55,7 +55,7 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
     trust, of_task, assumption = _trust(config, store, spec)
     head = store.own_head()
     model = own_accuracy(store, config.data)
-    waiting, chosen, place = read_waiting(store.path.parent), store.accelerator(), volatile_place(config)
+    waiting, chosen = read_waiting(store.path.parent), store.accelerator()
     report: dict[str, Any] = {
         "device": config.device.id,
         "public_key": store.identity.public_key.hex(),
@@ -63,7 +63,7 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
         "waits_for": None if waiting is None else {"words": waiting.words, "since": waiting.since, "who": waiting.kind},
         "certificate": _certificate(config),
         "second_place": None if config.fleet is None else SecondPlace(config.fleet, store, now=0.0).problem(),
-        "state_place": None if place is None else place.words,
+        "state_place": volatile_place(config).words or None,
         "data": use and asdict(use),
         "data_kind": config.data.kind,
         "classes": [] if spec is None else list(spec.model.class_names),

@@ -6,6 +6,7 @@ A file system in memory is lost without power, and so is what an overlay writes 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -45,64 +46,54 @@ def mount_of(path: str, mountinfo: str) -> Mount | None:
     return found
 
 
-class StatePlace(NamedTuple):
-    """A state directory that may be forgotten.
+class VolatilePlace(NamedTuple):
+    """Describes why a state directory may be forgotten.
 
-    :param mount: the mount that it lies on.
+    :param words: empty if it lasts.
     :param refused: whether no client may start with it, unless its owner allows it.
     """
 
-    mount: Mount
-    refused: bool
-
-    @property
-    def words(self) -> str:
-        if not self.refused:
-            return (
-                f"the state directory lies on the {self.mount.kind} of a container: whoever removes the container "
-                "loses the ledger. Mount a volume there"
-            )
-        return (
-            f"the state directory lies on {self.mount.point}, a file system of the type {self.mount.kind} that may "
-            "forget at each start what was written: the board would spend its budget again after each. Turn the "
-            "overlay off (raspi-config, Performance Options, Overlay File System), or put the state directory on a "
-            "partition of its own"
-        )
+    words: str = ""
+    refused: bool = False
 
 
-def volatile_place(config: DeviceConfig, *, root: Path = Path("/")) -> StatePlace | None:
-    """Returns where the state directory lies if it may be forgotten; None if it lasts, or in a simulation.
+def volatile_place(config: DeviceConfig, *, root: Path = Path("/")) -> VolatilePlace:
+    """Returns what is wrong with the place of the state directory; nothing is in a simulation.
 
     :param root: where the system's files are; another folder in tests.
     """
-    if config.simulation is not None:
-        return None
-    try:
-        mountinfo = (root / "proc/self/mountinfo").read_text("utf-8", "surrogateescape")
-    except OSError:
-        return None
-    mount = mount_of(os.path.realpath(config.device.state_dir), mountinfo)
+    mount = None
+    if config.simulation is None:
+        with contextlib.suppress(OSError):
+            mountinfo = (root / "proc/self/mountinfo").read_text("utf-8", "surrogateescape")
+            mount = mount_of(os.path.realpath(config.device.state_dir), mountinfo)
     if mount is None or not (mount.kind in IN_MEMORY or mount.kind.startswith(OVERLAY)):
-        return None
-    return StatePlace(mount, mount.kind in IN_MEMORY or not _in_container(root))
+        return VolatilePlace()
+    if mount.kind not in IN_MEMORY and _in_container(root):
+        return VolatilePlace(
+            f"the state directory lies on the {mount.kind} of a container: whoever removes the container loses the "
+            "ledger. Mount a volume there"
+        )
+    return VolatilePlace(
+        f"the state directory lies on {mount.point}, a file system of the type {mount.kind} that may forget at each "
+        "start what was written: the board would spend its budget again after each. Turn the overlay off "
+        "(raspi-config, Performance Options, Overlay File System), or put the state directory on a partition of its own",
+        refused=True,
+    )
 
 
 def check_place(config: DeviceConfig, *, root: Path = Path("/")) -> str:
     """Returns a warning, or an empty text. Raises `BadInput` if the state would be forgotten and the owner has not
     allowed it."""
-    place = volatile_place(config, root=root)
-    if place is None:
-        return ""
-    if place.refused and not config.device.allow_volatile_state:
-        raise BadInput(f"{place.words}. For tests only: device.allow_volatile_state = true")
-    return place.words
+    words, refused = volatile_place(config, root=root)
+    if refused and not config.device.allow_volatile_state:
+        raise BadInput(f"{words}. For tests only: device.allow_volatile_state = true")
+    return words
 
 
 def _in_container(root: Path) -> bool:
-    if any((root / name).exists() for name in (".dockerenv", "run/.containerenv")):
-        return True
-    try:
+    environment = b""
+    with contextlib.suppress(OSError):
         environment = (root / "proc/1/environ").read_bytes()
-    except OSError:
-        return False
-    return any(each.startswith(b"container=") for each in environment.split(b"\0"))
+    marks = [(root / name).exists() for name in (".dockerenv", "run/.containerenv")]
+    return any(marks) or any(each.startswith(b"container=") for each in environment.split(b"\0"))

@@ -45,8 +45,7 @@ class BoardHealth:
         self._config = config
         self._began = now
         self._root = root
-        place = volatile_place(config, root=root)
-        self._volatile = place is not None and place.refused
+        self._volatile = volatile_place(config, root=root).refused
         self.due_at = now
         self.last_decline: DeclineCode | None = None
         self.last_error: ErrorCode | None = None

@@ -12,7 +12,7 @@ import pytest
 
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.edge_client.net.store_check import StoreCheck
-from hushfleet.errors import CopiedStore
+from hushfleet.errors import CopiedStore, LedgerError
 from hushfleet.wire.format.messages import Known, SeenCharges
 from support.local_link import LocalHub
 from support.whole import Board, Whole, prepared_digits
@@ -99,6 +99,21 @@ def test_each_part_of_what_was_seen_is_compared(bench: Whole, field: str) -> Non
     known = Known(1, victim.agent.store_check._nonce, 1, True, "a", 1, "open", 0, b"", replace(seen, **{field: larger}))
     with pytest.raises(CopiedStore, match="old copy"):
         victim.agent.store_check.on_known(known, 0.0)
+
+
+def test_a_ledger_that_was_changed_by_hand_is_each_rounds_own_problem(
+    bench: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The board goes on to tell it, and declines; it is no copy."""
+    victim, _ = (bench.board(name) for name in NAMES)
+    play(bench, "one")
+
+    def changed(*_: object) -> None:
+        raise LedgerError("the privacy ledger was changed")
+
+    monkeypatch.setattr(victim.store.ledger, "entries", changed)
+    check = victim.agent.store_check
+    assert check.on_known(Known(1, check._nonce, 1, True, "a", 1, "open", 0, b"", SeenCharges(9, 9.0, "b", 9)), 0.0)
 
 
 def test_an_aggregator_that_lies_can_stop_a_board_and_never_make_it_spend_more(bench: Whole) -> None:

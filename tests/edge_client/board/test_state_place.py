@@ -64,7 +64,7 @@ def test_the_mount_decides(tmp_path: Path, config: DeviceConfig, mountinfo: str,
     assert found.kind == kind
     put(tmp_path, mountinfo)
     config = replace(config, device=replace(config.device, state_dir=STATE), simulation=None)
-    assert (volatile_place(config, root=tmp_path) is not None) is refused
+    assert volatile_place(config, root=tmp_path).refused is refused
 
 
 def put(root: Path, mountinfo: str) -> None:
