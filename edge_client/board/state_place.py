@@ -77,7 +77,8 @@ def volatile_place(config: DeviceConfig, *, root: Path = Path("/")) -> VolatileP
     return VolatilePlace(
         f"the state directory lies on {mount.point}, a file system of the type {mount.kind} that may forget at each "
         "start what was written: the board would spend its budget again after each. Turn the overlay off "
-        "(raspi-config, Performance Options, Overlay File System), or put the state directory on a partition of its own",
+        "(raspi-config, Performance Options, Overlay File System), or put the state directory on a partition of its "
+        "own",
         refused=True,
     )
 
