@@ -35,7 +35,7 @@ help:
 	@echo "make coverage    test-fast with coverage measured, into htmlcov/; fails below the floor"
 	@echo "make test-board   some of what boards run, on another Python   (PYTHON=python3.13)"
 	@echo "make test-lowest  commands, wire and engines with the lowest versions that pyproject.toml allows;   make test-peers  beside Flower"
-	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet, 80 fleets from blank boards on, and a year of 40 boards   (CHAOS='--resume')"
+	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet, 80 fleets from blank boards on, a year of 40 boards, and 200 storms of stores that are put back   (CHAOS='--resume')"
 	@echo "make test-arm   a card's software on aarch64, emulated: enrols, trains, is updated, is locked out"
 	@echo "make test-card  a whole card, emulated: first start, rounds, and a power cut in the middle of an update"
 	@echo "make fuzz    a million inputs for the decoders, guided by coverage   (FUZZ='--targets message')"
@@ -88,7 +88,7 @@ coverage: $(STAMP) tools
 chaos: $(STAMP) tools
 	PYTHONPATH=tests $(BIN)/python -m chaos tasks/digits-chaos.toml --seeds 200 --out runs/chaos $(CHAOS)
 	PYTHONPATH=tests $(BIN)/python -m chaos.lives --seeds 80 --out runs/lives
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chaos/whole_year.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chaos/whole_year.py tests/chaos/many_rollbacks.py
 
 test-arm: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s --timeout 14400 tests/arm/on_a_board.py

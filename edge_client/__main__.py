@@ -166,6 +166,7 @@ def _run(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.local_data import describe_data
     from hushfleet.edge_client.board.pacing import Pacer, open_store
     from hushfleet.edge_client.board.process import Supervisor, return_freed_memory
+    from hushfleet.edge_client.board.state_place import check_place
     from hushfleet.edge_client.duties import Duty
     from hushfleet.wire.format.topics import check_new_name
     from hushfleet.wire.link.connection import Timing
@@ -173,7 +174,7 @@ def _run(options: argparse.Namespace) -> int:
     from hushfleet.wire.link.mqtt import MqttLink
 
     return_freed_memory()
-    for words in filter(None, (describe_certificate(config), describe_data(config.data))):
+    for words in filter(None, (check_place(config), describe_certificate(config), describe_data(config.data))):
         logging.getLogger("hushfleet.edge").warning("%s", words)
     simulation = config.simulation
     timing = Timing(backoff_base_s=simulation.reconnect_s) if simulation and simulation.reconnect_s else None
@@ -211,7 +212,8 @@ def _run(options: argparse.Namespace) -> int:
         simulation=simulation,
         pacer=pacer,
     ) as store:
-        budget_clock = BudgetClock(store.ledger, waits=simulation is None)
+        period_s = config.limits.budget.period_s
+        budget_clock = BudgetClock(store.ledger, waits=simulation is None, period_s=period_s)
 
         def run_agent(duties: Sequence[Duty] = (), health: BoardHealth | None = None) -> None:
             agent = Agent(
@@ -233,7 +235,8 @@ def _run(options: argparse.Namespace) -> int:
             from hushfleet.edge_client.fleet.freshness import newest_said_at
             from hushfleet.edge_client.fleet.membership import run_in_fleet
 
-            budget_clock = BudgetClock(store.ledger, witness=partial(newest_said_at, config.store_path.parent))
+            witness = partial(newest_said_at, config.store_path.parent)
+            budget_clock = BudgetClock(store.ledger, witness=witness, period_s=period_s)
             run_in_fleet(config, store, run_agent, partial(connect, store, enrol=True), stop, supervisor)
     return INTERRUPTED if signal.SIGINT in caught else 0
 

@@ -24,6 +24,7 @@ REMNANTS = (
     OFFERS := "update.json",
     NEWEST_RELEASE := "newest.json",
     RELEASE_KEYS := "release_keys",
+    CHARGED := "charged.txt",
     "data.txt",  # of earlier versions
     *(f"{TRIAL_STORE}{suffix}" for suffix in ("", *SQLITE_SUFFIXES, LOCK_SUFFIX)),
 )

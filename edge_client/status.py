@@ -18,9 +18,11 @@ from hushfleet.edge_client.board.certificate import describe_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.drift import HeldOutTest, describe_drift, read_tests
 from hushfleet.edge_client.board.notes import read_data_use, read_training
+from hushfleet.edge_client.board.state_place import volatile_place
 from hushfleet.edge_client.board.waiting import read_waiting
 from hushfleet.edge_client.fleet.freshness import Freshness
 from hushfleet.edge_client.fleet.installed import standing_of
+from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.own_accuracy import own_accuracy
 from hushfleet.edge_client.storage.kept import RosterMark
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -64,6 +66,8 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
         "running": is_in_use(store.path),
         "waits_for": None if waiting is None else {"words": waiting.words, "since": waiting.since, "who": waiting.kind},
         "certificate": _certificate(config),
+        "second_place": None if config.fleet is None else SecondPlace(config.fleet, store, now=0.0).problem(),
+        "state_place": volatile_place(config).words or None,
         "data": use and asdict(use),
         "data_kind": config.data.kind,
         "classes": [] if spec is None else list(spec.model.class_names),
@@ -105,7 +109,7 @@ def format_status(report: dict[str, Any], *, details: bool = False) -> list[str]
     """
     lines = [f"device      {report['device']}   key {report['public_key']}"]
     lines += [f"{name:11} {words}" for name, words in sentences(report).items()]
-    for words in filter(None, (report["certificate"], report["training"])):
+    for words in filter(None, (report[name] for name in ("state_place", "second_place", "certificate", "training"))):
         lines.append(f"attention   {words}")
     if (releases := report["releases"]) is not None and (details or releases["freeze"]):
         lines.append(f"{'attention' if releases['freeze'] else 'releases':11} {releases['words']}")

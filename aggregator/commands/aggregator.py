@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -116,6 +117,7 @@ def aggregator(
     from hushfleet.aggregator.rounds.charge_book import ChargeBook
     from hushfleet.aggregator.rounds.engine import RoundEngine
     from hushfleet.aggregator.rounds.thresholds import RunningThresholds, of_task
+    from hushfleet.aggregator.storage.charged_keys import ChargedKeys
     from hushfleet.aggregator.storage.identity_file import (
         default_path,
         epoch_file,
@@ -160,7 +162,9 @@ def aggregator(
     listed = [] if options.devices is None else read_devices(options.devices)
     if of_fleet is None and closed and not (listed or AggregatorStore.exists(folder) or DeviceRegister.exists(folder)):
         raise nobody_is_known(folder)
-    with AggregatorStore(folder) as store, DeviceRegister(of_fleet.aggregator if of_fleet else folder) as known:
+    with ExitStack() as opened:
+        store = opened.enter_context(AggregatorStore(folder))
+        known = opened.enter_context(DeviceRegister(of_fleet.aggregator if of_fleet else folder))
         policy = enrolment_of(store, known, listed, closed=closed, fleet=of_fleet, console=console)
         with show_progress(console):
             prepared = prepared_under_its_id(task, store, data_dir=options.data_dir, run_id=options.run_id)
@@ -184,6 +188,7 @@ def aggregator(
             console.print(f"[yellow]note:[/] {escape(f'{few}: {more}')}", highlight=False, soft_wrap=True)
         key_path = options.identity or default_path(options.federation)
         key = load_or_create(key_path)
+        seen = opened.enter_context(ChargedKeys(key_path))
 
         def connect(will: Will | None) -> Link:
             return MqttLink(address, client_id=key.client_id(f"aggregator-{options.federation}"), will=will)
@@ -210,6 +215,7 @@ def aggregator(
             roster=roster_file,
             charges=charges,
             thresholds=RunningThresholds(task, of_fleet.round, task_file) if of_fleet else None,
+            seen=seen,
             pause=of_fleet.paused if of_fleet else None,
             epoch=epoch,
             federation=options.federation,

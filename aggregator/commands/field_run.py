@@ -35,6 +35,7 @@ from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.thresholds import RunningThresholds
+from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
@@ -128,6 +129,7 @@ def run_rounds(
     roster: RosterFile | None = None,
     charges: ChargeBook | None = None,
     thresholds: RunningThresholds | None = None,
+    seen: ChargedKeys,
     pause: Path | None = None,
     epoch: int,
     federation: str,
@@ -155,6 +157,7 @@ def run_rounds(
             roster=roster,
             charges=charges,
             thresholds=thresholds,
+            seen=seen,
             rhythm=rhythm,
             federation=federation,
             events=events,

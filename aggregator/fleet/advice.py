@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from hushfleet.aggregator.fleet.view import BoardView
 from hushfleet.aggregator.results.report.readable import epsilon_number, number
+from hushfleet.secure.roster import SEEN_NEWER
 from hushfleet.wire.format.health import Problem, alarms
 
 DECLINES = {
@@ -71,6 +72,25 @@ def certificate_problems(own: Mapping[str, float], authority: float | None, *, n
     return found
 
 
+def old_copy_problems(boards: Iterable[BoardView], *, newest_round: int) -> list[Problem]:
+    """Finds boards that refuse the list of boards of this folder, because they have seen a newer one.
+
+    :param newest_round: as in `with_problems`.
+    """
+    declines = [board.decline for board in boards if board.decline is not None]
+    told = sum(
+        each.round >= newest_round and each.code == "no-privacy" and SEEN_NEWER in each.reason for each in declines
+    )
+    if not told:
+        return []
+    what = f"{told} board{'s know' if told > 1 else ' knows'} a newer roster: this folder is an old copy of the fleet's"
+    advice = (
+        "Stop it, and start the newest folder. If that one is lost, sign a list with a later number: hushfleet fleet "
+        "roster sign."
+    )
+    return [Problem(what, advice, urgent=True)]
+
+
 def _ends(end: float, now: float) -> str:
     return "has ended" if end <= now else f"ends in {(end - now) / DAY_S:.0f} days"
 
@@ -99,7 +119,8 @@ def _problems(board: BoardView, now: float, newest_round: int, service_runs: boo
         spent = epsilon_number(board.spent, board.limit)
         what = f"has spent epsilon_server {spent}, above the limit of {number(board.limit)} on its card"
         advice = (
-            "Its owner has raised limits.epsilon_server, or fleet.toml was changed since: status on the board says it."
+            "Its owner has raised limits.epsilon_server, or fleet.toml was changed since; or a round counts here that "
+            "it declined after it was asked twice, until its next update: status on the board has the exact number."
         )
         found.append(Problem(what, advice))
     if board.health is not None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from hushfleet.aggregator.config.question import noise_by_round
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
-from hushfleet.aggregator.fleet.advice import certificate_problems, with_problems
+from hushfleet.aggregator.fleet.advice import certificate_problems, old_copy_problems, with_problems
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
 from hushfleet.aggregator.fleet.pay import pay_of_fleet
@@ -239,6 +239,7 @@ class FleetWatch:
             problems=(
                 *_problems(service, aggregator, run),
                 *(() if paused else self._waits(run, boards, aggregator != "stopped", now)),
+                *old_copy_problems(boards, newest_round=self._course.round),
                 *of_sums,
                 *certificate_problems(own, authority, now=now),
             ),

@@ -16,6 +16,7 @@ from itertools import chain
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow, evaluation_of, statistic_of
 from hushfleet.aggregator.results.events import iterate_events
+from hushfleet.aggregator.results.fleet_state import Outcome
 from hushfleet.aggregator.results.metrics import RoundSummary, lost_rounds, privacy_tables
 from hushfleet.aggregator.results.outcomes import OUTCOMES, Outcomes
 from hushfleet.aggregator.results.rerun import rerun, versions
@@ -159,7 +160,7 @@ def record(
     )
 
 
-def _counts(outcomes: Mapping[str, int] | None) -> dict[str, int | None]:
+def _counts(outcomes: Mapping[Outcome, int] | None) -> dict[str, int | None]:
     return {} if outcomes is None else {outcome: outcomes[outcome] for outcome in OUTCOMES}
 
 

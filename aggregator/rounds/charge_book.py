@@ -3,9 +3,10 @@
 The board's own ledger is authoritative, but it is lost with the card. Therefore the aggregator notes a charge for every
 board that may train in a round, before it tells the board; the charge that an accepted update declares replaces it. If
 a board declines before training, its note is removed at once, but only if it was told once: a board that is told again,
-of an extended round or after a restart, may have trained after all. In buffered rounds a board that is training is told
-of each version that opens meanwhile, and trains on none of them: each of its updates says how many rounds it has
-charged, and additional notes are dropped (a board that lies about this harms only its own next card).
+of an extended round, after a pause or after a restart, may have trained after all. In buffered rounds a board that is
+training is told of each version that opens meanwhile, and trains on none of them. Each of a board's updates says how
+many rounds of the task it has charged, and additional notes before it are then dropped (a board that lies about this
+harms only its own next card).
 
 After any crash the notes are never too small, except in one case: a board that chooses less noise than the standard
 (`limits.noise_preference` below 1), and whose update was not accepted, is noted with the standard noise, because only
@@ -80,14 +81,13 @@ class ChargeBook:
         """Notes the charge that an accepted update declares, if devices choose their noise: the board's next card may
         ask before the round closes. Raises `StoreError`."""
         if self._engine.method.max_preference is not None:
-            charge = pack(_charge(self._engine.store.charge(device, round)))
+            charge = pack(charge_of(self._engine.store.charge(device, round)))
             self._register.note_charges(self._engine.spec.task, round, {device: charge}, certain=True)
 
     def closed(self, round: int) -> None:
         """Notes the charges of a closed round. Raises `StoreError`; it may be called again."""
         store, spent = self._engine.store, self._note_accepted(round)
-        if self._engine.prepared.task.round.buffered:
-            self._drop_untrained(round)
+        self._drop_untrained(round)
         declined = {device for _, device, code, _ in store.declines(round) if code in BEFORE_TRAINING}
         self._take_back(round, declined - spent)
 
@@ -95,7 +95,7 @@ class ChargeBook:
         """Notes the charges that a round's accepted updates declare. Returns the devices that were charged for it."""
         spent: dict[int, dict[str, bytes]] = {round: {}}
         for row in self._engine.store.charges(round):  # of a buffered round, some are of earlier ones
-            spent.setdefault(row.round, {})[row.device] = pack(_charge(row))
+            spent.setdefault(row.round, {})[row.device] = pack(charge_of(row))
         for number, charges in spent.items():
             self._register.note_charges(self._engine.spec.task, number, charges, certain=True)
         return set(spent[round])
@@ -111,8 +111,8 @@ class ChargeBook:
             self._noted -= gone
 
     def _drop_untrained(self, round: int) -> None:
-        """Drops notes of versions between two updates of a board that it did not train on, by its own count. Keeps the
-        notes with the highest charges, because it may have trained on these."""
+        """Drops notes of rounds between two updates of a board in which it did not train, by its own count. Keeps the
+        notes with the highest charges, because it may have trained in these."""
         store, task = self._engine.store, self._engine.spec.task
         gone: list[tuple[str, int]] = []
         for row in store.charges(round):
@@ -126,7 +126,8 @@ class ChargeBook:
             self._register.drop_rounds(task, gone)
 
 
-def _charge(row: ChargeRow) -> Charge:
+def charge_of(row: ChargeRow) -> Charge:
+    """Returns the charge that an accepted update declared."""
     return Charge(
         unit=row.unit,
         adjacency=row.adjacency,

@@ -25,7 +25,7 @@ from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.aggregator.ingest.refusals import RefusalCounter
 from hushfleet.aggregator.publish.blobs import ChunkServer
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.rounds.charge_book import ChargeBook
+from hushfleet.aggregator.rounds.charge_book import ChargeBook, charge_of
 from hushfleet.aggregator.rounds.cycle import RoundCycle
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.outbox import Outbox
@@ -34,6 +34,7 @@ from hushfleet.aggregator.rounds.round_events import update_fields
 from hushfleet.aggregator.rounds.run_log import RunLog
 from hushfleet.aggregator.rounds.thresholds import RunningThresholds
 from hushfleet.aggregator.rounds.uploads import Uploads
+from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.errors import (
     BadSignature,
     HushfleetError,
@@ -78,6 +79,7 @@ class Coordinator:
     :param roster: the roster of secure sums, signed by the operator; None, or no file, for all accepted devices.
     :param charges: the charges that each board of a fleet may have spent; None if they are not needed.
     :param thresholds: in a fleet, with how many boards rounds open and close; by default the task's numbers.
+    :param seen: the rounds that each device's key has charged, over all runs; None tells devices nothing about them.
     :param rhythm: decides when rounds may be open; by default the task's schedule.
     :param events: the run's event log; None to write none.
     :param clock: monotonic seconds, the same clock as the engine's.
@@ -95,6 +97,7 @@ class Coordinator:
         federation: str = "default",
         charges: ChargeBook | None = None,
         thresholds: RunningThresholds | None = None,
+        seen: ChargedKeys | None = None,
         rhythm: Rhythm | None = None,
         events: EventLog | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -103,7 +106,7 @@ class Coordinator:
         self.store = engine.store
         self.epoch, self.enrolment = epoch, enrolment
         self.present: dict[str, str] = {}
-        self._log, self._clock = RunLog(events, engine), clock
+        self._log, self._clock, self._seen = RunLog(events, engine), clock, seen
         self._asked: dict[str, Ask] = {}  # for each device, the first question of its newest session
         self._other_versions: set[str] = set()
         self._calls = TokenBucket(UNKNOWN_A_SECOND, MAX_UNKNOWN_BURST, now=clock())  # to devices without a key
@@ -301,6 +304,7 @@ class Coordinator:
                 log.info("%s wants %s..., which is not available", device, message.digest.hex()[:16])
         elif isinstance(message, Offer):
             self._log.offer(device, message)
+            self._note_charged(device, message)
             self._answer(self._uploads.offer(device, message))
         elif isinstance(message, Decline):
             self._on_decline(device, message)
@@ -308,6 +312,27 @@ class Coordinator:
             self._on_ask(device, message)
         else:
             raise Malformed(f"expected a device's message, got a {type(message).__name__}")
+
+    def _note_charged(self, device: str, offer: Offer) -> None:
+        """Notes that the device's key has charged a round: a device charges before it offers, and signs the offer.
+
+        The answer of a committee's member is offered in the same way and charges nothing. Raises `StoreError`; the
+        device then offers again.
+        """
+        engine = self.engine
+        newest = engine.closed_rounds if engine.plan is None else engine.plan.round
+        is_update = engine.spec.privacy.secure is None or (engine.collects_updates and offer.round == newest)
+        if self._seen is not None and is_update and offer.task == engine.spec.task and offer.round <= newest:
+            self._seen.offered(self._key(device), offer.task, offer.round)
+
+    def _note_weight(self, device: str, round: int) -> None:
+        """Notes the charge that an accepted update declares."""
+        if self._seen is not None:
+            try:
+                weight = charge_of(self.store.charge(device, round)).weight
+                self._seen.accepted(self._key(device), self.engine.spec.task, round, weight)
+            except StoreError as error:  # the round is counted already
+                log.warning("%s", error)
 
     def _on_decline(self, device: str, message: Decline) -> None:
         if message.task != self.engine.spec.task:
@@ -327,6 +352,7 @@ class Coordinator:
         device, offer, faults = update.device, update.offer, update.faults
         if update.kind == "update" and update.code == "accepted":
             self._rounds.accepted(device, update.round)
+            self._note_weight(device, update.round)
         if update.data:
             self._log.note(update.kind, **update_fields(update, round=offer.round, payload_bytes=offer.size))
         if faults and faults % BLOCK_AFTER_FAULTS == 0:
@@ -361,6 +387,7 @@ class Coordinator:
             phase=plan.phase,
             last_round=last_round,
             last_digest=last_digest,
+            seen=None if self._seen is None else self._seen.of(self._key(device)),
         )
         self._rounds.expect([device])
         if not known.yours:

@@ -36,7 +36,11 @@ WAIT_S = 3600
 """Counted seconds after a start in which nothing is spent, unless the time is heard."""
 
 SAVE_EVERY_S = 3600
-"""Interval between two saves; a client that is killed loses what it has counted since the last one."""
+"""Longest interval between two saves; a client that is killed loses what it has counted since the last one, and
+`status` shows the time of the last one."""
+
+SAVES_A_PERIOD = 60
+"""Least number of saves in a period of the owner's limits, as long as they are a minute apart."""
 
 SAVE_EVERY_WAITING_S = 300
 """The same while nothing is spent: a board whose power fails each hour must end its wait at some time."""
@@ -66,6 +70,7 @@ class BudgetClock:
     :param witness: returns the newest time that somebody else has signed, unix seconds; 0 if there is none yet. None:
         nobody signs any.
     :param waits: False in simulations only, where nothing waits after a start.
+    :param period_s: length of the period of the owner's limits, seconds; 0: there is none.
     """
 
     def __init__(
@@ -76,7 +81,9 @@ class BudgetClock:
         monotonic: Callable[[], float] = since_boot,
         witness: Callable[[], float] | None = None,
         waits: bool = True,
+        period_s: float = 0.0,
     ) -> None:
+        self._save_s = min(SAVE_EVERY_S, max(60.0, period_s / SAVES_A_PERIOD)) if period_s else SAVE_EVERY_S
         self._ledger, self._wall, self._monotonic, self._witness = ledger, wall, monotonic, witness
         self._waits = waits
         self._kept: CountedTime | None = None
@@ -102,7 +109,7 @@ class BudgetClock:
         if self._witness is not None:
             kept = self._compared(kept, self._wall(), self._witness())
         waits = self._counted < kept.waits_until
-        save_s = SAVE_EVERY_WAITING_S if waits else SAVE_EVERY_S
+        save_s = min(self._save_s, SAVE_EVERY_WAITING_S) if waits else self._save_s
         self._due_at = at + (LOOK_EVERY_S if waits else save_s)
         if self._counted >= kept.now + save_s:
             self._keep(kept._replace(now=int(self._counted)))

@@ -49,6 +49,8 @@ class DeviceSection(Checked):
         signed the list of permitted devices; without the key, it trusts the aggregator.
     :param accelerator: `auto`: training uses a GPU if ONNX Runtime has CUDA and the GPU is faster here; `cuda`: if the
         GPU computes the same as the processor; `cpu`: never.
+    :param allow_volatile_state: FOR TESTS: start also where the state directory is forgotten with the power, on a file
+        system in memory or an overlay. Health reports it.
     """
 
     id: Name
@@ -57,6 +59,7 @@ class DeviceSection(Checked):
     board: str = "generic-x86"
     roster_key: PublicKeyText | None = None
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
+    allow_volatile_state: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import hushfleet
 from hushfleet.edge_client.board.certificate import read_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.state_place import volatile_place
 from hushfleet.edge_client.fleet.freshness import Freshness
 from hushfleet.edge_client.fleet.installed import standing_of
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
@@ -44,6 +45,7 @@ class BoardHealth:
         self._config = config
         self._began = now
         self._root = root
+        self._volatile = volatile_place(config, root=root).refused
         self.due_at = now
         self.last_decline: DeclineCode | None = None
         self.last_error: ErrorCode | None = None
@@ -76,6 +78,7 @@ class BoardHealth:
             attempt=standing.attempt,
             accelerator=self.chosen.chosen if self.chosen else "",
             freeze="" if standing.slot == "none" else Freshness(Path(self._config.device.state_dir)).freeze,
+            volatile=self._volatile,
             **{name: _known(read, omit=hides_duration and SHOWN[name].shows_work) for name, read in sensors.items()},
         )
 

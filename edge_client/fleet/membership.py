@@ -18,6 +18,7 @@ from hushfleet.edge_client.fleet.enrol import CertificateRequest, enrol
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.news import News
 from hushfleet.edge_client.fleet.renewal import AskAgain, Renewal
+from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.fleet.updates import ReleaseDuty, RestartForRelease
 from hushfleet.edge_client.state_files import WAITING
@@ -43,9 +44,12 @@ def run_in_fleet(
     :param run_agent: runs the agent with these duties and this report of health until `stop` is set, or a duty ends it.
     :param connect: makes a link to the address that answers boards without a certificate.
     """
+    assert config.fleet is not None
     tls = TlsIdentity(Path(config.device.state_dir), device=config.device.id)
     topics, doubt = Topics(config.device.federation), False
     supervisor.ready()  # the answer may take days
+    second = SecondPlace(config.fleet, store, now=time.monotonic())
+    second.check()
     while not stop.is_set():
         gc.collect()  # an agent's parts refer to each other, so its images and graphs would stay in memory
         usable = store.is_enrolled and tls.is_usable()
@@ -68,7 +72,8 @@ def run_in_fleet(
         updates, news = ReleaseDuty(config, store, now=time.monotonic()), News(config)
         try:
             if not stop.is_set():
-                run_agent([Renewal(config, store, tls), news, updates], BoardHealth(config, now=time.monotonic()))
+                duties = [Renewal(config, store, tls), news, updates, second]
+                run_agent(duties, BoardHealth(config, now=time.monotonic()))
         except AskAgain as reason:
             _log.warning("%s; asking for a certificate where boards without one do", reason)
             doubt = True

@@ -11,6 +11,7 @@ back. Only to check a signature, it imports `cryptography` from the good release
     /opt/hushfleet/root_key             root's public key, 64 hex digits; root signs the statement of the release keys
     /opt/hushfleet/release_keys         the newest such statement; a newer one arrives in STATE/release_keys
     /opt/hushfleet/system.json          the release from which this file and the units were renewed last
+    /opt/hushfleet/charged.txt          the board's charges by its boot partition (`charge_line`), as of the last start
 
 slots.json is replaced as a whole, and synced. The symlink is set from it before every start. So after a kill or a power
 cut at any moment, the board has either the old release or the new one. Starts of a release on trial are counted before
@@ -50,9 +51,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from hushfleet.atomic_file import sync_folder, write_whole
 from hushfleet.edge_client.fleet import system_files
+from hushfleet.edge_client.fleet.charge_line import ChargeLine
 from hushfleet.edge_client.fleet.client_files import clear_inside, only_release, read_inside, remove_inside
 from hushfleet.edge_client.fleet.first_proof import ProofFailed, prove
-from hushfleet.edge_client.state_files import HEALTHY, INCOMING, RELEASE_KEYS
+from hushfleet.edge_client.state_files import CHARGED, HEALTHY, INCOMING, RELEASE_KEYS
 from hushfleet.output import say
 from hushfleet.release.manifest import VERSION, highest, version_order
 
@@ -69,6 +71,8 @@ STEADY_CHECKS = 3
 MOST_INSTALLS = 3
 """Largest number of attempts: an installation that kills the process each time must not be repeated forever."""
 SERVICE = "hushfleet-client.service"
+BOOT = (Path("/boot/firmware/hushfleet"), Path("/boot/hushfleet"))
+"""The folder of a card on its boot partition; a board that was set up by `hushfleet push` has none."""
 _PERMANENT = ("floor", "withdrawn", "downgrade_serial")
 """The fields of `State` that stay, whatever becomes of single releases."""
 
@@ -154,12 +158,13 @@ class Slots:
 
     :param root: /opt/hushfleet, owned by root.
     :param state_dir: /var/lib/hushfleet, written by the client; nothing in it is trusted.
+    :param boot: the card's folder on the boot partition; None if there is none.
     """
 
-    def __init__(self, root: Path, state_dir: Path) -> None:
+    def __init__(self, root: Path, state_dir: Path, boot: Path | None = None) -> None:
         self.root, self.releases, self.current = root, root / "releases", root / "current"
         self._file = root / "slots.json"
-        self._state_dir = state_dir
+        self._state_dir, self._boot = state_dir, boot
 
     # reading the state
 
@@ -227,6 +232,7 @@ class Slots:
 
     def begin(self) -> State:
         """Runs before each start of the client: counts it, and points `current` to the right release."""
+        self._hand_over_charges()
         with self._locked():
             state = self.read()
             if state.trial and not self._is_there(state.trial):
@@ -242,6 +248,7 @@ class Slots:
     def check(self) -> tuple[State, bool]:
         """Runs once a minute. Also returns whether the client must be restarted."""
         self._take_keys()
+        self._keep_charges()
         with self._locked():
             state = self.read()
             if not state.trial or not state.starts:
@@ -335,6 +342,28 @@ class Slots:
                 if (newer := known.after(text)) != known:
                     self._replace("release_keys", f"{newer.line}\n")
         except Exception as error:  # whatever the client's file causes, the board keeps its statement
+            say(f"error: {error}", error=True)
+
+    def _keep_charges(self) -> None:
+        """Copies the client's line about its charges to the boot partition, where a lower number replaces none."""
+        here = ChargeLine.read(self._state_dir)
+        if self._boot is None or here is None:
+            return
+        kept = ChargeLine.read(self._boot)
+        if kept is None or kept.key != here.key or kept.rounds < here.rounds:
+            try:
+                write_whole(self._boot / CHARGED, here.text.encode(), durable=True)
+            except Exception as error:  # a boot partition that is read only or full: the fleet still knows
+                say(f"error: {error}", error=True)
+
+    def _hand_over_charges(self) -> None:
+        """Puts the boot partition's line where the client reads it; an empty file if the partition has lost it."""
+        kept = None if self._boot is None else ChargeLine.read(self._boot)
+        if self._boot is None or (kept is None and ChargeLine.read(self._state_dir) is None):
+            return
+        try:
+            self._replace(CHARGED, "" if kept is None else kept.text)
+        except Exception as error:  # the client starts without it
             say(f"error: {error}", error=True)
 
     @contextlib.contextmanager
@@ -444,8 +473,9 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=Path("/opt/hushfleet"))
     parser.add_argument("--state", type=Path, default=Path("/var/lib/hushfleet"))
     parser.add_argument("--units", type=Path, default=Path("/etc/systemd/system"))
+    parser.add_argument("--boot", type=Path, default=next((each for each in BOOT if each.is_dir()), None))
     options = parser.parse_args()
-    slots = Slots(options.root, options.state)
+    slots = Slots(options.root, options.state, options.boot)
     restart = False
     try:
         if options.command == "check":

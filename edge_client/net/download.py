@@ -16,7 +16,7 @@ from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.kept import RosterMark
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import Malformed, Replayed, TooLarge, WireError
-from hushfleet.secure.roster import MAX_ROSTER_BYTES, Roster
+from hushfleet.secure.roster import MAX_ROSTER_BYTES, SEEN_NEWER, Roster
 from hushfleet.wire.format.chunks import Assembler
 from hushfleet.wire.format.difference import apply_difference
 from hushfleet.wire.format.messages import BASE_BYTES, DifferenceRef, RoundPlan, Want
@@ -255,7 +255,7 @@ class RosterSource:
         newest = self._store.newest_roster(scope)
         if newest is not None and seen.number < newest.number:
             raise Replayed(
-                f"{roster.name} is older than {newest.name}, which this device has seen: it may name boards that were "
+                f"{roster.name} is older than {newest.name}, {SEEN_NEWER}: it may name boards that were "
                 "locked out since, so it is not taken any more"
             )
         if newest is not None and seen.number == newest.number and seen != newest:

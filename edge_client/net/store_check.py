@@ -1,24 +1,28 @@
 """Checks that this store is the only one of its device, and the newest: a store cannot know this by itself.
 
 With a restored old copy, or a second client on a copy, an update would be noised twice: the two noises average out, and
-the copy's ledger lacks what was spent since. The aggregator remembers what it has received, so the device asks it after
-each connection. Before the first answer a process neither trains nor sends an update. If an answer shows a copy, the
-store keeps the reason, and no client trains with it again.
+the copy's ledger lacks what was spent since. The aggregator remembers what it has received, and which rounds this
+device's key has charged in all tasks and runs, so the device asks it after each connection. Before the first answer a
+process neither trains nor sends an update. If an answer shows a copy, the store keeps the reason, and no client trains
+with it again.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 from typing import NoReturn
 
 from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import CopiedStore, StoreError
+from hushfleet.errors import CopiedStore, LedgerError, StoreError
 from hushfleet.wire.format.fields import NONCE_BYTES
 from hushfleet.wire.format.messages import Ask, Known
 
 FIRST_WAIT_S = 3.0
+ROUNDING = 1e-9
+"""Relative error of a sum of charges, whose order differs between aggregator and ledger."""
 LONGEST_WAIT_S = 900.0  # an aggregator that comes back announces it, and is asked at once
 
 _ADVICE = (
@@ -105,19 +109,49 @@ class StoreCheck:
                     f"the aggregator has an update of this device for round {known.last_round} of {known.task}, and "
                     f"this store {'has none' if entry is None else 'holds another one'}"
                 )
+        self._compare(known)
         self._asking, self.confirmed = False, True
         return True
 
+    def _compare(self, known: Known) -> None:
+        """Stops for good if the ledger lacks what the aggregator has seen this device's key charge.
+
+        A ledger only grows, so an older copy lacks the newest round that was seen. The number and the sum do not depend
+        on the order in which the aggregator has seen the rounds.
+        """
+        seen = known.seen
+        if seen is None:
+            return
+        try:
+            entries = self._store.ledger.entries()
+        except LedgerError as error:  # it was changed: each round is declined for this
+            _log.error("%s", error)
+            return
+        rounds, newest = {(entry.task, entry.round) for entry in entries}, (seen.task, seen.round)
+        weight = math.fsum(entry.charge.weight for entry in entries)
+        if len(rounds) < seen.rounds or newest not in rounds or weight < seen.weight * (1 - ROUNDING):
+            without = "" if newest in rounds else ", without that round"
+            self.stop(
+                f"the fleet has seen {seen.rounds} charged round{'s' * (seen.rounds > 1)} of this board's key, with "
+                f"round {seen.round} of {seen.task} as the newest and the sum {seen.weight:.6g}, and this store has "
+                f"{len(rounds)}, with the sum {weight:.6g}{without}"
+            )
+
     def stop(self, finding: str) -> NoReturn:
         """Stores the reason, and raises `CopiedStore`."""
-        reason = f"{finding}. {_ADVICE}{self._store.way_on}"
-        try:
-            self._store.stop_for_good(reason)
-        except StoreError as error:  # it will be detected again
-            _log.error("%s", error)
-        raise CopiedStore(reason)
+        stop_as_copy(self._store, finding)
 
     def _count_session(self) -> int:
         if self._counted is None:
             self._counted = self.session = self._store.next_session()
         return self._counted
+
+
+def stop_as_copy(store: DeviceStore, finding: str) -> NoReturn:
+    """Stores the reason why no client may train with this store any more, and raises `CopiedStore`."""
+    reason = f"{finding}. {_ADVICE}{store.way_on}"
+    try:
+        store.stop_for_good(reason)
+    except StoreError as error:  # it will be detected again
+        _log.error("%s", error)
+    raise CopiedStore(reason)

@@ -136,6 +136,10 @@ class LedgerView:
         """Returns the number of (task, round) pairs in which something was released."""
         return len({(entry.task, entry.round) for entry in self.entries(task)})
 
+    def weight(self) -> float:
+        """Returns the sum of `Charge.weight` over all entries, by which two ledgers can be compared."""
+        return math.fsum(entry.charge.weight for entry in self.entries())
+
     def unit(self, task: str | None = None, *, extra: Charge | None = None) -> str:
         """Returns the unit that `epsilon_server` protects: `"device"` if all charges do, else `"record"`."""
         charges = self._charges(task, extra)
@@ -209,6 +213,11 @@ class Ledger(LedgerView):
         """Opens the ledger of `device`; a database keeps the ledger of one device only."""
         self._connection = connection
         self.device = device
+
+    @property
+    def count(self) -> int:
+        """The number of entries, by the head alone: the chain is not verified. Raises `LedgerError`."""
+        return self._head()[0]
 
     def create_schema(self) -> None:
         """Creates missing tables. Raises `LedgerError` if the database holds another device's ledger."""

@@ -25,6 +25,7 @@ DEVICE_ADJACENCY = "add or remove one device's whole contribution to the round"
 RECORD_ADJACENCY = "add or remove one record of the device's data"
 
 _BLOCK_ENTRIES = 1 << 16
+MOST_WEIGHT = 1e12
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,13 @@ class Charge:
             )
         if any(not words or "\n" in words for words in self.raw):
             raise PrivacyError(f"raw values are named in one line each, got {self.raw!r}")
+
+    @property
+    def weight(self) -> float:
+        """Adds up over charges, so that two ledgers can be compared: steps x (sample rate / noise multiplier)^2, at
+        most 10^12; 1 for each step without noise."""
+        ratio = self.sample_rate / self.noise_multiplier if self.noise_multiplier else 1.0
+        return min(MOST_WEIGHT, self.steps * ratio * ratio)
 
 
 @dataclass(frozen=True)

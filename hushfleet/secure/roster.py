@@ -31,6 +31,10 @@ _Content = TypeVar("_Content", bound="RosterContent")
 _FIRST_FORMAT = {"devices", "keys", "signature"}
 
 
+SEEN_NEWER = "which this device has seen"
+"""Words in the reason of a decline that tell the operator: its list of boards is older than one that a board knows."""
+
+
 @dataclass(frozen=True)
 class RosterContent(Checked):
     """The content that an operator is asked to sign.

@@ -61,6 +61,12 @@ def forget_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceStore, "has_been", lambda *_: True)
 
 
+def forget_updates(whole: Whole) -> None:
+    """The aggregator has lost what it knew of the boards' updates."""
+    whole.coordinator._uploads._latest.clear()
+    whole.coordinator._seen = None
+
+
 def test_the_attack_on_a_client_that_does_not_ask(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_to_ask(monkeypatch)
     victim = restored(whole)
@@ -84,7 +90,7 @@ def test_an_old_copy_stops_for_good_before_it_trains(
     victim.store.close()
     file = tmp_path / "device.toml"
     file.write_text(
-        f'[device]\nid = "victim"\nstate_dir = "{victim.state_dir}"\n[broker]\nurl = "mqtt://localhost:1"\n'
+        f'[device]\nid = "victim"\nstate_dir = "{victim.state_dir}"\nallow_volatile_state = true\n[broker]\nurl = "mqtt://localhost:1"\n'
         f'[data]\nkind = "arrays"\npath = "{whole.samples}"\n[limits]\nepsilon_server = 8.0\n'
     )
     assert command.main(["run", str(file)]) == 2  # at once, without a connection
@@ -106,7 +112,7 @@ def test_a_plan_that_is_ahead_of_the_store_stops_it(whole: Whole) -> None:
     assert whole.drive(lambda: whole.coordinator.engine.closed_rounds >= 1)
     whole.boards.remove(other)
     whole.lose(victim)
-    whole.coordinator._uploads._latest.clear()
+    forget_updates(whole)
     victim = whole.board("victim", old)
     whole.drive(lambda: victim.stopped is not None)
     assert "holds a state of this device that this store has never been in" in str(victim.stopped)
@@ -116,7 +122,7 @@ def test_a_plan_that_is_ahead_of_the_store_stops_it(whole: Whole) -> None:
 def test_duplicate_of_another_update_stops_it(whole: Whole) -> None:
     """Where nothing showed before, the round's plan being from before the update: then at least here."""
     victim = restored(whole)
-    whole.coordinator._uploads._latest.clear()
+    forget_updates(whole)
     whole.drive(lambda: victim.stopped is not None)
     assert isinstance(victim.stopped, CopiedStore)
     assert "this store holds another one" in str(victim.stopped)

@@ -81,7 +81,11 @@ class ChaosFleet(LiveFleet):
         twin = f"twin of {device}"
         state = self.simulation.folder.path / "twins" / device
         state.mkdir(parents=True, exist_ok=True)
-        text = re.sub(r"(?m)^state_dir = .*$", f'state_dir = "{state.resolve()}"', self.device_config(device))
+        text = re.sub(
+            r"(?m)^state_dir = .*$",
+            f'state_dir = "{state.resolve()}"\nallow_volatile_state = true',
+            self.device_config(device),
+        )
         config = state / "device.toml"
         config.write_text(re.sub(r"(?m)^metrics = .*\n", "", text))
         self.expected_down.add(twin)  # how it ends is of no interest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 from cryptography import x509
@@ -14,8 +15,10 @@ from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.rollout import board_rollouts, current
 from hushfleet.aggregator.rounds.charge_book import BEFORE_TRAINING
+from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.edge_client.net.store_check import ROUNDING
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.link.interface import LinkDown, LinkEvent, LinkUp
@@ -30,7 +33,7 @@ def check_life(life: Life) -> list[str]:
 
 def check_files(life: Life) -> list[str]:
     """What nothing need run for."""
-    return [*_identities(life), *_releases(life), *_ledgers(life), *_secrets(life)]
+    return [*_identities(life), *_releases(life), *_ledgers(life), *_seen(life), *_secrets(life)]
 
 
 def _identities(life: Life) -> Iterator[str]:
@@ -101,6 +104,21 @@ def _ledgers(life: Life) -> Iterator[str]:
                 yield f"the ledger of {card.device} has {entries}, {sorted(counted)} were counted"
             if len(counted) != ROUNDS:
                 yield f"of {card.device} {len(counted)} rounds were counted, not {ROUNDS}"
+
+
+def _seen(life: Life) -> Iterator[str]:
+    """What the aggregator would tell a board of its charges has each accepted update, and nothing that it lacks."""
+    with AggregatorStore(life.folder.run) as run:
+        accepted = dict.fromkeys(life.devices, 0) | Counter(row.device for row in run.charges())
+    with ChargedKeys(life.folder.aggregator / "identity.key") as charged:
+        for card in life.cards:
+            with DeviceStore(card.config.store_path, device=card.device, inspect=True) as store:
+                ledger, seen = store.ledger, charged.of(store.identity.public_key)
+                rounds = 0 if seen is None else seen.rounds
+                if not accepted[card.device] <= rounds <= ledger.rounds_charged():
+                    yield f"of {card.device} {rounds} charged rounds were seen, of {ledger.rounds_charged()}"
+                if seen is not None and seen.weight > ledger.weight() * (1 + ROUNDING):
+                    yield f"of {card.device} the sum {seen.weight} was seen, of {ledger.weight()}"
 
 
 def _secrets(life: Life) -> Iterator[str]:

@@ -15,6 +15,7 @@ from chaos.life_plan import KINDS, PARTS, STEPS, draw_life
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.enrolment import carried_rounds
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.privacy.mechanism import Charge
@@ -46,6 +47,12 @@ def _the_aggregator_forgets(life: Life) -> None:
         register.forget(life.devices[0])
 
 
+def _a_seen_charge_is_none(life: Life) -> None:
+    with ChargedKeys(life.folder.aggregator / "identity.key") as charged:
+        assert charged.rows("SELECT weight FROM charged WHERE weight > 0"), "accepted updates have weights"
+        charged.write("DELETE FROM charged")
+
+
 def _another_release_runs(life: Life) -> None:
     link = life.boards[0].opt / "current"
     link.unlink()
@@ -58,6 +65,7 @@ FAULTS = (
     (_certificates_change_sides, "revoked certificates"),
     (_charges_are_of_other_rounds, "were counted"),
     (_the_aggregator_forgets, "the aggregator knows"),
+    (_a_seen_charge_is_none, "0 charged rounds were seen"),
     (_another_release_runs, "runs 9.9"),
 )
 

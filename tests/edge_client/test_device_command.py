@@ -46,6 +46,7 @@ def device_toml(tmp_path: Path) -> Path:
         id = "{DEVICE}"
         federation = "test"
         state_dir = "state"
+        allow_volatile_state = true
         [broker]
         url = "mqtt://127.0.0.1:9"
         [data]

@@ -191,7 +191,8 @@ def test_status_and_predict_say_which(
     bench.until(lambda: kept(bench) == final)
     path, image = tmp_path / "device.toml", tmp_path / "image.png"
     path.write_text(
-        f'[device]\nid = "{DEVICE}"\nfederation = "test"\nstate_dir = "state"\n[broker]\nurl = "mqtt://127.0.0.1:9"\n'
+        f'[device]\nid = "{DEVICE}"\nfederation = "test"\nstate_dir = "state"\nallow_volatile_state = true\n'
+        '[broker]\nurl = "mqtt://127.0.0.1:9"\n'
         '[data]\nkind = "arrays"\npath = "train.npz"\n[limits]\nepsilon_server = 1000.0\n'
     )
     Image.fromarray(np.random.default_rng(3).integers(0, 256, (8, 8), np.uint8)).save(image)

@@ -33,6 +33,7 @@ from hushfleet.edge_client.fleet.enrol import CertificateRequest
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.news import News
 from hushfleet.edge_client.fleet.renewal import Renewal
+from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.fleet.slots import Slots
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.fleet.trial import prove
@@ -183,7 +184,9 @@ def take_part(board: Board, store: DeviceStore, package: Package) -> None:
     server = ScriptedAggregator(hub, package)
     tls = TlsIdentity(board.state, device=DEVICE)
     news, updates = News(board.config, clock=clock), ReleaseDuty(board.config, store, now=clock())
-    duties = [Renewal(board.config, store, tls, clock=clock), news, updates]
+    assert board.config.fleet is not None
+    second = SecondPlace(board.config.fleet, store, now=clock())
+    duties = [Renewal(board.config, store, tls, clock=clock), news, updates, second]
     health = BoardHealth(board.config, now=clock())
     agent = Agent(
         board.config, lambda will: hub.link(DEVICE, will), store, clock=clock, stop=Stop(clock), duties=duties,

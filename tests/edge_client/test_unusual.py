@@ -64,7 +64,8 @@ def write(path: Path, apart: list[float], *, faults: list[int] | None = None) ->
 def device_toml(folder: Path, more: str = "") -> Path:
     path = folder / "device.toml"
     path.write_text(
-        f'[device]\nid = "{DEVICE}"\nfederation = "test"\nstate_dir = "state"\n[broker]\nurl = "mqtt://127.0.0.1:9"\n'
+        f'[device]\nid = "{DEVICE}"\nfederation = "test"\nstate_dir = "state"\nallow_volatile_state = true\n'
+        '[broker]\nurl = "mqtt://127.0.0.1:9"\n'
         f'[data]\nkind = "csv"\npath = "pump.csv"\n{more}[limits]\nepsilon_server = 1000.0\n'
     )
     return path

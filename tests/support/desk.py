@@ -106,7 +106,8 @@ class Board:
         self.token_file = state / "enrol.token"
         self.token_file.write_text(token)
         self.file = home / "device.toml"
-        self.file.write_text(device_toml(folder, row, state_dir=str(state), ca_file=str(folder.ca / "ca.pem")))
+        text = device_toml(folder, row, state_dir=str(state), ca_file=str(folder.ca / "ca.pem"))
+        self.file.write_text(text.replace("[device]\n", "[device]\nallow_volatile_state = true\n"))
         self.config: DeviceConfig = load_config(self.file)
         self.store = DeviceStore(self.config.store_path, device=device, durable=False)
         self.tls = TlsIdentity(state, device=device)

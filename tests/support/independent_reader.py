@@ -30,11 +30,11 @@ FIELDS = {
     10: "task round digest code reason",
     11: "device public_key reason",
     12: "session nonce",
-    13: "epoch nonce session yours task round phase last_round last_digest",
+    13: "epoch nonce session yours task round phase last_round last_digest seen?",
     14: "device csr public_key proof nonce board version after?",
     15: "device nonce verdict certificate reason retry_s carried? up_to?",
     16: "device session version uptime_s disk_percent memory_percent temperature_c throttled last_decline last_error"
-    " certificate_end slot platform? tried? attempt? accelerator? freeze?",
+    " certificate_end slot platform? tried? attempt? accelerator? freeze? volatile?",
     17: "device version manifest digest size attempt?",
     18: "keys newest",
 }

@@ -12,6 +12,7 @@ from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoch
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.agent import Agent
@@ -29,7 +30,7 @@ STEPS = 4000  # of which most do nothing, where a real broker takes its time
 STEP_S = 0.02
 
 
-def prepared_digits(run_id: str, *, method: str = "dp-fedavg") -> PreparedTask:
+def prepared_digits(run_id: str, *, method: str = "dp-fedavg", rounds: int = 3) -> PreparedTask:
     return prepare(
         parse_task(
             {
@@ -38,7 +39,7 @@ def prepared_digits(run_id: str, *, method: str = "dp-fedavg") -> PreparedTask:
                 "method": {"name": method, "batch_size": 16},
                 "privacy": {"clip_norm": 1.0, "noise_multiplier": 2.0, "accounting": "strict", "delta": 1e-5},
                 "data": {"name": "digits", "devices": 2},
-                "round": {"rounds": 3, "min_devices": 2},
+                "round": {"rounds": rounds, "min_devices": 2},
                 "wire": {"chunk_bytes": 1024},
             }
         ),
@@ -108,13 +109,15 @@ class Whole:
         """An aggregator's process, of this run or the next start of it."""
         store = AggregatorStore(self.folder / prepared.spec.task, durable=False)
         register = DeviceRegister(self.folder / prepared.spec.task, durable=False)
-        self._stores += [store, register]
+        seen = ChargedKeys(self.key, durable=False)
+        self._stores += [store, register, seen]
         self.coordinator = Coordinator(
             RoundEngine(store, prepared, monotonic=self.clock),
             lambda will: self.connect(f"aggregator-{self.federation}", will),
             identity=load_or_create(self.key),
             epoch=next_epoch(self.key),
             enrolment=Enrolment(store, register, closed=False, clock=self.clock),
+            seen=seen,
             federation=self.federation,
             clock=self.clock,
         )

@@ -24,6 +24,20 @@ erase() {
 [ "$(id -u)" = 0 ] || fail 1 "install.sh needs root: sudo sh $here/install.sh"
 if [ -e "$here/done" ]; then say "nothing to do: $here/done is there"; exit 0; fi
 
+# A ledger that is forgotten at each start would let the board spend its budget again and again. A container's overlay
+# lasts as long as the container.
+place=$state
+while [ ! -e "$place" ]; do place=$(dirname "$place"); done
+kind=$(stat -f -c %T "$place")
+if grep -Eq '^allow_volatile_state *= *true' "$here/device.toml"; then kind=; fi
+if [ -e "$root/.dockerenv" ] || [ -e "$root/run/.containerenv" ]; then kind=${kind#overlayfs}; fi
+case $kind in
+tmpfs | ramfs | overlayfs)
+    fail 2 "$state would lie on $place, whose file system ($kind) forgets at each start what was written. Turn the overlay \
+off (raspi-config, Performance Options, Overlay File System), or mount a partition of its own at $state"
+    ;;
+esac
+
 # 1. The Python that the release was made for
 want=$(cat "$here/python")
 for python in "python$want" python3; do

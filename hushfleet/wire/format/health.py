@@ -86,6 +86,7 @@ class Health(Checked):
     :param accelerator: the choice that a trial on random numbers made for the task; empty if there was no choice.
     :param freeze: a state that has lasted for a week in which the client ran: `unheard`: no new statement of the newest
         release has come; `older`: the board's release is older than the newest. Somebody may hold back messages.
+    :param volatile: whether the board's owner lets it run with a state directory that is forgotten without power.
     """
 
     device: Name
@@ -182,6 +183,21 @@ class Health(Checked):
             },
         ),
     ] = later("")
+    volatile: Annotated[
+        bool,
+        HealthFormat(
+            text={True: "forgets its state"},
+            metric="volatile_state",
+            flag=True,
+            help="1 where its ledger is forgotten without power",
+            limit=1,
+            alarm=Problem(
+                "keeps its ledger where it is forgotten without power",
+                "Put its state directory on a partition that lasts, and take device.allow_volatile_state out.",
+                urgent=True,
+            ),
+        ),
+    ] = later(False)
 
 
 SHOWN: Mapping[str, HealthFormat] = {

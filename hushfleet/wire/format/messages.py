@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from hushfleet.config.spec import BlobRef, Digest, RoundNumber, Rounds, TaskId
 from hushfleet.errors import BadSignature, Malformed, OtherVersion, TooLarge
-from hushfleet.schema import Checked, Count, Finite, Share, later, pack, require, unpack
+from hushfleet.schema import Checked, Count, Finite, NotNegative, Share, later, pack, require, unpack
 from hushfleet.wire.format.chunks import BlobSize, Ranges, check_ranges
 from hushfleet.wire.format.fields import (
     DeclineCode,
@@ -290,6 +290,24 @@ class Ask(Checked):
 
 
 @dataclass(frozen=True)
+class SeenCharges(Checked):
+    """The rounds that the aggregator has ever seen the asking device's key charge, over all tasks and runs.
+
+    Each of them is in the ledger of the newest store of this key; a store that lacks one is an older copy.
+
+    :param rounds: their number.
+    :param weight: the sum of their `Charge.weight`, of those whose charge is known.
+    :param task: that of the newest of them.
+    :param round: that of the newest of them.
+    """
+
+    rounds: Annotated[int, Meta(ge=1, le=MAX_INT)]
+    weight: NotNegative
+    task: TaskId
+    round: RoundNumber
+
+
+@dataclass(frozen=True)
 class Known(Checked):
     """The answer to an `Ask`: what the aggregator knows about a device.
 
@@ -303,6 +321,7 @@ class Known(Checked):
     :param last_round: the newest round of the task for which the aggregator has an update of this device, or was
         offered one; 0 for none.
     :param last_digest: SHA-256 of that update; empty for none.
+    :param seen: None if the aggregator has seen no charge of this key.
     """
 
     epoch: Count
@@ -314,6 +333,7 @@ class Known(Checked):
     phase: Phase
     last_round: RoundNumber
     last_digest: Annotated[bytes, Meta(max_length=32)]
+    seen: SeenCharges | None = later(None)
 
     def __post_init__(self) -> None:
         super().__post_init__()

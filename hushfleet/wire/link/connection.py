@@ -209,7 +209,10 @@ class Connection:
             detail = f": {self._paho_error}" if self._paho_error else ""
             if address.tls and not self.was_accepted and not self.was_refused:
                 # with TLS 1.3 the broker checks the certificate after the client's handshake is over
-                detail += "; before the login this mostly means that it does not accept our certificate"
+                detail += (
+                    "; before the login this mostly means that it does not accept our certificate, which was locked "
+                    "out or has ended; its operator knows why"
+                )
             return (self._reason or f"the connection to {address} was lost") + detail
         if self._reason:
             return self._reason

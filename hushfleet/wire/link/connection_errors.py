@@ -32,7 +32,13 @@ def explained(error: OSError, address: BrokerAddress) -> str:
         return (
             f"{address} speaks MQTT without TLS: name its TLS port (mostly 8883), or write mqtt:// where that is meant"
         )
-    return f"{address} cannot be reached: {error or type(error).__name__}"
+    said = f"{error or type(error).__name__}"
+    if address.tls and in_handshake and address.cert_file is not None:
+        return (
+            f"{address} ended the connection before the login ({said}): this mostly means that it does not accept our "
+            "certificate, which was locked out or has ended; its operator knows why. Or it is just being started"
+        )
+    return f"{address} cannot be reached: {said}"
 
 
 def explained_silence(address: BrokerAddress) -> str:

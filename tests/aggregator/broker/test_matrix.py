@@ -23,6 +23,7 @@ DEVICE = """
 [device]
 id = "{name}"
 state_dir = "state"
+allow_volatile_state = true
 [broker]
 url = "{url}"
 [data]

@@ -35,6 +35,7 @@ from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.mechanism import Charge, GaussianMechanism
 from hushfleet.schema import pack, unpack
+from hushfleet.secure.roster import SEEN_NEWER
 from hushfleet.wire.format.health import SHOWN
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Birth, Health, Message, ServerState, encode_message
@@ -224,6 +225,21 @@ def test_a_board_that_says_nothing_is_told_also_where_it_was_training(state: Any
     board = a_board(1, state=state, health_at=NOW - 3600 * hours)
     found = with_problems(board, now=NOW, newest_round=12, service_runs=True).problems
     assert [each.what for each in found] == ["is connected, but says nothing of itself"] * silent
+
+
+def test_an_old_copy_of_the_folder_is_told_by_the_boards_that_know_a_newer_roster(desk: Desk) -> None:
+    """Boards declined, and the operator of the old copy saw nothing but "no-privacy" in the boards' own logs."""
+    reason = f"round 2: roster 3 of today is older than roster 5, {SEEN_NEWER}: it may name boards that were locked out"
+    with run_events(desk.folder) as log:
+        log.write("round_open", round=2, cohort=list(NAMES))
+        log.write("decline", round=2, device="board-1", code="no-privacy", reason="more noise is asked for")
+        assert not [each for each in desk.view().problems if "old copy" in each.what]
+        for name in ("board-2", "board-3"):
+            log.write("decline", round=2, device=name, code="no-privacy", reason=reason)
+        (problem,) = [each for each in desk.view().problems if "old copy" in each.what]
+    assert problem.what == "2 boards know a newer roster: this folder is an old copy of the fleet's"
+    assert problem.urgent
+    assert "fleet roster sign" in problem.advice
 
 
 def test_a_finished_task_is_no_fault() -> None:
@@ -602,7 +618,7 @@ def test_the_terminal_shows_it_and_no_text_is_markup() -> None:
 
 def test_a_health_field_is_shown_as_its_metadata_say() -> None:
     values = {"disk_percent": 90, "memory_percent": 70, "temperature_c": 85, "throttled": True, "last_error": "disk"}
-    values |= {"slot": "returned", "accelerator": "cuda", "freeze": "older"}
+    values |= {"slot": "returned", "accelerator": "cuda", "freeze": "older", "volatile": True}
     (board,) = (each for each in a_view(a_board(1, **values)).boards)
     assert board.health is not None
     page, told = render_parts(a_view(board))["boards"], metrics(a_view(board)).decode()

@@ -353,6 +353,33 @@ def test_a_board_that_came_while_a_round_rested_is_noted_when_another_process_go
     assert [number for _, number, _ in field.register.charges("dev-2")] == [1]
 
 
+def test_a_round_that_was_declined_twice_is_charged_only_until_the_boards_next_update(make_field: MakeField) -> None:
+    """Asked again after a pause it may have trained after all, until it says how many rounds it has charged."""
+    field = make_field(charges=True, min_updates=2)
+
+    def noted() -> list[int]:
+        return [number for _, number, _ in field.register.charges("dev-0")]
+
+    def decline() -> None:
+        field.send("dev-0", Decline("tiny-0001", field.plan.round, "budget", "spent"))
+        field.run()
+
+    field.join_all()
+    decline()
+    assert noted() == []
+    field.pause.touch()
+    field.run(0.5)
+    field.pause.unlink()
+    field.run(0.5)
+    decline()
+    assert noted() == [1], "nobody knows which of the two plans it has declined"
+    send(field, "dev-1", "dev-2")
+    assert field.plan.round == 2
+    send(field, "dev-0", "dev-1", "dev-2")
+    assert field.plan.round == 3
+    assert noted() == [2, 3], "as in its own ledger, and the open round"
+
+
 def test_an_update_that_comes_between_two_windows_is_for_the_next_version(make_field: MakeField) -> None:
     field = field_at(make_field, "2026-11-27T01:00", schedule=NIGHTLY, **BUFFERED)
     late = field.fleet.update("dev-0").data

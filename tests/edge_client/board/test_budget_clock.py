@@ -367,3 +367,25 @@ def test_a_damaged_time_of_an_entry_stops_the_rounds(ledger: Ledger) -> None:
     ledger._connection.execute("UPDATE privacy_ledger_unsure SET at = 'x'")
     with pytest.raises(LedgerError, match="the counted time of device 'board-7' is damaged"):
         BUDGET.check(ledger, ONE, now=clock.now())
+
+
+@pytest.mark.parametrize(("period_s", "stale_s"), [(HOUR, 60), (DAY, 1440), (90 * DAY, SAVE_EVERY_S)])
+def test_what_status_reads_is_a_sixtieth_of_a_period_old_at_most(
+    ledger: Ledger, period_s: float, stale_s: float
+) -> None:
+    """With a period of an hour, `status` said that it ends in 1.72 hours."""
+    times = Times()
+    times.clock(ledger).now()
+    charge(ledger, TODAY)
+    times.said = TODAY + 1
+    clock = BudgetClock(ledger, monotonic=lambda: times.ran, waits=False, period_s=period_s)
+    budget = Budget(1e-5, 8.0, 2.0, period_s)
+    for _ in range(int(2 * stale_s / 10)):
+        times.run(10.0)
+        clock.tick()
+        kept = ledger.counted()
+        assert kept is not None
+        assert clock.now() - kept.now <= stale_s
+        assert budget.free_at(ledger.entries(), kept.now) - clock.now() <= period_s
+    killed = BudgetClock(ledger, monotonic=lambda: 0.0, waits=False, period_s=period_s)
+    assert clock.now() - stale_s <= killed.now() <= clock.now(), "never ahead of the time that was counted"

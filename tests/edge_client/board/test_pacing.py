@@ -411,6 +411,7 @@ def test_the_keys_of_the_configuration(tmp_path: Path, config: DeviceConfig) -> 
 [device]
 id = "d"
 state_dir = "s"
+allow_volatile_state = true
 [broker]
 url = "mqtt://localhost"
 [data]

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,11 +19,14 @@ from hushfleet.aggregator.fleet import keys
 from hushfleet.aggregator.fleet.authority import make_key
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.duties import Duty
+from hushfleet.edge_client.fleet.charge_line import ChargeLine
 from hushfleet.edge_client.fleet.enrol import CertificateRequest, enrol
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.membership import run_in_fleet
 from hushfleet.edge_client.fleet.renewal import AskAgain
-from hushfleet.errors import BadSignature, Malformed, StoreError
+from hushfleet.edge_client.fleet.second_place import SecondPlace
+from hushfleet.edge_client.state_files import CHARGED
+from hushfleet.errors import BadSignature, CopiedStore, Malformed, StoreError
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.schema import pack
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest
@@ -195,6 +199,31 @@ def test_what_an_agent_held_is_free_before_the_next_one_begins(talk: Talk) -> No
     finally:
         gc.enable()
     assert freed == [True]
+
+
+@pytest.mark.parametrize("rounds", [0, 5])
+def test_a_client_first_compares_its_ledger_with_its_boot_partition(talk: Talk, tmp_path: Path, rounds: int) -> None:
+    """Before it connects to anybody; and it keeps the line while its agent runs."""
+    board, stop, kept = talk.board, threading.Event(), list[bool]()
+    assert board.config.fleet is not None
+    config = replace(board.config, fleet=replace(board.config.fleet, releases=str(tmp_path / "opt")))
+    line = ChargeLine(board.store.identity.public_key.hex(), rounds, 0.25 * rounds)
+    (tmp_path / "opt").mkdir()
+    (tmp_path / "opt" / CHARGED).write_text(line.text)
+
+    def run_agent(duties: Sequence[Duty], health: BoardHealth) -> None:
+        kept.append(any(isinstance(duty, SecondPlace) for duty in duties))
+        stop.set()
+
+    def run() -> None:
+        run_in_fleet(config, board.store, run_agent, cast("Any", lambda: _Desk(talk)), stop, Supervisor(None, None))
+
+    if rounds:
+        with pytest.raises(CopiedStore, match="the boot partition says that this board's key has charged 5 rounds"):
+            run()
+    else:
+        run()
+    assert kept == [True] * (not rounds)
 
 
 def test_what_twenty_thousand_rounds_have_cost_comes_in_parts(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:

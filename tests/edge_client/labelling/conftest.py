@@ -41,6 +41,7 @@ def device_toml(board: DeviceConfig, tmp_path: Path) -> Path:
         [device]
         id = "{DEVICE}"
         state_dir = "state"
+        allow_volatile_state = true
         [broker]
         url = "mqtt://127.0.0.1:9"
         [data]

@@ -393,7 +393,8 @@ def test_the_command_prints_an_address_that_opens_the_page(
     monkeypatch.setattr(LabelServer, "serve_forever", lambda server: None)
     file = tmp_path / "device.toml"
     file.write_text(
-        '[device]\nid = "board-1"\nstate_dir = "state"\n[broker]\nurl = "mqtt://127.0.0.1:9"\n[data]\nkind = "folder"\n'
+        '[device]\nid = "board-1"\nstate_dir = "state"\nallow_volatile_state = true\n'
+        '[broker]\nurl = "mqtt://127.0.0.1:9"\n[data]\nkind = "folder"\n'
         'path = "images"\ninbox = "inbox"\n[limits]\nepsilon_server = 50.0\n'
     )
     assert main(["label", str(file), "--port", "0"]) == 0

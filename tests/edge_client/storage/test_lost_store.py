@@ -26,6 +26,7 @@ DEVICE_TOML = """
 [device]
 id = "bench-01"
 state_dir = "state"
+allow_volatile_state = true
 [broker]
 url = "mqtt://127.0.0.1:9"
 [data]

@@ -48,6 +48,7 @@ SUBSTITUTES = {
     "chgrp": NOTHING,
     "install": '#!/bin/sh\nexec /usr/bin/install -d -m "$3" "$8"\n',
     "systemctl": NOTHING,
+    "stat": "#!/bin/sh\necho ${STATE_KIND:-ext2/ext3}\n",
     "setpriv": '#!/bin/sh\nshift 3\nexec "$@"\n',
     # the power is cut at the n-th time that something is about to last
     "mv": '#!/bin/sh\n. "$(dirname "$0")/count"\nexec /bin/mv "$@"\n',
@@ -94,11 +95,11 @@ class Board:
     def state(self) -> Path:
         return self.root / "var/lib/hushfleet"
 
-    def install(self, *, cut_at: int = 0) -> subprocess.CompletedProcess[str]:
+    def install(self, *, cut_at: int = 0, state_kind: str = "ext2/ext3") -> subprocess.CompletedProcess[str]:
         (self.tools / "left").write_text(str(cut_at))
         path = f"{self.tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         command = ["sh", str(self.boot / "hushfleet" / "install.sh")]
-        environment = {**os.environ, "PATH": path, "HUSHFLEET_ROOT": str(self.root)}
+        environment = {**os.environ, "PATH": path, "HUSHFLEET_ROOT": str(self.root), "STATE_KIND": state_kind}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     def secrets_on_the_card(self) -> list[str]:
@@ -260,3 +261,25 @@ def test_damaged_release_leaves_nothing_and_keeps_the_token(board: Board) -> Non
     assert "damaged" in done.stdout
     assert not (board.root / "opt/hushfleet/current").exists()
     assert "enrol.token" in board.secrets_on_the_card()
+
+
+@pytest.mark.parametrize("kind", ["overlayfs", "tmpfs", "ramfs"])
+def test_a_state_that_is_forgotten_at_each_start_is_refused(tmp_path: Path, kind: str) -> None:
+    board = Board(tmp_path)
+    done = board.install(state_kind=kind)
+    assert done.returncode == 2
+    assert f"whose file system ({kind}) forgets at each start what was written. Turn the overlay off" in done.stdout
+    assert not (board.root / "opt").exists(), "nothing was installed"
+
+
+@pytest.mark.parametrize(("kind", "mark"), [("overlayfs", ".dockerenv"), ("overlayfs", "run/.containerenv")])
+def test_the_overlay_of_a_container_lasts(tmp_path: Path, kind: str, mark: str) -> None:
+    board = Board(tmp_path)
+    (board.root / mark).parent.mkdir(parents=True, exist_ok=True)
+    (board.root / mark).touch()
+    assert board.install(state_kind=kind).returncode == 0
+
+
+def test_a_tester_may_allow_it(tmp_path: Path) -> None:
+    allowed = DEVICE_TOML.replace("[broker]", "allow_volatile_state = true\n[broker]")
+    assert Board(tmp_path, device_toml=allowed).install(state_kind="tmpfs").returncode == 0

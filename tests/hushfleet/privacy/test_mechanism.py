@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -200,3 +201,11 @@ def test_charges_outside_their_range_are_refused(change):
     Charge(**good)
     with pytest.raises(PrivacyError):
         Charge(**(good | change))
+
+
+def test_the_weight_of_a_charge_adds_up_and_is_finite() -> None:
+    of = partial(Charge, "record", "add-or-remove", "gaussian")
+    assert of(2.0).weight == 0.25
+    assert of(0.5, 1, 0.25, 8).weight == 2.0
+    assert Charge("device", "add-or-remove", "none", 0.0, steps=3).weight == 3.0
+    assert of(1e-300).weight == 1e12

@@ -48,6 +48,7 @@ from hushfleet.wire.format.messages import (
     Refused,
     RoundPlan,
     SecurePlan,
+    SeenCharges,
     ServerState,
     TaskNotice,
     Want,
@@ -321,6 +322,14 @@ GOLDEN_ROSTER = (
 )
 
 
+GOLDEN_KNOWN_WITH_CHARGES = (
+    "4846030dbb0000008aa565706f636803a56e6f6e6365c410000102030405060708090a0b0c0d0e0fa773657373696f6e"
+    "07a5796f757273c3a47461736ba764656d6f2d3166a5726f756e6402a57068617365a46f70656eaa6c6173745f726f75"
+    "6e6401ab6c6173745f646967657374c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e"
+    "1fa47365656e84a6726f756e64730ea6776569676874cb400c000000000000a47461736ba764656d6f2d3165a5726f75"
+    "6e64076b437beec5bcde49fd46b050bf5de57dd9250b971cf0d953890d564f148b948e0e4eec50a7813aec1cbb51974b"
+    "65c728aa8fa1a368f8d5e6c47fd2dc8ed05603"
+)
 SUM = SecurePlan(BlobRef(DIGEST, 50_000), 0.5, b"\xfe\x80")
 
 
@@ -353,6 +362,15 @@ def test_a_plan_with_the_fields_that_came_later() -> None:
     assert encode_message(plan, DEVICE) == golden
     assert decode_message(golden, public_key=DEVICE.public_key) == plan
     read_independently(golden, plan)
+
+
+def test_an_answer_that_names_the_charges_of_a_key() -> None:
+    """A board whose key has charged nothing gets the bytes above."""
+    golden = bytes.fromhex(GOLDEN_KNOWN_WITH_CHARGES)
+    known = Known(3, DIGEST[:16], 7, True, "demo-1f", 2, "open", 1, DIGEST, SeenCharges(14, 3.5, "demo-1e", 7))
+    assert encode_message(known, DEVICE) == golden
+    assert decode_message(golden, public_key=DEVICE.public_key) == known
+    read_independently(golden, known)
 
 
 def test_a_plan_that_asks_the_committee_of_a_secure_sum() -> None:

@@ -30,6 +30,7 @@ from hushfleet.wire.format.messages import (
     Offer,
     Refused,
     RoundPlan,
+    SeenCharges,
     ServerState,
     TaskNotice,
     Want,
@@ -83,7 +84,10 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(
         Known, ROUNDS, NONCES, ROUNDS, st.booleans(), TASKS, ROUNDS, st.just("open"), st.integers(1, 9), DIGESTS
     ),
-    st.builds(Known, ROUNDS, NONCES, ROUNDS, st.booleans(), TASKS, ROUNDS, st.just("closed"), st.just(0), st.just(b"")),
+    st.builds(
+        Known, ROUNDS, NONCES, ROUNDS, st.booleans(), TASKS, ROUNDS, st.just("closed"), st.just(0), st.just(b""),
+        st.builds(SeenCharges, st.integers(1, (1 << 63) - 1), st.floats(0, 1e18), TASKS, ROUNDS),
+    ),
     st.builds(
         EnrolRequest, NAMES, st.binary(min_size=1, max_size=2048), st.just(DEVICE.public_key),
         st.sampled_from([b"", DIGEST]), NONCES, st.just("pi-zero-2w"), st.just("0.3.0"), SPENT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from cryptography.x509.oid import NameOID
 
 from hushfleet.aggregator.broker.process import Broker, BrokerTls, start_broker
 from hushfleet.wire.format.topics import Topics
+from hushfleet.wire.link import connection_errors
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.connection import Timing
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp
@@ -204,6 +206,20 @@ def test_a_plain_port_that_is_spoken_to_in_tls_is_named(authority: Authority) ->
         link.open()
         assert "speaks MQTT without TLS" in down_reasons(link)
         link.close()
+
+
+@pytest.mark.parametrize("error", [ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), ConnectionResetError()])
+def test_a_handshake_that_is_cut_off_says_what_it_mostly_means(
+    authority: Authority, error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A board that was locked out said "EOF occurred in violation of protocol", and nothing else."""
+    monkeypatch.setattr(connection_errors, "_speaks_plainly", lambda _: False)
+    pair = authority.issue("pi-1")
+    given = {"ca_file": authority.ca_file, "cert_file": pair.cert_file, "key_file": pair.key_file}
+    said = connection_errors.explained(error, BrokerAddress.parse("mqtts://localhost:1", **given))
+    assert "it does not accept our certificate, which was locked out or has ended; its operator knows why" in said
+    without = BrokerAddress.parse("mqtts://localhost:1", ca_file=authority.ca_file)
+    assert "certificate" not in connection_errors.explained(error, without)
 
 
 def test_a_device_without_a_certificate_is_refused_by_the_broker(links: Links) -> None:
