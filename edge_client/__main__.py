@@ -240,7 +240,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
-    from hushfleet.edge_client.predict import own_model, predict
+    from hushfleet.edge_client.own_model import own_model
+    from hushfleet.edge_client.predict import predict
     from hushfleet.edge_client.status import describe_model
     from hushfleet.edge_client.unusual import judge
 

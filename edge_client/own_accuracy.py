@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
-from hushfleet.edge_client.predict import OwnModel, global_params, graphs_of, own_model
+from hushfleet.edge_client.own_model import OwnModel, own_model
+from hushfleet.edge_client.predict import graphs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.unusual import alarms_right
 from hushfleet.errors import BadInput, GraphRefused
@@ -49,7 +50,7 @@ def own_accuracy(store: DeviceStore, data: OwnDataSection) -> OwnAccuracy | None
 
 
 def _measured(store: DeviceStore, own: OwnModel, data: OwnDataSection) -> OwnAccuracy:
-    spec, kind, params, _ = own
+    spec, kind, params = own.spec, own.kind, own.params
     if data.held_out is not None and spec.model.targets.are_inputs:
         return OwnAccuracy(spec.task, kind, *alarms_right(store, own, data))
     if data.held_out is not None:
@@ -57,8 +58,7 @@ def _measured(store: DeviceStore, own: OwnModel, data: OwnDataSection) -> OwnAcc
         samples = LocalData(replace(data, path=data.held_out), spec.model, features=features).samples()
         logits_of, inputs = own.answers(graph, samples)
         right = int(evaluate_each(logits_of, params, inputs).correct.sum())
-        shared = params if kind == "global" else global_params(store, spec.model.layout.size)
-        fleet_right = None if shared is None else int(evaluate_each(graph, shared, samples).correct.sum())
+        fleet_right = None if own.shared is None else int(evaluate_each(graph, own.shared, samples).correct.sum())
         return OwnAccuracy(spec.task, kind, right, len(samples), "held-out images", fleet_right)
     head = store.own_head(spec.task)
     if head is None or not head.choice.images:

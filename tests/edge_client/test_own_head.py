@@ -27,8 +27,9 @@ from hushfleet.edge_client.board.drift import HeldOutTest, note_test, read_tests
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.sample_files import load_arrays
 from hushfleet.edge_client.net.download import LONGEST_WAIT_S
-from hushfleet.edge_client.predict import own_model
+from hushfleet.edge_client.own_model import own_model
 from hushfleet.edge_client.status import sentences, status
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.methods import method_of
 from hushfleet.methods.hush_rule import signal
@@ -36,6 +37,7 @@ from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
 from hushfleet.privacy.budget import charges_on
 from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
 from hushfleet.privacy.periods import Period
+from hushfleet.schema import pack
 from hushfleet.training.answer import evaluation_answer
 from hushfleet.wire.format.update import UpdateHeader, decode_update, read_header
 from support.edge import DEVICE, Bench, Package
@@ -142,9 +144,30 @@ def test_it_is_chosen_once_also_after_a_restart(bench: Bench, monkeypatch: pytes
     assert len(calls) == 1
 
 
-def test_a_head_of_an_earlier_version_is_made_anew(bench: Bench) -> None:
-    bench.store._set_facts("keep it as 0.3.0 did", own_head=b"\x80")
+def as_schema_5(store: DeviceStore, **facts: bytes) -> None:
+    """What an earlier client has left: one own head, as a fact."""
+    store._connection.execute("DROP TABLE own_models")
+    store._set_facts("keep it as earlier clients did", schema=b"5", **facts)
+
+
+def test_a_board_predicts_with_the_head_that_an_earlier_version_has_kept(bench: Bench) -> None:
+    take_part(bench)
+    head = bench.store.own_head(TASK)
+    assert head is not None
+    before = own_model(bench.store)
+    as_schema_5(bench.store, mixture=pack(replace(head, package=None, round=0, shared=b"")))
+    bench.restart()
+    after = own_model(bench.store)
+    np.testing.assert_array_equal(after.params, before.params)
+    assert (after.kind, after.spec.task, after.of) == (before.kind, TASK, f"of the task {TASK}")
+    assert bench.store._fact("mixture") is None
+
+
+def test_a_head_of_0_3_0_is_made_anew(bench: Bench) -> None:
+    as_schema_5(bench.store, own_head=b"\x80", mixture=b"\x80", task_digest=bytes(32))
+    bench.restart()
     assert bench.store.own_head() is None
+    bench.server.announce()
     final = finish(bench)
     bench.until(lambda: kept(bench) == final)
     assert bench.store._fact("own_head") is None

@@ -16,7 +16,8 @@ from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.results.result import Result
 from hushfleet.data.conversion import as_data
 from hushfleet.data.samples import Samples
-from hushfleet.edge_client.predict import own_model, predict
+from hushfleet.edge_client.own_model import own_model
+from hushfleet.edge_client.predict import predict
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.live.engine import LiveFleet
