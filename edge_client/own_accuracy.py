@@ -23,6 +23,7 @@ class OwnAccuracy(NamedTuple):
     :param fleet_right: how many of the same images the fleet's model gets right, unchanged; `alone_right`: the same for
         a model that was trained on this board alone. None if this is unknown.
     :param why: the reason why nothing could be measured although samples are held out.
+    :param round: the last closed round in the model; 0 if there is none, or if it is unknown.
     """
 
     task: str
@@ -33,6 +34,7 @@ class OwnAccuracy(NamedTuple):
     fleet_right: int | None = None
     alone_right: int | None = None
     why: str = ""
+    round: int = 0
 
 
 def own_accuracy(store: DeviceStore, data: OwnDataSection) -> OwnAccuracy | None:
@@ -44,9 +46,10 @@ def own_accuracy(store: DeviceStore, data: OwnDataSection) -> OwnAccuracy | None
     except BadInput:
         return None
     try:
-        return _measured(store, own, data)
+        found = _measured(store, own, data)
     except (BadInput, GraphRefused, OSError) as error:  # a disk may have been removed
-        return OwnAccuracy(own.spec.task, own.kind, why=str(error))
+        found = OwnAccuracy(own.spec.task, own.kind, why=str(error))
+    return found._replace(round=own.round)
 
 
 def _measured(store: DeviceStore, own: OwnModel, data: OwnDataSection) -> OwnAccuracy:
@@ -60,9 +63,9 @@ def _measured(store: DeviceStore, own: OwnModel, data: OwnDataSection) -> OwnAcc
         right = int(evaluate_each(logits_of, params, inputs).correct.sum())
         fleet_right = None if own.shared is None else int(evaluate_each(graph, own.shared, samples).correct.sum())
         return OwnAccuracy(spec.task, kind, right, len(samples), "held-out images", fleet_right)
-    head = store.own_head(spec.task)
-    if head is None or not head.choice.images:
+    head = store.own_head(spec.task) if own.is_head else None
+    choice = None if head is None else head.choice
+    if choice is None or not choice.images:
         return OwnAccuracy(spec.task, kind)
-    choice = head.choice
     fleet, alone = choice.right_shared, choice.right_alone
     return OwnAccuracy(spec.task, kind, choice.right, choice.images, "own images, cross-validated", fleet, alone)

@@ -31,7 +31,6 @@ class OwnModel(NamedTuple):
     :param is_head: whether it is an own head, which takes all features and no graph of the task.
     :param shared: the global model that it was made with, float32 `[d]`; None if the device has it no more.
     :param round: the last closed round in it; 0 if there is none, or if it is unknown.
-    :param awaited: why the announced task has no model here yet; empty if it has one.
     """
 
     spec: TaskSpec
@@ -40,16 +39,10 @@ class OwnModel(NamedTuple):
     is_head: bool = False
     shared: np.ndarray | None = None
     round: int = 0
-    awaited: str = ""
 
     def answers(self, graph: LogitsOf, samples: LabelledSamples) -> tuple[LogitsOf, LabelledSamples]:
         """Returns the function that computes its logits, and its inputs."""
         return (own_logits, inputs_of_own(samples)) if self.is_head else (graph, samples)
-
-    @property
-    def of(self) -> str:
-        """`of the task autumn, round 6`."""
-        return f"of the task {self.spec.task}" + f", round {self.round}" * bool(self.round)
 
 
 def own_model(store: DeviceStore) -> OwnModel:
@@ -109,7 +102,7 @@ def _loaded(store: DeviceStore, spec: TaskSpec, kept: KeptModel, *, as_shared: b
     size = spec.model.layout.size
     data = kept.shared or store.blob(kept.global_digest) or b""
     shared = np.frombuffer(data, "<f4", count=size).astype(np.float32) if len(data) >= 4 * size else None
-    rest = shared, kept.round, store.awaited
+    rest = shared, kept.round
     if kept.choice is not None:
         return OwnModel(spec, kept.choice.plain, kept.params, True, *rest)
     if as_shared or is_shared_whole(spec):

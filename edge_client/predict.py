@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,18 @@ class Prediction(NamedTuple):
     model: str
     classes: tuple[tuple[str, float], ...]
     are_numbers: bool = False
+
+    def to_json(self, top: int) -> dict[str, Any]:
+        return {"task": self.task, "model": self.model, "classes": dict(self._top(top))}
+
+    def words(self, top: int) -> list[str]:
+        """Returns a line for each of the likeliest classes, or for each number."""
+        numbers = self.are_numbers
+        shown = (f"{value:10.5g}" if numbers else f"{100 * value:5.1f} %" for _, value in self._top(top))
+        return [f"  {each}  {name}" for each, (name, _) in zip(shown, self._top(top), strict=True)]
+
+    def _top(self, top: int) -> tuple[tuple[str, float], ...]:
+        return self.classes if self.are_numbers else self.classes[: max(1, top)]
 
 
 def predict(store: DeviceStore, image: Path, loaded: dict[bytes, LoadedGraphs] | None = None) -> Prediction:

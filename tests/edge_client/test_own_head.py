@@ -159,7 +159,7 @@ def test_a_board_predicts_with_the_head_that_an_earlier_version_has_kept(bench: 
     bench.restart()
     after = own_model(bench.store)
     np.testing.assert_array_equal(after.params, before.params)
-    assert (after.kind, after.spec.task, after.of) == (before.kind, TASK, f"of the task {TASK}")
+    assert (after.kind, after.spec.task, after.round) == (before.kind, TASK, 0)
     assert bench.store._fact("mixture") is None
 
 
@@ -221,7 +221,7 @@ def test_status_and_predict_say_which(
     words = choice.plain
     assert main(["status", str(path)]) == 0
     told = capsys.readouterr().out
-    assert f"model       {words}, of {TASK}: right on {choice.right} of 48 own images, cross-validated" in told
+    assert f"model       the board's own head ({words}), of {TASK}, round 5: right on {choice.right} of 48 own" in told
     assert f"{choice.right_shared} against {choice.right_alone}; that stays here" in told
     assert "penalty" not in told
     assert main(["status", str(path), "--details"]) == 0
