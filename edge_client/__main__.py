@@ -122,7 +122,11 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
             command.add_argument("release", metavar="FILE.hfr", type=Path, help="the release")
         if name == "predict":
             command.add_argument(
-                "files", metavar="FILE", type=Path, nargs="+", help="a JPEG, PNG, ... file; a CSV or .npz file of values"
+                "files",
+                metavar="FILE",
+                type=Path,
+                nargs="+",
+                help="a JPEG, PNG, ... file; a CSV or .npz file of values",
             )
             command.add_argument(
                 "--top", type=int, default=3, metavar="N", help="classes, or unusual samples, to print (default 3)"

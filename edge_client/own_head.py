@@ -54,7 +54,9 @@ class OwnHeads:
         if self._done == wanted or not spec.training_rounds:
             return False
         try:
-            if (words := self._waits(plan, task)) is None and plan.global_bytes != 4 * task.trainer.method.published_size:
+            if (
+                words := self._waits(plan, task)
+            ) is None and plan.global_bytes != 4 * task.trainer.method.published_size:
                 raise Malformed(f"its model has {plan.global_bytes} bytes, which is not the task's size")
             if words is not None:
                 self._done = wanted
@@ -170,7 +172,9 @@ def _same_classes(spec: TaskSpec, other: TaskSpec) -> bool:
 
 
 def _same_features(spec: TaskSpec, other: TaskSpec) -> bool:
-    mine, others = ((each.model.features, each.model.input_shape, each.model.mean, each.model.std) for each in (spec, other))
+    mine, others = (
+        (each.model.features, each.model.input_shape, each.model.mean, each.model.std) for each in (spec, other)
+    )
     return mine == others
 
 

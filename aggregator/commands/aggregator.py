@@ -102,6 +102,7 @@ def aggregator(
     from hushfleet.aggregator.devices.devices_file import read_devices
     from hushfleet.aggregator.devices.register import FILES, DeviceRegister
     from hushfleet.aggregator.devices.roster_file import RosterFile
+    from hushfleet.aggregator.fleet.ended import noted_end
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.spending import Spending
     from hushfleet.aggregator.fleet.task_check import boards_needed
@@ -135,7 +136,8 @@ def aggregator(
         raise BadInput("give TASK.toml and --broker URL, or --fleet DIR")
     if options.resume and options.out is None:
         raise BadInput("--resume goes on with the run in --out: give its folder, or leave --resume out for a new run")
-    task = load_task(task_file, tuple(options.settings or ()))
+    with noted_end(of_fleet):
+        task = load_task(task_file, tuple(options.settings or ()))
     if options.roster is not None and task.privacy.accounting != "secure":
         raise BadInput(
             f"--roster needs secure sums, and the task has accounting = {task.privacy.accounting!r}: remove --roster"
@@ -154,7 +156,8 @@ def aggregator(
     listed = [] if options.devices is None else read_devices(options.devices)
     if of_fleet is None and closed and not (listed or AggregatorStore.exists(folder) or DeviceRegister.exists(folder)):
         raise nobody_is_known(folder)
-    with AggregatorStore(folder) as store, DeviceRegister(of_fleet.aggregator if of_fleet else folder) as known:
+    registered = of_fleet.aggregator if of_fleet else folder
+    with noted_end(of_fleet), AggregatorStore(folder) as store, DeviceRegister(registered) as known:
         policy = enrolment_of(store, known, listed, closed=closed, fleet=of_fleet, console=console)
         with show_progress(console):
             prepared = prepared_under_its_id(task, store, data_dir=options.data_dir, run_id=options.run_id)
