@@ -27,7 +27,7 @@ from hushfleet.edge_client.own_model import spec_of
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput, Malformed
+from hushfleet.errors import Malformed
 from hushfleet.model.carry_over import carry_over
 from hushfleet.model.own_head import DeviceHead, inputs_of_own, own_head_of, own_logits, takes_unlabelled
 from hushfleet.wire.format.messages import RoundPlan
@@ -136,10 +136,8 @@ class OwnHeads:
         parts = [(shared, _share(spec, rounds_in(plan)), spec.signal)] if len(shared) else []
         if spec.continues is None and (found := self._earlier(plan.task)) is not None and found[0].shared:
             kept, earlier = found
-            try:
+            if _same_features(spec, earlier):
                 parts.append((_carried(kept, earlier, spec), _share(earlier, kept.round), earlier.signal))
-            except BadInput:  # it takes other features
-                pass
         if not parts:
             return np.zeros(spec.model.layout.size, np.float32), None
         heads, shares, signals = zip(*parts, strict=True)
@@ -179,9 +177,7 @@ def _same_features(spec: TaskSpec, other: TaskSpec) -> bool:
 
 
 def _carried(kept: KeptModel, earlier: TaskSpec, spec: TaskSpec) -> np.ndarray:
-    """Returns the shared head of an earlier task for the classes of `spec`. Raises `BadInput` for other features."""
-    if not _same_features(earlier, spec):
-        raise BadInput(f"the task {earlier.task} has other features")
+    """Returns the shared head of an earlier task for the classes of `spec`, which has the same features."""
     names, to_names = earlier.model.class_names, spec.model.class_names
     shared = np.frombuffer(kept.shared, "<f4").astype(np.float32)
     return carry_over(shared, names, layout=spec.model.layout, to_names=to_names, softmax=True)

@@ -200,7 +200,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         self._set_facts("note the current task", task_digest=task_digest, global_digest=global_digest)
 
     def own_models(self) -> list[KeptModel]:
-        """Returns the models of the last tasks with which the device can predict, the newest first. Raises `StoreError`."""
+        """Returns the models of the last tasks that the device predicts with, the newest first. Raises `StoreError`."""
         with self._whole("own model"):
             found = self._rows("SELECT kept FROM own_models ORDER BY rowid DESC")
             return [unpack(KeptModel, data, what="the own model") for (data,) in found]

@@ -28,8 +28,8 @@ from hushfleet.wire.format.identity import Identity
 SCHEMA_VERSION = b"6"
 OLDEST_SCHEMA = b"1"  # the oldest that `bring_up_to_date` upgrades
 
-# A simulation writes thousands of stores. Larger pages make a model's bytes cheaper, and each of the seventeen tables and
-# indexes has at least one. A board keeps SQLite's small ones: most of its commits change a few bytes, and flash wears.
+# A simulation writes thousands of stores. Larger pages make a model's bytes cheaper, and each of the seventeen tables
+# and indexes has at least one. A board keeps SQLite's small ones: most commits change a few bytes, and flash wears.
 _SIMULATED_PAGE_BYTES = 1 << 13
 
 # The digests of all public states that the device ever had: an aggregator holds one of them, or a newcomer's.

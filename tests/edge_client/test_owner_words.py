@@ -77,8 +77,8 @@ def test_the_four_sentences() -> None:
                 "model": {**REPORT["model"], "task": "autumn", "model": "30 % trained alone", "round": 6},
                 "awaited": "the task winter has no closed round yet",
             },
-            "the board's own head (30 % trained alone), of autumn, round 6; the task winter has no closed round yet: right "
-            "on 33 of 36",
+            "the board's own head (30 % trained alone), of autumn, round 6; the task winter has no closed round yet: "
+            "right on 33 of 36",
         ),
         (
             "model",

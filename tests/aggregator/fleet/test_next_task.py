@@ -81,7 +81,7 @@ def test_files_that_a_task_names_must_be_in_the_fleets_folder(tmp_path: Path) ->
         fleet_task(folder, following)
     assert folder.run.name == "small"
     (folder.path / "start.npz").write_bytes(b"no weights")
-    with pytest.raises(BadInput, match="start.npz"):  # as the aggregator would, which then ends
+    with pytest.raises(BadInput, match=r"start\.npz"):  # as the aggregator would, which then ends
         fleet_task(folder, following)
     assert folder.run.name == "small"
 
