@@ -44,6 +44,7 @@ from hushfleet.schema import pack
 from hushfleet.training.answer import evaluation_answer
 from hushfleet.wire.format.update import UpdateHeader, decode_update, read_header
 from support.edge import DEVICE, Bench, Package
+from support.stores import sql
 
 MakeBench = Callable[..., Bench]
 TASK = "digits-test"
@@ -175,6 +176,32 @@ def test_the_earlier_task_answers_until_the_next_one_has_a_closed_round(
     assert told(field, bench).count("no closed round") == 0
     assert bench.store.own_head(TASK).global_digest == first, "its shared head is a part of the next ones"
     assert bench.store.blob(bench.store.own_head(TASK).package) is not None
+
+
+def test_a_task_that_ends_before_its_first_round_closes_takes_nothing_away(bench: Bench, linear: Package) -> None:
+    """The board has trained in it, and would delete the files of the task before."""
+    take_part(bench)
+    first = close_round(bench, 1)
+    bench.until(lambda: kept(bench) == first)
+    begin_next(bench, linear.with_spec(task="winter"))
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    assert bench.store.task_digest == BlobRef.of(bench.server.package.data).digest
+    begin_next(bench, linear.with_spec(task="spring"))
+    own = own_model(bench.store)
+    assert (own.spec.task, own.round) == (TASK, 1)
+    graphs_of(bench.store, own.spec)
+
+
+def test_where_the_newest_model_is_damaged_the_earlier_one_answers(bench: Bench, linear: Package) -> None:
+    close_round(bench, 1)
+    bench.until(lambda: kept(bench) is not None)
+    begin_next(bench, linear.with_spec(task="winter"))
+    close_round(bench, 1, seed=4)
+    bench.until(lambda: own_model(bench.store).spec.task == "winter")
+    package = BlobRef.of(bench.server.package.data).digest
+    sql(bench.store, "UPDATE blobs SET data = x'00' WHERE digest = ?", (package,))
+    assert own_model(bench.store).spec.task == TASK
 
 
 def told(config: DeviceConfig, bench: Bench) -> str:
@@ -465,6 +492,8 @@ def test_it_answers_a_round_that_asks_and_notes_here_alone_how_right_it_is(
     state_dir = bench.store.path.parent
     (test,) = read_tests(state_dir)
     assert 0 < test.samples < len(LocalData(field.data, linear.spec.model).samples())
+    use = sentences(status(field, bench.store))["samples"]
+    assert f"{48 - test.samples} samples are used, {test.samples} are kept for evaluations, none left out" in use
     state = bench.store.load_state(TASK)
     bench.server.open_round(5)
     bench.until(lambda: bench.entry_status(5) == "acked")
