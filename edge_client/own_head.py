@@ -27,7 +27,8 @@ from hushfleet.edge_client.own_model import spec_of
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import Malformed
+from hushfleet.edge_client.tasks import MAX_ATTEMPTS
+from hushfleet.errors import BadInput, Malformed
 from hushfleet.model.carry_over import carry_over
 from hushfleet.model.own_head import DeviceHead, inputs_of_own, own_head_of, own_logits, takes_unlabelled
 from hushfleet.wire.format.messages import RoundPlan
@@ -54,14 +55,12 @@ class OwnHeads:
         if self._done == wanted or not spec.training_rounds:
             return False
         try:
-            if (
-                words := self._waits(plan, task)
-            ) is None and plan.global_bytes != 4 * task.trainer.method.published_size:
-                raise Malformed(f"its model has {plan.global_bytes} bytes, which is not the task's size")
-            if words is not None:
+            if (words := self._waits(plan, task)) is not None:
                 self._done = wanted
                 self._store.note_awaited(words)
                 return False
+            if plan.global_bytes != 4 * task.trainer.method.published_size:
+                raise Malformed(f"its model has {plan.global_bytes} bytes, which is not the task's size")
             size, data = spec.model.layout.size, b""
             if rounds_in(plan) or spec.continues is not None:
                 found = self._model.need(plan, spec, most_asks=MOST_ASKS)
@@ -114,17 +113,14 @@ class OwnHeads:
         if kept is not None and kept.global_digest == plan.global_digest and (done or not unlabelled):
             return
         params, signal = self._base(plan, task.spec, np.frombuffer(shared, "<f4"))
-        head = own_head_of(params, model.layout, task.data.samples(), signal, unlabelled)
-        self._store.keep_model(
-            KeptModel.of(
-                head,
-                task=plan.task,
-                global_digest=plan.global_digest,
-                package=task.digest,
-                round=rounds_in(plan),
-                shared=shared,
-            )
-        )
+        if self._store.count_attempt("head", f"{plan.task}/{rounds_in(plan)}") > MAX_ATTEMPTS:
+            raise BadInput(f"it has ended the client abruptly {MAX_ATTEMPTS} times")
+        try:
+            head = own_head_of(params, model.layout, task.data.samples(), signal, unlabelled)
+        finally:
+            self._store.end_attempt("head")
+        of_plan = {"task": plan.task, "global_digest": plan.global_digest, "round": rounds_in(plan)}
+        self._store.keep_model(KeptModel.of(head, package=task.digest, shared=shared, **of_plan))
         self._test(head, task)
         _log.info("round %d: this board now predicts with %s", plan.round, head.choice.plain)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -37,12 +37,9 @@ class KeptModel(Checked):
     shared: bytes = later(b"")
 
     @classmethod
-    def of(
-        cls, head: DeviceHead, *, task: str, global_digest: bytes, package: bytes | None = None, round: int = 0,
-        shared: bytes = b"",
-    ) -> KeptModel:  # fmt: skip
-        values = head.params.astype("<f4", copy=False).tobytes()
-        return cls(task, global_digest, head.choice, values, package, round, shared)
+    def of(cls, head: DeviceHead, **about: Any) -> KeptModel:
+        """:param about: the other fields."""
+        return cls(choice=head.choice, values=head.params.astype("<f4", copy=False).tobytes(), **about)
 
     @property
     def params(self) -> np.ndarray:

@@ -31,6 +31,7 @@ from hushfleet.edge_client.own_model import own_model
 from hushfleet.edge_client.predict import graphs_of
 from hushfleet.edge_client.status import sentences, status
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.tasks import MAX_ATTEMPTS
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.methods import method_of
 from hushfleet.methods.hush_rule import signal
@@ -421,6 +422,27 @@ def test_a_choice_that_fails_spoils_no_round(bench: Bench, monkeypatch: pytest.M
     take_part(bench)
     bench.server.open_round(2, cohort={DEVICE: bench.store.load_state(TASK).public.digest()})
     bench.until(lambda: bench.entry_status(2) == "acked")
+    assert kept(bench) is None
+
+
+def test_a_choice_that_kills_the_client_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that need more memory than there is are read for it before the first round, too."""
+
+    class Killed(BaseException):
+        """What no handler catches."""
+
+    def kills(*given: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(own_head, "own_head_of", kills)
+    monkeypatch.setattr(DeviceStore, "end_attempt", lambda *_: None)  # the process is gone
+    close_round(bench, 1)
+    for _ in range(MAX_ATTEMPTS):
+        with pytest.raises(Killed):
+            bench.steps()
+        bench.restart()
+        bench.server.announce()
+    bench.steps()
     assert kept(bench) is None
 
 
