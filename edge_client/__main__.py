@@ -122,7 +122,11 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
             command.add_argument("release", metavar="FILE.hfr", type=Path, help="the release")
         if name == "predict":
             command.add_argument(
-                "file", metavar="FILE", type=Path, help="a JPEG, PNG, ... file; a CSV or .npz file of sensor values"
+                "files",
+                metavar="FILE",
+                type=Path,
+                nargs="+",
+                help="a JPEG, PNG, ... file; a CSV or .npz file of values",
             )
             command.add_argument(
                 "--top", type=int, default=3, metavar="N", help="classes, or unusual samples, to print (default 3)"
@@ -243,27 +247,37 @@ def _run(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
-    from hushfleet.edge_client.predict import own_model, predict
+    from hushfleet.edge_client.own_model import own_model
+    from hushfleet.edge_client.predict import LoadedGraphs, predict
     from hushfleet.edge_client.status import describe_model
     from hushfleet.edge_client.unusual import judge
 
-    config = load_config(options.config)
+    config, loaded, wrong = load_config(options.config), dict[bytes, LoadedGraphs](), 0
+    many = len(options.files) > 1
     with _inspected(config) as store:
         own = own_model(store)
-        if own.spec.model.targets.are_inputs:
-            found = judge(store, own, config.data, options.file)
-            of_model = f"{options.file}: by {describe_model(found.model)}, of {found.task}"
-            say(*([json.dumps(found.to_json())] if options.json else [of_model, *found.words(options.top)]))
-            return 0
-        prediction = predict(store, options.file)
-    top = prediction.classes if prediction.are_numbers else prediction.classes[: max(1, options.top)]
-    if options.json:
-        say(json.dumps({"task": prediction.task, "model": prediction.model, "classes": dict(top)}))
-    else:
-        say(f"{options.file}: by {describe_model(prediction.model)}, of {prediction.task}")
-        for name, value in top:
-            say(f"  {value:10.5g}  {name}" if prediction.are_numbers else f"  {100 * value:5.1f} %  {name}")
-    return 0
+        of_model = f"by {describe_model(own.kind)}, of {own.spec.task}"
+        if many and not options.json:
+            say(of_model)
+        for file in options.files:
+            try:
+                if own.spec.model.targets.are_inputs:
+                    found = judge(store, own, config.data, file)
+                    answer, told = found.to_json(), found.words(options.top)
+                else:
+                    prediction = predict(store, file, loaded)
+                    answer, told = prediction.to_json(options.top), prediction.words(options.top)
+            except BadInput as error:
+                wrong += 1
+                say(f"error: {error}", error=True)
+                continue
+            if options.json:
+                say(json.dumps({"file": str(file)} | answer))
+            elif many:
+                say(f"{file}: {', '.join(map(str.strip, told))}")
+            else:
+                say(f"{file}: {of_model}", *told)
+    return BadInput.exit_code if wrong else 0
 
 
 def _status(options: argparse.Namespace) -> int:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
-from hushfleet.edge_client.predict import OwnModel, global_params, graphs_of, own_model
+from hushfleet.edge_client.own_model import OwnModel, own_model
+from hushfleet.edge_client.predict import graphs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.unusual import alarms_right
 from hushfleet.errors import BadInput, GraphRefused
@@ -22,6 +23,7 @@ class OwnAccuracy(NamedTuple):
     :param fleet_right: how many of the same images the fleet's model gets right, unchanged; `alone_right`: the same for
         a model that was trained on this board alone. None if this is unknown.
     :param why: the reason why nothing could be measured although samples are held out.
+    :param round: the last closed round in the model; 0 if there is none, or if it is unknown.
     """
 
     task: str
@@ -32,6 +34,7 @@ class OwnAccuracy(NamedTuple):
     fleet_right: int | None = None
     alone_right: int | None = None
     why: str = ""
+    round: int = 0
 
 
 def own_accuracy(store: DeviceStore, data: OwnDataSection) -> OwnAccuracy | None:
@@ -43,13 +46,14 @@ def own_accuracy(store: DeviceStore, data: OwnDataSection) -> OwnAccuracy | None
     except BadInput:
         return None
     try:
-        return _measured(store, own, data)
+        found = _measured(store, own, data)
     except (BadInput, GraphRefused, OSError) as error:  # a disk may have been removed
-        return OwnAccuracy(own.spec.task, own.kind, why=str(error))
+        found = OwnAccuracy(own.spec.task, own.kind, why=str(error))
+    return found._replace(round=own.round)
 
 
 def _measured(store: DeviceStore, own: OwnModel, data: OwnDataSection) -> OwnAccuracy:
-    spec, kind, params, _ = own
+    spec, kind, params = own.spec, own.kind, own.params
     if data.held_out is not None and spec.model.targets.are_inputs:
         return OwnAccuracy(spec.task, kind, *alarms_right(store, own, data))
     if data.held_out is not None:
@@ -57,12 +61,11 @@ def _measured(store: DeviceStore, own: OwnModel, data: OwnDataSection) -> OwnAcc
         samples = LocalData(replace(data, path=data.held_out), spec.model, features=features).samples()
         logits_of, inputs = own.answers(graph, samples)
         right = int(evaluate_each(logits_of, params, inputs).correct.sum())
-        shared = params if kind == "global" else global_params(store, spec.model.layout.size)
-        fleet_right = None if shared is None else int(evaluate_each(graph, shared, samples).correct.sum())
+        fleet_right = None if own.shared is None else int(evaluate_each(graph, own.shared, samples).correct.sum())
         return OwnAccuracy(spec.task, kind, right, len(samples), "held-out images", fleet_right)
-    head = store.own_head(spec.task)
-    if head is None or not head.choice.images:
+    head = store.own_head(spec.task) if own.is_head else None
+    choice = None if head is None else head.choice
+    if choice is None or not choice.images:
         return OwnAccuracy(spec.task, kind)
-    choice = head.choice
     fleet, alone = choice.right_shared, choice.right_alone
     return OwnAccuracy(spec.task, kind, choice.right, choice.images, "own images, cross-validated", fleet, alone)

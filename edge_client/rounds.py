@@ -23,9 +23,11 @@ from hushfleet.edge_client.declines import Declined, DeclineReason, GivenUp, dec
 from hushfleet.edge_client.net.download import BlobSource, GlobalModel, RosterSource
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.net.upload import Upload
-from hushfleet.edge_client.own_head import OwnHeads
+from hushfleet.edge_client.own_head import OwnHeads, rounds_in
+from hushfleet.edge_client.own_model import blobs_of_models, is_shared_whole
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.answers import AnswerEntry
+from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import MAX_ATTEMPTS, TaskHandler
@@ -429,10 +431,25 @@ class RoundHandler:
             self._store.end_attempt("round")
             if task.spec.training_rounds or self._store.task_digest is None:  # a question keeps the present model
                 self._store.set_current(task_digest=task.digest, global_digest=plan.global_digest)
-                roster = set() if plan.secure is None else {plan.secure.roster.digest}
-                self._store.drop_blobs(keep=task.blobs() | {plan.global_digest} | roster)
+                if not task.spec.model.chooses_head:
+                    self._keep_model(plan, task)
+                needed = task.blobs() | blobs_of_models(self._store) | self._rosters.kept()
+                self._store.drop_blobs(keep=needed | {plan.global_digest})
         except StoreError as error:
             _log.error("%s", error)
+
+    def _keep_model(self, plan: RoundPlan, task: TaskRuntime) -> None:
+        """Stores that the device now predicts with this task's model: its own, or a shared one that is trained."""
+        if is_shared_whole(task.spec):
+            round = rounds_in(plan)
+            if not (round or task.spec.continues):
+                return
+        elif plan.phase in _IN_PROGRESS:
+            round = plan.round
+        else:
+            return
+        self._store.keep_model(KeptModel(plan.task, plan.global_digest, package=task.digest, round=round))
+        self._store.note_awaited("")
 
     def _make_upload(
         self, plan: RoundPlan, task: TaskRuntime, entry: OutboxEntry | AnswerEntry, *, push: bool

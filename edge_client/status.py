@@ -75,6 +75,7 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
         "releases": _releases(config),
         "accelerator": chosen and {"used": chosen.used, "words": chosen.failed or chosen.reason},
         "model": model and model._asdict(),
+        "awaited": store.awaited,
         "held_out": [asdict(test) for test in read_tests(store.path.parent)],
         "stopped_because": store.stopped_because,
         "epsilon_server": ledger.epsilon_server(delta=delta),
@@ -96,7 +97,9 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
             {"task": task, "rounds": count, "epsilon_server": ledger.epsilon_server(delta=delta, task=task)}
             for task, count in rounds.items()
         ],
-        "own_head": head and {"task": head.task, **to_plain(head.choice), "words": head.choice.text},
+        "own_head": head
+        and head.choice
+        and {"task": head.task, "round": head.round, **to_plain(head.choice), "words": head.choice.text},
         "waiting": [{"task": task, "round": number} for task, number in store.waiting()],
     }
     return {name: to_json(value) for name, value in report.items()}
@@ -304,7 +307,7 @@ def sentences(report: dict[str, Any]) -> dict[str, str]:
     return {
         "client": client(report),
         what: data(report, what),
-        "model": f"{model(report['model'], what)}{drift and f'. {drift}'}. {_PAYS}",
+        "model": f"{model(report['model'], what, report.get('awaited', ''))}{drift and f'. {drift}'}. {_PAYS}",
         "privacy": privacy(report),
     }
 
@@ -326,7 +329,8 @@ def data(report: dict[str, Any], what: str) -> str:
     use = report["data"]
     if use is None:
         return f"not counted yet: {what} are counted in the first round of a task"
-    text = f"{use['used']} {what} are used, {use['left_out'] or 'none'} left out"
+    kept = f"{use['held_out']} are kept for evaluations, " if use.get("held_out") else ""
+    text = f"{use['used']} {what} are used, {kept}{use['left_out'] or 'none'} left out"
     if use.get("other_windows"):
         text += f", {use['other_windows']} came in another window of time than the task's"
     if not use["used"]:
@@ -350,25 +354,31 @@ def describe_model(kind: str) -> str:
 
     :param kind: as in `OwnModel`.
     """
-    return {"global": "the fleet's model", "personalised": "the board's own model"}.get(kind, kind)
+    known = {"global": "the fleet's model", "personalised": "the board's own model"}
+    return known.get(kind) or (kind if kind in known.values() else f"the board's own head ({kind})")
 
 
-def model(found: dict[str, Any] | None, what: str) -> str:
+def model(found: dict[str, Any] | None, what: str, awaited: str = "") -> str:
+    """Says which model answers, why no newer one does, and how right it is."""
     if found is None:
-        return "none yet: it comes with the first round"
-    name = describe_model(found["model"])
+        return f"none yet: {awaited or 'it comes with the first round'}"
+    name = f"{describe_model(found['model'])}, of {found['task']}"
+    if found.get("round"):
+        name += f", round {found['round']}"
+    if awaited:
+        name += f"; {awaited}"
     if found["right"] is None and found.get("why"):
-        return f"{name}, of {found['task']}. How right it is cannot be measured: {found['why']}"
+        return f"{name}. How right it is cannot be measured: {found['why']}"
     if found["right"] is None:
         return (
-            f"{name}, of {found['task']}. Whether the fleet's is better here than the board's own is not measured: put "
+            f"{name}. Whether the fleet's is better here than the board's own is not measured: put "
             f"{what} that are never to be trained on into a place of their own, and name it in data.held_out"
         )
     fleet, own = found["fleet_right"], found["alone_right"]
     whose = "one that was trained on this board alone"
     if own is None and found["model"] != "global":
         own, whose = found["right"], "the board's own"
-    text = f"{name}, of {found['task']}: right on {found['right']} of {found['images']} {found['which']}"
+    text = f"{name}: right on {found['right']} of {found['images']} {found['which']}"
     if fleet is None or own is None:
         return f"{text}; that stays here"
     verdict = "better here than" if fleet > own else "worse here than" if fleet < own else "as good here as"

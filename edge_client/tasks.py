@@ -10,6 +10,7 @@ from hushfleet.config.spec import MAX_SPEC_BYTES, BlobRef, TaskSpec
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.declines import DeclineReason, decline_reason, ran_out_of_memory
 from hushfleet.edge_client.net.download import BlobSource
+from hushfleet.edge_client.own_model import blobs_of_models
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, GraphRefused, Malformed, StoreError, TooLarge, WireError
@@ -75,7 +76,9 @@ class TaskHandler:
         store = self._store
         try:
             if store.blob(notice.digest) is None:  # otherwise it began before a restart, and its blobs stay
+                store.note_awaited(f"the task {notice.task} is not here yet")
                 keep = {digest for digest in (store.task_digest, store.global_digest) if digest is not None}
+                keep |= blobs_of_models(store)
                 package = store.blob(store.task_digest) if store.task_digest else None
                 if package is not None:
                     keep.update(graph.digest for graph in TaskSpec.from_bytes(package).model.graphs)

@@ -13,7 +13,8 @@ import numpy as np
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.sample_files import Reading, load_file
-from hushfleet.edge_client.predict import OwnModel, global_params, graphs_of
+from hushfleet.edge_client.own_model import OwnModel
+from hushfleet.edge_client.predict import graphs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.losses import normal
 from hushfleet.model.anomaly import Threshold, divided, errors_of, threshold
@@ -79,9 +80,8 @@ def alarms_right(store: DeviceStore, own: OwnModel, data: OwnDataSection) -> tup
     spec = own.spec
     graph, _ = graphs_of(store, spec)
     held_out, test = _held_out(own, data), load_file(Path(data.held_out), data.here(spec.model), kind=data.kind)
-    shared = own.params if own.kind == "global" else global_params(store, spec.model.layout.size)
     right, fleet_right = (
-        None if params is None else _right(graph, params, held_out, test) for params in (own.params, shared)
+        None if params is None else _right(graph, params, held_out, test) for params in (own.params, own.shared)
     )
     return right, len(test), "held-out samples", fleet_right
 

@@ -6,8 +6,9 @@ Here the result is a line in the device's metrics, like the measures of its roun
 
 from __future__ import annotations
 
+from hushfleet.config.spec import BlobRef
 from hushfleet.edge_client.metrics import append_line
-from hushfleet.edge_client.storage.kept import KeptHead
+from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.model.evaluation import evaluate
 from hushfleet.model.own_head import inputs_of_own, own_head_of, own_logits, takes_unlabelled
 from hushfleet.progress import counted
@@ -36,7 +37,8 @@ def _choose_one(job: AfterRound) -> None:
     unlabelled = run.unlabelled(job.device) if wanted else None
     head = own_head_of(params, spec.model.layout, run.train(job.device), spec.signal, unlabelled)
     with store_of(files, job.device, inspect=False) as store:
-        store.keep_own_head(KeptHead.of(head, task=spec.task, global_digest=params_digest(published)))
+        kept = {"task": spec.task, "global_digest": params_digest(published), "round": job.round}
+        store.keep_model(KeptModel.of(head, package=BlobRef.of(spec.to_bytes()).digest, **kept))
     line: dict[str, object] = {"round": job.round, "own_head": to_plain(head.choice)}
     for name, test in (("common", run.common_test), ("local", run.local_test(job.device))):
         found = evaluate(own_logits, head.params, inputs_of_own(test))

@@ -104,6 +104,7 @@ def aggregator(
     from hushfleet.aggregator.devices.devices_file import read_devices
     from hushfleet.aggregator.devices.register import FILES, DeviceRegister
     from hushfleet.aggregator.devices.roster_file import RosterFile
+    from hushfleet.aggregator.fleet.ended import noted_end
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.pay import pay_of_fleet
     from hushfleet.aggregator.fleet.spending import Spending
@@ -143,7 +144,8 @@ def aggregator(
         raise BadInput("give TASK.toml and --broker URL, or --fleet DIR")
     if options.resume and options.out is None:
         raise BadInput("--resume goes on with the run in --out: give its folder, or leave --resume out for a new run")
-    task = load_task(task_file, tuple(options.settings or ()))
+    with noted_end(of_fleet):
+        task = load_task(task_file, tuple(options.settings or ()))
     if options.roster is not None and task.privacy.accounting != "secure":
         raise BadInput(
             f"--roster needs secure sums, and the task has accounting = {task.privacy.accounting!r}: remove --roster"
@@ -163,6 +165,7 @@ def aggregator(
     if of_fleet is None and closed and not (listed or AggregatorStore.exists(folder) or DeviceRegister.exists(folder)):
         raise nobody_is_known(folder)
     with ExitStack() as opened:
+        opened.enter_context(noted_end(of_fleet))
         store = opened.enter_context(AggregatorStore(folder))
         known = opened.enter_context(DeviceRegister(of_fleet.aggregator if of_fleet else folder))
         policy = enrolment_of(store, known, listed, closed=closed, fleet=of_fleet, console=console)

@@ -372,10 +372,13 @@ class Task(Checked):
         )
 
 
-def load_task(path: Path, overrides: tuple[str, ...] = ()) -> Task:
-    """Reads a task file (TOML, or a run folder's JSON) and applies `section.key=value` overrides. Raises `BadInput`."""
+def load_task(path: Path, overrides: tuple[str, ...] = (), *, folder: Path | None = None) -> Task:
+    """Reads a task file (TOML, or a run folder's JSON) and applies `section.key=value` overrides. Raises `BadInput`.
+
+    :param folder: where relative paths begin; the file's own folder by default.
+    """
     plain = read_file(path)
-    folder = path.absolute().parent
+    folder = (folder or path.parent).absolute()
     for table, key in _named_files(plain):
         if not table[key].startswith("~"):  # a home folder, which its section looks up
             table[key] = str(folder / table[key])

@@ -13,6 +13,7 @@ from hushfleet import atomic_file
 from hushfleet.aggregator.config.task import Task, files_beside, load_task
 from hushfleet.aggregator.fleet.folder import FleetFolder, SecureSumsPart
 from hushfleet.aggregator.fleet.task_check import obstacles
+from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.errors import BadInput
 
 
@@ -30,15 +31,17 @@ def set_task(folder: FleetFolder, task: Path) -> bool:
 
     Raises `BadInput` if the file is no task, its secure sums assume more than the fleet's limits allow, the fleet has
     too few boards for it or too few that can pay for it, a run of another task has its name, or files that it names
-    beside itself are not in the fleet's folder as well; and `StoreFull`.
+    beside itself are not in the fleet's folder as well, or the aggregator cannot prepare it, as with a start that is
+    another network; and `StoreFull`.
     """
-    checked, data, current = load_task(task), task_text(task).encode(), folder.run
+    checked, data, current = load_task(task, folder=folder.path), task_text(task).encode(), folder.run
     check_sums(checked, folder.config.secure_sums)
     if why := obstacles(checked, folder):
         raise BadInput(why[0])
     for file in files_beside(task):
         if not (folder.path / file).exists():
             raise BadInput(f"{task} names {file}, which the fleet will look for in {folder.path}: copy it there first")
+    prepare(checked)  # what the aggregator would refuse later is refused now
     if current.exists():
         atomic_file.write_whole(current / "task.toml", folder.task.read_bytes(), durable=True)
     run = folder.path / "runs" / checked.name

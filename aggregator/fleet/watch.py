@@ -16,6 +16,7 @@ from hushfleet.aggregator.config.question import noise_by_round
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.fleet.advice import certificate_problems, old_copy_problems, with_problems
+from hushfleet.aggregator.fleet.ended import why_ended
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
 from hushfleet.aggregator.fleet.pay import pay_of_fleet
@@ -237,7 +238,7 @@ class FleetWatch:
             paused=paused,
             pay=self._pays(boards, run),
             problems=(
-                *_problems(service, aggregator, run),
+                *_problems(service, aggregator, run, why_ended(self._folder)),
                 *(() if paused else self._waits(run, boards, aggregator != "stopped", now)),
                 *old_copy_problems(boards, newest_round=self._course.round),
                 *of_sums,
@@ -364,12 +365,17 @@ def _state(part: Activity, seen: Sighting | None) -> Activity:
     return part
 
 
-def _problems(service: Process, aggregator: Process, run: RunView | None) -> list[Problem]:
+def _problems(service: Process, aggregator: Process, run: RunView | None, why_ended: str) -> list[Problem]:
+    """:param why_ended: the error with which the aggregator has ended; empty if there was none."""
     found = []
     if service != "running":
         words = "the fleet service does not run, or cannot reach the broker: nobody hears how boards are"
         found.append(Problem(words, _START.format("fleet"), urgent=True))
-    if aggregator == "stopped" and run is not None and not run.finished:
+    if aggregator != "running" and why_ended:
+        found.append(
+            Problem(f"the aggregator has ended: {why_ended}", "Correct the task, and give it again.", urgent=True)
+        )
+    elif aggregator == "stopped" and run is not None and not run.finished:
         words = "the aggregator does not run: boards wait, and nothing is lost"
         found.append(Problem(words, _START.format("aggregator"), urgent=True))
     if run is not None and (run.raw_values or (run.epsilon is not None and math.isinf(run.epsilon))):

@@ -202,7 +202,8 @@ class LocalData:
             )
             samples, self._held_out = sides
         inputs = inputs_of(samples, self._features, skipped=skipped if self._is_lenient else None)
-        use = DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty, others)
+        held_out = 0 if self._held_out is None else len(self._held_out)
+        use = DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty, others, held_out)
         if window is not None or not self._by_window:
             self._tell(path, use, skipped)
         return inputs

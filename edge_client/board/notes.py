@@ -22,6 +22,7 @@ class DataUse:
     :param used: samples that it trains with; `left_out`: those that do not fit it.
     :param why: why these were left out, or why the data could not be read at all; empty: all are used.
     :param noise_alone: whether the device takes part even if no sample is used.
+    :param held_out: samples that never train, because an evaluation asks about them.
     :param other_windows: samples that arrived in another window than the one that the task trains on.
     """
 
@@ -30,6 +31,7 @@ class DataUse:
     why: str = ""
     noise_alone: bool = False
     other_windows: int = 0
+    held_out: int = 0
 
 
 class Note:

@@ -245,6 +245,10 @@ class RosterSource:
                 self._drop(before[0])
         return self._latest[1]
 
+    def kept(self) -> set[bytes]:
+        """Returns the digest of the latest roster, which stays in the store for a restart."""
+        return set() if self._latest is None else {self._latest[0].digest}
+
     def _pin(self, roster: Roster, operator: bytes) -> None:
         """Stores the roster's number as the newest. Raises `Replayed` and `StoreError`."""
         if roster.federation != self._federation:

@@ -1,36 +1,45 @@
-"""Defines the values that a board keeps in its store besides rounds: own head, accelerator, newest roster."""
+"""Defines the values that a board keeps in its store besides rounds: own models, accelerator, newest roster."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from hushfleet.config.spec import Digest, TaskId
 from hushfleet.model.own_head import DeviceHead, HeadChoice
-from hushfleet.schema import Checked, Count
+from hushfleet.schema import Checked, Count, later
 from hushfleet.secure.roster import Roster
 
 Accelerator = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
-class KeptHead(Checked):
-    """The head that the device has chosen for itself. It never leaves the store.
+class KeptModel(Checked):
+    """The model of a task with which the device predicts. It never leaves the store.
 
-    :param global_digest: SHA-256 of the global model that it was chosen with, in its wire form.
-    :param values: the flat vector, `d` little-endian float32 values.
+    :param global_digest: SHA-256 of the global model that it was made with, in its wire form.
+    :param choice: the choice of an own head; None for another model, which is kept as the state of its task or, if it
+        is shared as a whole, as a blob.
+    :param values: the head's flat vector, little-endian float32; empty for another model.
+    :param package: SHA-256 of the task package.
+    :param round: the last closed round in the global model; 0 if there is none, or if it is unknown.
+    :param shared: the shared head that the choice began with, little-endian float32; empty if the round is 0.
     """
 
     task: TaskId
     global_digest: Digest
-    choice: HeadChoice
-    values: bytes
+    choice: HeadChoice | None = None
+    values: bytes = b""
+    package: Digest | None = later(None)
+    round: Count = later(0)
+    shared: bytes = later(b"")
 
     @classmethod
-    def of(cls, head: DeviceHead, *, task: str, global_digest: bytes) -> KeptHead:
-        return cls(task, global_digest, head.choice, head.params.astype("<f4", copy=False).tobytes())
+    def of(cls, head: DeviceHead, **about: Any) -> KeptModel:
+        """:param about: the other fields."""
+        return cls(choice=head.choice, values=head.params.astype("<f4", copy=False).tobytes(), **about)
 
     @property
     def params(self) -> np.ndarray:

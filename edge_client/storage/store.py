@@ -26,7 +26,7 @@ import numpy as np
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.arrivals import Arrivals
-from hushfleet.edge_client.storage.kept import ChosenAccelerator, KeptHead, RosterMark
+from hushfleet.edge_client.storage.kept import ChosenAccelerator, KeptModel, RosterMark
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store_file import (
     advice,
@@ -46,7 +46,7 @@ from hushfleet.wire.format.fleet_messages import CarriedRounds
 from hushfleet.wire.format.identity import Identity
 
 _RESIDUAL = "wire:residual"  # stored among the method's arrays, whose names are identifiers
-KEPT_TASKS = 4  # states of older tasks are dropped, so that years of tasks do not fill the card
+KEPT_TASKS = 4  # states and models of older tasks are dropped, so that years of tasks do not fill the card
 
 
 K = TypeVar("K")
@@ -199,13 +199,34 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
     def set_current(self, *, task_digest: bytes, global_digest: bytes | None) -> None:
         self._set_facts("note the current task", task_digest=task_digest, global_digest=global_digest)
 
-    def own_head(self, task: str | None = None) -> KeptHead | None:
-        """Returns the head that was chosen last, if it is of this task or no task is given. Raises `StoreError`."""
-        kept = self._kept(KeptHead, "mixture", "own head")
-        return kept if kept is not None and task in (None, kept.task) else None
+    def own_models(self) -> list[KeptModel]:
+        """Returns the models of the last tasks that the device predicts with, the newest first. Raises `StoreError`."""
+        with self._whole("own model"):
+            found = self._rows("SELECT kept FROM own_models ORDER BY rowid DESC")
+            return [unpack(KeptModel, data, what="the own model") for (data,) in found]
 
-    def keep_own_head(self, head: KeptHead) -> None:
-        self._set_facts("keep the own head", mixture=pack(head), own_head=None)  # its name up to 0.3.0
+    def own_head(self, task: str | None = None) -> KeptModel | None:
+        """Returns the head that was chosen last, of this task or, if none is given, of any. Raises `StoreError`."""
+        heads = (kept for kept in self.own_models() if kept.choice is not None)
+        return next((kept for kept in heads if task in (None, kept.task)), None)
+
+    def keep_model(self, kept: KeptModel) -> None:
+        """Stores the model of a task; it is the newest one."""
+        with self._transaction("keep an own model"):
+            self._connection.execute("INSERT OR REPLACE INTO own_models VALUES (?, ?)", (kept.task, pack(kept)))
+            self._connection.execute(
+                "DELETE FROM own_models WHERE rowid NOT IN (SELECT rowid FROM own_models ORDER BY rowid DESC LIMIT ?)",
+                (KEPT_TASKS,),
+            )
+
+    @property
+    def awaited(self) -> str:
+        """Why the announced task has no model here yet, in words; empty if it has one."""
+        return (self._fact("awaited") or b"").decode()
+
+    def note_awaited(self, words: str) -> None:
+        if words != self.awaited:
+            self._set_facts("note why the task has no model", awaited=words.encode() or None)
 
     def accelerator(self) -> ChosenAccelerator | None:
         """Returns the last choice; None if there was nothing to choose. Raises `StoreError`."""

@@ -13,26 +13,32 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from hushfleet.atomic_file import PART_SUFFIX, sync_folder
 from hushfleet.edge_client.state_files import LOCK_SUFFIX, REMNANTS, SQLITE_SUFFIXES
 from hushfleet.edge_client.storage import answers, arrivals
-from hushfleet.errors import LostStore, StoreError
+from hushfleet.edge_client.storage.kept import KeptModel
+from hushfleet.errors import LostStore, Malformed, StoreError
 from hushfleet.privacy.ledger import Ledger
+from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.identity import Identity
 
-SCHEMA_VERSION = b"5"
+SCHEMA_VERSION = b"6"
 OLDEST_SCHEMA = b"1"  # the oldest that `bring_up_to_date` upgrades
 
-# A simulation writes thousands of stores. Larger pages make a model's bytes cheaper, and each of the fifteen tables and
-# indexes has at least one. A board keeps SQLite's small ones: most of its commits change a few bytes, and flash wears.
+# A simulation writes thousands of stores. Larger pages make a model's bytes cheaper, and each of the seventeen tables
+# and indexes has at least one. A board keeps SQLite's small ones: most commits change a few bytes, and flash wears.
 _SIMULATED_PAGE_BYTES = 1 << 13
 
 # The digests of all public states that the device ever had: an aggregator holds one of them, or a newcomer's.
 _PUBLIC_DIGESTS = """
 CREATE TABLE public_digests (task TEXT NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (task, digest)) WITHOUT ROWID;
 """
+
+# The models of the last tasks with which the device predicts (`KeptModel`), the newest in the last row.
+_OWN_MODELS = "CREATE TABLE own_models (task TEXT PRIMARY KEY, kept BLOB NOT NULL);"
 
 _SCHEMA = f"""
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL);
@@ -47,6 +53,7 @@ CREATE TABLE outbox (
 {_PUBLIC_DIGESTS}
 {answers.SCHEMA}
 {arrivals.SCHEMA};
+{_OWN_MODELS}
 """
 
 
@@ -216,7 +223,13 @@ def checked_identity(connection: sqlite3.Connection, path: Path, *, device: str,
 
 def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
     """Upgrades an older schema step by step, each in one transaction. Returns the schema afterwards."""
-    steps = ((b"1", _keep_public_digests), (b"2", _keep_answers), (b"3", _keep_times), (b"4", _keep_lag))
+    steps = (
+        (b"1", _keep_public_digests),
+        (b"2", _keep_answers),
+        (b"3", _keep_times),
+        (b"4", _keep_lag),
+        (b"5", _keep_own_models),
+    )
     for older, upgrade in steps:
         if schema == older:
             schema = str(int(older) + 1).encode()
@@ -259,6 +272,18 @@ def _keep_lag(connection: sqlite3.Connection) -> None:
     """Upgrades schema 4, which did not know how far the counted time is behind the true time."""
     (device,) = connection.execute("SELECT value FROM facts WHERE name = 'device'").fetchone()
     Ledger(connection, device=device.decode()).upgrade_schema()
+
+
+def _keep_own_models(connection: sqlite3.Connection) -> None:
+    """Upgrades schema 5, which kept one own head, of the task in use if the device predicted with it."""
+    run = connection.execute
+    run(_OWN_MODELS)
+    facts = dict(run("SELECT name, value FROM facts WHERE name IN ('mixture', 'task_digest')"))
+    with contextlib.suppress(Malformed):  # a damaged head is made anew
+        if len(facts) == 2:
+            head = replace(unpack(KeptModel, facts["mixture"], what="the own head"), package=facts["task_digest"])
+            run("INSERT INTO own_models VALUES (?, ?)", (head.task, pack(head)))
+    run("DELETE FROM facts WHERE name IN ('mixture', 'own_head')")  # the second up to version 0.3.0
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -193,6 +193,32 @@ def test_predict_uses_the_devices_own_model(
     assert "by the fleet's model, of digits-test" in capsys.readouterr().out
 
 
+def test_predict_takes_many_files_and_names_the_one_that_is_missing(
+    trained: Bench, device_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / f"{number}.png" for number in range(3)]
+    for number in (0, 2):
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(files[number])
+    names = list(map(str, files))
+    alone = []
+    for name in (names[0], names[2]):
+        assert main(["predict", str(device_toml), name, "--json"]) == 0
+        alone.append(capsys.readouterr().out)
+    assert main(["predict", str(device_toml), *names, "--json"]) == 2, "one is missing"
+    said = capsys.readouterr()
+    assert said.out == "".join(alone)
+    assert [json.loads(line)["file"] for line in said.out.splitlines()] == [names[0], names[2]]
+    (error,) = said.err.splitlines()
+    assert names[1] in error
+    assert names[0] not in error
+    assert main(["predict", str(device_toml), names[0], names[2], "--top", "2"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head == "by the board's own model, of digits-test"
+    assert [line.partition(":")[0] for line in lines] == [names[0], names[2]]
+    assert all(line.count("%") == 2 for line in lines)
+
+
 def test_predict_without_a_model_or_an_image(
     make_bench: MakeBench, device_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

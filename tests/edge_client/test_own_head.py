@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from hushfleet.config.question import QuestionSpec
-from hushfleet.config.spec import BlobRef, PrivacySpec, SecureSpec, TaskSpec
+from hushfleet.config.spec import BlobRef, EarlierTask, PrivacySpec, SecureSpec, TaskSpec
 from hushfleet.data.held_out import is_held_out
 from hushfleet.edge_client import own_head
 from hushfleet.edge_client.__main__ import main
@@ -27,19 +27,26 @@ from hushfleet.edge_client.board.drift import HeldOutTest, note_test, read_tests
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.sample_files import load_arrays
 from hushfleet.edge_client.net.download import LONGEST_WAIT_S
-from hushfleet.edge_client.predict import own_model
+from hushfleet.edge_client.own_model import own_model
+from hushfleet.edge_client.predict import graphs_of
 from hushfleet.edge_client.status import sentences, status
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.tasks import MAX_ATTEMPTS
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.methods import method_of
 from hushfleet.methods.hush_rule import signal
+from hushfleet.models import get_model
+from hushfleet.models.export import export_graphs
 from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
 from hushfleet.privacy.budget import charges_on
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge, GaussianMechanism
 from hushfleet.privacy.periods import Period
+from hushfleet.schema import pack
 from hushfleet.training.answer import evaluation_answer
 from hushfleet.wire.format.update import UpdateHeader, decode_update, read_header
 from support.edge import DEVICE, Bench, Package
+from support.stores import sql
 
 MakeBench = Callable[..., Bench]
 TASK = "digits-test"
@@ -82,6 +89,230 @@ def test_a_head_for_each_round_and_one_for_the_final_model(bench: Bench) -> None
     assert bench.store.global_digest == final
     assert bench.store.blob(final) is not None
     assert sent == (len(bench.server.updates), len(bench.server.offers), len(bench.server.declines))
+
+
+def close_round(bench: Bench, round: int, seed: int = 3) -> bytes:
+    """The round closes with another model; its digest."""
+    noise = np.random.default_rng(seed).normal(size=bench.server.global_params.shape)
+    bench.server.global_params = noise.astype(np.float32)
+    return bench.server.open_round(round, phase="closed").global_digest
+
+
+def test_a_head_follows_each_closed_round_and_the_next_round_needs_no_other_model(bench: Bench) -> None:
+    """The plan of a closed round names a model that no board has yet."""
+    take_part(bench)
+    model = close_round(bench, 1)
+    bench.until(lambda: kept(bench) == model)
+    head = bench.store.own_head(TASK)
+    assert (head.round, head.shared) == (1, bench.server.global_params.astype("<f4").tobytes())
+    asked = len(bench.server.wants)
+    bench.server.open_round(2, cohort={DEVICE: bench.store.load_state(TASK).public.digest()})
+    bench.until(lambda: bench.entry_status(2) == "acked")
+    assert (len(bench.server.wants), bench.store.own_head(TASK).round) == (asked, 1)
+
+
+def test_a_board_that_was_in_no_round_has_a_head_of_each_and_keeps_one_model(
+    make_bench: MakeBench, linear: Package, field: DeviceConfig
+) -> None:
+    """It cannot pay, was off while the first round was open, and starts again while another one is."""
+    poor = replace(field, limits=replace(field.limits, epsilon_server=0.001))
+    bench = make_bench(package=linear, config=poor, announce=False)
+    model = close_round(bench, 1)
+    bench.server.announce()
+    bench.until(lambda: kept(bench) == model)
+    for number in (2, 3):
+        bench.server.open_round(number)
+        bench.until(lambda: len(bench.server.declines) == number - 1)  # noqa: B023
+        model = close_round(bench, number, seed=number)
+        bench.until(lambda: kept(bench) == model)  # noqa: B023
+        bench.steps(5)
+    assert bench.store.ledger.entries() == []
+    before = bench.store.blob_digests()
+    bench.server.open_round(4)
+    bench.restart()
+    bench.server.announce()
+    bench.until(lambda: len(bench.server.declines) == 3)
+    bench.steps()
+    assert (kept(bench), bench.store.blob_digests()) == (model, before)
+    assert len(before) == 4, "package, two graphs, one model"
+
+
+def test_a_head_is_never_chosen_with_a_model_that_has_not_come(bench: Bench) -> None:
+    take_part(bench)
+    before, bench.server.serves = kept(bench), False
+    model = close_round(bench, 1)
+    bench.steps()
+    assert kept(bench) == before
+    bench.server.serves = True
+    bench.clock.now += LONGEST_WAIT_S
+    bench.until(lambda: kept(bench) == model)
+
+
+def begin_next(bench: Bench, package: Package) -> None:
+    bench.server.package, bench.server.global_params = package, package.initial
+    bench.server.latest = (0, b"")
+    bench.server.announce()
+    bench.server.open_round(0, phase="closed")
+    bench.steps()
+
+
+def test_the_earlier_task_answers_until_the_next_one_has_a_closed_round(
+    bench: Bench, linear: Package, field: DeviceConfig, tmp_path: Path
+) -> None:
+    """Also if the board sits it out, and if others of its tasks' files are deleted."""
+    take_part(bench)
+    first = close_round(bench, 1)
+    bench.until(lambda: kept(bench) == first)
+    autumn = own_model(bench.store)
+    begin_next(bench, linear.with_spec(task="winter"))
+    bench.server.open_round(1, cohort={})  # it is not in this round
+    bench.steps()
+    own = own_model(bench.store)
+    assert (own.spec.task, own.round) == (TASK, 1)
+    np.testing.assert_array_equal(own.params, autumn.params)
+    assert f", of {TASK}, round 1; the task winter has no closed round yet: right on" in told(field, bench)
+    second = close_round(bench, 1, seed=4)
+    bench.until(lambda: own_model(bench.store).spec.task == "winter")
+    winter = bench.store.own_head("winter")
+    assert (winter.round, winter.global_digest) == (1, second)
+    assert told(field, bench).count("no closed round") == 0
+    assert bench.store.own_head(TASK).global_digest == first, "its shared head is a part of the next ones"
+    assert bench.store.blob(bench.store.own_head(TASK).package) is not None
+
+
+def test_a_task_that_ends_before_its_first_round_closes_takes_nothing_away(bench: Bench, linear: Package) -> None:
+    """The board has trained in it, and would delete the files of the task before."""
+    take_part(bench)
+    first = close_round(bench, 1)
+    bench.until(lambda: kept(bench) == first)
+    begin_next(bench, linear.with_spec(task="winter"))
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    assert bench.store.task_digest == BlobRef.of(bench.server.package.data).digest
+    begin_next(bench, linear.with_spec(task="spring"))
+    own = own_model(bench.store)
+    assert (own.spec.task, own.round) == (TASK, 1)
+    graphs_of(bench.store, own.spec)
+
+
+def test_where_the_newest_model_is_damaged_the_earlier_one_answers(bench: Bench, linear: Package) -> None:
+    close_round(bench, 1)
+    bench.until(lambda: kept(bench) is not None)
+    begin_next(bench, linear.with_spec(task="winter"))
+    close_round(bench, 1, seed=4)
+    bench.until(lambda: own_model(bench.store).spec.task == "winter")
+    package = BlobRef.of(bench.server.package.data).digest
+    sql(bench.store, "UPDATE blobs SET data = x'00' WHERE digest = ?", (package,))
+    assert own_model(bench.store).spec.task == TASK
+
+
+def told(config: DeviceConfig, bench: Bench) -> str:
+    return sentences(status(config, bench.store))["model"]
+
+
+@pytest.mark.parametrize("closed", [1, 5])
+def test_heads_of_a_task_without_start_begin_with_the_sum_of_both_shared_heads(
+    closed: int, bench: Bench, linear: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head of one round of five counts as a fifth."""
+    close_round(bench, 5)
+    bench.until(lambda: kept(bench) is not None)
+    first, given = bench.server.global_params, []
+    real = own_head.own_head_of
+    monkeypatch.setattr(
+        own_head, "own_head_of", lambda params, *rest: given.append((params, rest[2])) or real(params, *rest)
+    )
+    monkeypatch.setattr(TaskSpec, "signal", property(lambda spec: 20.0))
+    begin_next(bench, linear.with_spec(task="winter"))
+    assert given == []
+    close_round(bench, closed, seed=4)
+    bench.until(lambda: bool(given))
+    np.testing.assert_allclose(given[0][0], (first + bench.server.global_params) / (1 + closed / 5), rtol=1e-5)
+    assert given[0][1] == pytest.approx(20 * math.sqrt(1 + closed / 5))
+    continued = EarlierTask("winter", linear.spec.model.class_names)
+    begin_next(bench, linear.with_spec(task="spring", continues=continued))
+    close_round(bench, 1, seed=5)
+    bench.until(lambda: len(given) == 2)
+    np.testing.assert_array_equal(given[1][0], bench.server.global_params)
+    assert given[1][1] == 20
+
+
+def test_a_task_with_other_features_and_no_start_answers_from_its_end_on(bench: Bench, linear: Package) -> None:
+    close_round(bench, 1)
+    bench.until(lambda: kept(bench) is not None)
+    begin_next(bench, linear.with_spec(task="winter", model=replace(linear.spec.model, mean=(0.5,))))
+    close_round(bench, 1, seed=4)
+    bench.steps()
+    assert own_model(bench.store).spec.task == TASK
+    assert "has other features" in bench.store.awaited
+    finish(bench)
+    bench.until(lambda: own_model(bench.store).spec.task == "winter")
+
+
+def test_a_new_class_has_a_head_before_the_first_round(bench: Bench, linear: Package) -> None:
+    """Its images are there, and the earlier model knows none of them."""
+    nine = linear.spec.model
+    made = get_model("linear", classes=9, input_shape=(1, 8, 8))
+    graphs = export_graphs(made)
+    refs = {"gradient": BlobRef.of(graphs.gradient), "inference": BlobRef.of(graphs.inference)}
+    smaller = replace(nine, class_names=nine.class_names[:9], layout=made.layout, **refs)
+    blobs = {refs["gradient"].digest: graphs.gradient, refs["inference"].digest: graphs.inference}
+    bench.server.package = replace(linear, blobs=blobs).with_spec(task="nine", model=smaller)
+    bench.server.global_params = made.init(7)
+    bench.server.announce()
+    with np.load(bench.config.data.path) as data:
+        few = {name: data[name][data["labels"] < 9] for name in data}
+    np.savez(bench.config.data.path, **few)
+    close_round(bench, 1)
+    bench.until(lambda: bench.store.own_head("nine") is not None)
+    begin_next(bench, linear)
+    own = own_model(bench.store)
+    assert (own.spec.task, own.round, len(own.params)) == (TASK, 0, linear.spec.model.layout.size)
+
+
+def test_a_board_that_hides_its_training_time_says_why_it_has_no_head_yet(
+    make_bench: MakeBench, linear: Package, field: DeviceConfig
+) -> None:
+    hides = replace(field, limits=replace(field.limits, constant_time=True))
+    bench = make_bench(package=linear, config=hides)
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    asked = len(bench.server.wants)
+    close_round(bench, 1)
+    bench.steps()
+    assert (kept(bench), len(bench.server.wants)) == (None, asked)
+    assert "hides its training time, and chooses a head" in told(hides, bench)
+    final = finish(bench)
+    bench.until(lambda: kept(bench) == final)
+
+
+def test_a_personalised_network_answers_until_the_next_task_has_trained_one(
+    make_bench: MakeBench, package: Package, field: DeviceConfig
+) -> None:
+    bench = make_bench(package=package, config=field)
+    take_part(bench)
+    first = own_model(bench.store)
+    assert (first.kind, first.round) == ("personalised", 1)
+    graph = onnx.load_from_string(package.blobs[package.spec.model.inference.digest])
+    graph.producer_name = "another"
+    data = bytes(graph.SerializeToString())
+    model = replace(package.spec.model, inference=BlobRef.of(data))
+    blobs = {**package.blobs, model.inference.digest: data}
+    begin_next(bench, replace(package, blobs=blobs).with_spec(task="winter", model=model))
+    close_round(bench, 1)
+    bench.restart()
+    bench.server.announce()
+    bench.steps()
+    own = own_model(bench.store)
+    np.testing.assert_array_equal(own.params, first.params)
+    assert own.spec.task == TASK
+    graphs_of(bench.store, own.spec)
+    assert "this board has not trained in the task winter yet" in told(field, bench)
+    bench.server.open_round(2)
+    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.steps(5)
+    assert own_model(bench.store).spec.task == "winter"
+    assert bench.store.blob(package.spec.model.inference.digest) is None, "dropped now"
 
 
 @pytest.fixture
@@ -143,9 +374,30 @@ def test_it_is_chosen_once_also_after_a_restart(bench: Bench, monkeypatch: pytes
     assert len(calls) == 1
 
 
-def test_a_head_of_an_earlier_version_is_made_anew(bench: Bench) -> None:
-    bench.store._set_facts("keep it as 0.3.0 did", own_head=b"\x80")
+def as_schema_5(store: DeviceStore, **facts: bytes) -> None:
+    """What an earlier client has left: one own head, as a fact."""
+    store._connection.execute("DROP TABLE own_models")
+    store._set_facts("keep it as earlier clients did", schema=b"5", **facts)
+
+
+def test_a_board_predicts_with_the_head_that_an_earlier_version_has_kept(bench: Bench) -> None:
+    take_part(bench)
+    head = bench.store.own_head(TASK)
+    assert head is not None
+    before = own_model(bench.store)
+    as_schema_5(bench.store, mixture=pack(replace(head, package=None, round=0, shared=b"")))
+    bench.restart()
+    after = own_model(bench.store)
+    np.testing.assert_array_equal(after.params, before.params)
+    assert (after.kind, after.spec.task, after.round) == (before.kind, TASK, 0)
+    assert bench.store._fact("mixture") is None
+
+
+def test_a_head_of_0_3_0_is_made_anew(bench: Bench) -> None:
+    as_schema_5(bench.store, own_head=b"\x80", mixture=b"\x80", task_digest=bytes(32))
+    bench.restart()
     assert bench.store.own_head() is None
+    bench.server.announce()
     final = finish(bench)
     bench.until(lambda: kept(bench) == final)
     assert bench.store._fact("own_head") is None
@@ -171,6 +423,27 @@ def test_a_choice_that_fails_spoils_no_round(bench: Bench, monkeypatch: pytest.M
     take_part(bench)
     bench.server.open_round(2, cohort={DEVICE: bench.store.load_state(TASK).public.digest()})
     bench.until(lambda: bench.entry_status(2) == "acked")
+    assert kept(bench) is None
+
+
+def test_a_choice_that_kills_the_client_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that need more memory than there is are read for it before the first round, too."""
+
+    class Killed(BaseException):
+        """What no handler catches."""
+
+    def kills(*given: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(own_head, "own_head_of", kills)
+    monkeypatch.setattr(DeviceStore, "end_attempt", lambda *_: None)  # the process is gone
+    close_round(bench, 1)
+    for _ in range(MAX_ATTEMPTS):
+        with pytest.raises(Killed):
+            bench.steps()
+        bench.restart()
+        bench.server.announce()
+    bench.steps()
     assert kept(bench) is None
 
 
@@ -200,7 +473,7 @@ def test_status_and_predict_say_which(
     words = choice.plain
     assert main(["status", str(path)]) == 0
     told = capsys.readouterr().out
-    assert f"model       {words}, of {TASK}: right on {choice.right} of 48 own images, cross-validated" in told
+    assert f"model       the board's own head ({words}), of {TASK}, round 5: right on {choice.right} of 48 own" in told
     assert f"{choice.right_shared} against {choice.right_alone}; that stays here" in told
     assert "penalty" not in told
     assert main(["status", str(path), "--details"]) == 0
@@ -243,6 +516,8 @@ def test_it_answers_a_round_that_asks_and_notes_here_alone_how_right_it_is(
     state_dir = bench.store.path.parent
     (test,) = read_tests(state_dir)
     assert 0 < test.samples < len(LocalData(field.data, linear.spec.model).samples())
+    use = sentences(status(field, bench.store))["samples"]
+    assert f"{48 - test.samples} samples are used, {test.samples} are kept for evaluations, none left out" in use
     state = bench.store.load_state(TASK)
     bench.server.open_round(5)
     bench.until(lambda: bench.entry_status(5) == "acked")

@@ -60,11 +60,26 @@ def test_the_four_sentences() -> None:
         ("photographs", {"data": {"used": 9, "left_out": 0, "why": ""}}, "9 photographs are used, none left out"),
         (
             "photographs",
+            {"data": {"used": 20, "left_out": 0, "why": "", "held_out": 4}},
+            "20 photographs are used, 4 are kept for evaluations, none left out",
+        ),
+        (
+            "photographs",
             {"data": {"used": 0, "left_out": 2, "why": "2: it is a pipe, as a", "noise_alone": True}},
             "none of its 2 photographs can be used, and it takes part with noise alone (2: it is a pipe",
         ),
         ("samples", {"data_kind": "csv"}, "340 samples are used, 12 left out (12: its folder"),
         ("model", {"model": None}, "none yet: it comes with the first round"),
+        ("model", {"model": None, "awaited": "the task b is not here yet"}, "none yet: the task b is not here yet"),
+        (
+            "model",
+            {
+                "model": {**REPORT["model"], "task": "autumn", "model": "30 % trained alone", "round": 6},
+                "awaited": "the task winter has no closed round yet",
+            },
+            "the board's own head (30 % trained alone), of autumn, round 6; the task winter has no closed round yet: "
+            "right on 33 of 36",
+        ),
         (
             "model",
             {"model": {**REPORT["model"], "model": "global", "right": None}},

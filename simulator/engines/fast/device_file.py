@@ -19,7 +19,7 @@ import numpy as np
 from hushfleet.atomic_file import write_whole
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
-from hushfleet.edge_client.storage.kept import KeptHead
+from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError, LedgerError, StoreError
@@ -117,9 +117,9 @@ class DeviceFile:
     def own_params(self, task: str) -> np.ndarray | None:
         """Returns the parameters with which the device predicts, as `DeviceStore.own_params` does."""
         head = self._kept.get("head")
-        return self._own if head is None else unpack(KeptHead, head, what="the own head").params
+        return self._own if head is None else unpack(KeptModel, head, what="the own head").params
 
-    def keep_own_head(self, head: KeptHead) -> None:
+    def keep_model(self, head: KeptModel) -> None:
         self._keep({**self._kept, "head": pack(head)}, self._own)
 
     def load_residual(self, task: str, *, size: int) -> np.ndarray:

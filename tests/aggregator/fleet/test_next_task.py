@@ -8,14 +8,18 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
 from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput
 from support.desk import TASK, make_folder
@@ -76,8 +80,80 @@ def test_files_that_a_task_names_must_be_in_the_fleets_folder(tmp_path: Path) ->
     with pytest.raises(BadInput, match=f"names start.npz, which the fleet will look for in {folder.path}: copy it"):
         fleet_task(folder, following)
     assert folder.run.name == "small"
-    (folder.path / "start.npz").write_bytes(b"read when the run begins")
+    (folder.path / "start.npz").write_bytes(b"no weights")
+    with pytest.raises(BadInput, match=r"start\.npz"):  # as the aggregator would, which then ends
+        fleet_task(folder, following)
+    assert folder.run.name == "small"
+
+
+HUSH = """
+name = "autumn"
+[model]
+name = "linear"
+features = "filters"
+directions = 16
+[method]
+name = "hush"
+[privacy]
+accounting = "as-published"
+noise_multiplier = 4.0
+clip_norm = 1.0
+delta = 1e-3
+[data]
+name = "folder"
+class_names = ["leaf", "stem"]
+input_shape = [1, 8, 8]
+devices = 2
+[round]
+rounds = 2
+min_devices = 2
+"""
+
+
+def test_a_next_task_with_one_more_class_continues_a_model_of_hush(tmp_path: Path) -> None:
+    """`fleet task` prepares it as the aggregator will, with the paths of the fleet's folder."""
+    folder = make_folder(tmp_path / "fleet", task=HUSH)
+    first = prepare(load_task(folder.task), run_id="1")
+    about = {
+        "task": first.spec.task,
+        "classes": ["leaf", "stem"],
+        "features": first.spec.model.features.graph.digest.hex(),
+    }
+    tensors = {name: view + 1 for name, view in first.spec.model.layout.unflatten(first.initial).items()}
+    (folder.run).mkdir(parents=True)
+    save_file(tensors, folder.run / "global-00002.safetensors", {"hushfleet": json.dumps(about)})
+    following = tmp_path / "next.toml"
+    text = HUSH.replace('"stem"', '"stem", "root"').replace("[method]", 'start = "runs/autumn"\n[method]')
+    following.write_text(text.replace('name = "autumn"', 'name = "winter"'))
     assert "begins" in fleet_task(folder, following)
+    second = prepare(load_task(folder.task), run_id="2")
+    assert second.spec.model.layout.shapes == ((3, 17), (3,))
+    np.testing.assert_array_equal(second.initial, np.ones(3 * 17 + 3))
+    following.write_text(
+        text.replace('name = "autumn"', 'name = "spring"').replace("directions = 16", "directions = 8")
+    )
+    with pytest.raises(BadInput, match="has other features"):
+        fleet_task(folder, following)
+    assert folder.run.name == "winter"
+
+
+def test_status_says_why_the_aggregator_has_ended(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    folder.task.write_text(TASK.replace("[model]", '[model]\nstart = "runs/gone"'))
+    with pytest.raises(BadInput, match="runs/gone"):
+        run_aggregator(folder)
+    watch = FleetWatch(folder)
+    [told] = [problem.what for problem in watch.view().problems if "aggregator" in problem.what]
+    assert told.startswith("the aggregator has ended: model.start = ")
+    folder.task.write_text(TASK.replace('name = "small"', 'name = "next"'))
+    assert not [problem for problem in watch.view().problems if "has ended" in problem.what], "it is of another run"
+    watch.close()
+
+
+def run_aggregator(folder: FleetFolder) -> None:
+    outcome = CliRunner().invoke(build_app(), ["aggregator", "--fleet", str(folder.path)])
+    assert outcome.exception is not None
+    raise outcome.exception
 
 
 def test_a_task_is_kept_as_toml_that_all_commands_can_read(tmp_path: Path) -> None:

@@ -384,7 +384,7 @@ def as_schema_1(path: Path) -> None:
     """What an earlier client has left."""
     connection = sqlite3.connect(path)
     connection.executescript(
-        "DROP TABLE arrivals; DROP TABLE answers; ALTER TABLE outbox DROP COLUMN context;"
+        "DROP TABLE own_models; DROP TABLE arrivals; DROP TABLE answers; ALTER TABLE outbox DROP COLUMN context;"
         "DROP TABLE public_digests; ALTER TABLE outbox DROP COLUMN attached_digest;"
         "UPDATE facts SET value = x'31' WHERE name = 'schema';"
     )

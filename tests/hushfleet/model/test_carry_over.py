@@ -57,6 +57,19 @@ def test_the_same_classes_give_the_same_vector_and_a_new_number_begins_with_zero
     assert grown["fc.bias"].tolist() == [*vector[-2:], 0.0]
 
 
+def test_a_linear_model_gets_a_row_and_a_prior_for_a_new_class() -> None:
+    """As method `hush` has it: the prior is a layer of its own."""
+
+    def layout(outputs: int) -> ParamLayout:
+        return ParamLayout(("head.weight", "prior"), ((outputs, FEATURES), (outputs,)))
+
+    assert with_outputs(layout(2), 3) == layout(3)
+    vector = np.arange(layout(2).size, dtype=np.float32)
+    grown = layout(3).unflatten(carry_over(vector, "ab", layout=layout(3), to_names="bca", softmax=True))
+    assert grown["head.weight"].tolist() == [[4, 5, 6, 7], [2, 3, 4, 5], [0, 1, 2, 3]]
+    assert grown["prior"].tolist() == [9, 8.5, 8]
+
+
 def test_a_vector_of_another_network_is_refused() -> None:
     with pytest.raises(BadInput, match="2 outputs"):
         carry_over(np.zeros(3, np.float32), "ab", layout=layout_of(2), to_names="ab", softmax=True)

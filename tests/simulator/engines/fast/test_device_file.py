@@ -16,7 +16,7 @@ from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
 from hushfleet.codecs.codec import Coding
 from hushfleet.codecs.registry import CODECS, codec_of
-from hushfleet.edge_client.storage.kept import KeptHead
+from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError, StoreFull
 from hushfleet.methods import METHODS
@@ -297,7 +297,7 @@ def test_a_damaged_file_is_told_and_no_round_charged_twice(tiny: Callable[..., S
     late = DeviceFile(path, device=name)
     os.utime(path, ns=(1, 1))  # as another writing has it
     with pytest.raises(StoreError, match="was written by another process meanwhile"):
-        late.keep_own_head(KeptHead("t", bytes(32), HeadChoice(), b""))
+        late.keep_model(KeptModel("t", bytes(32), HeadChoice(), b""))
     store = DeviceFile(path, device=name)
     last = store.ledger.entries()[-1]
     with pytest.raises(LedgerError, match="already charged"):
