@@ -68,15 +68,18 @@ class ScheduleSection(Checked):
     @property
     def period(self) -> timedelta:
         """`every` as a duration; zero without it."""
-        if self.every is None:
-            return timedelta()
-        unit = self.every.lstrip("0123456789")
-        return int(self.every.removesuffix(unit)) * _UNITS[unit]
+        return timedelta() if self.every is None else period_of(self.every)
 
     @property
     def is_set(self) -> bool:
         """Whether rounds wait for a time."""
         return bool(self.every or self.between or self.days or self.until)
+
+
+def period_of(every: str) -> timedelta:
+    """Returns a text such as `24h` as a duration."""
+    unit = every.lstrip("0123456789")
+    return int(every.removesuffix(unit)) * _UNITS[unit]
 
 
 def check_zone(name: str) -> ZoneInfo:

@@ -56,6 +56,7 @@ def statistic_task(folder: FleetFolder, asked: StatisticSection, epsilon: float)
             ),
             data=replace(present.data, augment="none", unlabelled=0, window=None),
             schedule=ScheduleSection(),  # the person who asks waits for the answer
+            season=None,
             round=replace(
                 present.round,
                 rounds=1,

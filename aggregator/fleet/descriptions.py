@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from datetime import date
 
 from hushfleet.aggregator.devices.register import RefusedBirth
-from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SumsView
+from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SeasonView, SumsView
+from hushfleet.aggregator.planning.season import day_text, learns_until
 from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.report.readable import (
     MINUS,
@@ -22,7 +23,7 @@ from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.aggregator.rounds.schedule import moment_text
 from hushfleet.privacy.budget import describe_since
 from hushfleet.privacy.protection import protection
-from hushfleet.wire.format.health import described
+from hushfleet.wire.format.health import Problem, described
 
 SHOWN_NAMES = 4
 ON_THE_BOARD = "sudo -u hushfleet hushfleet-edge status /etc/hushfleet/device.toml"
@@ -47,12 +48,19 @@ def named(devices: Sequence[str]) -> str:
     return ", ".join(devices[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def progress(run: RunView) -> str:
-    """Describes progress: `round 3 of 20 is open: 5 of 8 have answered`."""
+def progress(run: RunView, season: SeasonView | None = None) -> str:
+    """Describes progress: `round 3 of 20 is open: 5 of 8 have answered`.
+
+    :param season: the season that this run is.
+    """
     if run.finished:
         done = "all" if run.rounds_closed >= run.rounds else f"it has ended, and {run.rounds_closed} of"
         told = f"{run.task}: {done} {run.rounds} rounds are done"
-        return f"{told}; boards wait for the next task: hushfleet fleet task DIR TASK.toml"
+        if season is None:
+            return f"{told}; boards wait for the next task: hushfleet fleet task DIR TASK.toml"
+        if season.further == 0 or season.ends is None:
+            return f"{told}; boards predict with their own heads"
+        return f"{told}; season {season.number + 1} begins by itself on {day_text(season.ends, season.zone)}"
     if run.open_round is None:
         return f"{run.task}: {run.rounds_closed} of {run.rounds} rounds are done"
     asked = f" of {run.asked}" if run.asked else ""
@@ -171,12 +179,30 @@ def sentences(view: FleetView) -> dict[str, str]:
     is left, and for how many rounds? Results that depend on a board's photographs and are not charged stay on the board
     (docs/privacy.md, "Health"), so the second and the third answer say where to read them.
     """
-    return {
+    found = {
         "boards": summary(view),
         "photographs": photographs(view),
         "model": model(view),
         "privacy": privacy_left(view),
     }
+    return found if view.season is None else {**found, "season": season(view.season, now=view.at)}
+
+
+def season(season: SeasonView, *, now: float) -> str:
+    """Describes the seasons: `season 2 until 14 May 2027; learns until 14 August 2028; then each board goes on alone`."""
+    if season.ends is None:
+        paid = "" if season.further is None else f"; the lifetime limit pays for {season.further + 1} of them"
+        return f"season {season.number} of {season.every} begins with its first round{paid}"
+    ends, until = day_text(season.ends, season.zone), None if season.further is None else season.learns_until
+    return f"season {season.number} until {ends}; {learns_until(until, now=now, zone=season.zone)}"
+
+
+def season_problems(season: SeasonView | None) -> list[Problem]:
+    """Tells urgently that the next season should have begun, and why it has not."""
+    if season is None or not season.obstacle or season.ends is None:
+        return []
+    what = f"the season after {day_text(season.ends, season.zone)} does not begin: {season.obstacle}"
+    return [Problem(what, "It is tried again every ten minutes.", urgent=True)]
 
 
 def photographs(view: FleetView) -> str:

@@ -197,6 +197,28 @@ class PrivacyLeft:
 
 
 @dataclass(frozen=True)
+class SeasonView:
+    """The seasons of a task that repeats (`[season]`).
+
+    :param number: of the present season, from 1.
+    :param every: length of a season, as in the task.
+    :param ends: when it ends and the next one may begin; None: the first season has not begun.
+    :param further: how many seasons after it the lifetime limit pays for; None: no limit ends them.
+    :param learns_until: when the last of these ends; None: none is the last, or the first season has not begun.
+    :param zone: the time zone of the calendar.
+    :param obstacle: why the next season has not begun although its time has come; empty if nothing is wrong.
+    """
+
+    number: int
+    every: str
+    ends: float | None = None
+    further: int | None = None
+    learns_until: float | None = None
+    zone: str = "UTC"
+    obstacle: str = ""
+
+
+@dataclass(frozen=True)
 class FleetView:
     """The fleet at the moment `at`.
 
@@ -205,6 +227,7 @@ class FleetView:
     :param certificates_end: when the first of its own certificates ends; None if they cannot be read.
     :param authority_end: when its authority ends; None if it cannot be read.
     :param sums: None if the task has no secure sums.
+    :param season: None if the task does not repeat.
     :param lifetime: of the board that has spent most over all tasks, even if it has left; `privacy_left`: of the board
         that has spent most among those that may take part. None: nothing was charged.
     :param paused: since when an operator has paused training; None: nobody has.
@@ -222,6 +245,7 @@ class FleetView:
     refused_devices: tuple[RefusedBirth, ...] = ()
     rollout: RolloutView | None = None
     sums: SumsView | None = None
+    season: SeasonView | None = None
     certificates_end: float | None = None
     authority_end: float | None = None
     paused: float | None = None

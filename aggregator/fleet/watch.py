@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.advice import certificate_problems, with_problems
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.rollout import rollout_view
+from hushfleet.aggregator.fleet.seasons import season_view
 from hushfleet.aggregator.fleet.sightings import (
     AGGREGATOR,
     HEARTBEAT_S,
@@ -36,6 +38,7 @@ from hushfleet.aggregator.fleet.view import (
     Rejection,
     RoundPoint,
     RunView,
+    SeasonView,
     Standing,
     SumsView,
 )
@@ -153,6 +156,8 @@ class FleetWatch:
         self._course = Course()
         self._sums = SumsWatch(folder)
         self._spending = Spending(folder.config.device.get("limits", {}))
+        self._season: SeasonView | None = None
+        self._season_of: object = None
 
     def _window_s(self) -> int:
         """Returns the length of the task's windows of data, seconds; 0: it has none, or its file cannot be read."""
@@ -183,6 +188,7 @@ class FleetWatch:
         service, aggregator = self._processes(now)
         own, authority = self._certificates()
         sums, of_sums = self._secure_sums()
+        season = self._seasons(now)
         paused = None
         with contextlib.suppress(FileNotFoundError):
             paused = self._folder.paused.stat().st_mtime
@@ -217,6 +223,7 @@ class FleetWatch:
             refused_devices=tuple(row for row in refused if row.device not in rows),
             rollout=rollout_view(self._registry, now=now),
             sums=sums,
+            season=season,
             certificates_end=min(own.values(), default=None),
             authority_end=authority,
             paused=paused,
@@ -224,6 +231,7 @@ class FleetWatch:
                 *_problems(service, aggregator, run),
                 *(() if paused else self._waits(run, boards, service, now)),
                 *of_sums,
+                *descriptions.season_problems(season),
                 *certificate_problems(own, authority, now=now),
             ),
         )
@@ -238,6 +246,14 @@ class FleetWatch:
             following = 1 if run is None else run.rounds_closed + 1
             return waits(self._folder, boards, round=following, heard=service == "running", is_open=is_open)
         return []
+
+    def _seasons(self, now: float) -> SeasonView | None:
+        """Returns the seasons, which are read again once a minute and when the task has changed."""
+        with contextlib.suppress(FileNotFoundError):
+            of = int(now // 60), self._folder.task.stat().st_mtime_ns
+            if of != self._season_of:
+                self._season, self._season_of = season_view(self._folder, now), of
+        return self._season
 
     def _secure_sums(self) -> tuple[SumsView | None, list[Problem]]:
         try:
