@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from hushfleet.wire.link.interface import Link, Will
 
 INTERRUPTED = 130
+REPLACED = 75
+"""Exit code of a fleet's aggregator that has to begin again, with the task that the fleet was given meanwhile."""
 _OF_A_FLEET = ("federation", "devices", "enrolment", "roster", "out", "identity", "ca_file", "cert_file", "key_file")
 _FILE = {"metavar": "FILE", "exists": True, "dir_okay": False}
 
@@ -94,6 +97,7 @@ def aggregator(
         run_rounds,
         sum_facts_of,
         torch_device,
+        wait_until,
         write_results,
     )
     from hushfleet.aggregator.commands.older_copy import refuse_older_copy
@@ -131,6 +135,13 @@ def aggregator(
                 word = "TASK.toml" if name == "task_file" else f"--{name.replace('_', '-')}"
                 raise BadInput(f"{word} cannot be combined with --fleet, whose folder sets it: remove {word}")
         task_file, options = of_fleet.task, options.of(of_fleet)
+    began_in = options.out
+
+    def replaced() -> bool:
+        with contextlib.suppress(BadInput):  # a task file that is being written by hand
+            return of_fleet is not None and of_fleet.run != began_in
+        return False
+
     if task_file is None or options.broker is None:
         raise BadInput("give TASK.toml and --broker URL, or --fleet DIR")
     if options.resume and options.out is None:
@@ -194,6 +205,7 @@ def aggregator(
             roster=roster_file,
             charges=ChargeBook(known, engine) if of_fleet else None,
             pause=of_fleet.paused if of_fleet else None,
+            replaced=replaced,
             epoch=epoch,
             federation=options.federation,
             console=console,
@@ -203,6 +215,12 @@ def aggregator(
             name, window_s = engine.spec.task, engine.spec.data_window_s
             lifetimes = Spending(limits).lifetimes(known, name, window_s=window_s) if of_fleet else None
             write_results(store, prepared, console, sums=facts, federation=options.federation, lifetimes=lifetimes)
+    if finished and task.season is not None and of_fleet is not None:
+        console.print("[bold]waits[/] for the next season, which the fleet service begins")
+        wait_until(replaced)
+    if replaced():
+        console.print("the fleet has another task; the aggregator begins again")
+        raise typer.Exit(REPLACED)
     if not finished:
         if of_fleet is not None:
             words = f"[bold]stopped[/]; the run goes on when the fleet does: hushfleet fleet up {escape(str(of_fleet.path))}"

@@ -43,6 +43,8 @@ from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.link.address import without_password
 from hushfleet.wire.link.interface import Link, Will
 
+LOOK_S = 1.0
+
 
 def torch_device(name: str) -> str:
     """Resolves `auto`. Raises `BadInput` if cuda is asked for but not available."""
@@ -126,6 +128,7 @@ def run_rounds(
     roster: RosterFile | None = None,
     charges: ChargeBook | None = None,
     pause: Path | None = None,
+    replaced: Callable[[], bool] = lambda: False,
     epoch: int,
     federation: str,
     console: Console,
@@ -133,6 +136,7 @@ def run_rounds(
     """Runs the rounds with the display; returns True if the task was finished, False if it was stopped.
 
     :param pause: the file that pauses training.
+    :param replaced: whether the fleet was given another task, for which this run is left.
 
     Raises `BadInput` if the task's last day has passed before its first round.
     """
@@ -142,7 +146,7 @@ def run_rounds(
     path = engine.store.folder / "events.jsonl"
     begins = not path.exists()
     display = FleetDisplay(console=console, delta=engine.spec.privacy.delta, accountant=engine.spec.privacy.accountant)
-    with _ShownLog(path, display) as events, _stop_on_signals() as stop:
+    with _ShownLog(path, display) as events, _stop_on_signals() as stop, _stop_when(replaced, stop):
         coordinator = Coordinator(
             engine,
             connect,
@@ -192,6 +196,26 @@ class _ShownLog(EventLog):
         event = super().write(kind, **fields)
         self._display.apply(event)
         return event
+
+
+def wait_until(replaced: Callable[[], bool], stop: threading.Event | None = None) -> None:
+    """Waits until the fleet was given another task, or `stop` is set."""
+    stop = stop or threading.Event()
+    while not replaced() and not stop.wait(LOOK_S):
+        pass
+    stop.set()
+
+
+@contextmanager
+def _stop_when(replaced: Callable[[], bool], stop: threading.Event) -> Iterator[None]:
+    """Sets `stop` when the fleet was given another task."""
+    watch = threading.Thread(target=wait_until, args=(replaced, stop), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        watch.join()
 
 
 @contextmanager

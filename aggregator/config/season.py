@@ -40,12 +40,14 @@ class SeasonSection(Checked):
     start: Literal["last", "anew"] = "last"
     classes: str | None = None
     number: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
-    first: float | None = None
+    first: Annotated[float, Meta(ge=0, le=1e11, description="unix seconds")] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.number > 1) != (self.first is not None):
-            raise ValueError("number and first are written by the fleet service, together: leave both out")
+            raise ValueError(
+                f"number = {self.number} and first = {self.first}: the fleet service writes both; leave both out"
+            )
 
     @property
     def period(self) -> timedelta:

@@ -115,8 +115,8 @@ class Task(Checked):
             return
         if self.schedule.until is not None:
             raise ValueError(
-                f"schedule.until = {self.schedule.until} would end each season on that day: leave it out, a season ends "
-                f"after season.every = {season.every!r}"
+                f"schedule.until = {self.schedule.until} would end each season on that day: leave it out, as a season "
+                f"ends after season.every = {season.every!r}"
             )
         if season.number > 1 and not self.name.endswith(f"-{season.number}"):
             raise ValueError(f"name = {self.name!r}: the name of season {season.number} ends in -{season.number}")
@@ -124,7 +124,7 @@ class Task(Checked):
             return
         if privacy.epsilon is not None or privacy.noise_multiplier is not None:
             raise ValueError(
-                f"season.epsilon = {season.epsilon:g}: [privacy] says how much noise a season has already; leave one out"
+                f"season.epsilon = {season.epsilon:g}: [privacy] says already how much noise it has; leave one out"
             )
         object.__setattr__(self, "privacy", replace(privacy, epsilon=season.epsilon))
 

@@ -189,7 +189,7 @@ def sentences(view: FleetView) -> dict[str, str]:
 
 
 def season(season: SeasonView, *, now: float) -> str:
-    """Describes the seasons: `season 2 until 14 May 2027; learns until 14 August 2028; then each board goes on alone`."""
+    """Describes the seasons: `season 2 until 14 May 2027; learns until 14 August 2028; then ...`."""
     if season.ends is None:
         paid = "" if season.further is None else f"; the lifetime limit pays for {season.further + 1} of them"
         return f"season {season.number} of {season.every} begins with its first round{paid}"

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.releases import releases
+from hushfleet.aggregator.fleet.seasons import season_view
 from hushfleet.aggregator.fleet.sightings import sightings
 from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.watch import EVENTS, Course
@@ -89,7 +91,7 @@ def render_fleet_report(folder: FleetFolder, *, now: float | None = None) -> str
     :param now: unix seconds; by default the clock.
     """
     now = time.time() if now is None else now
-    tasks = histories(folder)
+    tasks, season = histories(folder), season_view(folder, now)
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
         spending = Spending(folder.config.device.get("limits", {}), clock=lambda: now)
         lifetimes, boards = spending.lifetimes(register), registry.boards()
@@ -112,6 +114,7 @@ def render_fleet_report(folder: FleetFolder, *, now: float | None = None) -> str
         f"{_count(len({board.device for board in boards} | took_part), 'board')} took part.",
         _privacy(worst, spending.budget),
         _paid(tasks),
+        "" if season is None else f"The task repeats: {descriptions.season(season, now=now)}.",
     ]
     tiles = [
         (f"{rounds}", "rounds closed"),

@@ -1,8 +1,8 @@
 """Starts a fleet's next season by itself, and says where the fleet stands in its seasons.
 
 Everything follows from files: the season's number and the first one's beginning from `task.toml`, what was spent from
-the task files of the runs. So the service may be killed at any moment, be off for long, or see its clock jump: it starts
-the season of the present time if its number is larger than that of `task.toml`, and never a season twice.
+the task files of the runs. So the service may be killed at any moment, be off for long, or see its clock jump: it
+starts the season of the present time if its number is larger than that of `task.toml`, and never a season twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Computes when the seasons of a task begin, how many of them a lifetime limit pays for, and says until when it learns."""
+"""Computes when the seasons of a task begin and how many a lifetime limit pays for; says until when it learns."""
 
 from __future__ import annotations
 

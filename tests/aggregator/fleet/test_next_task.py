@@ -73,11 +73,22 @@ def test_files_that_a_task_names_must_be_in_the_fleets_folder(tmp_path: Path) ->
     folder = make_folder(tmp_path / "fleet")
     following = task_file(tmp_path / "next.toml", "next")
     following.write_text(following.read_text().replace("[model]", '[model]\nshare = "head"\nweights = "start.npz"'))
-    with pytest.raises(BadInput, match=f"names start.npz, which the fleet will look for in {folder.path}: copy it"):
+    with pytest.raises(BadInput, match=r"names start.npz, but .*start.npz does not exist"):
         fleet_task(folder, following)
     assert folder.run.name == "small"
-    (folder.path / "start.npz").write_bytes(b"read when the run begins")
+    weights = folder.path / "start.npz"
+    weights.write_bytes(b"read when the run begins")
     assert "begins" in fleet_task(folder, following)
+    weights.unlink()
+    (tmp_path / "start.npz").write_bytes(b"one")
+    following.write_text(following.read_text().replace('"next"', '"third"'))
+    assert "begins" in fleet_task(folder, following, "--now")
+    assert weights.read_bytes() == b"one", "it is copied"
+    (tmp_path / "start.npz").write_bytes(b"two")
+    following.write_text(following.read_text().replace('"third"', '"fourth"'))
+    with pytest.raises(BadInput, match=r"the fleet has another file .*: rename one of them"):
+        fleet_task(folder, following, "--now")
+    assert weights.read_bytes() == b"one", "the run before may still need it"
 
 
 def test_a_task_is_kept_as_toml_that_all_commands_can_read(tmp_path: Path) -> None:
