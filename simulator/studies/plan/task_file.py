@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from hushfleet.aggregator.planning.advice import Question
+from hushfleet.aggregator.planning.year import Year
 from hushfleet.config.toml_text import toml_value
 from hushfleet.privacy.terms import MIN_DEVICES
 from hushfleet.simulator.studies.plan.needs import Needs
 
 
-def task_text(asked: Question, needed: Needs) -> str:
-    """Returns a task for boards with class folders; the user fills in the class names."""
-    names = ", ".join(f'"class-{index}"' for index in range(1, asked.classes + 1))
+def task_text(asked: Question, needed: Needs, *, class_names: Sequence[str] = (), year: Year | None = None) -> str:
+    """Returns a task for boards with class folders.
+
+    :param class_names: empty: the user fills them in.
+    :param year: repeats the task in each of its periods; None: once.
+    """
+    names = toml_value([*class_names] or [f"class-{index}" for index in range(1, asked.classes + 1)])
     accounting = "strict" if asked.local else "secure"
     honest = "" if asked.local else f"honest_fraction = {asked.honest_fraction:g}\n"
     directions = "" if needed.directions is None else f"directions = {needed.directions}\n"
@@ -37,7 +45,7 @@ clip_norm = {needed.clip_norm:g}
 [data]
 name = "folder"
 # The names of the boards' class folders.
-class_names = [{names}]
+class_names = {names}
 # Channels (1 grey, 3 colour), height, width; images of any size are resized to it.
 input_shape = {list(asked.input_shape)}
 devices = {asked.devices}
@@ -49,4 +57,15 @@ deadline_s = 3600.0
 # A round a day. For rounds only at night: between = "01:00-05:00". Without this section each follows at once.
 [schedule]
 every = "24h"
-"""
+{"" if year is None else _season(year)}"""
+
+
+def _season(year: Year) -> str:
+    lifetime = year.budget.lifetime
+    limit = f"lifetime = {lifetime:g}\n" if math.isfinite(lifetime) else ""
+    return f"""
+# The fleet begins the task again by itself in each such period. Without lifetime, the boards' own limit over everything
+# ends the seasons; `hushfleet fleet init` writes limits for the boards that fit.
+[season]
+every = "{year.per}"
+{limit}"""

@@ -18,6 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.fleet.task_check import season_limits
 from hushfleet.aggregator.planning.advice import Advice, Question
 from hushfleet.aggregator.planning.gain_table import gain_table
 from hushfleet.aggregator.planning.year import Year
@@ -186,6 +187,31 @@ def test_a_slow_board_takes_longer() -> None:
     assert zero.features_s > five.features_s > 0
     idle = zero.round_s - ROUND_S / 0.05
     assert zero.round_wh == pytest.approx((1.8 * ROUND_S / 0.05 + 0.7 * idle) / 3600)  # of the profile
+
+
+@pytest.mark.parametrize("lifetime", ["8", None])
+def test_a_plan_of_years_writes_a_task_that_repeats(app: typer.Typer, tmp_path: Path, lifetime: str | None) -> None:
+    file = tmp_path / "task.toml"
+    words = [*OPTIONS[:-1], "2", "--per", "90d", *(["--lifetime", lifetime] if lifetime else []), "--out", str(file)]
+    told = CliRunner().invoke(app, words, env={"COLUMNS": "250"}).output
+    task = load_task(file)
+    assert task.season is not None
+    assert (task.season.every, task.season.lifetime) == ("90d", float(lifetime or "inf"))
+    assert season_limits(task) == {"epsilon_server": 2.0, "per": "90d", "epsilon_lifetime": 8.0}
+    if lifetime:
+        assert "Begun today, the fleet learns until" in " ".join(told.split())
+    with pytest.raises(BadInput, match=r"--per 90.5d with --out"):
+        CliRunner().invoke(
+            app, [*OPTIONS, "--per", "90.5d", "--out", str(tmp_path / "other.toml")], catch_exceptions=False
+        )
+
+
+def test_a_plan_on_class_folders_writes_their_names() -> None:
+    needed = needs(ASKED)
+    names = [f"kind {n}" for n in range(ASKED.classes)]
+    written = tomllib.loads(task_text(ASKED, needed, class_names=names))
+    assert written["data"]["class_names"] == names
+    assert tomllib.loads(task_text(ASKED, needed))["data"]["class_names"][0] == "class-1"
 
 
 def test_it_needs_no_torch() -> None:
