@@ -86,9 +86,11 @@ def test_a_plan_is_measured_on_a_folder_of_images(
             pixels[:: 2 if label == 2 else 9] += 60
             pil.fromarray(pixels.astype(np.uint8)).save(tmp_path / name / f"{number}.png")
     asked = ["--devices", "100", "--images", "5", "--epsilon", "4", "--features", "filters", "--data", str(tmp_path)]
-    done = CliRunner().invoke(app, [*asked, "--json"])
+    out = tmp_path.with_suffix(".toml")
+    done = CliRunner().invoke(app, [*asked, "--json", "--out", str(out)])
     found = json.loads(done.stdout)
     assert found["question"]["classes"] == 3
+    assert load_task(out).class_names == ("bright", "dark", "striped"), "as the folders are named"
     assert found["measured_on"].startswith("90 images")
     assert found["way"] == "simulated"
     assert {row["epsilon"] for row in found["epsilons"]} >= {2.0, 4.0}  # those that were simulated, and no others
@@ -200,18 +202,8 @@ def test_a_plan_of_years_writes_a_task_that_repeats(app: typer.Typer, tmp_path: 
     assert season_limits(task) == {"epsilon_server": 2.0, "per": "90d", "epsilon_lifetime": 8.0}
     if lifetime:
         assert "Begun today, the fleet learns until" in " ".join(told.split())
-    with pytest.raises(BadInput, match=r"--per 90.5d with --out"):
-        CliRunner().invoke(
-            app, [*OPTIONS, "--per", "90.5d", "--out", str(tmp_path / "other.toml")], catch_exceptions=False
-        )
-
-
-def test_a_plan_on_class_folders_writes_their_names() -> None:
-    needed = needs(ASKED)
-    names = [f"kind {n}" for n in range(ASKED.classes)]
-    written = tomllib.loads(task_text(ASKED, needed, class_names=names))
-    assert written["data"]["class_names"] == names
-    assert tomllib.loads(task_text(ASKED, needed))["data"]["class_names"][0] == "class-1"
+    wrong = CliRunner().invoke(app, [*OPTIONS, "--per", "90.5d", "--out", str(tmp_path / "b.toml")])
+    assert "--per 90.5d with --out" in str(wrong.exception)
 
 
 def test_it_needs_no_torch() -> None:
