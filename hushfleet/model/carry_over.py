@@ -21,12 +21,17 @@ def output_names(names: Sequence[str], layout: ParamLayout, *, are_inputs: bool)
 
 def with_outputs(layout: ParamLayout, count: int) -> ParamLayout:
     """Returns the layout of the same network with `count` outputs."""
-    last = layout.layers[-1].name
-    shapes = zip(layout.names, layout.shapes, strict=True)
-    return ParamLayout(
-        layout.names,
-        tuple((count, *shape[1:]) if name.rpartition(".")[0] == last else shape for name, shape in shapes),
-    )
+    last, shapes = _of_outputs(layout), zip(layout.names, layout.shapes, strict=True)
+    return ParamLayout(layout.names, tuple((count, *shape[1:]) if name in last else shape for name, shape in shapes))
+
+
+def _of_outputs(layout: ParamLayout) -> tuple[str, ...]:
+    """Returns the names of the tensors that have a row for each output: those of the last layer, and of the one before
+    it if the last layer is a bias alone (`models/linear.py`)."""
+    layers = layout.layers
+    is_bias = len(layers) > 1 and layers[-1].name in layout.names and len(layout.shapes[-1]) == 1
+    begin = layers[-2 if is_bias else -1].start
+    return tuple(name for name, place in layout.slices.items() if place.start >= begin)
 
 
 def carry_over(
@@ -44,9 +49,9 @@ def carry_over(
         raise BadInput(f"{vector.size:,} parameters are no such network with {len(names)} outputs ({before.size:,})")
     old, new = before.unflatten(vector), np.zeros(layout.size, np.float32)
     row_of = {one_form(name): row for row, name in enumerate(names)}
-    last = layout.layers[-1].name
+    last = _of_outputs(layout)
     for name, view in layout.unflatten(new).items():
-        if name.rpartition(".")[0] != last:
+        if name not in last:
             view[...] = old[name]
             continue
         fresh = old[name].mean(axis=0) if softmax else 0.0
