@@ -58,9 +58,7 @@ def progress(run: RunView, season: SeasonView | None = None) -> str:
         told = f"{run.task}: {done} {run.rounds} rounds are done"
         if season is None:
             return f"{told}; boards wait for the next task: hushfleet fleet task DIR TASK.toml"
-        if season.further == 0 or season.ends is None:
-            return f"{told}; boards predict with their own heads"
-        return f"{told}; season {season.number + 1} begins by itself on {day_text(season.ends, season.zone)}"
+        return f"{told}; boards predict with their own heads"
     if run.open_round is None:
         return f"{run.task}: {run.rounds_closed} of {run.rounds} rounds are done"
     asked = f" of {run.asked}" if run.asked else ""
@@ -68,10 +66,13 @@ def progress(run: RunView, season: SeasonView | None = None) -> str:
 
 
 def next_round(view: FleetView) -> str:
-    """Describes the next opening: `next round: tomorrow 01:00 (Europe/Berlin)`; empty if no round waits for a time."""
+    """Describes the next opening: `next round: tomorrow 01:00 (Europe/Berlin)`, or season; empty if none waits for a
+    time."""
     if view.paused is not None:
         return f"training is paused, {ago(view.paused, view.at)}; let it go on: hushfleet fleet resume DIR"
-    run = view.run
+    run, season = view.run, view.season
+    if run is not None and run.finished and season is not None and season.further != 0 and season.ends is not None:
+        return f"next season: {moment_text(season.ends, now=view.at, zone=season.zone)}"
     if run is None or run.finished or run.next_opening is None or run.next_opening.at <= view.at:
         return ""
     number, at, zone = run.next_opening
