@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from datetime import date, timedelta
+from functools import cache
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -82,9 +83,15 @@ def period_of(every: str) -> timedelta:
     return int(every.removesuffix(unit)) * _UNITS[unit]
 
 
+@cache
+def known_zones() -> frozenset[str]:
+    """Returns the names of all time zones, for which the system's folders are read once."""
+    return frozenset(available_timezones())
+
+
 def check_zone(name: str) -> ZoneInfo:
     """Returns the time zone of that name. Raises `ValueError` for a name that is not known."""
-    known = available_timezones()
+    known = known_zones()
     if name in known:
         return ZoneInfo(name)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)

@@ -146,7 +146,8 @@ def _task_of(folder: FleetFolder, seasons: Seasons, number: int) -> Iterator[Pat
 
 def _following(folder: FleetFolder, seasons: Seasons, number: int) -> dict[str, Any]:
     """Returns the content of a season's task file, made from that of the present one."""
-    plain, section, calendar = read_file(folder.task), seasons.section, seasons.calendar
+    plain: dict[str, Any] = read_file(folder.task)
+    section, calendar = seasons.section, seasons.calendar
     assert calendar is not None
     plain["name"] = section.name(seasons.base, number)
     plain["season"] |= {"number": number, "first": calendar.first}

@@ -227,16 +227,19 @@ class Card:
         """Takes a plan and does its round; raises a `WireError` for a plan that is another's, or old."""
         plan = self.verifier.verify(payload)
         assert isinstance(plan, RoundPlan)
-        if plan.phase == "unmask" and plan.secure is not None:
-            roster = Roster.from_bytes(self.year.blob(plan.secure.roster.digest))
-            if (answer := DeviceRound(self.trainer(prepared), plan, roster).answer()) is not None:
-                self._deliver(plan, answer)
-        if plan.phase != "open" or not (plan.secure or self.name in plan.cohort):
+        if plan.phase not in ("open", "unmask") or (plan.secure is None and self.name not in plan.cohort):
             return
         published = np.frombuffer(self.year.blob(plan.global_digest), "<f4")
         roster = None if plan.secure is None else Roster.from_bytes(self.year.blob(plan.secure.roster.digest))
+        round = DeviceRound(self.trainer(prepared), plan, roster)
+        if roster is not None and round.secure.key_of(self.name) is None:
+            return  # it came after the round had opened
+        if plan.phase == "unmask":
+            if (answer := round.answer()) is not None:
+                self._deliver(plan, answer)
+            return
         try:
-            entry = DeviceRound(self.trainer(prepared), plan, roster).run(published)
+            entry = round.run(published)
         except (PrivacyError, Declined) as error:
             self.refused.append(str(error))
             if delivers:
