@@ -146,7 +146,7 @@ def run_rounds(
     path = engine.store.folder / "events.jsonl"
     begins = not path.exists()
     display = FleetDisplay(console=console, delta=engine.spec.privacy.delta, accountant=engine.spec.privacy.accountant)
-    with _ShownLog(path, display) as events, _stop_on_signals() as stop, _stop_when(replaced, stop):
+    with _ShownLog(path, display) as events, _stop_on_signals() as stop:
         coordinator = Coordinator(
             engine,
             connect,
@@ -164,7 +164,9 @@ def run_rounds(
             _ask_for_a_second_opinion(engine, console)
         with display:
             display.replay(iterate_events(path))
+            threading.Thread(target=wait_until, args=(replaced, stop), daemon=True).start()
             coordinator.run(stop)
+            stop.set()
     return engine.finished
 
 
@@ -199,23 +201,11 @@ class _ShownLog(EventLog):
 
 
 def wait_until(replaced: Callable[[], bool], stop: threading.Event | None = None) -> None:
-    """Waits until the fleet was given another task, or `stop` is set."""
+    """Waits until the fleet was given another task, and sets `stop`; or until `stop` is set."""
     stop = stop or threading.Event()
-    while not replaced() and not stop.wait(LOOK_S):
+    while not (replaced() or stop.wait(LOOK_S)):
         pass
     stop.set()
-
-
-@contextmanager
-def _stop_when(replaced: Callable[[], bool], stop: threading.Event) -> Iterator[None]:
-    """Sets `stop` when the fleet was given another task."""
-    watch = threading.Thread(target=wait_until, args=(replaced, stop), daemon=True)
-    watch.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        watch.join()
 
 
 @contextmanager

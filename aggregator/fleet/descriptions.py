@@ -194,8 +194,8 @@ def season(season: SeasonView, *, now: float) -> str:
     if season.ends is None:
         paid = "" if season.further is None else f"; the lifetime limit pays for {season.further + 1} of them"
         return f"season {season.number} of {season.every} begins with its first round{paid}"
-    ends, until = day_text(season.ends, season.zone), None if season.further is None else season.learns_until
-    return f"season {season.number} until {ends}; {learns_until(until, now=now, zone=season.zone)}"
+    until = learns_until(season.learns_until, now=now, zone=season.zone)
+    return f"season {season.number} until {day_text(season.ends, season.zone)}; {until}"
 
 
 def season_problems(season: SeasonView | None) -> list[Problem]:

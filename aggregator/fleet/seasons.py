@@ -18,6 +18,7 @@ from typing import Any
 
 from hushfleet.aggregator.config.season import SeasonSection
 from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.device_file import card_limits
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.next_task import check_next, set_task
@@ -62,22 +63,14 @@ class Seasons:
         section, zone = task.season, task.schedule.timezone or local_zone()
         if section is None:
             return None
-        base, runs = section.base(task.name), folder.path / "runs"
-        first = section.first
-        if first is None:
-            first = _first_opening(runs / base / "events.jsonl")
-        limits = card_limits(folder.config)
-        budget = Budget.of(limits)
-        names = (section.name(base, number) for number in range(1, section.number))
-        kept = [file for name in names if (file := runs / name / "task.toml").exists()]
-        season = season_charge(task)
-        further = seasons_paid(
-            [*(season_charge(load_task(file)) for file in kept), season],
-            season,
-            delta=float(limits.get("delta", DEFAULT_DELTA)),
-            lifetime=min(section.lifetime, budget.lifetime) if budget is not None else section.lifetime,
-        )
+        base, runs, season = section.base(task.name), folder.path / "runs", season_charge(task)
+        first = section.first if section.number > 1 else _first_opening(runs / base / "events.jsonl")
         calendar = None if first is None else SeasonCalendar(first, section.period, zone)
+        files = [runs / section.name(base, number) / "task.toml" for number in range(1, section.number)]
+        spent = [*(season_charge(load_task(file)) for file in files if file.exists()), season]
+        budget = Budget.of(card_limits(folder.config)) or Budget(DEFAULT_DELTA)
+        lifetime = min(section.lifetime, budget.lifetime)
+        further = seasons_paid(spent, season, delta=budget.delta, lifetime=lifetime)
         return cls(task, section, base, calendar, further)
 
     def due(self, now: float) -> int | None:
@@ -88,33 +81,30 @@ class Seasons:
         return number if number > self.section.number else None
 
     def view(self, now: float) -> SeasonView:
-        ends = until = None
-        if self.calendar is not None:
-            ends = self.calendar.begins(self.section.number + 1)
-            if self.further is not None:  # a season that was left out costs nothing, and another one follows
-                last = max(self.section.number, self.calendar.number(now) - 1 if self.further else 0)
-                until = self.calendar.begins(last + self.further + 1)
-        zone = "UTC" if self.calendar is None else self.calendar.zone
-        return SeasonView(self.section.number, self.section.every, ends, self.further, until, zone)
+        view, calendar = SeasonView(self.section.number, self.section.every, further=self.further), self.calendar
+        if calendar is None:
+            return view
+        until = None
+        if self.further is not None:  # a season that was left out costs nothing, and another one follows
+            last = max(view.number, calendar.number(now) - 1 if self.further else 0)
+            until = calendar.begins(last + self.further + 1)
+        return replace(view, ends=calendar.begins(view.number + 1), learns_until=until, zone=calendar.zone)
 
 
 def season_view(folder: FleetFolder, now: float) -> SeasonView | None:
     """Returns where the fleet stands in its seasons; None if its task does not repeat. Raises `StoreError`."""
     try:
         seasons = Seasons.of(folder)
-        if seasons is None:
-            return None
     except BadInput:  # a task file that is being written by hand
         return None
-    view, number = seasons.view(now), seasons.due(now)
-    if number is None:
-        return view
+    if seasons is None or (number := seasons.due(now)) is None:
+        return seasons and seasons.view(now)
     try:
         with _task_of(folder, seasons, number) as file:
             check_next(folder, file)
     except BadInput as error:
-        return replace(view, obstacle=str(error))
-    return view
+        return replace(seasons.view(now), obstacle=str(error))
+    return seasons.view(now)
 
 
 def begin_season(folder: FleetFolder, now: float) -> str:
@@ -213,8 +203,8 @@ class SeasonStarter(ServicePart):
             name, said = begin_season(self._folder, self._clock()), ""
         except HushfleetError as error:  # boards must still be able to enrol
             name, said, self._again_at = "", f"the next season does not begin: {error}", now + AGAIN_S
-        if name:
-            log.info("the fleet's task is %s: its season begins", name)
+        if name and (season := season_view(self._folder, self._clock())) is not None:
+            log.info("the fleet's task is %s: %s", name, descriptions.season(season, now=self._clock()))
         if said and said != self._told:
             log.error("%s", said)
         self._told = said

@@ -33,5 +33,5 @@ def test_two_years_of_seasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [end.task for end in year.ends] == ["leaf", *(f"leaf-{n}" for n in range(2, 8)), "leaf-7"]
     assert year.ends[-1].took_part == 0
     assert [end.classes for end in year.ends] == [8] * 4 + [10] * 4
-    check_seasons(year, epsilon=2.0, lifetime=lifetime)
+    check_seasons(year, epsilon=2.0, lifetime=lifetime, worse=0.02)
     year.close()
