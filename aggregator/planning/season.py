@@ -42,11 +42,11 @@ class SeasonCalendar:
 
     def number(self, now: float) -> int:
         """Returns the number of the season at `now`; 1 also before the first."""
-        number = max(1, int((now - self.first) / self.period.total_seconds()))
+        number = max(
+            1, int((now - self.first) / self.period.total_seconds())
+        )  # never too large, because seasons count from 1
         while self.begins(number + 1) <= now:
             number += 1
-        while number > 1 and self.begins(number) > now:
-            number -= 1
         return number
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tomllib
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +25,7 @@ from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.seasons import AGAIN_S, SeasonStarter, begin_season, season_view
 from hushfleet.aggregator.fleet.task_check import season_note
 from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.planning.season import SeasonCalendar
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput
 from hushfleet.privacy.budget import Budget
@@ -87,7 +88,9 @@ def day(number: float) -> float:
         ([280, 380, 470, 580], ["small-4", "small-5", "small-6", "small-6"]),  # what was left out costs nothing
     ],
 )
-def test_each_season_begins_on_its_day_and_once(folder: FleetFolder, looks: list[float], runs: list[str]) -> None:
+def test_each_season_begins_on_its_day_and_once(
+    folder: FleetFolder, looks: list[float], runs: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     starter, named = SeasonStarter(folder), []
     for at in looks:
         starter._clock = lambda at=at: day(at)
@@ -96,6 +99,7 @@ def test_each_season_begins_on_its_day_and_once(folder: FleetFolder, looks: list
             begin(folder, day(at))
         named.append(folder.run.name)
     assert named == runs
+    assert not caplog.messages, "nothing failed on the way"
     assert folder.run.name == "small" or read_file(folder.task)["season"]["first"] == BEGAN
 
 
@@ -106,6 +110,12 @@ def test_a_season_before_its_first_round_waits_for_ever(tmp_path: Path) -> None:
     assert "begins with its first round; the lifetime limit pays for 4 of them" in descriptions.season(
         view, now=day(400)
     )
+
+
+def test_a_season_that_is_left_out_costs_nothing(folder: FleetFolder) -> None:
+    calendar = SeasonCalendar(BEGAN, timedelta(days=90), "Europe/Berlin")
+    for at, season in ((1, 5), (89, 5), (200, 6), (500, 9)):
+        assert season_view(folder, day(at)).learns_until == calendar.begins(season)
 
 
 def test_a_task_without_seasons_is_left_alone(tmp_path: Path) -> None:
@@ -163,9 +173,12 @@ def test_killed_between_any_two_writes_it_begins_the_same_season(folder: FleetFo
 def test_a_season_that_was_left_for_another_task_goes_on(folder: FleetFolder, tmp_path: Path) -> None:
     begin_season(folder, day(91))
     begin(folder, day(91))
+    changed = folder.task.read_text().replace("rounds = 2", "rounds = 2\ndeadline_s = 100.0")
+    folder.task.write_text(changed)  # the operator changes the season
     first = folder.path / "runs/small/task.toml"
     assert set_task(folder, first)
     assert begin_season(folder, day(100)) == "small-2"
+    assert folder.task.read_text() == changed
     assert read_file(folder.task)["season"]["number"] == 2
 
 
@@ -175,7 +188,7 @@ def test_an_obstacle_is_told_urgently_and_the_season_begins_when_it_is_gone(
     text = folder.task.read_text()
     folder.task.write_text(text.replace("min_devices = 2", "min_devices = 3").replace("devices = 2", "devices = 3", 1))
     watch, starter = FleetWatch(folder), SeasonStarter(folder, clock=lambda: day(91))
-    for at in (0.0, 1.0, AGAIN_S + 1):
+    for at in (0.0, AGAIN_S + 1):
         starter.act(None, at)  # type: ignore[arg-type]
     assert folder.run.name == "small"
     (said,) = [message for message in caplog.messages if "does not begin" in message]
@@ -185,8 +198,9 @@ def test_an_obstacle_is_told_urgently_and_the_season_begins_when_it_is_gone(
     assert "opens with 3 boards" in problem.what
     folder.task.write_text(text)
     assert not [each for each in watch.view(day(91)).problems if "does not begin" in each.what]
-    starter.act(None, 2 * AGAIN_S + 2)  # type: ignore[arg-type]
-    assert folder.run.name == "small-2"
+    for at, name in ((2 * AGAIN_S, "small"), (2 * AGAIN_S + 2, "small-2")):
+        starter.act(None, at)  # type: ignore[arg-type]
+        assert folder.run.name == name
     watch.close()
 
 
