@@ -110,9 +110,9 @@ def ask(
         set_task(folder, file)
     asked = folder.task.read_bytes()
     say(
-        f"the fleet is asked: {task.name}. `hushfleet fleet up` does it at once; with systemd: sudo systemctl restart "
-        f"hushfleet-aggregator.\nCtrl-C leaves it to the fleet: its answer will be in {folder.run}/result.json; "
-        f"the way back is: hushfleet fleet task {folder.path} {back} --now"
+        f"the fleet is asked: {task.name}. An aggregator that runs does it at once; one that has ended: sudo systemctl "
+        f"restart hushfleet-aggregator.\nCtrl-C leaves it to the fleet: its answer will be in {folder.run}/result.json"
+        f"; the way back is: hushfleet fleet task {folder.path} {back} --now"
     )
     path = folder.run / "result.json"
     while not path.exists():

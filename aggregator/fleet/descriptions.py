@@ -199,11 +199,10 @@ def season(season: SeasonView, *, now: float) -> str:
 
 
 def season_problems(season: SeasonView | None) -> list[Problem]:
-    """Tells urgently that the next season should have begun, and why it has not."""
-    if season is None or not season.obstacle or season.ends is None:
+    """Tells urgently why the season of the present time does not go on."""
+    if season is None or not season.obstacle:
         return []
-    what = f"the season after {day_text(season.ends, season.zone)} does not begin: {season.obstacle}"
-    return [Problem(what, "It is tried again every ten minutes.", urgent=True)]
+    return [Problem(season.obstacle, "The fleet service looks again every ten minutes.", urgent=True)]
 
 
 def photographs(view: FleetView) -> str:

@@ -66,12 +66,16 @@ class Seasons:
         base, runs, season = section.base(task.name), folder.path / "runs", season_charge(task)
         first = section.first if section.number > 1 else _first_opening(runs / base / "events.jsonl")
         calendar = None if first is None else SeasonCalendar(first, section.period, zone)
-        files = [runs / section.name(base, number) / "task.toml" for number in range(1, section.number)]
-        spent = [*(season_charge(load_task(file)) for file in files if file.exists()), season]
         budget = Budget.of(card_limits(folder.config)) or Budget(DEFAULT_DELTA)
         lifetime = min(section.lifetime, budget.lifetime)
-        further = seasons_paid(spent, season, delta=budget.delta, lifetime=lifetime)
-        return cls(task, section, base, calendar, further)
+        found = cls(task, section, base, calendar, further=None)
+        spent = [*(season_charge(load_task(file)) for file in found.kept(folder, section.number - 1)), season]
+        return replace(found, further=seasons_paid(spent, season, delta=budget.delta, lifetime=lifetime))
+
+    def kept(self, folder: FleetFolder, last: int) -> list[Path]:
+        """Returns the task files of the seasons up to number `last` that have a run."""
+        names = (self.section.name(self.base, number) for number in range(1, last + 1))
+        return [file for name in names if (file := folder.path / "runs" / name / "task.toml").exists()]
 
     def due(self, now: float) -> int | None:
         """Returns the number of the season that should have begun; None if none should, or the lifetime is spent."""
@@ -97,14 +101,21 @@ def season_view(folder: FleetFolder, now: float) -> SeasonView | None:
         seasons = Seasons.of(folder)
     except BadInput:  # a task file that is being written by hand
         return None
-    if seasons is None or (number := seasons.due(now)) is None:
+    if seasons is None or seasons.calendar is None:
         return seasons and seasons.view(now)
-    try:
-        with _task_of(folder, seasons, number) as file:
-            check_next(folder, file)
-    except BadInput as error:
-        return replace(seasons.view(now), obstacle=str(error))
-    return seasons.view(now)
+    obstacle, present = "", seasons.calendar.number(now)
+    if present < seasons.section.number:
+        obstacle = (
+            f"by the clock it is season {present}, and {seasons.task.name} began: the clock is or was wrong. To go back: "
+            f"hushfleet fleet task {folder.path} {seasons.kept(folder, present)[-1]} --now"
+        )
+    elif (number := seasons.due(now)) is not None:
+        try:
+            with _task_of(folder, seasons, number) as file:
+                check_next(folder, file)
+        except BadInput as error:
+            obstacle = f"season {number} does not begin: {error}"
+    return replace(seasons.view(now), obstacle=obstacle)
 
 
 def begin_season(folder: FleetFolder, now: float) -> str:

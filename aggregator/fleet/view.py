@@ -206,7 +206,7 @@ class SeasonView:
     :param further: how many seasons after it the lifetime limit pays for; None: no limit ends them.
     :param learns_until: when the last of these ends; None: none is the last, or the first season has not begun.
     :param zone: the time zone of the calendar.
-    :param obstacle: why the next season has not begun although its time has come; empty if nothing is wrong.
+    :param obstacle: why the season of the present time does not go on; empty if nothing is wrong.
     """
 
     number: int

@@ -112,6 +112,18 @@ def test_a_season_before_its_first_round_waits_for_ever(tmp_path: Path) -> None:
     )
 
 
+def test_a_season_that_began_by_a_wrong_clock_is_told_with_the_way_back(folder: FleetFolder) -> None:
+    assert begin_season(folder, day(400)) == "small-5"
+    begin(folder, day(400))
+    assert begin_season(folder, day(2)) == ""
+    (problem,) = descriptions.season_problems(season_view(folder, day(2)))
+    assert problem.urgent
+    way_back = Path(problem.what.split()[-2])
+    set_task(folder, way_back)
+    assert not descriptions.season_problems(season_view(folder, day(2)))
+    assert begin_season(folder, day(91)) == "small-2", "and the next season begins in its time"
+
+
 def test_a_season_that_is_left_out_costs_nothing(folder: FleetFolder) -> None:
     calendar = SeasonCalendar(BEGAN, timedelta(days=90), "Europe/Berlin")
     for at, season in ((1, 5), (89, 5), (200, 6), (500, 9)):
