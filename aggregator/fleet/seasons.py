@@ -105,10 +105,9 @@ def season_view(folder: FleetFolder, now: float) -> SeasonView | None:
         return seasons and seasons.view(now)
     obstacle, present = "", seasons.calendar.number(now)
     if present < seasons.section.number:
-        obstacle = (
-            f"by the clock it is season {present}, and {seasons.task.name} began: the clock is or was wrong. To go back: "
-            f"hushfleet fleet task {folder.path} {seasons.kept(folder, present)[-1]} --now"
-        )
+        back = [Path("TASK.toml"), *seasons.kept(folder, present)][-1]
+        obstacle = f"by the clock it is season {present}, and {seasons.task.name} began: the clock is or was wrong. "
+        obstacle += f"To go back: hushfleet fleet task {folder.path} {back} --now"
     elif (number := seasons.due(now)) is not None:
         try:
             with _task_of(folder, seasons, number) as file:
