@@ -70,7 +70,7 @@ class Days:
         }
         ends = "goes on" if self.task_ends is None else f"after {self.task_ends:.0f} days"
         if self.seasons:
-            ends = f"each season; {self.seasons} begin in these days"
+            ends = f"each season; {self.seasons} begin in these days. Time, bytes and energy are of the first"
         rows = {
             **named,
             "on, a device": f"{self.awake_h:,.0f} h",
