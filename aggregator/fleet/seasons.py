@@ -28,6 +28,7 @@ from hushfleet.aggregator.fleet.view import SeasonView
 from hushfleet.aggregator.planning.season import SeasonCalendar, seasons_paid
 from hushfleet.aggregator.publish.start import newest_model
 from hushfleet.aggregator.results.events import iterate_events
+from hushfleet.aggregator.results.fleet_state import RunState
 from hushfleet.aggregator.rounds.schedule import local_zone
 from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput, HushfleetError
@@ -37,6 +38,9 @@ from hushfleet.schema import read_file
 LOOK_S = 30.0
 AGAIN_S = 600.0
 """After an obstacle the season is tried again so many seconds later."""
+MOST_WAIT_S = 86400.0
+"""The longest wait for a round that is open when its season ends; a tenth of a season at most."""
+EVENTS = "events.jsonl"
 
 log = logging.getLogger("hushfleet.fleet")
 
@@ -64,7 +68,7 @@ class Seasons:
         if section is None:
             return None
         base, runs, season = section.base(task.name), folder.path / "runs", season_charge(task)
-        first = section.first if section.number > 1 else _first_opening(runs / base / "events.jsonl")
+        first = section.first if section.number > 1 else _first_opening(runs / base / EVENTS)
         calendar = None if first is None else SeasonCalendar(first, section.period, zone)
         budget = Budget.of(card_limits(folder.config)) or Budget(DEFAULT_DELTA)
         lifetime = min(section.lifetime, budget.lifetime)
@@ -101,8 +105,10 @@ def season_view(folder: FleetFolder, now: float) -> SeasonView | None:
         seasons = Seasons.of(folder)
     except BadInput:  # a task file that is being written by hand
         return None
-    if seasons is None or seasons.calendar is None:
-        return seasons and seasons.view(now)
+    if seasons is None:
+        return None
+    if seasons.calendar is None:
+        return seasons.view(now)
     obstacle, present = "", seasons.calendar.number(now)
     if present < seasons.section.number:
         back = [Path("TASK.toml"), *seasons.kept(folder, present)][-1]
@@ -123,9 +129,11 @@ def begin_season(folder: FleetFolder, now: float) -> str:
     Raises `BadInput` with the reason why it cannot begin, and `StoreError`.
     """
     seasons = Seasons.of(folder)
-    number = None if seasons is None else seasons.due(now)
-    if seasons is None or number is None:
+    if seasons is None or seasons.calendar is None or (number := seasons.due(now)) is None:
         return ""
+    patience_s = min(MOST_WAIT_S, seasons.section.period.total_seconds() / 10)
+    if now < seasons.calendar.begins(number) + patience_s and _has_open_round(folder.run / EVENTS):
+        return ""  # boards have paid for it
     with _task_of(folder, seasons, number) as file:
         set_task(folder, file)
     return folder.run.name
@@ -185,6 +193,13 @@ def _has_model(run: Path) -> bool:
         return newest_model(run).exists()
     except BadInput:  # no round of it is closed
         return False
+
+
+def _has_open_round(log_file: Path) -> bool:
+    state = RunState()
+    for event in iterate_events(log_file) if log_file.exists() else ():
+        state.apply(event)
+    return state.open_round is not None
 
 
 def _first_opening(log_file: Path) -> float | None:

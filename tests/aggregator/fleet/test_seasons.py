@@ -58,6 +58,7 @@ def begin(folder: FleetFolder, at: float = BEGAN, *, model: bool = True) -> None
     log = EventLog(folder.run / "events.jsonl", clock=lambda: at)
     log.write("run", task=f"{folder.run.name}-1", method="m", unit="device", delta=1e-5, rounds=2, devices=2)
     log.write("round_open", round=1)
+    log.write("round_close", round=1, participants=2)
     if model:
         place = folder.run / "aggregator"
         place.mkdir(parents=True)
@@ -147,6 +148,20 @@ def test_an_unfinished_run_is_left_and_its_model_carried_on(folder: FleetFolder)
     assert begin_season(folder, day(181)) == "small-3"
     assert read_file(folder.task)["model"]["start"] == "runs/small"
     assert load_task(folder.task).season.number == 3
+
+
+def test_a_season_waits_for_an_open_round_for_a_day_at_most(folder: FleetFolder) -> None:
+    EventLog(folder.run / "events.jsonl").write("round_open", round=2)
+    assert begin_season(folder, day(90.5)) == ""
+    assert begin_season(folder, day(91.1)) == "small-2"
+
+
+def test_a_season_begins_when_the_open_round_has_closed(folder: FleetFolder) -> None:
+    log = EventLog(folder.run / "events.jsonl")
+    log.write("round_open", round=2)
+    assert begin_season(folder, day(90.5)) == ""
+    log.write("round_close", round=2, participants=2)
+    assert begin_season(folder, day(90.6)) == "small-2"
 
 
 def test_a_season_may_begin_with_a_new_model(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_a_year_says_until_when_the_fleet_learns(prepared: PreparedTask) -> None
     three = over(3)
     assert [each.rounds for each in three.quarters] == [7, 6, 5, 0]
     assert three.rows()["the fleet"] == "learns until 2 October 2026; then each board goes on alone"
-    assert three.rows()["the task ends"] .startswith("each season; 3 begin in these days")
+    assert three.rows()["the task ends"].startswith("each season; 3 begin in these days")
     assert over(3, days=20).rows()["the fleet"] == three.rows()["the fleet"]
 
 
