@@ -35,7 +35,7 @@ help:
 	@echo "make coverage    test-fast with coverage measured, into htmlcov/; fails below the floor"
 	@echo "make test-board   some of what boards run, on another Python   (PYTHON=python3.13)"
 	@echo "make test-lowest  commands, wire and engines with the lowest versions that pyproject.toml allows;   make test-peers  beside Flower"
-	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet, 80 fleets from blank boards on, a year of 40 boards, and 200 storms of stores that are put back   (CHAOS='--resume')"
+	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet, 80 fleets from blank boards on, a year of 40 boards, two years of seasons, and 200 storms of stores that are put back   (CHAOS='--resume')"
 	@echo "make test-arm   a card's software on aarch64, emulated: enrols, trains, is updated, is locked out"
 	@echo "make test-card  a whole card, emulated: first start, rounds, and a power cut in the middle of an update"
 	@echo "make fuzz    a million inputs for the decoders, guided by coverage   (FUZZ='--targets message')"

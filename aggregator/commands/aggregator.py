@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from hushfleet.wire.link.interface import Link, Will
 
 INTERRUPTED = 130
+REPLACED = 75
+"""Exit code of a fleet's aggregator that has to begin again, with the task that the fleet was given meanwhile."""
 _OF_A_FLEET = ("federation", "devices", "enrolment", "roster", "out", "identity", "ca_file", "cert_file", "key_file")
 _FILE = {"metavar": "FILE", "exists": True, "dir_okay": False}
 
@@ -96,6 +99,7 @@ def aggregator(
         run_rounds,
         sum_facts_of,
         torch_device,
+        wait_until,
         write_results,
     )
     from hushfleet.aggregator.commands.older_copy import refuse_older_copy
@@ -107,6 +111,7 @@ def aggregator(
     from hushfleet.aggregator.fleet.ended import noted_end
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.pay import pay_of_fleet
+    from hushfleet.aggregator.fleet.seasons import season_view
     from hushfleet.aggregator.fleet.spending import Spending
     from hushfleet.aggregator.fleet.task_check import useless_for
     from hushfleet.aggregator.observe.console import Console
@@ -140,6 +145,13 @@ def aggregator(
                 word = "TASK.toml" if name == "task_file" else f"--{name.replace('_', '-')}"
                 raise BadInput(f"{word} cannot be combined with --fleet, whose folder sets it: remove {word}")
         task_file, options = of_fleet.task, options.of(of_fleet)
+    began_in = options.out
+
+    def replaced() -> bool:
+        with contextlib.suppress(BadInput):  # a task file that is being written by hand
+            return of_fleet is not None and of_fleet.run != began_in
+        return False
+
     if task_file is None or options.broker is None:
         raise BadInput("give TASK.toml and --broker URL, or --fleet DIR")
     if options.resume and options.out is None:
@@ -175,7 +187,12 @@ def aggregator(
             console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
 
         def pays(newest: EvaluationRow | None) -> str:
-            found = pay_of_fleet(task, of_fleet, evaluation=newest) if of_fleet else pay(task, evaluation=newest)
+            if of_fleet is None:
+                found = pay(task, evaluation=newest)
+            else:
+                season = season_view(of_fleet, time.time())
+                lasts_s = season and season.lasts_s(time.time())
+                found = pay_of_fleet(task, of_fleet, evaluation=newest, lasts_s=lasts_s)
             return "" if found is None else found.in_words
 
         if said := pays(newest_evaluation(store)):
@@ -220,6 +237,7 @@ def aggregator(
             thresholds=RunningThresholds(task, of_fleet.round, task_file) if of_fleet else None,
             seen=seen,
             pause=of_fleet.paused if of_fleet else None,
+            replaced=replaced,
             epoch=epoch,
             federation=options.federation,
             console=console,
@@ -230,6 +248,12 @@ def aggregator(
             write_results(
                 store, prepared, console, sums=facts, federation=options.federation, lifetimes=lifetimes, pays=pays
             )
+    if finished and task.season is not None and of_fleet is not None:
+        console.print("[bold]waits[/] for the next season, which the fleet service begins")
+        wait_until(replaced)
+    if replaced():
+        console.print("the fleet has another task; the aggregator begins again")
+        raise typer.Exit(REPLACED)
     if not finished:
         if of_fleet is not None:
             words = f"[bold]stopped[/]; the run goes on when the fleet does: hushfleet fleet up {escape(str(of_fleet.path))}"

@@ -46,6 +46,8 @@ from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.link.address import without_password
 from hushfleet.wire.link.interface import Link, Will
 
+LOOK_S = 1.0
+
 
 def torch_device(name: str) -> str:
     """Resolves `auto`. Raises `BadInput` if cuda is asked for but not available."""
@@ -131,6 +133,7 @@ def run_rounds(
     thresholds: RunningThresholds | None = None,
     seen: ChargedKeys,
     pause: Path | None = None,
+    replaced: Callable[[], bool] = lambda: False,
     epoch: int,
     federation: str,
     console: Console,
@@ -138,6 +141,7 @@ def run_rounds(
     """Runs the rounds with the display; returns True if the task was finished, False if it was stopped.
 
     :param pause: the file that pauses training.
+    :param replaced: whether the fleet was given another task, for which this run is left.
 
     Raises `BadInput` if the task's last day has passed before its first round.
     """
@@ -167,7 +171,9 @@ def run_rounds(
             _ask_for_a_second_opinion(engine, console)
         with display:
             display.replay(iterate_events(path))
+            threading.Thread(target=wait_until, args=(replaced, stop), daemon=True).start()
             coordinator.run(stop)
+            stop.set()
     return engine.finished
 
 
@@ -199,6 +205,14 @@ class _ShownLog(EventLog):
         event = super().write(kind, **fields)
         self._display.apply(event)
         return event
+
+
+def wait_until(replaced: Callable[[], bool], stop: threading.Event | None = None) -> None:
+    """Waits until the fleet was given another task, and sets `stop`; or until `stop` is set."""
+    stop = stop or threading.Event()
+    while not (replaced() or stop.wait(LOOK_S)):
+        pass
+    stop.set()
 
 
 @contextmanager

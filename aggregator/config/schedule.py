@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from datetime import date, timedelta
+from functools import cache
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -68,10 +69,7 @@ class ScheduleSection(Checked):
     @property
     def period(self) -> timedelta:
         """`every` as a duration; zero without it."""
-        if self.every is None:
-            return timedelta()
-        unit = self.every.lstrip("0123456789")
-        return int(self.every.removesuffix(unit)) * _UNITS[unit]
+        return timedelta() if self.every is None else period_of(self.every)
 
     @property
     def is_set(self) -> bool:
@@ -79,9 +77,21 @@ class ScheduleSection(Checked):
         return bool(self.every or self.between or self.days or self.until)
 
 
+def period_of(every: str) -> timedelta:
+    """Returns a text such as `24h` as a duration."""
+    unit = every.lstrip("0123456789")
+    return int(every.removesuffix(unit)) * _UNITS[unit]
+
+
+@cache
+def known_zones() -> frozenset[str]:
+    """Returns the names of all time zones, for which the system's folders are read once."""
+    return frozenset(available_timezones())
+
+
 def check_zone(name: str) -> ZoneInfo:
     """Returns the time zone of that name. Raises `ValueError` for a name that is not known."""
-    known = available_timezones()
+    known = known_zones()
     if name in known:
         return ZoneInfo(name)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)

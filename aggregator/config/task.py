@@ -16,6 +16,7 @@ from hushfleet.aggregator.config.question import EvaluationSection, StatisticSec
 from hushfleet.aggregator.config.round_section import RoundSection, check_buffered
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.schedule import ScheduleSection
+from hushfleet.aggregator.config.season import SeasonSection
 from hushfleet.aggregator.config.sections import (
     DataSection,
     MethodSection,
@@ -69,6 +70,7 @@ class Task(Checked):
     round: RoundSection = field(default_factory=RoundSection)
     wire: WireSection = field(default_factory=WireSection)
     schedule: ScheduleSection = later(ScheduleSection())
+    season: SeasonSection | None = None
     scenario: ScenarioSection = field(default_factory=ScenarioSection)
     evaluation: EvaluationSection | None = None
     statistic: StatisticSection | None = None
@@ -77,6 +79,7 @@ class Task(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._complete_features()
+        self._complete_season()
         if self.round.buffered:
             check_buffered(self.privacy, self.method, self.parts)
         secure = self.privacy.accounting == "secure"
@@ -106,6 +109,26 @@ class Task(Checked):
         features = find_method(self.method.name).features
         if features and self.model.name == "linear" and self.model.features is None and self.statistic is None:
             object.__setattr__(self, "model", replace(self.model, features=features))
+
+    def _complete_season(self) -> None:
+        """Takes a season's epsilon as the task's. Refuses seasons that contradict the rest of the file."""
+        season, privacy = self.season, self.privacy
+        if season is None:
+            return
+        if self.schedule.until is not None:
+            raise ValueError(
+                f"schedule.until = {self.schedule.until} would end each season on that day: leave it out, as a season "
+                f"ends after season.every = {season.every!r}"
+            )
+        if season.number > 1 and not self.name.endswith(f"-{season.number}"):
+            raise ValueError(f"name = {self.name!r}: the name of season {season.number} ends in -{season.number}")
+        if season.epsilon is None or season.epsilon == privacy.epsilon:
+            return
+        if privacy.epsilon is not None or privacy.noise_multiplier is not None:
+            raise ValueError(
+                f"season.epsilon = {season.epsilon:g}: [privacy] says already how much noise it has; leave one out"
+            )
+        object.__setattr__(self, "privacy", replace(privacy, epsilon=season.epsilon))
 
     def _complete_sums(self) -> None:
         """Adds the settings that follow from secure sums where the file leaves them out."""
@@ -399,6 +422,7 @@ def _named_files(plain: Any) -> Iterator[tuple[dict[str, Any], str]]:
         ("model", "weights"),
         ("model", "start"),
         ("model", "name"),
+        ("season", "classes"),
     ):
         table = plain.get(section) if isinstance(plain, dict) else None
         named = table.get(key) if isinstance(table, dict) else None
@@ -451,7 +475,7 @@ def _steps(task: Task, plain: dict[str, Any]) -> dict[str, Any]:
     devices = math.sqrt(task.cohort_size * task.noise_split)  # so many with divided noise have the same mean noise
     given = {"rounds": task.round.rounds} if "rounds" in plain.get("round", {}) else {}
     steps = rule(devices=devices, epsilon=privacy.epsilon, delta=task.delta, **given)
-    found = {"privacy": {"clip_norm": steps.clip_norm, **plain["privacy"]}}
+    found = {"privacy": {"clip_norm": steps.clip_norm, **plain.get("privacy", {})}}
     if not given:
         found["round"] = {**plain.get("round", {}), "rounds": steps.rounds}
     if task.model.directions is None and task.model.has_order:

@@ -56,6 +56,7 @@ def statistic_task(folder: FleetFolder, asked: StatisticSection, epsilon: float)
             ),
             data=replace(present.data, augment="none", unlabelled=0, window=None),
             schedule=ScheduleSection(),  # the person who asks waits for the answer
+            season=None,
             round=replace(
                 present.round,
                 rounds=1,
@@ -109,9 +110,9 @@ def ask(
         set_task(folder, file)
     asked = folder.task.read_bytes()
     say(
-        f"the fleet is asked: {task.name}. `hushfleet fleet up` does it at once; with systemd: sudo systemctl restart "
-        f"hushfleet-aggregator.\nCtrl-C leaves it to the fleet: its answer will be in {folder.run}/result.json; "
-        f"the way back is: hushfleet fleet task {folder.path} {back} --now"
+        f"the fleet is asked: {task.name}. An aggregator that runs does it at once; one that has ended: sudo systemctl "
+        f"restart hushfleet-aggregator.\nCtrl-C leaves it to the fleet: its answer will be in {folder.run}/result.json"
+        f"; the way back is: hushfleet fleet task {folder.path} {back} --now"
     )
     path = folder.run / "result.json"
     while not path.exists():

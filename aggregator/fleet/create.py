@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.aggregator.broker.config import password_line
-from hushfleet.aggregator.config.task import files_beside
+from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.fleet.authority import Authority, make_key, private_pem
-from hushfleet.aggregator.fleet.device_file import DATA
+from hushfleet.aggregator.fleet.device_file import DATA, LIMITS
 from hushfleet.aggregator.fleet.folder import FILE_NAME, SERVICE_NAME, FleetConfig, FleetFolder
-from hushfleet.aggregator.fleet.next_task import task_text
+from hushfleet.aggregator.fleet.next_task import copy, files_to_copy, task_text
 from hushfleet.aggregator.fleet.own_certificates import STEMS, write_own
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import write_first
+from hushfleet.aggregator.fleet.task_check import season_limits
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.atomic_file import write_whole
 from hushfleet.config.toml_text import to_toml, toml_value
@@ -61,29 +62,15 @@ def create_fleet(
         raise BadInput(
             f"{path} is the current folder, and the fleet needs a new one: change to the folder above and give its name"
         )
-    beside = dict.fromkeys(map(Path, files_beside(task)))
-    for file in beside:
-        if ".." in file.parts:
-            raise BadInput(
-                f"{task} names {file}, which cannot be copied into the fleet's folder: put it beside the task file"
-            )
-        if not (task.parent / file).exists():
-            raise BadInput(f"{task} names {file}, but {task.parent / file} does not exist")
-        if file == Path() or path.is_relative_to((task.parent / file).resolve()):
-            raise BadInput(
-                f"{task} names the folder {(task.parent / file).resolve()}, which is copied into the fleet's folder: "
-                "it must not be the folder of the task, nor contain the fleet's; put the data into a folder of "
-                "their own beside the task file"
-            )
+    beside = files_to_copy(task, path)
     text = _task_text(task, classes)
-    config = replace(config, device=_device_defaults(text))
+    config = replace(config, device=_device_defaults(load_task(task), text))
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
         _fill(part, config, text, operator=operator, root=root)
         for file in beside:
-            if beside.keys().isdisjoint(file.parents):  # otherwise it is copied with its folder
-                _copy(task.parent / file, part / file)
+            copy(task.parent / file, part / file)
         os.replace(part, path)
     except OSError as error:
         raise BadInput(f"the fleet's folder {path} cannot be made: {error.strerror or error}") from error
@@ -118,17 +105,6 @@ def _fill(path: Path, config: FleetConfig, task: str, *, operator: bytes | None,
     FleetRegistry(path).close()
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copies a file, or a folder of data.
-
-    Raises `OSError`, and `BadInput` if the fleet has a file of this name already.
-    """
-    if target.exists():
-        raise BadInput(f"the fleet has a file {target.name} already: rename {source}, which the task names")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
-
-
 def _task_text(task: Path, classes: Sequence[str]) -> str:
     text = task_text(task)
     if not classes:
@@ -140,10 +116,10 @@ def _task_text(task: Path, classes: Sequence[str]) -> str:
     return named
 
 
-def _device_defaults(task: str) -> dict[str, Any]:
+def _device_defaults(task: Task, text: str) -> dict[str, Any]:
     """Makes defaults of DEVICE.toml that allow what the task asks; without them every board would decline."""
-    privacy = tomllib.loads(task).get("privacy", {})
-    limits: dict[str, Any] = {"epsilon_server": 8.0, "delta": 1e-5}
+    limits = {**LIMITS, **season_limits(task)}
+    privacy = tomllib.loads(text).get("privacy", {})
     if "accounting" in privacy:
         limits["accounting"] = privacy["accounting"]
     return {"data": dict(DATA), "limits": limits}

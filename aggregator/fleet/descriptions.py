@@ -7,7 +7,8 @@ from datetime import date
 
 from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.fleet.registry import RefusedRequest
-from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SumsView
+from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SeasonView, SumsView
+from hushfleet.aggregator.planning.season import day_text, learns_until
 from hushfleet.aggregator.results.report.readable import (
     ago,
     epsilon_number,
@@ -20,7 +21,7 @@ from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.aggregator.rounds.schedule import moment_text
 from hushfleet.privacy.budget import describe_since
 from hushfleet.privacy.protection import protection
-from hushfleet.wire.format.health import described
+from hushfleet.wire.format.health import Problem, described
 
 SHOWN_NAMES = 4
 ON_THE_BOARD = "sudo -u hushfleet hushfleet-edge status /etc/hushfleet/device.toml"
@@ -45,13 +46,18 @@ def named(devices: Sequence[str]) -> str:
     return ", ".join(devices[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def progress(run: RunView) -> str:
-    """Describes progress: `round 3 of 20 is open: 5 of 8 have answered`."""
+def progress(run: RunView, season: SeasonView | None = None) -> str:
+    """Describes progress: `round 3 of 20 is open: 5 of 8 have answered`.
+
+    :param season: the season that this run is.
+    """
     lost = "" if run.lost is None else f"; {run.lost.words(run.rounds_closed)}"
     if run.finished:
         done = "all" if run.rounds_closed >= run.rounds else f"it has ended, and {run.rounds_closed} of"
         told = f"{run.task}: {done} {run.rounds} rounds are done{lost}"
-        return f"{told}; boards wait for the next task: hushfleet fleet task DIR TASK.toml"
+        if season is None:
+            return f"{told}; boards wait for the next task: hushfleet fleet task DIR TASK.toml"
+        return f"{told}; boards predict with their own heads"
     if run.open_round is None:
         return f"{run.task}: {run.rounds_closed} of {run.rounds} rounds are done{lost}"
     asked = f" of {run.asked}" if run.asked else ""
@@ -59,10 +65,13 @@ def progress(run: RunView) -> str:
 
 
 def next_round(view: FleetView) -> str:
-    """Describes the next opening: `next round: tomorrow 01:00 (Europe/Berlin)`; empty if no round waits for a time."""
+    """Describes the next opening: `next round: tomorrow 01:00 (Europe/Berlin)`, or season; empty if none waits for a
+    time."""
     if view.paused is not None:
         return f"training is paused, {ago(view.paused, view.at)}; let it go on: hushfleet fleet resume DIR"
-    run = view.run
+    run, season = view.run, view.season
+    if run is not None and run.finished and season is not None and season.further != 0 and season.ends is not None:
+        return f"next season: {moment_text(season.ends, now=view.at, zone=season.zone)}"
     if run is None or run.finished or run.next_opening is None or run.next_opening.at <= view.at:
         return ""
     number, at, zone = run.next_opening
@@ -177,12 +186,29 @@ def sentences(view: FleetView) -> dict[str, str]:
     is left, and for how many rounds? Results that depend on a board's photographs and are not charged stay on the board
     (docs/privacy.md, "Health"), so the second and the third answer say where to read them.
     """
-    return {
+    found = {
         "boards": summary(view),
         "photographs": photographs(view),
         "model": model(view),
         "privacy": privacy_left(view),
     }
+    return found if view.season is None else {**found, "season": season(view.season, now=view.at)}
+
+
+def season(season: SeasonView, *, now: float) -> str:
+    """Describes the seasons: `season 2 until 14 May 2027; learns until 14 August 2028; then ...`."""
+    if season.ends is None:
+        paid = "" if season.further is None else f"; the lifetime limit pays for {season.further + 1} of them"
+        return f"season {season.number} of {season.every} begins with its first round{paid}"
+    until = learns_until(season.learns_until, now=now, zone=season.zone)
+    return f"season {season.number} until {day_text(season.ends, season.zone)}; {until}"
+
+
+def season_problems(season: SeasonView | None) -> list[Problem]:
+    """Tells urgently why the season of the present time does not go on."""
+    if season is None or not season.obstacle:
+        return []
+    return [Problem(season.obstacle, "The fleet service looks again every ten minutes.", urgent=True)]
 
 
 def photographs(view: FleetView) -> str:

@@ -15,6 +15,8 @@ from hushfleet.config.toml_text import to_toml
 STATE_DIR = "/var/lib/hushfleet"
 DATA = {"kind": "folder", "path": "/var/lib/hushfleet-images"}
 """The section `data` if fleet.toml has none."""
+LIMITS: dict[str, Any] = {"epsilon_server": 8.0, "delta": 1e-5}
+"""The limits that `fleet init` writes into fleet.toml."""
 CA_FILE = "/etc/hushfleet/ca.pem"
 
 

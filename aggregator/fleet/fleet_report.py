@@ -12,10 +12,12 @@ from pathlib import Path
 
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.pay import pay_of_fleet
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.releases import releases
+from hushfleet.aggregator.fleet.seasons import season_view
 from hushfleet.aggregator.fleet.sightings import sightings
 from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.watch import EVENTS, Course
@@ -99,7 +101,7 @@ def render_fleet_report(folder: FleetFolder, *, now: float | None = None) -> str
     :param now: unix seconds; by default the clock.
     """
     now = time.time() if now is None else now
-    tasks = histories(folder)
+    tasks, season = histories(folder), season_view(folder, now)
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
         spending = Spending(folder.config.device.get("limits", {}), clock=lambda: now)
         lifetimes, boards = spending.lifetimes(register), registry.boards()
@@ -121,7 +123,8 @@ def render_fleet_report(folder: FleetFolder, *, now: float | None = None) -> str
         f"{_count(rounds, 'round')} of {_count(len(tasks), 'task')} ran{_between(tasks)}; {len(took_part)} of "
         f"{_count(len({board.device for board in boards} | took_part), 'board')} took part.",
         _privacy(worst, spending.budget),
-        _paid(folder, tasks),
+        _paid(folder, tasks, season and season.lasts_s(now)),
+        "" if season is None else f"The task repeats: {descriptions.season(season, now=now)}.",
     ]
     tiles = [
         (f"{rounds}", "rounds closed"),
@@ -165,11 +168,11 @@ def _privacy(worst: Lifetime | None, budget: Budget | None) -> str:
     )
 
 
-def _paid(folder: FleetFolder, tasks: Sequence[TaskHistory]) -> str:
+def _paid(folder: FleetFolder, tasks: Sequence[TaskHistory], lasts_s: float | None) -> str:
     """Says whether the fleet pays, as `fleet status` does."""
     with contextlib.suppress(BadInput):
         present = {task.run: task.course.evaluation for task in tasks}.get(folder.run.name)
-        found = pay_of_fleet(load_task(folder.task), folder, evaluation=present)
+        found = pay_of_fleet(load_task(folder.task), folder, evaluation=present, lasts_s=lasts_s)
         if found is not None:
             return f"{found.in_words}."
     return (

@@ -20,6 +20,7 @@ from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.reload_lists import ReloadLists
 from hushfleet.aggregator.fleet.retained import ClearRetained
+from hushfleet.aggregator.fleet.seasons import SeasonStarter
 from hushfleet.aggregator.fleet.service import FleetService, ServicePart
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
 from hushfleet.aggregator.fleet.telling_newest import TellingNewest
@@ -72,6 +73,7 @@ def serve(path: Path, stop: threading.Event) -> None:
             ReloadLists(folder),
             LockOut(folder, registry),
             ClearRetained(registry),
+            SeasonStarter(folder),
         ]
         enroller = Enroller(
             folder.config,

@@ -25,7 +25,7 @@ def table(view: FleetView, *, details: bool = False) -> RenderableType:
         sentences.add_row(name, Text(said))
     parts: list[RenderableType] = [Text(view.federation, "bold"), sentences]
     if view.run is not None:
-        parts.append(Text(descriptions.progress(view.run)))
+        parts.append(Text(descriptions.progress(view.run, view.season)))
     if following := descriptions.next_round(view):
         parts.append(Text(following))
     if view.sums is not None:

@@ -7,12 +7,14 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 
 from hushfleet.aggregator.config.question import noise_factor
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.device_file import card_limits
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.device_file import LIMITS, card_limits
+from hushfleet.aggregator.fleet.folder import FleetConfig, FleetFolder
 from hushfleet.aggregator.fleet.pay import enrolled, told_images
 from hushfleet.aggregator.fleet.payment import Payment, pace
 from hushfleet.aggregator.fleet.registry import FleetRegistry
@@ -21,14 +23,17 @@ from hushfleet.aggregator.fleet.view import BoardView
 from hushfleet.aggregator.planning.evaluation_error import useless_evaluation
 from hushfleet.aggregator.planning.pay import images_of
 from hushfleet.aggregator.results.fleet_state import Shortfall
+from hushfleet.aggregator.results.report.readable import number
 from hushfleet.aggregator.rounds.next_round import shortfall_advice, shortfall_text
 from hushfleet.aggregator.rounds.schedule import Schedule
 from hushfleet.aggregator.rounds.thresholds import Given, Thresholds, keys_in, of_fleet
+from hushfleet.config.toml_text import toml_value
 from hushfleet.firmware_profiles.cards.device_toml import decline_of
 from hushfleet.methods import make_method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.health import Problem
 
@@ -68,6 +73,9 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
         spending = Spending(limits)
         if found or spending.budget is None:
             return found
+        if not _pays(task, spending.budget):
+            more = f"than the {number(spending.budget.in_period)} that cards allow. {_season_line(season_limits(task))}"
+            return [f"a season of {task.name} costs more epsilon {more}"]
         spent = [spending.charges(device, register) for device in able] or [[]]
     payment = Payment(task, mean_charge(task), spending.budget, spent, min(buffer or needed, len(spent)), len(able))
     why = payment.obstacle(begun=begun)
@@ -185,3 +193,48 @@ def mean_charge(task: Task) -> Charge:
     charge cost as much as the whole task."""
     charge = first_charge(task)
     return replace(charge, noise_multiplier=charge.noise_multiplier / noise_factor(task))
+
+
+def season_charge(task: Task) -> Charge:
+    """Returns the charge of all rounds of a task."""
+    charge = mean_charge(task)
+    return replace(charge, steps=charge.steps * task.round.rounds)
+
+
+def season_limits(task: Task) -> dict[str, Any]:
+    """Returns the limits of boards that allow a season in each of their periods; empty if the task does not repeat.
+
+    Without `season.lifetime` the usual limit over everything ends the seasons.
+    """
+    season = task.season
+    spends = math.inf if season is None else epsilon_server_of([season_charge(task)], delta=LIMITS["delta"])
+    if season is None or math.isinf(spends) or season.period < timedelta(hours=1):
+        return {}
+    limit, lifetime = math.ceil(1000 * spends - 1e-6) / 1000, season.lifetime
+    whole = lifetime if math.isfinite(lifetime) else LIMITS["epsilon_server"]
+    return {"epsilon_server": limit, "per": season.every, "epsilon_lifetime": max(limit, whole)}
+
+
+def season_note(task: Task, config: FleetConfig) -> str | None:
+    """Says how the cards' limits should follow the seasons of a task; None if they do, or if it does not repeat."""
+    wanted, budget = season_limits(task), Budget.of(card_limits(config))
+    if not wanted or budget is None:
+        return None
+    asked = Budget.of({**wanted, "delta": budget.delta})
+    assert asked is not None
+    if budget.period_s == asked.period_s and budget.lifetime >= asked.lifetime and _pays(task, budget):
+        return None
+    return f"the limits on the cards do not follow the seasons of {task.name}. {_season_line(wanted)}"
+
+
+def _pays(task: Task, budget: Budget) -> bool:
+    """Returns whether a period of the cards allows what is spent in it, if the task repeats."""
+    season = task.season
+    if season is None or 0 < budget.period_s < season.period.total_seconds():
+        return True  # shorter periods spread the rounds (`pace`)
+    return epsilon_server_of([season_charge(task)], delta=budget.delta) <= budget.in_period
+
+
+def _season_line(limits: dict[str, Any]) -> str:
+    values = ", ".join(f"{key} = {toml_value(value)}" for key, value in limits.items())
+    return f"Write into fleet.toml, before cards are written: [device.limits] with {values}"

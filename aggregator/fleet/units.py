@@ -69,7 +69,10 @@ _NO_DEVICES = "PrivateDevices=yes\nDevicePolicy=closed"  # the aggregator may ne
 _OF_BROKER = (
     "Restart=always\nLimitNOFILE=65536\nExecReload=/bin/kill -HUP $MAINPID\nMemoryDenyWriteExecute=yes\n" + _NO_DEVICES
 )
-_OF_AGGREGATOR = "# Who stops it has not found a fault.\nSuccessExitStatus=130"
+_OF_AGGREGATOR = (
+    "# Who stops it has not found a fault; 75: the fleet has another task.\n"
+    "SuccessExitStatus=130 75\nRestartForceExitStatus=75"
+)
 _OF_STRANGERS = "MemoryMax=256M"  # it keeps no state that boards need: after a restart they ask again
 
 

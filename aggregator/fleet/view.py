@@ -14,6 +14,7 @@ from hushfleet.aggregator.fleet.registry import RefusedRequest
 from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.fleet_state import Activity, Opening, Shortfall
 from hushfleet.aggregator.results.result import Lifetime, LostRounds
+from hushfleet.durations import duration_s
 from hushfleet.plain_json import to_json
 from hushfleet.wire.format.health import Health, Problem
 
@@ -207,6 +208,35 @@ class PrivacyLeft:
 
 
 @dataclass(frozen=True)
+class SeasonView:
+    """The seasons of a task that repeats (`[season]`).
+
+    :param number: of the present season, from 1.
+    :param every: length of a season, as in the task.
+    :param ends: when it ends and the next one may begin; None: the first season has not begun.
+    :param further: how many seasons after it the lifetime limit pays for; None: no limit ends them.
+    :param learns_until: when the last of these ends; None: none is the last, or the first season has not begun.
+    :param zone: the time zone of the calendar.
+    :param obstacle: why the season of the present time does not go on; empty if nothing is wrong.
+    """
+
+    number: int
+    every: str
+    ends: float | None = None
+    further: int | None = None
+    learns_until: float | None = None
+    zone: str = "UTC"
+    obstacle: str = ""
+
+    def lasts_s(self, now: float) -> float | None:
+        """Returns how long the fleet goes on learning; None: without an end."""
+        if self.learns_until is not None:
+            return max(0.0, self.learns_until - now)
+        begun = self.ends is not None
+        return None if begun or self.further is None else (1 + self.further) * duration_s(self.every)
+
+
+@dataclass(frozen=True)
 class FleetView:
     """The fleet at the moment `at`.
 
@@ -216,6 +246,7 @@ class FleetView:
     :param authority_end: when its authority ends; None if it cannot be read.
     :param asking: the requests for a certificate that were not granted.
     :param sums: None if the task has no secure sums.
+    :param season: None if the task does not repeat.
     :param lifetime: of the board that has spent most over all tasks, even if it has left; `privacy_left`: of the board
         that has spent most among those that may take part. None: nothing was charged.
     :param paused: since when an operator has paused training; None: nobody has.
@@ -235,6 +266,7 @@ class FleetView:
     asking: tuple[RefusedRequest, ...] = ()
     rollout: RolloutView | None = None
     sums: SumsView | None = None
+    season: SeasonView | None = None
     certificates_end: float | None = None
     authority_end: float | None = None
     paused: float | None = None

@@ -15,6 +15,7 @@ from dataclasses import replace
 from hushfleet.aggregator.config.question import noise_by_round
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.advice import certificate_problems, old_copy_problems, with_problems
 from hushfleet.aggregator.fleet.ended import why_ended
 from hushfleet.aggregator.fleet.folder import FleetFolder
@@ -22,6 +23,7 @@ from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
 from hushfleet.aggregator.fleet.pay import pay_of_fleet
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.rollout import rollout_view
+from hushfleet.aggregator.fleet.seasons import season_view
 from hushfleet.aggregator.fleet.sightings import (
     AGGREGATOR,
     HEARTBEAT_S,
@@ -40,10 +42,12 @@ from hushfleet.aggregator.fleet.view import (
     Rejection,
     RoundPoint,
     RunView,
+    SeasonView,
     Standing,
     SumsView,
 )
 from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
+from hushfleet.aggregator.planning.advice import DAY_S
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.aggregator.results.fleet_state import Activity, Event, RunState
 from hushfleet.durations import duration_s
@@ -159,6 +163,8 @@ class FleetWatch:
         self._sums = SumsWatch(folder)
         self._pay: tuple[object, str] = (None, "")
         self._spending = Spending(folder.config.device.get("limits", {}))
+        self._season: SeasonView | None = None
+        self._season_of: object = None
 
     def _window_s(self) -> int:
         """Returns the length of the task's windows of data, seconds; 0: it has none, or its file cannot be read."""
@@ -197,6 +203,7 @@ class FleetWatch:
         service, aggregator = self._processes(now)
         own, authority = self._certificates()
         sums, of_sums = self._secure_sums()
+        season = self._seasons(now)
         paused = None
         with contextlib.suppress(FileNotFoundError):
             paused = self._folder.paused.stat().st_mtime
@@ -233,27 +240,30 @@ class FleetWatch:
             asking=tuple(self._registry.refused_requests()),
             rollout=rollout_view(self._registry, now=now),
             sums=sums,
+            season=season,
             certificates_end=min(own.values(), default=None),
             authority_end=authority,
             paused=paused,
-            pay=self._pays(boards, run),
+            pay=self._pays(boards, run, season and season.lasts_s(now)),
             problems=(
                 *_problems(service, aggregator, run, why_ended(self._folder)),
                 *(() if paused else self._waits(run, boards, aggregator != "stopped", now)),
                 *old_copy_problems(boards, newest_round=self._course.round),
                 *of_sums,
+                *descriptions.season_problems(season),
                 *certificate_problems(own, authority, now=now),
             ),
         )
 
-    def _pays(self, boards: Sequence[BoardView], run: RunView | None) -> str:
+    def _pays(self, boards: Sequence[BoardView], run: RunView | None, lasts_s: float | None) -> str:
         """Says whether the fleet pays; computed again when its task, its boards or its evaluation have changed."""
         enrolled = sum(board.standing == "enrolled" for board in boards)
         evaluation = None if run is None else run.evaluation
         with contextlib.suppress(BadInput, PrivacyError, OSError):  # a task file that is being written by hand
-            state = (self._folder.task.stat().st_mtime_ns, enrolled, evaluation)
+            state = (self._folder.task.stat().st_mtime_ns, enrolled, evaluation, lasts_s and lasts_s // DAY_S)
             if state != self._pay[0]:
-                found = pay_of_fleet(load_task(self._folder.task), self._folder, boards=enrolled, evaluation=evaluation)
+                task = load_task(self._folder.task)
+                found = pay_of_fleet(task, self._folder, boards=enrolled, evaluation=evaluation, lasts_s=lasts_s)
                 self._pay = state, "" if found is None else found.in_words
         return self._pay[1]
 
@@ -270,6 +280,14 @@ class FleetWatch:
             closed = 0 if run is None else run.rounds_closed
             return waits(self._folder, boards, round=closed + 1, waiting=waiting, is_open=is_open, now=now)
         return []
+
+    def _seasons(self, now: float) -> SeasonView | None:
+        """Returns the seasons, which are read again once a minute and when the task has changed."""
+        with contextlib.suppress(FileNotFoundError):
+            of = int(now // 60), self._folder.task.stat().st_mtime_ns
+            if of != self._season_of:
+                self._season, self._season_of = season_view(self._folder, now), of
+        return self._season
 
     def _secure_sums(self) -> tuple[SumsView | None, list[Problem]]:
         try:

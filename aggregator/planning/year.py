@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 
 from hushfleet.aggregator.planning.advice import MONTH_S, YEAR_S, Question
+from hushfleet.aggregator.planning.season import MOST_SEASONS, learns_until, seasons_paid
+from hushfleet.aggregator.rounds.schedule import local_zone
 from hushfleet.durations import describe_duration, duration_s
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
-from hushfleet.privacy.ledger import rounds_left
 from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
-
-MOST_PERIODS = 10_000
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Year:
     :param rounds_a_month: the average number of rounds per month.
     :param epsilon_in_period: epsilon of one period, for a person in the data of only one period (`data.window`).
     :param epsilon_in_all: epsilon after one, two and five years, for a person in all periods; composed exactly.
-    :param periods: how many periods the lifetime limit allows; None: there is no limit, or more than `MOST_PERIODS`.
+    :param periods: how many periods the lifetime limit allows; None: there is no limit, or more than `MOST_SEASONS`.
     """
 
     per: str
@@ -55,10 +55,7 @@ class Year:
                 f"--lifetime {lifetime:g}: must be at least --epsilon {asked.epsilon:g}, as one period spends"
             )
         charge = Charge("device", DEVICE_ADJACENCY, "gaussian", multiplier, steps=rounds)
-        periods = None
-        if math.isfinite(lifetime):
-            paid = rounds_left([], charge, delta=asked.delta, limit=lifetime, at_most=MOST_PERIODS + 1)
-            periods = paid if paid <= MOST_PERIODS else None
+        periods = seasons_paid([], charge, delta=asked.delta, lifetime=lifetime)
 
         def in_all(years: int) -> float:
             done = max(1, int(years * YEAR_S / per_s))
@@ -77,19 +74,22 @@ class Year:
 
     @property
     def ends_after_s(self) -> float | None:
-        """When the lifetime limit is spent, seconds after the start; None: never, or after `MOST_PERIODS` periods."""
+        """When the lifetime limit is spent, seconds after the start; None: never, or after `MOST_SEASONS` periods."""
         return None if self.periods is None else self.periods * self.per_s
 
     def rows(self) -> dict[str, str]:
         """Returns rows for people: a name, and its value in words."""
         length, after = describe_duration(self.per_s), self.epsilon_in_all
         limit = "inf" if math.isinf(self.budget.lifetime) else f"{self.budget.lifetime:g}"
-        ends = "never: there is no limit over everything" if limit == "inf" else f"not in {MOST_PERIODS:,} periods"
+        ends = "never: there is no limit over everything" if limit == "inf" else f"not in {MOST_SEASONS:,} periods"
         # a board counts at its own delta: with a smaller one than the task's it would decline the last rounds
         delta = "" if self.budget.delta == DEFAULT_DELTA else f"delta = {self.budget.delta:g}, "
         if self.ends_after_s is not None:
             years = f"{self.ends_after_s / YEAR_S:.1f} years"
+            now = time.time()
+            until = learns_until(now + self.ends_after_s, now=now, zone=local_zone())
             ends = f"after {self.periods} periods, {years}: the next would exceed {limit} over everything"
+            ends += f". Begun today, the fleet {until}"
         return {
             "rounds a month": f"{self.rounds_a_month:.3g}",
             f"epsilon in {length}": f"{self.epsilon_in_period:g}, for who appears in the data of one such period alone "

@@ -1,4 +1,7 @@
-"""A year of forty boards with a round a week, some fifteen seconds on a quiet core: `make chaos` runs it."""
+"""A year of forty boards with a round a week, and two years of their seasons; `make chaos` runs both.
+
+The year takes some fifteen seconds on a quiet core, the seasons some minutes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.seasons import SeasonYears, check_seasons
 from chaos.year import Year
 from chaos.year_audit import check_year, play
 
@@ -15,4 +19,19 @@ def test_a_year_of_forty_boards(tmp_path: Path) -> None:
     year = Year(tmp_path, boards=40, every_days=7)
     play(year, tmp_path)
     check_year(year)
+    year.close()
+
+
+@pytest.mark.timeout(3600)
+def test_two_years_of_seasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight seasons, of which the lifetime limit pays for seven. Two classes are new in the fifth."""
+    lifetime = 6.2
+    year = SeasonYears(tmp_path, boards=40, there=26, rounds=4, lifetime=lifetime, late=3, lost=3, off=4, new_classes=5)
+    year.play(8)
+    with capsys.disabled():
+        print("", *year.ends, sep="\n")
+    assert [end.task for end in year.ends] == ["leaf", *(f"leaf-{n}" for n in range(2, 8)), "leaf-7"]
+    assert year.ends[-1].took_part == 0
+    assert [end.classes for end in year.ends] == [8] * 4 + [10] * 4
+    check_seasons(year, epsilon=2.0, lifetime=lifetime, worse=0.02)
     year.close()

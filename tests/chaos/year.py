@@ -38,6 +38,8 @@ from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.declines import Declined, decline_reason
 from hushfleet.edge_client.net.verifier import MessageVerifier
 from hushfleet.edge_client.randomness import SeededRandomness
+from hushfleet.edge_client.storage.answers import AnswerEntry
+from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import PrivacyError, WireError
@@ -45,6 +47,7 @@ from hushfleet.methods import make_method
 from hushfleet.model.carry_over import with_outputs
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.budget import Budget
+from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.messages import Birth, Decline, Message, Offer, RoundPlan, encode_message
 from support.desk import FEDERATION
@@ -202,6 +205,7 @@ class Card:
             data = LocalData(
                 OwnDataSection("arrays", str(self.path)),
                 spec.model,
+                features=prepared.features,
                 may_be_empty=prepared.method.parts.takes_empty,
                 arrivals=lambda keys: self.store.arrivals.of(keys, now=self.clock.now()),
             )
@@ -215,7 +219,7 @@ class Card:
                 samples=data.samples,
                 arrived=data.samples,
                 randomness=SeededRandomness(self.number, self.number),
-                limits=LimitsSection(**LIMITS, memory_mib=64),  # type: ignore[arg-type]
+                limits=self.year.limits,
                 now=self.clock.now,
             )
             self._trainer = spec.task, made
@@ -225,11 +229,19 @@ class Card:
         """Takes a plan and does its round; raises a `WireError` for a plan that is another's, or old."""
         plan = self.verifier.verify(payload)
         assert isinstance(plan, RoundPlan)
-        if plan.phase != "open" or self.name not in plan.cohort:
+        if plan.phase not in ("open", "unmask") or (plan.secure is None and self.name not in plan.cohort):
             return
         published = np.frombuffer(self.year.blob(plan.global_digest), "<f4")
+        roster = None if plan.secure is None else Roster.from_bytes(self.year.blob(plan.secure.roster.digest))
+        round = DeviceRound(self.trainer(prepared), plan, roster)
+        if roster is not None and round.secure.key_of(self.name) is None:
+            return  # it came after the round had opened
+        if plan.phase == "unmask":
+            if (answer := round.answer()) is not None:
+                self._deliver(plan, answer)
+            return
         try:
-            entry = DeviceRound(self.trainer(prepared), plan).run(published)
+            entry = round.run(published)
         except (PrivacyError, Declined) as error:
             self.refused.append(str(error))
             if delivers:
@@ -237,18 +249,20 @@ class Card:
             return
         self.committed.append((plan.task, plan.round))
         if delivers:
-            self.send(Offer(plan.task, plan.round, entry.digest, len(entry.data)))
-            for frame in split(entry.data, 1024):
-                self.link.publish(self.year.topics.chunk(self.name), frame)
+            self._deliver(plan, entry)
+
+    def _deliver(self, plan: RoundPlan, entry: OutboxEntry | AnswerEntry) -> None:
+        self.send(Offer(plan.task, plan.round, entry.digest, len(entry.data)))
+        for frame in split(entry.data, 1024):
+            self.link.publish(self.year.topics.chunk(self.name), frame)
 
 
 class Aggregator:
     """One start of the aggregator's process on a folder."""
 
     def __init__(self, year: Year, folder: Path, key: Path, task: YearTask) -> None:
-        start = None if task.start is None else folder / "runs" / task.start
         self.folder, self.run = folder, folder / "runs" / task.name
-        self.prepared = prepared(task, devices=len(year.names), every_days=year.every_days, start=start)
+        self.prepared = year.prepared(task, folder)
         self.store = AggregatorStore(self.run, durable=False)
         self.register = DeviceRegister(folder / "aggregator", durable=False, wall=year.wall)
         clocks = {"clock": year.wall, "monotonic": lambda: year.elapsed}
@@ -282,6 +296,9 @@ class Year:
     :param every_days: from one round to the next.
     """
 
+    limits = LimitsSection(**LIMITS, memory_mib=64)  # type: ignore[arg-type]
+    make_card: type[Card] = Card
+
     def __init__(self, path: Path, *, boards: int, every_days: int, seed: int = 1) -> None:
         self.path, self.every_days = path, every_days
         self.elapsed, self._begins = 1000.0, BEGINS.timestamp() - 1000.0
@@ -289,22 +306,37 @@ class Year:
         self.hub = LocalHub()
         self.present: set[str] = set()
         self.heard: set[str] = set()  # who was asked last to train
-        self.desk = Desk(path, boards=boards, certificate_days=120)
+        self.desk = self.make_desk(path, boards)
         self.desk.now = self.wall()
-        file, lines = self.desk.folder.path / "fleet.toml", [f"{key} = {json.dumps(LIMITS[key])}" for key in LIMITS]
-        written = file.read_text().replace("epsilon_server = 8.0\ndelta = 1e-05", "\n".join(lines))
-        file.write_text(written)
         self.names = [board.device for board in self.desk.registry.boards()]
         self.key = path / "aggregator.key"
         self.identity = load_or_create(self.key)
         self._gradients: dict[str, TorchGradient] = {}
-        self._task = TASKS[0]
+        self._task = self.first_task()
         self.aggregator = Aggregator(self, self.desk.folder.path, self.key, self._task)
         self.topics = self.aggregator.coordinator.topics
         self.cards: dict[str, Card] = {}
         self.lost_cards: list[Card] = []
         for name in self.names:
-            self.insert_card(name)
+            if self.has_card(name, day=0):
+                self.insert_card(name)
+
+    def make_desk(self, path: Path, boards: int) -> Desk:
+        desk = Desk(path, boards=boards, certificate_days=120)
+        file, lines = desk.folder.path / "fleet.toml", [f"{key} = {json.dumps(LIMITS[key])}" for key in LIMITS]
+        written = file.read_text().replace("epsilon_server = 8.0\ndelta = 1e-05", "\n".join(lines))
+        file.write_text(written)
+        return desk
+
+    def has_card(self, name: str, *, day: int) -> bool:
+        return True
+
+    def first_task(self) -> YearTask:
+        return TASKS[0]
+
+    def prepared(self, task: YearTask, folder: Path) -> PreparedTask:
+        start = None if task.start is None else folder / "runs" / task.start
+        return prepared(task, devices=len(self.names), every_days=self.every_days, start=start)
 
     def wall(self) -> float:
         """Unix seconds."""
@@ -345,7 +377,7 @@ class Year:
             self.lost_cards.append(before)
             self.present.discard(name)
         number = len(self.cards) + len(self.lost_cards)
-        card = self.cards[name] = Card(self, name, self.path / f"card-{number}", number)
+        card = self.cards[name] = self.make_card(self, name, self.path / f"card-{number}", number)
         card.enrol()
         return card
 
@@ -411,12 +443,14 @@ class Year:
         plan = self.aggregator.coordinator.engine.plan
         if plan is not None:
             payload = self.hub.retained[self.topics.round]
-            self.heard = self.present & set(plan.cohort)
+            self.heard = self.present & (set(self.names) if plan.secure else set(plan.cohort))
             for place, name in enumerate(sorted(self.heard)):
                 card = self.cards[name]
                 card.take_pictures(month, len(self._task.classes))
                 card.hear(payload, self.aggregator.prepared, delivers=not outage or place % 2 == 0)
             self.step()
+            if plan.secure is not None:
+                self._open_sum()
         if outage:
             self.hub.cut("aggregator")
             self.step()
@@ -426,9 +460,20 @@ class Year:
             self.step()
         return plan is not None
 
-    def _announce_present(self) -> None:
+    def _open_sum(self) -> None:
+        """The deadline passes; members of the committee who are there answer."""
+        self.skip_to(self.elapsed + DEADLINE_S)
+        payload = self.hub.retained[self.topics.round]
+        for name in sorted(self.heard):
+            self.cards[name].hear(payload, self.aggregator.prepared, delivers=True)
+        self.step()
+
+    def takes_part(self, name: str) -> bool:
         """Nine of ten boards are there in a night."""
-        there = {name for name in self.names if self.random.random() < 0.9}
+        return self.random.random() < 0.9
+
+    def _announce_present(self) -> None:
+        there = {name for name in self.names if self.takes_part(name)}
         for name in sorted(there ^ self.present):
             self.announce(name, "ready" if name in there else "sleeping")
         self.present = there

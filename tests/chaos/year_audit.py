@@ -67,6 +67,8 @@ def release(year: Year, folder: Path, version: str) -> None:
 def oracle(charges: Sequence[Charge]) -> float:
     """Returns epsilon of Gaussian charges by the formula of Balle and Wang (2018), solved by halving."""
     mu = math.sqrt(sum(charge.steps / charge.noise_multiplier**2 for charge in charges))
+    if not mu:
+        return 0.0
 
     def phi(x: float) -> float:
         return math.erfc(-x / math.sqrt(2)) / 2
@@ -78,7 +80,7 @@ def oracle(charges: Sequence[Charge]) -> float:
     for _ in range(80):
         middle = (low + high) / 2
         low, high = (middle, high) if delta(middle) > LIMITS["delta"] else (low, middle)
-    return high if mu else 0.0
+    return high
 
 
 def check_ledger(card: Card, entries: Sequence[LedgerEntry]) -> None:

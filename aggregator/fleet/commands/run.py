@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -39,14 +40,18 @@ def _task(
 
     If too few boards can pay for its rounds within their cards' limits, it is refused; the error says what they can pay.
 
-    `fleet up` takes it at once. To go on with an earlier run, give its file: DIR/runs/NAME/task.toml.
+    A task with [season] repeats: the fleet service begins each next season by itself. Files that the task names beside
+    itself are copied into DIR.
+
+    An aggregator that runs takes the task by itself. To go on with an earlier run, give its file: DIR/runs/NAME/task.toml.
     """
     from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.fleet import descriptions
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.next_task import set_task
     from hushfleet.aggregator.fleet.pay import pay_of_fleet
-    from hushfleet.aggregator.fleet.task_check import spread
+    from hushfleet.aggregator.fleet.seasons import season_view
+    from hushfleet.aggregator.fleet.task_check import season_note, spread
     from hushfleet.aggregator.fleet.watch import FleetWatch
 
     folder = FleetFolder(path)
@@ -57,12 +62,18 @@ def _task(
         raise BadInput(f"{descriptions.progress(run)}; wait for the others, or say --now to leave it for later")
     goes_on = set_task(folder, task)
     print(
-        f"the fleet's task is {folder.run.name}; its run {'goes on' if goes_on else 'begins'} in {folder.run} when the "
-        "aggregator is started: fleet up does so, else sudo systemctl restart hushfleet-aggregator"
+        f"the fleet's task is {folder.run.name}; its run {'goes on' if goes_on else 'begins'} in {folder.run}: an "
+        "aggregator that runs takes it by itself; one that has ended: sudo systemctl restart hushfleet-aggregator"
     )
     checked = load_task(folder.task)
-    if (found := pay_of_fleet(checked, folder)) is not None:
+    now_s = time.time()
+    seasons = season_view(folder, now_s)
+    if (found := pay_of_fleet(checked, folder, lasts_s=seasons and seasons.lasts_s(now_s))) is not None:
         print(f"{found.in_words}.")
+    if seasons is not None:
+        print(f"it repeats: {descriptions.season(seasons, now=now_s)}")
+    if (why := season_note(checked, folder.config)) is not None:
+        print(f"note: {why}")
     if run is not None and run.rounds_closed and not goes_on and checked.model.start is None:
         print(
             "note: its model begins anew; to go on from the one that the fleet has learned, add to the task's [model]: "

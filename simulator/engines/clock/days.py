@@ -8,11 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.fleet.task_check import season_charge
+from hushfleet.aggregator.planning.season import SeasonCalendar, learns_until, seasons_paid
 from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.rounds.schedule import local_zone
 from hushfleet.errors import BadInput
 from hushfleet.methods.question import rules_of
 from hushfleet.methods.state import RoundTerms
-from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.periods import Period
@@ -44,6 +48,8 @@ class Days:
     :param task_ends: days from the start until the task's last round closes; None if the task continues.
     :param period_spent: days from the start until the owner's limit for a period first stops the device that was
         charged most; None if never, or without a limit. `lifetime_spent`: the same for the limit over everything.
+    :param seasons: how many seasons begin in these days; 0: the task does not repeat.
+    :param learns: until when the fleet learns, in words; empty if the task continues.
     """
 
     days: int
@@ -53,6 +59,8 @@ class Days:
     task_ends: float | None
     period_spent: float | None
     lifetime_spent: float | None
+    seasons: int = 0
+    learns: str = ""
 
     def rows(self) -> dict[str, str]:
         """Returns the figures as readable table rows."""
@@ -61,12 +69,16 @@ class Days:
             for n, each in enumerate(self.quarters, 1)
         }
         ends = "goes on" if self.task_ends is None else f"after {self.task_ends:.0f} days"
+        if self.seasons:
+            ends = f"each season; {self.seasons} begin in these days. Time, bytes and energy are of the first"
         rows = {
             **named,
             "on, a device": f"{self.awake_h:,.0f} h",
             "training, a device": f"{self.training_h:.3g} h",
             "the task ends": ends,
         }
+        if self.learns:
+            rows["the fleet"] = self.learns
         if self.period_spent is not None:
             rows["a period's limit"] = f"spent after {self.period_spent:.0f} days: boards wait for the next period"
         if self.lifetime_spent is not None:
@@ -75,16 +87,18 @@ class Days:
 
 
 def limited(prepared: PreparedTask, days: int, *, starts: datetime) -> PreparedTask:
-    """Returns the task limited to this many days. Raises `BadInput` if it has no schedule."""
-    schedule = prepared.task.schedule
+    """Returns the task, or its first season, limited to this many days. Raises `BadInput` if it has no schedule."""
+    schedule, season = prepared.task.schedule, prepared.task.season
     if not schedule.is_set:
         raise BadInput(
             f"--days {days}: the task has no [schedule], so its rounds follow each other without a pause; for a round "
             'a day add to it: [schedule] with every = "24h"'
         )
+    days = days if season is None else min(days, math.ceil(season.period / timedelta(days=1)))
     last = (starts + timedelta(days=days - 1)).date()
     until = last if schedule.until is None else min(last, schedule.until)
-    return replace(prepared, task=replace(prepared.task, schedule=replace(schedule, until=until)))
+    limited = replace(prepared.task, schedule=replace(schedule, until=until), season=None)
+    return replace(prepared, task=limited)
 
 
 class DayBook:
@@ -92,10 +106,11 @@ class DayBook:
 
     :param starts: date and time at which the forecast starts.
     :param budget: the owner's limits; None if there are none.
+    :param task: the whole task, whose first season is forecast if it repeats.
     """
 
-    def __init__(self, days: int, *, starts: datetime, budget: Budget | None) -> None:
-        self._days, self._starts, self._budget = days, starts, budget
+    def __init__(self, days: int, *, starts: datetime, budget: Budget | None, task: Task) -> None:
+        self._days, self._starts, self._budget, self._task = days, starts, budget, task
         self._closed: list[float] = []
         self._charged: dict[str, list[tuple[float, int]]] = {}
 
@@ -117,22 +132,49 @@ class DayBook:
     def days(self, prepared: PreparedTask, fleet: Sequence[ClockDevice]) -> Days:
         """Returns the totals, after all rounds have passed."""
         delta, count = prepared.spec.privacy.delta, prepared.spec.rounds
-        most = max(self._charged.values(), key=len, default=[])
+        ends = self._closed[-1] / DAY_S if len(self._closed) >= count else None
+        began, zone = self._starts.timestamp(), self._task.schedule.timezone or local_zone()
+        until = None if ends is None else began + ends * DAY_S
+        seasons, closed, most = 0, self._closed, max(self._charged.values(), key=len, default=[])
+        if (season := self._task.season) is not None:
+            paid, calendar = self._paid(), SeasonCalendar(began, season.period, zone)
+            until = None if paid is None else calendar.begins(paid + 1)
+            seasons = calendar.number(began + self._days * DAY_S - 1)
+            seasons = seasons if paid is None else min(seasons, paid)
+            shifts = [calendar.begins(number) - began for number in range(1, seasons + 1)]
+            most = [(at + shift, size) for shift in shifts for at, size in most if self._holds(at, shift)]
+            closed = [at + shift for shift in shifts for at in closed if self._holds(at, shift)]
+        repeats = len(closed) / max(1, len(self._closed))
+        learns = "" if until is None and season is None else learns_until(until, now=began, zone=zone)
         allowed, period, lifetime = self._limits([(at, charge_of(prepared, size)) for at, size in most])
         quarters = []
         for number in range(4):
             inside = [charge for at, charge in allowed if self._quarter(at) == number]
-            rounds = sum(self._quarter(at) == number for at in self._closed)
+            rounds = sum(self._quarter(at) == number for at in closed)
             quarters.append(Quarter(rounds, _epsilon(inside, delta)))
         return Days(
             days=self._days,
             quarters=tuple(quarters),
-            awake_h=sum(device.spent.on_s for device in fleet) / len(fleet) / 3600,
-            training_h=sum(device.spent.compute_s for device in fleet) / len(fleet) / 3600,
-            task_ends=self._closed[-1] / DAY_S if len(self._closed) >= count else None,
+            awake_h=repeats * sum(device.spent.on_s for device in fleet) / len(fleet) / 3600,
+            training_h=repeats * sum(device.spent.compute_s for device in fleet) / len(fleet) / 3600,
+            task_ends=None if seasons else ends,
             period_spent=period,
             lifetime_spent=lifetime,
+            seasons=seasons,
+            learns=learns,
         )
+
+    def _holds(self, at: float, shift: float) -> bool:
+        """Returns whether a round of a later season closes in these days. All rounds of the first one count."""
+        return not shift or at + shift < self._days * DAY_S
+
+    def _paid(self) -> int | None:
+        """Returns how many seasons the lifetime limits pay for; None: no limit ends them."""
+        assert self._task.season is not None
+        delta, lifetime = DEFAULT_DELTA, self._task.season.lifetime
+        if self._budget is not None:
+            delta, lifetime = self._budget.delta, min(lifetime, self._budget.lifetime)
+        return seasons_paid([], season_charge(self._task), delta=delta, lifetime=lifetime)
 
     def _quarter(self, at: float) -> int:
         """Returns the number of a quarter, from 0. A round of the last day may close after that day."""

@@ -154,6 +154,7 @@ def forecast(
 
     Raises `HushfleetError` if a round never opens or closes, and `BadInput` for a scenario of other devices.
     """
+    whole = prepared.task
     if days is not None:
         prepared = limited(prepared, days, starts=starts)
     task = prepared.task
@@ -170,7 +171,7 @@ def forecast(
         rounds = _answers_apart(rounds, fleet, prepared.spec.asks)
     if days is None:
         return _totals(prepared, mix, fleet, rounds, policy=policy)
-    book = DayBook(days, starts=starts, budget=budget)
+    book = DayBook(days, starts=starts, budget=budget, task=whole)
     found = _totals(prepared, mix, fleet, book.noted(rounds, fleet), policy=policy)
     return replace(found, days=book.days(prepared, fleet))
 

@@ -35,7 +35,7 @@ class PlanOptions:
     shape: Annotated[str | None, Option(metavar="C,H,W", help="Shape of images: channels (1 grey, 3 colour), height, width. Default: 1,28,28; with filters 1,8,8.")] = None
     data: Annotated[str | None, Option(metavar="FOLDER|NAME", help="Public images to measure on: class folders, or a data set.")] = None
     data_dir: DataDir = None
-    out: Annotated[Path | None, Option(metavar="TASK.toml", help="Also write a task file to this path.")] = None
+    out: Annotated[Path | None, Option(metavar="TASK.toml", help="Also write a task file to this path; with --per it repeats.")] = None
     as_json: Json = False
     # fmt: on
 
@@ -74,9 +74,11 @@ def plan(options: PlanOptions) -> None:
 
     from rich.markup import escape
 
+    from hushfleet.aggregator.config.season import SeasonSection
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.planning.advice import Advice, Question
+    from hushfleet.aggregator.planning.gain_table import GainTable
     from hushfleet.aggregator.planning.year import Year
     from hushfleet.firmware_profiles import load_board
     from hushfleet.simulator.studies.plan.needs import BoardCosts, needs
@@ -87,6 +89,11 @@ def plan(options: PlanOptions) -> None:
     out = options.out
     if out is not None and checked_file(out).exists():
         raise BadInput(f"--out {out}: the file exists already; choose another name")
+    if out is not None and options.per is not None:
+        try:
+            SeasonSection(every=options.per)
+        except ValueError as error:
+            raise BadInput(f"--per {options.per} with --out: {error}") from error
     if options.per is None and options.lifetime != math.inf:
         raise BadInput("--lifetime needs --per: without periods --epsilon is the limit over everything")
     if options.local and options.honest_fraction != HONEST_FRACTION:
@@ -114,12 +121,14 @@ def plan(options: PlanOptions) -> None:
         shape=read_shape(options.shape),
     )
     try:
-        table = None
+        table: GainTable | None = None
+        names: tuple[str, ...] = ()
         if options.data is not None:
             from hushfleet.simulator.studies.plan.own_images import measured_table, own_images
 
             with show_progress(Console(stderr=True, highlight=False)):
                 own = own_images(options.data, asked.input_shape, data_dir=options.data_dir)
+                names = own.class_names
                 asked = replace(asked, classes=own.classes, shape=own.train.images.shape[1:])
                 table = measured_table(asked, own)
         advice, needed, year = Advice.on(asked, table), needs(asked, table), None
@@ -137,13 +146,12 @@ def plan(options: PlanOptions) -> None:
     if out is not None:
         try:
             with out.open("x", encoding="utf-8") as file:
-                file.write(task_text(asked, needed, table))
+                file.write(task_text(asked, needed, table, class_names=names, year=year))
         except OSError as error:
             raise BadInput(f"--out {out}: it cannot be written: {error.strerror}") from error
         if not options.as_json:
-            Console(highlight=False).print(
-                f"task    {escape(str(out))}: fill in class_names and input_shape, then run it"
-            )
+            fill_in = "see that input_shape is right" if names else "fill in class_names and input_shape"
+            Console(highlight=False).print(f"task    {escape(str(out))}: {fill_in}, then run it")
 
 
 def read_shape(text: str | None) -> tuple[int, int, int] | None:

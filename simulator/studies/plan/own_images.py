@@ -34,12 +34,14 @@ class OwnImages:
     """Public images with labels, to train on and to test with.
 
     :param name: text that names their source.
+    :param class_names: names of a folder's sub-folders; empty for a data set, which stands for images of other classes.
     """
 
     name: str
     classes: int
     train: Samples
     test: Samples
+    class_names: tuple[str, ...] = ()
 
 
 def own_images(data: str, shape: tuple[int, int, int], *, data_dir: Path | None) -> OwnImages:
@@ -48,6 +50,7 @@ def own_images(data: str, shape: tuple[int, int, int], *, data_dir: Path | None)
     :param shape: images of a folder are resized to this shape.
     :raises BadInput: there are no such images, or fewer than two classes, or a class of one image.
     """
+    names: list[str] = []
     if data in set_names():
         found = load(data, data_dir=data_dir)
         classes, train, test = len(found.class_names), found.train, found.test
@@ -67,7 +70,7 @@ def own_images(data: str, shape: tuple[int, int, int], *, data_dir: Path | None)
     for part in (train, test):
         if (np.bincount(part.y, minlength=classes) == 0).any():
             raise BadInput(f"--data {data}: a class has too few images to train on some and to test with others")
-    return OwnImages(data, classes, train, test)
+    return OwnImages(data, classes, train, test, tuple(names))
 
 
 def measured_table(asked: Question, own: OwnImages) -> GainTable:

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from hushfleet.aggregator.config.sections import PlanSection
 from hushfleet.aggregator.planning.advice import Question
 from hushfleet.aggregator.planning.gain_table import GainTable
+from hushfleet.aggregator.planning.year import Year
 from hushfleet.config.toml_text import to_toml, toml_value
 from hushfleet.privacy.terms import MIN_DEVICES
 from hushfleet.schema import to_plain
 from hushfleet.simulator.studies.plan.needs import Needs
 
 
-def task_text(asked: Question, needed: Needs, table: GainTable | None = None) -> str:
-    """Returns a task for boards with class folders; the user fills in the class names.
+def task_text(
+    asked: Question,
+    needed: Needs,
+    table: GainTable | None = None,
+    *,
+    class_names: Sequence[str] = (),
+    year: Year | None = None,
+) -> str:
+    """Returns a task for boards with class folders.
 
     :param table: the fleet's own simulation, which the task keeps.
+    :param class_names: empty: the user fills them in.
+    :param year: repeats the task in each of its periods; None: once.
     """
-    names = ", ".join(f'"class-{index}"' for index in range(1, asked.classes + 1))
+    names = toml_value([*class_names] or [f"class-{index}" for index in range(1, asked.classes + 1)])
     accounting = "strict" if asked.local else "secure"
     honest = "" if asked.local else f"honest_fraction = {asked.honest_fraction:g}\n"
     directions = "" if needed.directions is None else f"directions = {needed.directions}\n"
@@ -43,7 +56,7 @@ clip_norm = {needed.clip_norm:g}
 [data]
 name = "folder"
 # The names of the boards' class folders.
-class_names = [{names}]
+class_names = {names}
 # Channels (1 grey, 3 colour), height, width; images of any size are resized to it.
 input_shape = {list(asked.input_shape)}
 devices = {asked.devices}
@@ -56,6 +69,7 @@ deadline_s = 3600.0
 [schedule]
 every = "24h"
 
+{"" if year is None else _season(year)}
 # What was assumed; the sentence on whether the fleet pays is computed from it, for the boards that are enrolled.
 {to_toml({"plan": {key: value for key, value in to_plain(_kept(asked, table)).items() if value}})}"""
 
@@ -75,3 +89,14 @@ def _kept(asked: Question, table: GainTable | None) -> PlanSection:
             for point in fleet["points"]
         ),
     )
+
+
+def _season(year: Year) -> str:
+    lifetime = year.budget.lifetime
+    limit = f"lifetime = {lifetime:g}\n" if math.isfinite(lifetime) else ""
+    return f"""
+# The fleet begins the task again by itself in each such period. Without lifetime, the boards' own limit over everything
+# ends the seasons; `hushfleet fleet init` writes limits for the boards that fit.
+[season]
+every = "{year.per}"
+{limit}"""

@@ -29,6 +29,7 @@ from support.written_keys import Key, changed, changes, check_text, keys_of
 ENTRY = {"devices": 1, "at_s": 1.0, "for_s": 1.0}
 TABLES: dict[str, dict[str, Any]] = {
     "statistic": {"kind": "counts"},
+    "season": {"every": "90d"},
     "scenario": {
         "late": [{"devices": 1, "at_s": 1.0}],
         "drop_out": [ENTRY],

@@ -17,6 +17,7 @@ from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.aggregator.publish.prepare import prepare
@@ -77,13 +78,27 @@ def test_files_that_a_task_names_must_be_in_the_fleets_folder(tmp_path: Path) ->
     folder = make_folder(tmp_path / "fleet")
     following = task_file(tmp_path / "next.toml", "next")
     following.write_text(following.read_text().replace("[model]", '[model]\nshare = "head"\nweights = "start.npz"'))
-    with pytest.raises(BadInput, match=f"names start.npz, which the fleet will look for in {folder.path}: copy it"):
+    with pytest.raises(BadInput, match=r"names start.npz, but .*start.npz does not exist"):
         fleet_task(folder, following)
     assert folder.run.name == "small"
-    (folder.path / "start.npz").write_bytes(b"no weights")
+    weights = folder.path / "start.npz"
+    (tmp_path / "start.npz").write_bytes(b"no weights")
     with pytest.raises(BadInput, match=r"start\.npz"):  # as the aggregator would, which then ends
         fleet_task(folder, following)
-    assert folder.run.name == "small"
+    assert (folder.run.name, weights.exists()) == ("small", False)
+    (tmp_path / "start.npz").unlink()
+    weights.write_bytes(b"read when the run begins")
+    assert not set_task(folder, following, prepares=False)
+    weights.unlink()
+    (tmp_path / "start.npz").write_bytes(b"one")
+    following.write_text(following.read_text().replace('"next"', '"third"'))
+    assert not set_task(folder, following, prepares=False)
+    assert weights.read_bytes() == b"one", "it is copied"
+    (tmp_path / "start.npz").write_bytes(b"two")
+    following.write_text(following.read_text().replace('"third"', '"fourth"'))
+    with pytest.raises(BadInput, match=r"the fleet has another file .*: rename one of them"):
+        set_task(folder, following, prepares=False)
+    assert weights.read_bytes() == b"one", "the run before may still need it"
 
 
 HUSH = """

@@ -20,11 +20,14 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.schedule import ScheduleSection
+from hushfleet.aggregator.config.season import SeasonSection
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
+from hushfleet.aggregator.fleet.task_check import season_charge
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.simulator.boards import FleetMix, parse_mix
 from hushfleet.simulator.engines.clock.calendar import STARTS
 from hushfleet.simulator.engines.clock.days import Days, limited, read_budget
@@ -109,6 +112,40 @@ def test_days_tell_rounds_and_epsilon_by_quarter_and_when_a_budget_ends(prepared
     assert (monthly.period_spent, monthly.lifetime_spent) == (pytest.approx(21, abs=0.1), None)
     assert "boards wait for the next period" in str(monthly.rows())
     assert monthly.quarters[0].epsilon == pytest.approx(spent(4)), "weeks 3 and 4 are left out"
+
+
+def test_a_year_says_until_when_the_fleet_learns(prepared: PreparedTask) -> None:
+    """A task of six weeks that repeats in each quarter, and one that does not."""
+    schedule = ScheduleSection(every="7d", timezone="UTC")
+    privacy = replace(prepared.task.privacy, epsilon=None, noise_multiplier=40.0)
+    weekly = replace(prepared.task, schedule=schedule, privacy=privacy)
+    season, sizes, mix = season_charge(weekly), sizes_of(prepared, name_bytes=1), FleetMix.in_turn([ORIN], 2)
+
+    def over(seasons: float | None, days: int = 365) -> Days:
+        """:param seasons: how many the lifetime limit pays for; None: the task does not repeat."""
+        limit = math.inf
+        if seasons is not None and seasons < math.inf:
+            charge = replace(season, steps=season.steps * int(seasons))
+            limit = epsilon_server_of([charge], delta=1e-5) * 1.001
+        section = None if seasons is None else SeasonSection(every="90d", lifetime=limit)
+        task = replace(prepared, task=replace(weekly, season=section))
+        options = {"policy": "this", "samples": [16], "costs": COSTS, "sizes": sizes}
+        found = forecast(task, mix, weekly.round, starts=STARTS, days=days, **options).days
+        assert found is not None
+        return found
+
+    once = over(None)
+    assert once.rows()["the fleet"] == "learns until 9 February 2026; then each board goes on alone"
+    year = over(math.inf)
+    assert [each.rounds for each in year.quarters] == [7, 6, 6, 6], "the fifth season begins on day 360"
+    assert (year.seasons, year.task_ends) == (5, None)
+    assert year.training_h == pytest.approx(25 / 6 * once.training_h)
+    assert "no limit over everything ends it" in year.rows()["the fleet"]
+    three = over(3)
+    assert [each.rounds for each in three.quarters] == [7, 6, 5, 0]
+    assert three.rows()["the fleet"] == "learns until 2 October 2026; then each board goes on alone"
+    assert three.rows()["the task ends"].startswith("each season; 3 begin in these days")
+    assert over(3, days=20).rows()["the fleet"] == three.rows()["the fleet"]
 
 
 def test_a_round_of_the_last_night_counts_in_the_last_quarter(prepared: PreparedTask) -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.fleet.task_check import season_limits
 from hushfleet.aggregator.planning.advice import Advice, Question
 from hushfleet.aggregator.planning.gain_table import gain_table
 from hushfleet.aggregator.planning.year import Year
@@ -84,9 +85,11 @@ def test_a_plan_is_measured_on_a_folder_of_images(
             pixels[:: 2 if label == 2 else 9] += 60
             pil.fromarray(pixels.astype(np.uint8)).save(tmp_path / name / f"{number}.png")
     asked = ["--devices", "100", "--images", "5", "--epsilon", "4", "--features", "filters", "--data", str(tmp_path)]
-    done = CliRunner().invoke(app, [*asked, "--json"])
+    out = tmp_path.with_suffix(".toml")
+    done = CliRunner().invoke(app, [*asked, "--json", "--out", str(out)])
     found = json.loads(done.stdout)
     assert found["question"]["classes"] == 3
+    assert load_task(out).class_names == ("bright", "dark", "striped"), "as the folders are named"
     assert found["measured_on"].startswith("90 images")
     assert found["way"] == "simulated"
     assert {row["epsilon"] for row in found["epsilons"]} >= {2.0, 4.0}  # those that were simulated, and no others
@@ -185,6 +188,21 @@ def test_a_slow_board_takes_longer() -> None:
     assert zero.features_s > five.features_s > 0
     idle = zero.round_s - ROUND_S / 0.05
     assert zero.round_wh == pytest.approx((1.8 * ROUND_S / 0.05 + 0.7 * idle) / 3600)  # of the profile
+
+
+@pytest.mark.parametrize("lifetime", ["8", None])
+def test_a_plan_of_years_writes_a_task_that_repeats(app: typer.Typer, tmp_path: Path, lifetime: str | None) -> None:
+    file = tmp_path / "task.toml"
+    words = [*OPTIONS[:-1], "2", "--per", "90d", *(["--lifetime", lifetime] if lifetime else []), "--out", str(file)]
+    told = CliRunner().invoke(app, words, env={"COLUMNS": "250"}).output
+    task = load_task(file)
+    assert task.season is not None
+    assert (task.season.every, task.season.lifetime) == ("90d", float(lifetime or "inf"))
+    assert season_limits(task) == {"epsilon_server": 2.0, "per": "90d", "epsilon_lifetime": 8.0}
+    if lifetime:
+        assert "Begun today, the fleet learns until" in " ".join(told.split())
+    wrong = CliRunner().invoke(app, [*OPTIONS, "--per", "90.5d", "--out", str(tmp_path / "b.toml")])
+    assert "--per 90.5d with --out" in str(wrong.exception)
 
 
 def test_it_needs_no_torch() -> None:
