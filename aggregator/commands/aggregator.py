@@ -191,7 +191,7 @@ def aggregator(
                 found = pay(task, evaluation=newest)
             else:
                 season = season_view(of_fleet, time.time())
-                lasts_s = season and season.lasts_s(time.time())
+                lasts_s = None if season is None else season.lasts_s(time.time())
                 found = pay_of_fleet(task, of_fleet, evaluation=newest, lasts_s=lasts_s)
             return "" if found is None else found.in_words
 

@@ -123,7 +123,7 @@ def render_fleet_report(folder: FleetFolder, *, now: float | None = None) -> str
         f"{_count(rounds, 'round')} of {_count(len(tasks), 'task')} ran{_between(tasks)}; {len(took_part)} of "
         f"{_count(len({board.device for board in boards} | took_part), 'board')} took part.",
         _privacy(worst, spending.budget),
-        _paid(folder, tasks, season and season.lasts_s(now)),
+        _paid(folder, tasks, None if season is None else season.lasts_s(now)),
         "" if season is None else f"The task repeats: {descriptions.season(season, now=now)}.",
     ]
     tiles = [

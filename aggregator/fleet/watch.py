@@ -244,7 +244,7 @@ class FleetWatch:
             certificates_end=min(own.values(), default=None),
             authority_end=authority,
             paused=paused,
-            pay=self._pays(boards, run, season and season.lasts_s(now)),
+            pay=self._pays(boards, run, None if season is None else season.lasts_s(now)),
             problems=(
                 *_problems(service, aggregator, run, why_ended(self._folder)),
                 *(() if paused else self._waits(run, boards, aggregator != "stopped", now)),

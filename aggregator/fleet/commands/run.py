@@ -68,7 +68,8 @@ def _task(
     checked = load_task(folder.task)
     now_s = time.time()
     seasons = season_view(folder, now_s)
-    if (found := pay_of_fleet(checked, folder, lasts_s=seasons and seasons.lasts_s(now_s))) is not None:
+    lasts_s = None if seasons is None else seasons.lasts_s(now_s)
+    if (found := pay_of_fleet(checked, folder, lasts_s=lasts_s)) is not None:
         print(f"{found.in_words}.")
     if seasons is not None:
         print(f"it repeats: {descriptions.season(seasons, now=now_s)}")
