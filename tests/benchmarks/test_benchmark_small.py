@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import audit_methods, buffered, clock_against_live, liars
+from benchmarks import audit_methods, clock_against_live, liars
 
 
 @pytest.mark.slow
@@ -52,15 +52,3 @@ def test_liars_are_what_the_norm_test_stops(figures_of: Callable[..., Any]) -> N
     spread = liars.spread(direction, norm=10.0, most=0.6)
     assert np.linalg.norm(spread) == pytest.approx(10.0)
     assert np.abs(spread).max() <= 0.6
-
-
-def test_the_hours_to_a_goal_are_those_of_the_first_model_that_reaches_it() -> None:
-    def closed(round: int, at: float, accuracy: float) -> list[dict[str, Any]]:
-        update = {"event": "update", "at": at - 1, "device": f"b{round % 2}", "code": "accepted"}
-        return [update, {"event": "round_close", "at": at, "round": round, "accuracy_global": accuracy}]
-
-    events = [*closed(1, 3600.0, 0.5), *closed(2, 7200.0, 0.9), *closed(3, 9000.0, 0.8)]
-    expected = {"hours": 2.0, "best": 0.9, "rounds": 2, "updates": 2, "updates a board": 0.5, "most": 1}
-    assert buffered.reached(events, goal=0.8, devices=4) == expected
-    assert buffered.reached(events, goal=0.95, devices=4)["hours"] is None
-    assert buffered.reached([], goal=0.5, devices=4)["rounds"] == 0
