@@ -163,6 +163,11 @@ class Task(Checked):
             )
 
     @property
+    def first_name(self) -> str:
+        """The name of the task, or of the first season's task if this is a later season."""
+        return self.name if self.season is None else self.season.base(self.name)
+
+    @property
     def cohort_size(self) -> int:
         """The number of devices in a round; the average number if devices are drawn."""
         return min(self.round.cohort_size or self.data.devices, self.data.devices)

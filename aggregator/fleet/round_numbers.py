@@ -34,7 +34,7 @@ def change(folder: FleetFolder, settings: Sequence[str]) -> None:
     :param settings: such as `round.min_devices=12`; the word `default` instead of a number drops what was set.
     """
     task = load_task(folder.task)
-    given = Given.read(folder.round, task.name)
+    given = Given.read(folder.round, task.first_name)
     for each in settings:
         key, value = _read(folder, each)
         given = replace(given, min_devices=value) if key == KEYS[0] else replace(given, min_updates=value)

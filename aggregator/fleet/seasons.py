@@ -67,7 +67,7 @@ class Seasons:
         section, zone = task.season, task.schedule.timezone or local_zone()
         if section is None:
             return None
-        base, runs, season = section.base(task.name), folder.path / "runs", season_charge(task)
+        base, runs, season = task.first_name, folder.path / "runs", season_charge(task)
         first = section.first if section.number > 1 else _first_opening(runs / base / EVENTS)
         calendar = None if first is None else SeasonCalendar(first, section.period, zone)
         budget = Budget.of(card_limits(folder.config)) or Budget(DEFAULT_DELTA)

@@ -106,7 +106,7 @@ def thresholds(
     """Returns with how many boards a round opens and closes, as the aggregator finds them. The parameters are those of
     `of_fleet`; `given` is by default what the operator has set."""
     in_task = keys_in(folder.task) if task.name == folder.run.name else _stated(task)
-    given = given or Given.read(folder.round, task.name)
+    given = given or Given.read(folder.round, task.first_name)
     return of_fleet(task, given, in_task=in_task, boards=boards, blocked=blocked, begun=begun)
 
 

@@ -35,7 +35,7 @@ _AtLeast1 = Annotated[int, Meta(ge=1)]
 class Given(Checked):
     """Numbers that the operator has set; None: not set.
 
-    :param task: name of the task for which they hold.
+    :param task: name of the task for which they hold, also in its later seasons.
     """
 
     task: str = ""
@@ -141,7 +141,7 @@ class RunningThresholds:
         self._file, self._task = file, task
         self._in_task = () if task_file is None else keys_in(task_file)
         self._seen: tuple[int, ...] | None = None
-        self._given = Given(task.name)
+        self._given = Given(task.first_name)
         self._last: tuple[tuple[object, ...], Thresholds] | None = None
 
     def now(self, *, boards: int, blocked: int, begun: bool) -> Thresholds:
@@ -169,7 +169,7 @@ class RunningThresholds:
             return
         self._seen = seen
         try:
-            self._given = Given.read(file, self._task.name)
+            self._given = Given.read(file, self._task.first_name)
         except BadInput as error:
             log.warning("%s cannot be read, so what it set before stays: %s", file, error)
 

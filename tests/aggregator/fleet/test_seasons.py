@@ -22,6 +22,7 @@ from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.fleet_report import render_fleet_report
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.next_task import set_task
+from hushfleet.aggregator.fleet.round_numbers import change, show
 from hushfleet.aggregator.fleet.seasons import AGAIN_S, SeasonStarter, begin_season, season_view
 from hushfleet.aggregator.fleet.task_check import season_note
 from hushfleet.aggregator.fleet.watch import FleetWatch
@@ -207,6 +208,13 @@ def test_a_season_that_was_left_for_another_task_goes_on(folder: FleetFolder, tm
     assert begin_season(folder, day(100)) == "small-2"
     assert folder.task.read_text() == changed
     assert read_file(folder.task)["season"]["number"] == 2
+
+
+def test_numbers_of_boards_that_the_operator_set_hold_in_later_seasons(folder: FleetFolder) -> None:
+    change(folder, ["round.min_devices=2"])
+    begin_season(folder, day(91))
+    assert folder.run.name == "small-2"
+    assert "round.min_devices = 2 (from fleet set)" in show(folder)[0]
 
 
 def test_an_obstacle_is_told_urgently_and_the_season_begins_when_it_is_gone(
