@@ -236,7 +236,7 @@ class RoundHandler:
                 self._reconsider()
             task, heads = tasks.runtime, self._own_heads
             if self.upload is None and heads is not None and task is not None and heads.advance(plan, task):
-                self._tidy(plan, task)
+                self._tidy(plan, task, trained=False)
         elif not plan.names(self._device):
             self._settled = True
         elif tasks.declined is not None:
@@ -422,10 +422,11 @@ class RoundHandler:
             self._new_samples.note(task=plan.task)
         return entry
 
-    def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:
+    def _tidy(self, plan: RoundPlan, task: TaskRuntime, *, trained: bool = True) -> None:
         """Deletes what is no longer needed. It never fails a committed round: the next round meets the full disk."""
         try:
-            self._store.end_attempt("round")
+            if trained:
+                self._store.end_attempt("round")
             if task.spec.training_rounds or self._store.task_digest is None:  # a question keeps the present model
                 self._store.set_current(task_digest=task.digest, global_digest=plan.global_digest)
                 if not task.spec.model.chooses_head:
