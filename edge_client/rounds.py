@@ -32,7 +32,7 @@ from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import MAX_ATTEMPTS, TaskHandler
 from hushfleet.edge_client.trainer import DeviceRound
-from hushfleet.errors import BadInput, CopiedStore, Malformed, StoreError, WireError
+from hushfleet.errors import BadInput, CopiedStore, HushfleetError, Malformed, StoreError, WireError
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import Ack, Decline, Message, Missing, Refused, RoundPlan
 
@@ -433,7 +433,7 @@ class RoundHandler:
                     self._keep_model(plan, task)
                 needed = task.blobs() | blobs_of_models(self._store) | self._rosters.kept()
                 self._store.drop_blobs(keep=needed | {plan.global_digest})
-        except StoreError as error:
+        except HushfleetError as error:
             _log.error("%s", error)
 
     def _keep_model(self, plan: RoundPlan, task: TaskRuntime) -> None:
