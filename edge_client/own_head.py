@@ -46,7 +46,7 @@ class OwnHeads:
         """Task, digest of the model that was last used (also without success), and whether it is the final one."""
 
     def advance(self, plan: RoundPlan, task: TaskRuntime) -> bool:
-        """Chooses a head if there is a newer model; returns True if it has this model in use now.
+        """Chooses a head if there is a newer model; returns True if this task is in use now.
 
         :param plan: a settled plan of this task.
         """
@@ -71,7 +71,7 @@ class OwnHeads:
             if spec.model.chooses_head:
                 self._choose(plan, task, data)
             self._store.note_awaited("")
-            return bool(data)
+            return True
         except Exception as error:  # the rounds continue without it, and an older head stays
             self._done = wanted
             _log.warning("choosing an own head with the model of round %d failed: %s", plan.round, error)

@@ -32,7 +32,7 @@ from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import MAX_ATTEMPTS, TaskHandler
 from hushfleet.edge_client.trainer import DeviceRound
-from hushfleet.errors import BadInput, CopiedStore, Malformed, StoreError, WireError
+from hushfleet.errors import BadInput, CopiedStore, HushfleetError, Malformed, StoreError, WireError
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import Ack, Decline, Message, Missing, Refused, RoundPlan
 
@@ -239,7 +239,7 @@ class RoundHandler:
                 self._reconsider()
             task, heads = tasks.runtime, self._own_heads
             if self.upload is None and heads is not None and task is not None and heads.advance(plan, task):
-                self._tidy(plan, task)
+                self._tidy(plan, task, trained=False)
         elif not plan.names(self._device):
             self._settled = True
         elif tasks.declined is not None:
@@ -425,17 +425,18 @@ class RoundHandler:
             self._new_samples.note(task=plan.task)
         return entry
 
-    def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:
+    def _tidy(self, plan: RoundPlan, task: TaskRuntime, *, trained: bool = True) -> None:
         """Deletes what is no longer needed. It never fails a committed round: the next round meets the full disk."""
         try:
-            self._store.end_attempt("round")
+            if trained:
+                self._store.end_attempt("round")
             if task.spec.training_rounds or self._store.task_digest is None:  # a question keeps the present model
                 self._store.set_current(task_digest=task.digest, global_digest=plan.global_digest)
                 if not task.spec.model.chooses_head:
                     self._keep_model(plan, task)
                 needed = task.blobs() | blobs_of_models(self._store) | self._rosters.kept()
                 self._store.drop_blobs(keep=needed | {plan.global_digest})
-        except StoreError as error:
+        except HushfleetError as error:
             _log.error("%s", error)
 
     def _keep_model(self, plan: RoundPlan, task: TaskRuntime) -> None:

@@ -268,6 +268,7 @@ def test_a_new_class_has_a_head_before_the_first_round(bench: Bench, linear: Pac
     begin_next(bench, linear)
     own = own_model(bench.store)
     assert (own.spec.task, own.round, len(own.params)) == (TASK, 0, linear.spec.model.layout.size)
+    assert bench.store.task_digest == BlobRef.of(bench.server.package.data).digest, "its owner can label the new class"
 
 
 def test_a_board_that_hides_its_training_time_says_why_it_has_no_head_yet(

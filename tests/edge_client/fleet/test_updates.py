@@ -29,6 +29,7 @@ from hushfleet.edge_client.fleet.release_file import WINDOW, ReleaseFile
 from hushfleet.edge_client.fleet.slots import Slots, State
 from hushfleet.edge_client.fleet.updates import PATIENCE_S, ReleaseDuty, RestartForRelease
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.errors import BadInput, BadSignature, Malformed, StoreError, StoreFull
 from hushfleet.release import SignedManifest, pack, read_head, this_platform
 from hushfleet.wire.format.chunks import chunk_count, expand, split
@@ -47,7 +48,7 @@ def release(out: Path, version: str, *, key: Any = KEY, kib: int = 1, **changes:
     content = out.with_suffix(".content")
     content.mkdir(exist_ok=True)
     (content / "noise").write_bytes(os.urandom(1024 * kib))  # nothing that xz makes smaller
-    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 5, **changes}
+    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": int(SCHEMA_VERSION), **changes}
     pack(content, out, key=key, version=version, **fields)
     return out.read_bytes()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.firmware_profiles.cards.boot_partition import MountedBoot
 from hushfleet.firmware_profiles.cards.bundle import PYTHONS
 from hushfleet.firmware_profiles.cards.seed import Card
@@ -75,7 +76,16 @@ class Board:
         put_client(payload, check)
         (payload / "__main__.py").write_text("print('the client')\n")
         release = folder / "a.hfr"
-        pack(payload, release, key=key, version="1.2.3", python=PYTHON, arch=ARCH, oldest_store=1, store=5)
+        pack(
+            payload,
+            release,
+            key=key,
+            version="1.2.3",
+            python=PYTHON,
+            arch=ARCH,
+            oldest_store=1,
+            store=int(SCHEMA_VERSION),
+        )
         card = Card(
             device="greenhouse-07",
             release=release,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hushfleet.edge_client.fleet.slots import Slots
+from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.firmware_profiles.cards.seed import slots_archive
 from hushfleet.release import pack, this_platform
 from hushfleet.wire.format.identity import Identity
@@ -40,7 +41,16 @@ def test_after_installations_that_failed_at_once_releases_are_installed_again(tm
     (tmp_path / "content" / "whole").write_text("whole")
     for version in ("1.0", "2.0"):
         out = tmp_path / f"{version}.hfr"
-        pack(tmp_path / "content", out, key=key, version=version, python=python, arch=arch, oldest_store=1, store=5)
+        pack(
+            tmp_path / "content",
+            out,
+            key=key,
+            version=version,
+            python=python,
+            arch=arch,
+            oldest_store=1,
+            store=int(SCHEMA_VERSION),
+        )
     Slots(opt, state).first(tmp_path / "1.0.hfr", prove=runs)
     (opt / "slots.pyz").write_bytes(slots_archive())
     put_trust(opt, key.public_key.hex())
