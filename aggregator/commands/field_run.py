@@ -126,7 +126,7 @@ def run_rounds(
     *,
     roster: RosterFile | None = None,
     charges: ChargeBook | None = None,
-    seen: ChargedKeys,
+    seen: ChargedKeys | None = None,
     pause: Path | None = None,
     epoch: int,
     federation: str,
