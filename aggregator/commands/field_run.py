@@ -131,7 +131,7 @@ def run_rounds(
     roster: RosterFile | None = None,
     charges: ChargeBook | None = None,
     thresholds: RunningThresholds | None = None,
-    seen: ChargedKeys,
+    seen: ChargedKeys | None = None,
     pause: Path | None = None,
     replaced: Callable[[], bool] = lambda: False,
     epoch: int,

@@ -155,6 +155,16 @@ def test_a_limit_for_ever_needs_no_time_and_no_wait(make_bench: MakeBench, confi
     assert bench.server.declines == []
 
 
+def test_a_clean_stop_keeps_all_that_was_counted(spent_once: Bench) -> None:
+    """Else a board that is restarted comes free later than its period ends."""
+    before = spent_once.store.ledger.counted()
+    spent_once.clock.now += 1700.0  # less than the time between two saves
+    spent_once.steps(2)
+    assert spent_once.store.ledger.counted().now < before.now + 1700
+    spent_once.agent.close()
+    assert spent_once.store.ledger.counted().now >= before.now + 1700
+
+
 def test_a_charge_counts_at_the_time_of_its_commit(spent_once: Bench) -> None:
     """A training may last for hours, and a period may end in it."""
     bench, trainer = spent_once, spent_once.agent.tasks.runtime.trainer
