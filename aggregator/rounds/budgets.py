@@ -38,27 +38,27 @@ class Budgets:
         self._spent: Mapping[str, float] = {}
         self._epsilons: dict[tuple[tuple[tuple[bytes, int], ...], Charge | None], float] = {}  # boards spend alike
 
-    def period_ends(self, at: float) -> float:
-        """Returns when the period of `at` ends, unix seconds; infinity without periods."""
-        return Period.of(at, self.budget.period_s).stop if self.budget.limits_periods else math.inf
+    def period(self, at: float) -> Period | None:
+        """Returns the period that contains `at`, unix seconds; None without periods."""
+        return Period.of(at, self.budget.period_s) if self.budget.limits_periods else None
 
     def spent(self, following: Charge) -> Mapping[str, float]:
         """Returns the boards that cannot pay for a round with this charge, and when they can, unix seconds: at the end
         of the present period, or never (infinity)."""
-        ends = self.period_ends(self._clock())
+        period = self.period(self._clock())
         try:
-            state = self._register.state(), ends, following
+            state = self._register.state(), period, following
             if state != self._state:
-                self._spent, self._state = self._find(following, ends), state
+                self._spent, self._state = self._find(following, period), state
         except StoreError as error:
             log.warning("%s", error)
         return self._spent
 
-    def _find(self, following: Charge, ends: float) -> dict[str, float]:
+    def _find(self, following: Charge, period: Period | None) -> dict[str, float]:
         if len(self._epsilons) > MOST_KEPT:
             self._epsilons.clear()
         budget, found = self.budget, dict[str, float]()
-        limits = [(budget.in_period, int(ends - budget.period_s), ends)] if budget.limits_periods else []
+        limits = [] if period is None else [(budget.in_period, period.start, float(period.stop))]
         for limit, since, frees in (*limits, (budget.lifetime, 0, math.inf)):  # the later one holds for longer
             for device, counts in self._register.all_charge_counts(since=since).items():
                 if self._epsilon(counts, None) <= limit < self._epsilon(counts, following):

@@ -15,7 +15,6 @@ its lost ledger knows its choice.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -45,10 +44,6 @@ class ChargeBook:
             self.closed(engine.closed_rounds)  # a crash may have come in between
         if engine.plan is not None and engine.method.max_preference is not None:
             self._note_accepted(engine.plan.round)  # also here
-
-    def period_ends(self, at: float) -> float:
-        """Returns when the period of cards' limits that contains `at` ends, unix seconds; infinity if none is known."""
-        return math.inf if self.budgets is None else self.budgets.period_ends(at)
 
     def expect(self, devices: Iterable[str]) -> None:
         """Notes charges of the cohort's devices among these, which may train in the open round. Raises `StoreError`."""

@@ -378,8 +378,9 @@ class RoundCycle:
     def _note_decline(self, device: str, code: str, *, at: float) -> None:
         if device in self._engine.store.new_cards(self._engine.announcement.round):
             return  # it declines what an earlier card may have done
-        ends = None if self._charges is None else self._charges.period_ends(at)
-        self._declines.note(device, code, at=at, period_ends=ends, session=self._enrolment.session(device))
+        period = None if self._charges is None or self._charges.budgets is None else self._charges.budgets.period(at)
+        session, of_fleet = self._enrolment.session(device), self._charges is not None
+        self._declines.note(device, code, at=at, period=period, of_fleet=of_fleet, session=session)
 
     def _remember_declines(self) -> None:
         """Takes the declines of the newest round from the store, after a restart."""

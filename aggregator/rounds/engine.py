@@ -77,7 +77,8 @@ class RoundEngine:
         self._kinds = RoundKinds(prepared, store, update_format)
         self.checks = self._kinds.training.checks
         self._rules = prepared.task.round
-        self.responses = closing_rule(self._rules, least_ready=self.min_devices)
+        least = least_devices(self._rules, devices=prepared.task.data.devices, drawn=self.drawn_at is not None)
+        self.responses = closing_rule(self._rules, least_ready=least)
         self._device = device
         self._clock, self._monotonic = clock, monotonic
         self._masked = masked
@@ -129,12 +130,6 @@ class RoundEngine:
     def finished(self) -> bool:
         """True if no further round will open."""
         return self.progress.finished
-
-    @property
-    def min_devices(self) -> int:
-        """Number of devices that must be present for a round to open: by default the cohort, or the whole fleet."""
-        devices = self.prepared.task.data.devices
-        return least_devices(self._rules, devices=devices, drawn=self.drawn_at is not None)
 
     @property
     def next_charge(self) -> Charge:

@@ -11,6 +11,7 @@ from hushfleet.aggregator.results.fleet_state import Shortfall
 from hushfleet.aggregator.rounds.policy import FOR_GOOD
 from hushfleet.aggregator.rounds.schedule import moment_text
 from hushfleet.aggregator.rounds.thresholds import Thresholds
+from hushfleet.privacy.periods import Period
 
 UNKNOWN_S = 86400.0
 """A board without budget counts again after this time, if nothing is known of its period."""
@@ -27,22 +28,26 @@ class Declines:
 
     In a fleet a decline about the budget holds until the present period ends, or for `UNKNOWN_S`; every other one for a
     deadline. It ends earlier if the device starts anew, because its owner may have changed something, and if an update
-    of it is accepted.
+    of it is accepted. At the beginning of a period a board's clock may be late, so the decline holds for less.
     """
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._known: dict[str, _Decline] = {}
 
-    def note(self, device: str, code: str, *, at: float, period_ends: float | None, session: int) -> None:
-        """:param at: unix seconds, like `period_ends`, which is infinite without periods, and None without a fleet.
+    def note(self, device: str, code: str, *, at: float, period: Period | None, of_fleet: bool, session: int) -> None:
+        """:param at: unix seconds.
+        :param period: of the limits of the fleet's cards; None if they have none, or are not known.
         :param session: the device's session at the decline."""
         if code not in FOR_GOOD:
             return
         until, of_period = at + self._deadline_s, False
-        if code == "budget" and period_ends is not None:
-            of_period = math.isfinite(period_ends)
-            until = period_ends if of_period else at + UNKNOWN_S
+        if code == "budget" and of_fleet and period is None:
+            until = at + UNKNOWN_S
+        elif code == "budget" and period is not None:
+            in_time = period.start + min(UNKNOWN_S, (period.stop - period.start) / 10)
+            of_period = at >= in_time
+            until = period.stop if of_period else in_time
         self._known[device] = _Decline(until, of_period, session)
 
     def drop(self, device: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -112,6 +113,16 @@ def test_a_device_outside_the_cohort_does_nothing(make_bench: MakeBench) -> None
     assert bench.server.updates == []
     assert bench.server.declines == []
     assert bench.entry_status(1) is None
+
+
+def test_a_card_that_starts_between_two_rounds_says_so(make_bench: MakeBench, caplog: pytest.LogCaptureFixture) -> None:
+    """W15: its log began with "round 0 of 8: closed"."""
+    caplog.set_level(logging.INFO, "hushfleet.edge")
+    bench = make_bench()
+    bench.server.open_round(0, phase="closed", cohort={})
+    bench.steps()
+    assert "no round is open; 0 of 5 are done" in caplog.text
+    assert "round 0" not in caplog.text
 
 
 def test_the_plan_may_come_before_its_task(make_bench: MakeBench, package: Package) -> None:

@@ -20,6 +20,7 @@ from hushfleet.aggregator.rounds.thresholds import Given, Thresholds, of_fleet
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import Charge, GaussianMechanism
+from hushfleet.privacy.periods import Period
 from hushfleet.schema import pack
 from hushfleet.wire.format.messages import Ack, Decline
 from support.field import Field
@@ -294,17 +295,28 @@ def test_who_can_pay_is_what_each_boards_own_sum_says(
 
 def test_declines_hold_for_their_device_and_their_time() -> None:
     declines, sessions = Declines(600.0), dict.fromkeys("abcde", 1)
-    declines.note("a", "budget", at=100.0, period_ends=3600.0, session=1)
-    declines.note("b", "budget", at=100.0, period_ends=math.inf, session=1)
-    declines.note("c", "graph", at=100.0, period_ends=3600.0, session=1)
-    declines.note("d", "busy", at=100.0, period_ends=3600.0, session=1)
-    declines.note("e", "budget", at=100.0, period_ends=None, session=1)
-    assert declines.hold(200.0, sessions.__getitem__) == {"a": 3600.0, "b": 0.0, "c": 0.0, "e": 0.0}
-    assert declines.hold(701.0, sessions.__getitem__) == {"a": 3600.0, "b": 0.0}
+    hour, in_fleet = Period(-900, 2700), {"at": 100.0, "of_fleet": True, "session": 1}
+    declines.note("a", "budget", period=hour, **in_fleet)
+    declines.note("b", "budget", period=None, **in_fleet)
+    declines.note("c", "graph", period=hour, **in_fleet)
+    declines.note("d", "busy", period=hour, **in_fleet)
+    declines.note("e", "budget", period=None, at=100.0, of_fleet=False, session=1)
+    assert declines.hold(200.0, sessions.__getitem__) == {"a": 2700.0, "b": 0.0, "c": 0.0, "e": 0.0}
+    assert declines.hold(701.0, sessions.__getitem__) == {"a": 2700.0, "b": 0.0}
     assert declines.hold(86_500.0, sessions.__getitem__) == {}
     sessions["a"] = 2
     declines.drop("b")
     assert declines.hold(200.0, sessions.__getitem__) == {"c": 0.0, "e": 0.0}
+
+
+def test_a_board_whose_clock_is_late_is_out_for_a_day_and_not_for_a_period() -> None:
+    """At the beginning of a period the aggregator's clock may be ahead: the board is free a little later."""
+    declines, day = Declines(600.0), 86400
+    season = Period(0, 90 * day)
+    for at, until in ((60.0, day), (day + 60.0, 90 * day)):
+        declines.note("a", "budget", at=at, period=season, of_fleet=True, session=1)
+        assert "a" in declines.hold(until - 1.0, lambda _: 1)
+        assert "a" not in declines.hold(float(until), lambda _: 1)
 
 
 def test_the_advice_names_key_and_command() -> None:
