@@ -149,8 +149,11 @@ def shortfall_text(waiting: Shortfall, *, now: float) -> str:
 
 def shortfall_advice(waiting: Shortfall) -> str:
     """Says what an operator can do for a round that waits."""
-    if waiting.spent_for_good > waiting.absent:
-        more = "Have the boards' owners raise [limits] in DEVICE.toml, and raise [device.limits] in fleet.toml"
+    if waiting.spent_for_good:
+        more = (
+            "If owners allow more than their cards say ([limits] in DEVICE.toml), write it into [device.limits] of "
+            "fleet.toml, too, and start the aggregator again"
+        )
     elif waiting.unlisted:
         more = "Sign the next roster: hushfleet fleet roster sign DIR"
     else:
