@@ -200,7 +200,8 @@ def check(command: str, folder: Path = ROOT) -> None:
         assert words[1] in MAKE_TARGETS
     elif program.startswith("python"):
         name = words[2].replace(".", "/") if words[1] == "-m" else words[1].removesuffix(".py")
-        assert name in ("venv", "pip") or any((folder / f"{name}{end}").exists() for end in (".py", "/__main__.py"))
+        known = name in ("venv", "pip", "pytest")
+        assert known or any((folder / f"{name}{end}").exists() for end in (".py", "/__main__.py"))
     elif program in ("sh", "cp"):
         source = next(word for word in words[1:] if not word.startswith("-"))
         assert not source.startswith("examples/") or (ROOT / source).is_file()

@@ -361,7 +361,7 @@ def test_a_round_that_was_declined_twice_is_charged_only_until_the_boards_next_u
         return [number for _, number, _ in field.register.charges("dev-0")]
 
     def decline() -> None:
-        field.send("dev-0", Decline("tiny-0001", field.plan.round, "budget", "spent"))
+        field.send("dev-0", Decline("tiny-0001", field.plan.round, "busy", "another job"))
         field.run()
 
     field.join_all()

@@ -86,7 +86,7 @@ BOARD: dict[str, Any] = {
     **dict.fromkeys(
         ("certificate", "stopped_because", "accelerator", "model", "waits_for", "own_head", "releases", "assumption")
     ),
-    **dict.fromkeys(("data", "training", "rounds_left", "task_rounds_left")),
+    **dict.fromkeys(("data", "training", "rounds_left", "task_rounds_left", "state_place", "second_place")),
     **{name: [] for name in ("held_out", "windows", "classes", "raw_values", "tasks", "waiting")},
     "data_kind": "folder",
     "device": "a",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,14 @@ import pytest
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.scenario import DropOutEntry
 from hushfleet.aggregator.config.schedule import ScheduleSection
+from hushfleet.aggregator.config.task import load_task
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.clock.buffered import BufferedClock
 from hushfleet.simulator.engines.clock.calendar import STARTS, Calendar
 from hushfleet.simulator.engines.clock.days import DayBook
 from support.virtual_clock import ARRIVES, BORN, PLAIN, arrivals, clock, run
+
+TASK = Path(__file__).resolve().parents[4] / "tasks" / "digits-chaos.toml"
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -145,7 +149,7 @@ def test_a_round_that_the_last_window_leaves_without_a_model_ends_the_rounds(
     off = {"drop_out": ({"devices": ("b",), "at_s": off_s, "for_s": 9 * DAY},)}
     nights = calendar(every="24h", between="01:00-05:00", until="2026-01-07")
     fleet = clock([PLAIN, PLAIN], rounds=9, calendar=nights, scenario=off, **rules)
-    book = DayBook(3, starts=STARTS, budget=None)
+    book = DayBook(3, starts=STARTS, budget=None, task=load_task(TASK))
     assert hours(list(book.noted(fleet.rounds(), fleet.fleet))) == [1]
     assert {name: len(charged) for name, charged in book._charged.items()} == {"a": 1 + wasted, "b": 1}
     spent = [device.spent for device in fleet.fleet]
