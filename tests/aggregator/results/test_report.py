@@ -20,7 +20,7 @@ from hushfleet.aggregator.results.report import render_report, write_report
 from hushfleet.aggregator.results.report.charts import line, log_axis
 from hushfleet.aggregator.results.report.page import PageCell, Plot, Prose, Section, Table, label, page, plotly_script
 from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent_up, points, size
-from hushfleet.aggregator.results.report.sections import DASH, fleet
+from hushfleet.aggregator.results.report.sections import DASH, fleet, rounds_over_time
 from hushfleet.aggregator.results.report.verdict import (
     answer,
     judge,
@@ -28,7 +28,7 @@ from hushfleet.aggregator.results.report.verdict import (
     received,
     trade_answer,
 )
-from hushfleet.aggregator.results.result import Example, OwnHead, Rerun, Result, WireInfo
+from hushfleet.aggregator.results.result import Example, OwnHead, Rerun, Result, TimelineRow, WireInfo
 from hushfleet.privacy.protection import guess_rate
 from support import report_samples
 
@@ -159,6 +159,22 @@ def test_what_a_device_paid_for_updates_that_came_too_late_is_not_told_as_nothin
     spent = {row[0]: (row[table.head.index("charged")], row[table.head.index("epsilon_server")]) for row in table.rows}
     assert (spent[late], spent[declined]) == ((DASH, DASH), ("0", "0"))
     assert "is in its own ledger alone" in Page(render_report(result)).sections["fleet"]
+
+
+def test_rounds_over_time_show_who_was_missing_and_nothing_where_nobody_was() -> None:
+    result = sample(3, 2)
+    whole = [TimelineRow(round=n, opened_s=n - 1.0, closed_s=n, accepted=3) for n in (1, 2)]
+    worse = whole[1].model_copy(update={"accepted": 1, "late": 1, "lost": 1})
+    for rows, shown in (([], False), (whole, False), ([whole[0], worse], True)):
+        details = result.details.model_copy(update={"timeline": rows})
+        section = rounds_over_time(result.model_copy(update={"details": details}))
+        assert (section is not None) == shown
+    assert section is not None
+    (plot,) = section.parts
+    assert isinstance(plot, Plot)
+    assert {bar.name: list(bar.y) for bar in plot.figure.data} == {"accepted": [3, 1], "late": [0, 1], "lost": [0, 1]}
+    assert section.lead.startswith("Of 6 updates that were asked for, 2 did not arrive in time: 1 late, 1 lost. ")
+    assert section.lead.endswith("in round 2: of 3 that were asked, 1 late, 1 lost.")
 
 
 def test_bytes_of_devices_are_of_updates_where_a_committee_answers_besides() -> None:
