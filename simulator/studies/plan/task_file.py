@@ -68,7 +68,6 @@ deadline_s = 3600.0
 # A round a day. For rounds only at night: between = "01:00-05:00". Without this section each follows at once.
 [schedule]
 every = "24h"
-
 {"" if year is None else _season(year)}
 # What was assumed; the sentence on whether the fleet pays is computed from it, for the boards that are enrolled.
 {to_toml({"plan": {key: value for key, value in to_plain(_kept(asked, table)).items() if value}})}"""
