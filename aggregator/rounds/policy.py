@@ -165,8 +165,7 @@ class ClosingRule:
     def decline(self, device: str, code: str) -> None:
         """Notes a device that will send no update, unless it is asked again and its reason has gone."""
         self._declined.add(device)
-        cannot_know = code == "error" and device in self._new_cards  # whether its earlier card has sent an update
-        self.answer(device, is_final=code in FOR_GOOD or cannot_know)
+        self.answer(device, is_final=code in FOR_GOOD)
 
     def ask_again(self) -> None:
         """Expects answers again from devices that have declined: a round that has rested is announced to them again."""

@@ -124,16 +124,6 @@ def test_who_declines_for_good_counts_again_with_a_new_card() -> None:
     assert not closing.is_hopeless
 
 
-def test_a_new_card_that_cannot_know_what_the_earlier_one_has_sent_ends_the_round_that_needs_it() -> None:
-    closing = rule(2, min_updates=2)
-    closing.accept("d1")
-    closing.decline("d0", "error")
-    assert not closing.is_hopeless, "it may go well when it is asked again"
-    closing.keys_changed("d0")
-    closing.decline("d0", "error")
-    assert closing.decide(1.0, ready=2) == "close"
-
-
 def test_a_committees_answers_are_not_given_up_early() -> None:
     closing = rule(3, min_updates=2)
     closing.begin_answers(["d0", "d1", "d2"], least=3, now=10.0)
