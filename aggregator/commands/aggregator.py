@@ -201,7 +201,9 @@ def aggregator(
         needed = of_task(task, blocked=policy.blocked).devices
         begun = engine.plan is not None or engine.closed_rounds
         if not begun and (useless := useless_for(task, of_fleet, needed=needed)) is not None:
-            raise BadInput(useless)
+            if of_fleet is not None:
+                raise BadInput(useless)
+            console.print(f"[yellow]note:[/] {escape(useless)}", highlight=False, soft_wrap=True)
         if of_fleet is None and closed and policy.count < needed:  # `fleet up` says so of a fleet
             few = f"a round opens with {needed} devices, and {policy.count} may take part"
             more = f"it waits until you add more (hushfleet fleet add {folder} ID --key KEY)"

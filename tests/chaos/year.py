@@ -46,7 +46,6 @@ from hushfleet.errors import PrivacyError, WireError
 from hushfleet.methods import make_method
 from hushfleet.model.carry_over import with_outputs
 from hushfleet.models.torch_gradient import TorchGradient
-from hushfleet.privacy.budget import Budget
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.messages import Birth, Decline, Message, Offer, RoundPlan, encode_message
@@ -267,7 +266,7 @@ class Aggregator:
         self.register = DeviceRegister(folder / "aggregator", durable=False, wall=year.wall)
         clocks = {"clock": year.wall, "monotonic": lambda: year.elapsed}
         engine = RoundEngine(self.store, self.prepared, **clocks)
-        budget = Budget.of(LIMITS)
+        budget = year.limits.budget
         assert budget is not None
         self.rhythm = Rhythm(self.prepared.task.schedule, self.store, wall=year.wall, elapsed=lambda: year.elapsed)
         self.coordinator = Coordinator(

@@ -50,7 +50,7 @@ def logs(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.needs("mosquitto")
 @pytest.mark.usefixtures("logs")
 def test_a_fleet_trains_through_kills_and_a_new_card_counts_what_the_old_one_spent(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "greenhouse", task=TASK.replace("rounds = 2", "rounds = 6"))
+    folder = make_folder(tmp_path / "greenhouse", task=TASK.replace("rounds = 2", "rounds = 6\nmin_updates = 1"))
     file = folder.path / FILE_NAME  # the aggregator counts with it, too
     file.write_text(file.read_text().replace("epsilon_server = 8.0", "epsilon_server = inf"))
     folder = FleetFolder(folder.path)
