@@ -86,8 +86,8 @@ def evaluation_error(task: Task, *, devices: int, images: int) -> EvaluationErro
     :param devices: number of devices that answer.
     :param images: images per device.
     """
-    section, multiplier = task.evaluation, task.privacy_spec().noise_multiplier
-    if section is None or not multiplier:
+    section = task.evaluation
+    if section is None or not (multiplier := task.privacy_spec().noise_multiplier):
         return None
     question = question_of(task, noise_multiplier=multiplier, classes=2)
     assert question is not None

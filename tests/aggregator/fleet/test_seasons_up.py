@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,9 @@ FIRST, SECOND = "greenhouse-01", "greenhouse-02"
 
 
 def pass_an_hour(folder: FleetFolder) -> None:
-    """Moves the opening of the first round an hour back: a season is at least so long."""
+    """Moves the opening of the first round, and what boards were charged, an hour back: a season is at least so long."""
+    with closing(sqlite3.connect(folder.aggregator / "devices.sqlite")) as register, register:
+        register.execute("UPDATE charges SET at = at - 3600")
     file = folder.run / "events.jsonl"
     events = [json.loads(line) for line in file.read_text().splitlines()]
     file.write_text("".join(json.dumps({**each, "at": each["at"] - 3600}) + "\n" for each in events))
