@@ -27,7 +27,7 @@ FIRST, SECOND = "greenhouse-01", "greenhouse-02"
 
 
 def pass_an_hour(folder: FleetFolder) -> None:
-    """Moves the opening of the first round, and what boards were charged, an hour back: a season is at least so long."""
+    """Moves the first round's opening, and what boards were charged, an hour back: a season is at least so long."""
     with closing(sqlite3.connect(folder.aggregator / "devices.sqlite")) as register, register:
         register.execute("UPDATE charges SET at = at - 3600")
     file = folder.run / "events.jsonl"
