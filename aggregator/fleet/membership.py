@@ -129,6 +129,6 @@ def _of_run(register: DeviceRegister) -> dict[str, FleetMember]:
 
 
 def _refuse_run_of_fleet(path: Path) -> None:
-    of = path.resolve().parent.parent
-    if is_fleet(of):
+    runs = path.resolve().parent
+    if runs.name == "runs" and is_fleet(of := runs.parent):
         raise BadInput(f"{path} is a run of the fleet {of}, which has the boards: name the fleet's folder")
