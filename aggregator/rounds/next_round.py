@@ -163,6 +163,8 @@ def shortfall_advice(waiting: Shortfall) -> str:
         for key in ("min_devices", "min_updates")
         if getattr(waiting, key) > waiting.able
     ]
+    if not waiting.able:
+        return f"{more}."
     if waiting.able < waiting.least_updates:
         return f"{more}; fewer than {waiting.least_updates} cannot make a model of this task."
     return f"{more}; to open with those that can: hushfleet fleet set DIR {' '.join(keys)}."
