@@ -105,6 +105,7 @@ class Slow(ServicePart):
 
 def test_a_part_that_takes_long_leaves_time_to_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 10,000 boards a roll-out looked at all of them after each single message."""
+    monkeypatch.setattr("hushfleet.aggregator.fleet.service.REST", 5.0)
     clock = [0.0]
     monkeypatch.setattr("hushfleet.aggregator.fleet.service.time.monotonic", lambda: clock[0])
     part, service = Slow(clock), cast(Service, None)
