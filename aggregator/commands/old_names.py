@@ -1,8 +1,10 @@
-"""Tells the present name of a command that was called by an earlier one, which still works for one version."""
+"""Tells the present name of a command that was called by an earlier one, and what to use in place of one that went."""
 
 from __future__ import annotations
 
 import sys
+
+from hushfleet.errors import BadInput
 
 OLD_NAMES = {
     "devices list": "fleet status",
@@ -27,9 +29,20 @@ OLD_NAMES = {
 }
 """Names of 0.3, longer ones before their beginnings. Their arguments are those of the present names."""
 
+GONE = {
+    "fleet test": 'write path = "FOLDER" into [data] of the task: the report then says how right the model is there',
+}
+"""Commands that went after 0.3, and what to use."""
+
 
 def renamed(words: list[str]) -> list[str]:
-    """Returns the words of a command with its present name; says so on stderr if they begin with an old one."""
+    """Returns the words of a command with its present name; says so on stderr if they begin with an old one.
+
+    Raises `BadInput` for a command that went.
+    """
+    for old, instead in GONE.items():
+        if words[: len(old.split())] == old.split():
+            raise BadInput(f"`hushfleet {old}` went after 0.3; {instead}")
     for old, new in OLD_NAMES.items():
         before = old.split()
         if words[: len(before)] == before:
