@@ -29,7 +29,6 @@ _SLOTS = {  # the modules that `slots.py` imports, by package
         "__init__.py",
         "charge_line.py",
         "client_files.py",
-        "first_proof.py",
         "slots.py",
         "system_files.py",
     ),

@@ -48,7 +48,7 @@ from hushfleet.wire.format.messages import decode_message, encode_message
 from hushfleet.wire.link.interface import LinkEvent
 from support.edge import DEVICE, Bench, Clock, Package, ScriptedAggregator, Stop
 from support.local_link import LocalHub, LocalLink
-from support.releases import DAILY, put_in, put_trust, runs, statement
+from support.releases import DAILY, put_in, put_trust, statement
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_EARLIER_VERSIONS = {"data.txt"}
@@ -88,7 +88,7 @@ class Board:
         (self.state / state_files.ENROL_TOKEN).write_text("t" * 40)  # of its card
         self.slots = Slots(home / "opt", self.state)
         (home / "opt").mkdir()
-        self.slots.first(self.release("1.0"), prove=runs)
+        self.slots.first(self.release("1.0"))
         put_trust(home / "opt", KEY.public_key.hex())
         for index, folder in enumerate(("images/3", "images/7", "held/3", "inbox", "camera") * 4):
             self.take_picture(index, folder)

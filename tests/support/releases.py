@@ -41,19 +41,6 @@ def build_release(out: Path, version: str, *, key: Any, change: Change | None = 
     return out
 
 
-def runs(*_: Any, **__: Any) -> None:
-    """In place of `first_proof.prove`: what is packed is no client."""
-
-
-def put_client(folder: Path, check: str = "pass") -> None:
-    """The least that `first_proof.prove` takes for a client. :param check: the body of its `check_release`."""
-    package = folder / "hushfleet" / "edge_client" / "fleet"
-    package.mkdir(parents=True)
-    for each in (package, *package.parents[:2]):
-        (each / "__init__.py").touch()
-    (package / "release_check.py").write_text(f"def check_release(*_, **__):\n    {check}\n")
-
-
 def put_in(state_dir: Path, release: Path) -> None:
     """Puts a release where the client puts one that it has fetched."""
     incoming = state_dir / INCOMING

@@ -36,7 +36,7 @@ from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOff
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Want, decode_message, encode_message
 from hushfleet.wire.format.topics import Topics
-from support.releases import put_trust, runs, statement
+from support.releases import put_trust, statement
 
 DEVICE, TOPICS = "greenhouse-01", Topics("greenhouse")
 KEY, OPERATOR = Identity.generate(), Identity.generate()
@@ -74,7 +74,7 @@ class Bench:
         self.slots = Slots(self.root, self.state_dir)
         self.root.mkdir()
         release(tmp_path / "first.hfr", "1.0")
-        self.slots.first(tmp_path / "first.hfr", prove=runs)
+        self.slots.first(tmp_path / "first.hfr")
         put_trust(self.root, KEY.public_key.hex())
         self.config = DeviceConfig(
             device=DeviceSection(DEVICE, str(self.state_dir), federation="greenhouse"),
