@@ -31,17 +31,20 @@ OLD_NAMES = {
 
 GONE = {
     "fleet test": 'write path = "FOLDER" into [data] of the task: the report then says how right the model is there',
+    "flash --writer": "cards have cloud-init's format; another system is installed by hushfleet push",
 }
-"""Commands that went after 0.3, and what to use."""
+"""Commands and options that went after 0.3, and what to use."""
 
 
 def renamed(words: list[str]) -> list[str]:
     """Returns the words of a command with its present name; says so on stderr if they begin with an old one.
 
-    Raises `BadInput` for a command that went.
+    Raises `BadInput` for a command or an option that went.
     """
     for old, instead in GONE.items():
-        if words[: len(old.split())] == old.split():
+        *command, last = old.split()
+        rest = words[len(command) :] if words[: len(command)] == command else []
+        if last in (word.partition("=")[0] for word in (rest if last.startswith("-") else rest[:1])):
             raise BadInput(f"`hushfleet {old}` went after 0.3; {instead}")
     for old, new in OLD_NAMES.items():
         before = old.split()

@@ -18,10 +18,9 @@ import pytest
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.firmware_profiles.cards.boot_partition import MountedBoot
 from hushfleet.firmware_profiles.cards.bundle import PYTHONS
+from hushfleet.firmware_profiles.cards.cloud_init import write_card
 from hushfleet.firmware_profiles.cards.seed import Card
 from hushfleet.firmware_profiles.cards.wifi import Wifi
-from hushfleet.firmware_profiles.cards.write import write_card
-from hushfleet.firmware_profiles.cards.writers import WRITERS
 from hushfleet.release import pack, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.stock import TRIXIE
@@ -98,7 +97,7 @@ class Board:
             classes=["cat", "no cat"],
             wifi=Wifi(ssid="home", country="DE", password="correct horse"),
         )
-        write_card(MountedBoot(self.boot), card, WRITERS[0])
+        write_card(MountedBoot(self.boot), card)
 
     @property
     def state(self) -> Path:
