@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.question import Bins, HeldOut, Most, MostGain, QuestionSpec
+from hushfleet.config.question import Bins, HeldOut, Most, QuestionSpec
 from hushfleet.config.spec import MAX_ROUNDS
 from hushfleet.losses import find_loss
-from hushfleet.schema import Checked, Finite, to_plain
+from hushfleet.schema import AtLeast1, Checked, Finite, Share, to_plain
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.config.task import Task
@@ -34,10 +34,10 @@ class EvaluationSection(Checked):
     right if boards have so many samples that none gains more.
     """
 
-    share: Annotated[float, Meta(ge=1e-6, le=0.5, description="from 1e-6 to 0.5")] = 0.05
-    every: Annotated[int, Meta(ge=1)] | None = None
+    share: Annotated[float, Meta(ge=1e-6, le=0.5)] = 0.05
+    every: AtLeast1 | None = None
     held_out: HeldOut = 0.2
-    most_gain: MostGain = 1.0
+    most_gain: Share = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

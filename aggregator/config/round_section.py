@@ -12,11 +12,9 @@ from hushfleet.aggregator.config.sections import MethodSection, PrivacySection
 from hushfleet.config.spec import Rounds
 from hushfleet.methods.method import Method
 from hushfleet.methods.stages import NumberReport
-from hushfleet.schema import Checked, Share
+from hushfleet.schema import AtLeast1, Checked, Share
 from hushfleet.secure.committee import committee_rule
 from hushfleet.wire.format.messages import MAX_COHORT
-
-_AtLeast1 = Annotated[int, Meta(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -44,13 +42,13 @@ class RoundSection(Checked):
     """
 
     mode: Literal["synchronous", "buffered"] = "synchronous"
-    buffer_size: _AtLeast1 | None = None
+    buffer_size: AtLeast1 | None = None
     max_staleness: Annotated[int, Meta(ge=1, le=1000)] | None = None
     rounds: Rounds = 20
     cohort_size: Annotated[int, Meta(ge=0)] = 0
-    min_devices: _AtLeast1 | None = None
+    min_devices: AtLeast1 | None = None
     quorum: Share = 1.0
-    min_updates: _AtLeast1 = 1
+    min_updates: AtLeast1 = 1
     deadline_s: Annotated[float, Meta(gt=0, le=30 * 86400)] = 600.0
     aggregation: Literal["mean", "trimmed-mean", "median"] = "mean"
     trim: Annotated[float, Meta(gt=0, lt=0.5)] | None = None

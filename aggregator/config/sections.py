@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -16,22 +16,22 @@ from hushfleet.data.form import Columns, DecimalMark, LabelKind, SampleForm, Val
 from hushfleet.data.labels import one_form
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
-from hushfleet.errors import HushfleetError, Malformed, format_value
+from hushfleet.errors import HushfleetError, format_value
 from hushfleet.losses import find_loss
 from hushfleet.methods import find_method
-from hushfleet.methods.method import Method, TrainingConfig, check_range
+from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.schema import (
+    AtLeast1,
     Checked,
     Finite,
+    Fraction,
     PositiveOrInf,
     Probability,
     Share,
     from_plain,
-    hints,
     missing,
     require,
-    unknown,
 )
 from hushfleet.user_files import expanded, in_file
 
@@ -39,8 +39,6 @@ OwnData = Literal["folder", "arrays", "csv"]
 DataSetName = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", OwnData]
 OWN_DATA = get_args(OwnData)
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
-_AtLeast1 = Annotated[int, Meta(ge=1)]
-_Accuracy = Annotated[float, Meta(ge=0, le=1)]
 _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30, as float32 numbers can be")]
 
 
@@ -84,7 +82,7 @@ class ModelSection(Checked):
 
     name: str
     features: str | None = None
-    directions: _AtLeast1 | None = None
+    directions: AtLeast1 | None = None
     share: Literal["all", "head"] = "all"
     weights: str | None = None
     start: str | None = None
@@ -174,40 +172,24 @@ class MethodSection(Checked):
             require(not too_large, f"method.{key}", value, "a whole number of 64 bits, or have a decimal point")
 
     @classmethod
-    def of(cls, plain: Any) -> MethodSection:
-        """Reads a table that has `name` and the settings. Raises `Malformed`."""
-        if not isinstance(plain, dict):
-            raise Malformed(f"method = {format_value(plain)}: expected a table")
-        if "name" not in plain:
-            raise Malformed(missing("name", "method"))
-        name = from_plain(str, plain["name"], where="method.name")
-        try:
-            return cls(name, {key: value for key, value in plain.items() if key != "name"})
-        except ValueError as error:
-            raise Malformed(str(error)) from error
+    def of(cls, plain: dict[str, Any]) -> MethodSection:
+        """Makes the section of a table with `name` and the settings. Raises `ValueError`."""
+        return cls(plain["name"], {key: value for key, value in plain.items() if key != "name"})
 
     @classmethod
     def faults(cls, plain: Any) -> list[str]:
-        """Returns all reasons why `of` refuses a table: its keys, their types and ranges; or else the error of `of`."""
+        """Returns all reasons why `of` would refuse a table: its keys, and their types and ranges."""
+        if not isinstance(plain, dict):
+            return faults(cls, plain, "method")
+        if "name" not in plain:
+            return [missing("name", "method")]
+        if found := faults(str, plain["name"], "method.name"):
+            return found
         try:
-            cls.of(plain)
-            return []
-        except Malformed as error:
-            said = str(error)
-        name = plain.get("name") if isinstance(plain, dict) else None
-        if not isinstance(name, str):
-            return [said]
-        try:
-            kind: type = find_method(name).config
-        except HushfleetError:
-            return [said]
-        settings = {key: value for key, value in plain.items() if key != "name"}
-        found = list(unknown(kind, settings, "method"))
-        for each in fields(kind):
-            if each.name in settings:
-                value = settings[each.name]
-                found += _out_of_range(each, value) or faults(hints(kind)[each.name], value, f"method.{each.name}")
-        return found or [said]
+            kind = find_method(plain["name"]).config
+        except HushfleetError as error:
+            return [str(error)]
+        return faults(kind, {key: value for key, value in plain.items() if key != "name"}, "method")
 
     def to_wire(self) -> dict[str, Any]:
         return {"name": self.name, **self.settings}
@@ -218,15 +200,6 @@ class MethodSection(Checked):
     def parts(self, privacy: PrivacySpec, rounds: int) -> Method:
         """Returns the method's parts, before they are bound to a network."""
         return find_method(self.name).parts(self.config(), privacy, rounds)
-
-
-def _out_of_range(setting: Field[Any], value: Any) -> list[str]:
-    try:
-        if isinstance(value, int | float):
-            check_range(setting, value)
-    except ValueError as error:
-        return [f"method.{error}"]
-    return []
 
 
 @dataclass(frozen=True)
@@ -310,12 +283,12 @@ class PlanSection(Checked):
     heads and of the shared head, and the gain's deviation over seeds.
     """
 
-    images: _AtLeast1 | None = None
+    images: AtLeast1 | None = None
     alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     measured_on: str = ""
     devices: Annotated[float, Meta(ge=1, le=1e6)] | None = None
-    alone: tuple[_Accuracy, ...] = ()
-    points: tuple[tuple[Annotated[float, Meta(ge=1e-3, le=1e3)], _Accuracy, _Accuracy, _Accuracy], ...] = ()
+    alone: tuple[Fraction, ...] = ()
+    points: tuple[tuple[Annotated[float, Meta(ge=1e-3, le=1e3)], Fraction, Fraction, Fraction], ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -372,10 +345,10 @@ class DataSection(Checked):
     devices: Annotated[int, Meta(ge=1, le=100_000)] = 10
     partition: Partition = "iid"
     alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None
-    classes_per_device: _AtLeast1 | None = None
+    classes_per_device: AtLeast1 | None = None
     test_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.2
     min_samples: Annotated[int, Meta(ge=2)] = 10
-    limit: _AtLeast1 | None = None
+    limit: AtLeast1 | None = None
     unlabelled: Annotated[int, Meta(ge=0, le=10_000)] = 0
     augment: Augment = "none"
     window: str | None = None

@@ -454,13 +454,13 @@ def parse_task(
     if "method" in plain:
         errors += MethodSection.faults(plain["method"])
     if not errors:
-        if "method" in plain:
-            read["method"] = MethodSection.of(plain["method"])
         try:
+            if "method" in plain:
+                read["method"] = MethodSection.of(plain["method"])
             task = from_plain(Task, read, where="task")
             steps = _steps(task, plain)
             return from_plain(Task, {**read, **steps}, where="task") if steps else task
-        except Malformed as error:
+        except (Malformed, ValueError) as error:
             errors = [str(error).removeprefix("task: ").removeprefix("task.")]
     if file is not None:
         set_here = tuple(override.partition("=")[0].strip() for override in overrides)

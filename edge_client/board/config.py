@@ -78,7 +78,7 @@ class BrokerSection(Checked):
     username: str | None = None
     password_file: str | None = None
     server_key: PublicKeyText | None = None
-    keepalive_s: Annotated[int, Meta(ge=5, le=120, description="a whole number from 5 to 120")] = 60
+    keepalive_s: Annotated[int, Meta(ge=5, le=120)] = 60
 
     def __post_init__(self) -> None:
         super().__post_init__()
