@@ -27,6 +27,7 @@ import msgspec
 from msgspec import Meta
 
 from hushfleet.errors import BadInput, Malformed, format_value
+from hushfleet.rules import NO_RULES, check_rules
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -55,7 +56,12 @@ def require(condition: bool, name: str, value: object, accepted: str) -> None:
 
 
 class Checked:
-    """Base of frozen dataclasses that check the types and constraints of their fields at construction."""
+    """Base of frozen dataclasses that check the types and constraints of their fields at construction.
+
+    :cvar rules: between the fields.
+    """
+
+    rules = NO_RULES
 
     def __post_init__(self) -> None:
         kind: type = type(self)
@@ -68,6 +74,7 @@ class Checked:
         for name, before, value in zip(names, given, values, strict=True):
             if value is not before:
                 object.__setattr__(self, name, value)
+        check_rules(self, self.rules)
 
 
 def later(default: Any) -> Any:
@@ -100,7 +107,7 @@ def from_plain(kind: type[T], plain: object, *, where: str = "") -> T:
     try:
         value = msgspec.convert(plain, kind, dec_hook=_decoded)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise Malformed(_explained(error, kind, plain, where)) from error
+        raise Malformed(_explained(error, kind, plain, where), code=_code_of(error)) from error
     except UnicodeEncodeError as error:
         raise Malformed(_halved(where, error.object)) from error
     _check_known(value, plain, where)
@@ -162,6 +169,11 @@ def _of_backslashes(error: Exception, text: str) -> str:
     if "\\" not in text.split("\n")[int(line[1]) - 1 if line else -1]:
         return ""
     return "; between double quotes \\ begins an escape: write a Windows path between single quotes, or with /"
+
+
+def _code_of(error: BaseException) -> str:
+    """Returns the code of the broken rule; empty if the error is of another kind."""
+    return getattr(error.__cause__, "code", "")
 
 
 @cache

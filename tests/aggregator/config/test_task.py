@@ -11,8 +11,9 @@ import pytest
 
 import hushfleet
 from hushfleet.aggregator.config.notes import notes_of
-from hushfleet.aggregator.config.sections import OWN_DATA, DataSetName, Partition
+from hushfleet.aggregator.config.sections import DataSetName, Partition
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
+from hushfleet.data.form import OWN_DATA
 from hushfleet.data.partition import KINDS
 from hushfleet.data.sets import load, set_names
 from hushfleet.errors import BadInput, HushfleetError
