@@ -41,5 +41,5 @@ class _Sentence(string.Formatter):
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kwargs[str(key)] if key in kwargs else getattr(args[0], str(key))
 
-    def convert_field(self, value: Any, conversion: str | None) -> Any:
-        return format_value(value) if conversion == "r" else super().convert_field(value, conversion)  # type: ignore[arg-type]  # typeshed: may be None
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return format_value(value) if conversion == "r" else super().convert_field(value, conversion)

@@ -16,7 +16,7 @@ from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.stages import NumberReport
 from hushfleet.methods.sums import check_sums
 from hushfleet.privacy.accounting.epsilon import check_delta
-from hushfleet.rules import Rules
+from hushfleet.rules import Rule, Rules
 from hushfleet.secure.committee import committee_rule
 from hushfleet.wire.format.messages import MAX_COHORT
 
@@ -175,6 +175,14 @@ DATA: Rules = {
     **form_rules("data", lambda data: data.name),
 }
 
+
+def _without(name: str, default: object) -> Rule:
+    return (
+        lambda round: round.buffered and getattr(round, name) != default,
+        f"{name} = {{{name}}}: mode = 'buffered' waits for nobody; leave it out",
+    )
+
+
 ROUND: Rules = {
     "round.trim-needs-trimmed-mean": (
         lambda round: (round.trim is not None) != (round.aggregation == "trimmed-mean"),
@@ -185,13 +193,9 @@ ROUND: Rules = {
         lambda round: round.buffered and round.buffer_size is None,
         'mode = "buffered" needs buffer_size, the updates that make a new model, for example 10',
     ),
-    **{
-        f"round.buffered-without-{name.replace('_', '-')}": (
-            lambda round, name=name, default=default: round.buffered and getattr(round, name) != default,
-            f"{name} = {{{name}}}: mode = 'buffered' waits for nobody; leave it out",
-        )
-        for name, default in (("cohort_size", 0), ("quorum", 1.0), ("min_updates", 1))
-    },
+    "round.buffered-without-cohort-size": _without("cohort_size", 0),
+    "round.buffered-without-quorum": _without("quorum", 1.0),
+    "round.buffered-without-min-updates": _without("min_updates", 1),
     "round.buffered-needs-mean": (
         lambda round: round.buffered and round.aggregation != "mean",
         "aggregation = {aggregation!r}: a stale update counts less, which needs the 'mean'",
@@ -344,7 +348,7 @@ def _corrupt_committee(task: Task) -> dict[str, int]:
     return {} if committee.packed >= 1 else {"members": committee.members, "corrupt": committee.corrupt}
 
 
-def _without_classes(broken: Callable[[Task], object], sentence: str) -> tuple[Callable[[Task], object], str]:
+def _without_classes(broken: Callable[[Task], object], sentence: str) -> Rule:
     """Returns a rule for losses without classes."""
     return (
         lambda task: not find_loss(task.model.loss).of_classes and broken(task),
@@ -354,6 +358,14 @@ def _without_classes(broken: Callable[[Task], object], sentence: str) -> tuple[C
 
 def _check_delta(task: Task) -> None:
     check_delta(task.delta, max(task.data.devices, 2), as_published=task.privacy.accounting == "as-published")
+
+
+def _no_noise(key: str) -> Rule:
+    return (
+        lambda task: task.privacy.unit != "record" and getattr(task.privacy, key) and not task.parts().stages,
+        f"privacy.{key} = {{privacy.{key}:g}}: method.name = {{method.name!r}} adds no noise to updates, so no epsilon "
+        f"holds; take for example 'dp-fedavg', or leave {key} out",
+    )
 
 
 def _question(task: Task) -> str:
@@ -403,16 +415,8 @@ TASK: Rules = {
         "round.min_devices = {round.min_devices}: a round that opens with so few devices could never close with "
         "round.min_updates = {round.min_updates}; take {round.min_updates} or more",
     ),
-    **{
-        f"task.no-noise-for-{key.replace('_', '-')}": (
-            lambda task, key=key: (
-                getattr(task.privacy, key) and task.privacy.unit != "record" and not task.parts().stages
-            ),
-            f"privacy.{key} = {{privacy.{key}:g}}: method.name = {{method.name!r}} adds no noise to updates, so no "
-            f"epsilon holds; take for example 'dp-fedavg', or leave {key} out",
-        )
-        for key in ("epsilon", "noise_multiplier")
-    },
+    "task.no-noise-for-epsilon": _no_noise("epsilon"),
+    "task.no-noise-for-noise-multiplier": _no_noise("noise_multiplier"),
     "task.target-mean-needs-numbers": (
         lambda task: task.data.target_mean and not find_loss(task.model.loss).of_numbers,
         f"data.target_mean and data.target_std belong to a model.loss of numbers ({_OF_NUMBERS})",
