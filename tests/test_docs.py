@@ -186,7 +186,8 @@ def test_every_code_is_explained() -> None:
 
 
 def test_every_key_of_a_device_file_is_explained() -> None:
-    text = (ROOT / "docs" / "field-reference.md").read_text("utf-8").split("### DEVICE.toml", 1)[1].split("\n### ", 1)[0]
+    page = (ROOT / "docs" / "field-reference.md").read_text("utf-8")
+    text = page.split("### DEVICE.toml", 1)[1].split("\n### ", 1)[0]
     explained = set(re.findall(r"`((?:device|broker|data|limits)\.[a-z_]+)`", text))
     sections = {"device": DeviceSection, "broker": BrokerSection, "data": OwnDataSection, "limits": LimitsSection}
     assert explained == {f"{name}.{key}" for name, section in sections.items() for key in section.__dataclass_fields__}

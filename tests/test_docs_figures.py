@@ -133,7 +133,8 @@ def test_other_methods_beside_it() -> None:
     ):
         for was, now in zip(shown(start), told(method, noise, kind), strict=True):
             assert was == pytest.approx(now, abs=0.051), start
-    assert [f"{mean:.1f}" for mean, _ in shown("`hush`, secure aggregation (simulated)")] == percents(gain("digits", 100, 12))
+    simulated = shown("`hush`, secure aggregation (simulated)")
+    assert [f"{mean:.1f}" for mean, _ in simulated] == percents(gain("digits", 100, 12))
     ours, theirs = percents(gain("fashion-mnist", 100, 20)), told("dp-fedavg-head", "sum", data="fashion-mnist")
     they_have = "{:.1f}, {:.1f}, {:.1f} and {:.1f}".format(*(mean for mean, _ in theirs))
     assert f"On Fashion-MNIST, 100 x 20, it has {they_have} " in in_words("docs/methods.md")
@@ -170,7 +171,8 @@ def test_what_the_server_could_see() -> None:
 
 
 @pytest.mark.parametrize("row", rows_of("docs/privacy-reference.md", "| 2 | 3.975 |")[0:1] + [
-    rows_of("docs/privacy-reference.md", f"| {start} |")[0] for start in ("4 | 2.549", "6 | 1.965", "8 | 1.636", "16 | 1.062")
+    rows_of("docs/privacy-reference.md", f"| {start} |")[0]
+    for start in ("4 | 2.549", "6 | 1.965", "8 | 1.636", "16 | 1.062")
 ])  # fmt: skip
 def test_the_epsilons_of_divided_noise(row: list[str]) -> None:
     printed, multiplier, *told = map(float, row)
