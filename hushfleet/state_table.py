@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class Row(NamedTuple):
+class Transition(NamedTuple):
     """One row: in `state`, `event` leads to `action`, and then to the state `then`.
 
     :param action: the name of the method that does it.
@@ -21,20 +21,20 @@ class Row(NamedTuple):
 class StateTable:
     """The rows of one side of the protocol. Raises `ValueError` for two rows of one state and event."""
 
-    def __init__(self, rows: Iterable[Row]) -> None:
+    def __init__(self, rows: Iterable[Transition]) -> None:
         self.rows = tuple(rows)
         self._by_event = {(row.state, row.event): row for row in self.rows}
         if len(self._by_event) < len(self.rows):
             raise ValueError("a state has two rows for one event")
 
-    def row(self, state: str, event: str) -> Row:
+    def row(self, state: str, event: str) -> Transition:
         """Returns the row of an event. Raises `KeyError` if the event cannot happen in this state."""
         return self._by_event[state, event]
 
     def diagram(self) -> str:
         """Returns the table as a Mermaid state diagram.
 
-        >>> print(StateTable([Row("closed", "enough devices", "open", "open")]).diagram())
+        >>> print(StateTable([Transition("closed", "enough devices", "open", "open")]).diagram())
         stateDiagram-v2
             closed --> open: enough devices / open
         """

@@ -12,7 +12,7 @@ import pytest
 
 from hushfleet.aggregator.rounds.cycle import RoundCycle
 from hushfleet.aggregator.rounds.protocol import ROUNDS
-from hushfleet.state_table import Row
+from hushfleet.state_table import Transition
 from hushfleet.wire.format.messages import Decline
 from support.field import Field
 from support.fleet import Fleet
@@ -90,13 +90,13 @@ class Storm:
 
 
 @pytest.fixture
-def reached(monkeypatch: pytest.MonkeyPatch) -> Counter[Row]:
+def reached(monkeypatch: pytest.MonkeyPatch) -> Counter[Transition]:
     """Counts the rows, and checks where each one leads: to its state, or nowhere if the step is tried again later."""
-    rows: Counter[Row] = Counter()
+    rows: Counter[Transition] = Counter()
     look_up, advance = ROUNDS.row, RoundCycle.advance
-    newest: list[Row] = []
+    newest: list[Transition] = []
 
-    def row(state: str, event: str) -> Row:
+    def row(state: str, event: str) -> Transition:
         newest.append(look_up(state, event))
         rows.update(newest[-1:])
         return newest[-1]
@@ -113,7 +113,7 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> Counter[Row]:
     return rows
 
 
-def test_storms_reach_every_row(tmp_path: Path, reached: Counter[Row]) -> None:
+def test_storms_reach_every_row(tmp_path: Path, reached: Counter[Transition]) -> None:
     for seed in range(12):
         Storm(tmp_path / str(seed), seed, secure=seed % 2 == 1).play()
     assert not [row for row in ROUNDS.rows if row not in reached], reached

@@ -8,7 +8,7 @@ import pytest
 
 from hushfleet.aggregator.rounds.cycle import RoundCycle
 from hushfleet.aggregator.rounds.protocol import ROUNDS
-from hushfleet.state_table import Row, StateTable
+from hushfleet.state_table import StateTable, Transition
 
 PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
 
@@ -27,6 +27,6 @@ def test_each_action_is_a_method_and_each_state_can_be_left_and_entered() -> Non
 
 def test_a_state_has_one_row_for_an_event() -> None:
     with pytest.raises(ValueError, match="two rows"):
-        StateTable([Row("a", "x", "go", "b"), Row("a", "x", "stay", "a")])
+        StateTable([Transition("a", "x", "go", "b"), Transition("a", "x", "stay", "a")])
     with pytest.raises(KeyError):
         ROUNDS.row("ended", "over")
