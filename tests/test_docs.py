@@ -91,11 +91,10 @@ def test_the_readmes_python_runs(tmp_path: Path) -> None:
 
 
 def test_fragments_of_the_changelog_have_a_kind() -> None:
-    kinds = {
-        kind["directory"] for kind in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]
-    }
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["towncrier"]
+    kinds = "|".join(kind["directory"] for kind in settings["type"])
     fragments = [path for path in (ROOT / "changes").iterdir() if path.name != "template.md"]
-    assert [path.name for path in fragments if not re.fullmatch(rf"[\w-]+\.({'|'.join(kinds)})\.md", path.name)] == []
+    assert [path.name for path in fragments if not re.fullmatch(rf"[\w-]+\.({kinds})\.md", path.name)] == []
     assert all(path.read_text("utf-8").strip() for path in fragments)
 
 
@@ -195,9 +194,8 @@ def test_every_code_is_explained() -> None:
 
 
 def test_every_key_of_a_device_file_is_explained() -> None:
-    text = (
-        (ROOT / "docs" / "field-reference.md").read_text("utf-8").split("### DEVICE.toml", 1)[1].split("\n### ", 1)[0]
-    )
+    page = (ROOT / "docs" / "field-reference.md").read_text("utf-8")
+    text = page.split("### DEVICE.toml", 1)[1].split("\n### ", 1)[0]
     explained = set(re.findall(r"`((?:device|broker|data|limits)\.[a-z_]+)`", text))
     sections = {"device": DeviceSection, "broker": BrokerSection, "data": OwnDataSection, "limits": LimitsSection}
     assert explained == {f"{name}.{key}" for name, section in sections.items() for key in section.__dataclass_fields__}
