@@ -41,7 +41,11 @@ NAMES = tuple(codec.name for codec in (*CODECS, MASKED))
 
 
 def codec_of(name: str) -> Codec:
-    """Returns the codec with this name, one of `NAMES`."""
+    """Returns the codec with this name, one of `NAMES`.
+
+    >>> codec_of("one-bit").name
+    'one-bit'
+    """
     return next(codec for codec in (*CODECS, MASKED) if codec.name == name)
 
 

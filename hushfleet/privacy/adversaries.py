@@ -31,6 +31,10 @@ def multipliers(
 
     :param noise_multiplier: of the sum of `noise_split` devices; with record-level noise, of each batch.
     :param participants: number of devices whose updates are added up; None: `noise_split`.
+
+    >>> seen = multipliers(4.0, noise_split=4)
+    >>> seen.server, seen.release
+    (2.0, 4.0)
     """
     mechanism = GaussianMechanism(noise_multiplier, noise_split=noise_split)
     summed = noise_split if participants is None else participants
@@ -82,6 +86,9 @@ def noise_multiplier(
     Without a split, this epsilon also holds against the server.
 
     :raises PrivacyError: a value outside its range, or an epsilon that no noise reaches.
+
+    >>> round(noise_multiplier(2, rounds=20, delta=0.01), 3)
+    4.992
     """
     total = noise_multiplier_for(
         epsilon=epsilon, delta=delta, steps=rounds, sample_rate=sample_rate, accountant=accountant

@@ -12,6 +12,9 @@ def snr_db(signal_norm: float, noise_std: float, count: int) -> float:
 
     It is inf without noise, -inf without signal. The norm of a real update is private: compute this on
     the device for its owner, or with the clip norm in place of the norm, and do not send it.
+
+    >>> round(snr_db(1.0, 0.1, 100), 6)
+    0.0
     """
     if not all(0 <= value < math.inf for value in (signal_norm, noise_std, count)):
         raise PrivacyError(f"norms must be finite, zero or more: {signal_norm}, {noise_std} on {count} entries")
