@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.markup import escape
-
 from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.progress import show_progress
 from hushfleet.aggregator.results.result import write_whole
@@ -51,9 +49,8 @@ def under_way(cells: Sequence[tuple[Cell, int]]) -> str:
 
 
 def write_page(kept: Kept, page: Path, console: Console) -> None:
-    """Writes the page of all results, and prints the sentences that the cells do not support."""
-    for sentence, reason in write_report(kept, page).left_out:
-        console.print(f"[yellow]left out[/], since {escape(reason)}: {escape(sentence)}", highlight=False)
+    """Writes the page of all results."""
+    write_report(kept, page)
     console.print(f"page    {page}", highlight=False, markup=False)
 
 

@@ -125,7 +125,7 @@ class RowGroup(Axis, frozen=True, kw_only=True):
 class Special(Change, frozen=True, kw_only=True):
     """A change of some cells only, or a remark on them; names may contain `*`, and a name that is left out means all.
 
-    :param why: the reason for these cells' results, in one sentence, with references (`evidence.py`).
+    :param why: the reason for these cells' results, in one sentence.
     """
 
     group: str | None = None
@@ -153,7 +153,7 @@ class Recipe(_Table, frozen=True, kw_only=True, rename=_SINGULAR):
     :param label: its name in the paper: "Table 1".
     :param claim: what the paper says about it, in one sentence.
     :param readings_text: what the paper does not specify, and what is used here.
-    :param findings: sentences about its results, for the page of results; numbers are references (`evidence.py`).
+    :param findings: sentences about its results, for the page of results.
     :param judged_as: `table/row`: each row here is that row, run in another way, and is compared with the other rows of
         that table.
     :param first: the cells that run first, in this order, as `group/row/column` with `*`; the others follow.
@@ -217,7 +217,7 @@ class Recipe(_Table, frozen=True, kw_only=True, rename=_SINGULAR):
 
 
 class PaperClaim(_Table, frozen=True, kw_only=True):
-    """A claim of the paper: a line of the table at the top of the page, as prose with references (`evidence.py`).
+    """A claim of the paper: a line of the table at the top of the page.
 
     :param numbers: the pair of numbers that decides it.
     :param obstacle: the reason why no more can be said.

@@ -1,7 +1,7 @@
 """Makes the page of all results, in Markdown: each table of a paper, the verdicts, and which claims of each paper hold.
 
-`reproduction.md.j2` has the page's own text; the sentences on results are in the recipes, and their numbers are
-references to cells. A sentence that the cells do not support (or not yet) is left out of the page, and reported.
+`reproduction.md.j2` has the page's own text. The sentences on results are in the recipes; a test compares their numbers
+with the cells (`tests/simulator/studies/reproduce/references.json`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,27 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hushfleet.aggregator.results.result import write_whole
+from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
 from hushfleet.simulator.studies.reproduce.draw import Point, draw, draw_paper, with_own_runs
-from hushfleet.simulator.studies.reproduce.evidence import Evidence, Unsupported
 from hushfleet.simulator.studies.reproduce.kept import Kept
-from hushfleet.simulator.studies.reproduce.recipe import METRICS, Metric, Paper, Recipe, load_paper, paper_names
+from hushfleet.simulator.studies.reproduce.recipe import (
+    METRICS,
+    Metric,
+    Paper,
+    Recipe,
+    load_paper,
+    load_recipe,
+    load_recipes,
+    paper_names,
+    recipes_folder,
+)
 from hushfleet.simulator.studies.reproduce.show import epsilons
 from hushfleet.simulator.studies.reproduce.table import Block, CellProgress, PaperTable, make_table, window_of
 from hushfleet.simulator.studies.reproduce.verdict import ELSEWHERE, FAR, LEAD, NEAR, PlaceVerdict, verdict
 
 FIGURES = "figures"
+SEEDS = 5
+"""Number of seeds (0, 1, ...) that are looked for."""
 _MEASURED = {
     "accuracy_own_common": "own models, common test set",
     "accuracy_own_local": "own models, own labels",
@@ -53,23 +65,21 @@ class ReproductionReport:
     :param text: in Markdown.
     :param tables: the tables that are drawn, which have no printed numbers, by the name of the figure.
     :param points: the finished numbers of each paper beside the printed ones, by the name of the figure.
-    :param left_out: the sentences that the cells do not support, each with the reason.
-
-    Raises `BadInput` for a wrong reference.
     """
 
-    def __init__(self, evidence: Evidence) -> None:
-        self._evidence = evidence
+    def __init__(self, kept: Kept, papers: Iterable[str]) -> None:
+        self._kept = kept
         self.tables: dict[str, PaperTable] = {}
         self.points = defaultdict[str, list[Point]](list)
-        self.left_out: list[tuple[str, str]] = []
-        papers = [(load_paper(name), recipes) for name, recipes in evidence.recipes.items()]
+        told = [(load_paper(name), load_recipes(name)) for name in papers]
         claims, counts, sections = [], [], []
-        for paper, recipes in sorted(papers, key=lambda each: (not each[0].method, each[0].name)):
+        for paper, recipes in sorted(told, key=lambda each: (not each[0].method, each[0].name)):
             section, count = self._paper(paper, recipes)
             sections.append(section)
             link = f"[{paper.name}](#{paper.name.lower().replace(' ', '-')})"
-            claims += [["" if at else link, *line] for at, line in enumerate(self._claims(paper))]
+            for at, each in enumerate(paper.claims):
+                line = each.claim, f"**{each.holds}**", each.numbers, each.seeds, each.obstacle
+                claims.append(["" if at else link, *line])
             if paper.method:
                 counts.append([link, *(count[each] for each in _COUNTS)])
         found = PackageLoader(__name__.rpartition(".")[0], "")
@@ -81,28 +91,20 @@ class ReproductionReport:
             lead=f"{LEAD[0]:g}",
             far=f"{FAR:g}",
             elsewhere=ELSEWHERE,
-            cells=len(kept := list(evidence.kept)),
-            named=sum("processor" in one.versions for one in kept),
-            digests=sum(one.digests is not None for one in kept),
+            cells=len(all_kept := list(kept)),
+            named=sum("processor" in one.versions for one in all_kept),
+            digests=sum(one.digests is not None for one in all_kept),
             papers=sections,
         )
         self.text = re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
-    def _claims(self, paper: Paper) -> Iterator[list[str]]:
-        for claim in paper.claims:
-            prose = claim.claim, f"**{claim.holds}**", claim.numbers, claim.seeds, claim.obstacle
-            if len(line := self._sentences(prose)) == len(prose):
-                yield line
-
     def _paper(self, paper: Paper, recipes: Sequence[Recipe]) -> tuple[dict[str, Any], Counter[str]]:
         """Returns the section of a paper as the template takes it, and the count of its numbers."""
-        contradictions = self._sentences(paper.contradictions)
-        told = [self._sentences([each.objection, each.answer]) for each in paper.objections]
         counts, shown, above, folds = Counter[str](), set[tuple[str, Metric]](), set[str](), []
         figure = f"{recipes[0].paper}.svg"
         for recipe in (each for each in recipes if not each.open):
             table = self._made(recipe)
-            measured = {(cell.digest, cell.metric) for cell in self._evidence.finished(recipe)}
+            measured = {(cell.digest, cell.metric) for cell in self._finished(recipe)}
             places = self._each_run_once(list(self._judged(table)))
             printed, run = _numbers(recipe, places)
             counts.update({"numbers printed": len(printed), "run": len(printed & run)})
@@ -120,8 +122,8 @@ class ReproductionReport:
             "name": paper.name,
             "source": paper.source,
             "figure": figure if figure in self.points else "",
-            "contradictions": contradictions,
-            "objections": [both for both in told if len(both) == 2],
+            "contradictions": paper.contradictions,
+            "objections": paper.objections,
             "folds": folds,
         }
         return section, counts
@@ -131,8 +133,7 @@ class ReproductionReport:
         own = columns = _columns(table)
         if table.recipe.judged_as:
             name, _, without = table.recipe.judged_as.partition("/")
-            (recipe,) = (each for each in self._evidence.recipes[table.recipe.paper] if each.name == name)
-            others = _columns(self._made(recipe)).items()
+            others = _columns(self._made(load_recipe(recipes_folder() / table.recipe.paper / f"{name}.toml"))).items()
             columns = {where: [each for each in lines if each[1].row != without] for where, lines in others}
         for where, lines in own.items():
             for block, place in lines:
@@ -142,7 +143,11 @@ class ReproductionReport:
                 yield _Judged(block, place, found, len(beside))
 
     def _made(self, recipe: Recipe) -> PaperTable:
-        return make_table(recipe, self._evidence.finished(recipe), CellProgress(self._evidence.kept), quick=False)
+        return make_table(recipe, self._finished(recipe), CellProgress(self._kept), quick=False)
+
+    def _finished(self, recipe: Recipe) -> list[Cell]:
+        """Returns the finished cells of one table, with all seeds."""
+        return [cell for cell in cells_of(recipe, seeds=SEEDS, quick=False) if self._kept.of(cell)]
 
     @staticmethod
     def _each_run_once(places: Sequence[_Judged]) -> list[_Judged]:
@@ -196,7 +201,7 @@ class ReproductionReport:
             "shared": shared,
             "lines": lines,
             "why": why,
-            "notes": notes + self._sentences(recipe.findings, recipe),
+            "notes": [*notes, *recipe.findings],
             "figure": "" if paper.method else f"{recipe.paper}.svg",
         }
 
@@ -207,7 +212,7 @@ class ReproductionReport:
         for block, place, found, _ in places:
             here = {"group": block.group.id, "row": place.row, "column": place.column, "reading": block.reading_id}
             reasons = [each.why for each in recipe.specials if each.why and each.applies(**here)]
-            why = [str(sentences.setdefault(each, len(sentences) + 1)) for each in self._sentences(reasons, recipe)]
+            why = [str(sentences.setdefault(each, len(sentences) + 1)) for each in reasons]
             # the rounds of a time measurement store no epsilon
             server, release = ("", "") if recipe.metric == "round_time" else _least_and_most(place)
             rows.append(
@@ -231,19 +236,10 @@ class ReproductionReport:
         shared = "; ".join(f"{name}: {lines[name].iloc[0]}" for name in same if lines[name].iloc[0])
         return f"{shared}." if shared else "", markdown(_named_once(lines.drop(columns=same))), list(sentences)
 
-    def _sentences(self, prose: Sequence[str], recipe: Recipe | None = None) -> list[str]:
-        filled = []
-        for sentence in prose:
-            try:
-                filled.append(self._evidence.filled(sentence, within=recipe))
-            except Unsupported as reason:
-                self.left_out.append((sentence, str(reason)))
-        return filled
-
 
 def write_report(kept: Kept, page: Path) -> ReproductionReport:
     """Writes the page, and its figures into `figures/` beside it. Raises `BadInput`, `StoreError`."""
-    report = ReproductionReport(Evidence(kept, paper_names()))
+    report = ReproductionReport(kept, paper_names())
     (page.parent / FIGURES).mkdir(parents=True, exist_ok=True)
     for name, table in report.tables.items():
         draw(table, page.parent / FIGURES / name)

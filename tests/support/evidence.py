@@ -25,9 +25,8 @@ from hushfleet.errors import BadInput
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
 from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell
 from hushfleet.simulator.studies.reproduce.recipe import Metric, Recipe, Window, load_recipes
+from hushfleet.simulator.studies.reproduce.report import SEEDS
 
-SEEDS = 5
-"""Number of seeds (0, 1, ...) that are looked for."""
 REFERENCE = re.compile(r"\{(?:(?P<field>[a-z_]+): )?(?P<one>[^{} ]+)(?: (?P<sign>[-<>]) (?P<other>[^{} ]+))?\}")
 
 
