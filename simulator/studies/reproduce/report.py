@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
@@ -34,6 +33,7 @@ from hushfleet.simulator.studies.reproduce.recipe import (
 from hushfleet.simulator.studies.reproduce.show import epsilons
 from hushfleet.simulator.studies.reproduce.table import Block, CellProgress, PaperTable, make_table, window_of
 from hushfleet.simulator.studies.reproduce.verdict import ELSEWHERE, FAR, LEAD, NEAR, PlaceVerdict, verdict
+from hushfleet.simulator.studies.templates import filled
 
 FIGURES = "figures"
 SEEDS = 5
@@ -82,9 +82,9 @@ class ReproductionReport:
                 claims.append(["" if at else link, *line])
             if paper.method:
                 counts.append([link, *(count[each] for each in _COUNTS)])
-        found = PackageLoader(__name__.rpartition(".")[0], "")
-        page = Environment(loader=found, trim_blocks=True, undefined=StrictUndefined).get_template("reproduction.md.j2")
-        text = page.render(
+        text = filled(
+            __name__,
+            "reproduction.md.j2",
             claims=markdown(pd.DataFrame(claims, columns=_CLAIMS)),
             counts=markdown(pd.DataFrame(counts, columns=["", *_COUNTS])),
             near=f"{NEAR:g}",
