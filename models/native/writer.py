@@ -32,7 +32,7 @@ class ProgramWriter:
     model: Model
     target: VectorUnit
     objective: Objective = CROSS_ENTROPY
-    kernels: ClassVar = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h")
+    kernels: ClassVar[tuple[str, ...]] = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h")
 
     @cached_property
     def stages(self) -> Stages:

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.markup import escape
@@ -33,9 +34,15 @@ FAILED = 1
 
 def run_table(recipe: Recipe, options: ReproduceOptions) -> None:
     """Runs the chosen cells of a table that are not finished, and shows the table, also after an interruption."""
-    chosen = {"datasets": options.dataset, "methods": options.method, "columns": options.column}
-    chosen = {name: those or () for name, those in (chosen | {"readings": options.reading}).items()}
-    cells = cells_of(recipe, seeds=options.seeds, quick=options.quick, **chosen)
+    cells = cells_of(
+        recipe,
+        seeds=options.seeds,
+        quick=options.quick,
+        datasets=options.dataset,
+        methods=options.method,
+        columns=options.column,
+        readings=options.reading,
+    )
     if not cells:
         raise BadInput("there is no such cell")
     if options.show_task:
@@ -84,7 +91,7 @@ def _run(
             names = [f"{cell.label} ({at}/{cell.rounds})" for cell, at in running[:1]]
             work.what = " ".join(["cells:", *names, *([f"and {len(running) - 1} more"] * (len(running) > 1))])
 
-        how = {"runs": options.runs, "shares": shares, "data_dir": options.data_dir, "runtime": options.runtime}
+        how: Any = {"runs": options.runs, "shares": shares, "data_dir": options.data_dir, "runtime": options.runtime}
         for cell, outcome in run_cells(waiting, kept, **how, watch=watch):
             if isinstance(outcome, Failure):
                 failures[cell.key] = outcome.error

@@ -325,6 +325,6 @@ def _side_by_side(table: PaperTable) -> tuple[str, str]:
 
 
 def markdown(lines: pd.DataFrame) -> str:
-    rows = [lines.columns, *lines.itertuples(index=False)]
+    rows: list[Any] = [lines.columns, *lines.itertuples(index=False)]
     shown = [f"| {' | '.join(map(str, row))} |" for row in rows]
     return "\n".join([shown[0], "|---" * len(lines.columns) + "|", *shown[1:]])
