@@ -70,15 +70,14 @@ def reproduce(
 
         write_page(options.results, page)
         return
-    checked_folder(options.out or OUT)
-    checked_folder(options.runs, "--runs")
+    out, _ = checked_folder(options.out or OUT), checked_folder(options.runs, "--runs")
     if options.list_all or paper is None:
         of_one = ("table", "figure", "dataset", "method", "column", "reading", "runtime", "show_task")
         for option in (f"--{name.replace('_', '-')}" for name in of_one if getattr(options, name)):
             raise BadInput(f"{option} does nothing in a list: name a PAPER and its table, without --list")
         from hushfleet.simulator.studies.reproduce.listing import show_list
 
-        show_list([paper] if paper else paper_names(), options)
+        show_list([paper] if paper else paper_names(), out, options)
         return
     # refuses an unknown table before PyTorch is imported
     recipe = find_recipe(paper, table=options.table, figure=options.figure)
@@ -87,4 +86,4 @@ def reproduce(
         raise BadInput(f"{paper}, {recipe.label} ({recipe.title}) cannot be run: {recipe.open}.{claim}")
     from hushfleet.simulator.studies.reproduce.command import run_table
 
-    run_table(recipe, options)
+    run_table(recipe, out, options)

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.markup import escape
@@ -19,7 +19,6 @@ from hushfleet.errors import BadInput
 from hushfleet.progress import doing
 from hushfleet.simulator.command import interrupted
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of, missing_data
-from hushfleet.simulator.studies.reproduce.cli import OUT, ReproduceOptions
 from hushfleet.simulator.studies.reproduce.draw import draw
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper
@@ -29,10 +28,13 @@ from hushfleet.simulator.studies.reproduce.show import print_table
 from hushfleet.simulator.studies.reproduce.table import CellProgress, PaperTable, make_table
 from hushfleet.simulator.units import format_seconds
 
+if TYPE_CHECKING:
+    from hushfleet.simulator.studies.reproduce.cli import ReproduceOptions
+
 FAILED = 1
 
 
-def run_table(recipe: Recipe, options: ReproduceOptions) -> None:
+def run_table(recipe: Recipe, out: Path, options: ReproduceOptions) -> None:
     """Runs the chosen cells of a table that are not finished, and shows the table, also after an interruption."""
     cells = cells_of(
         recipe,
@@ -48,7 +50,7 @@ def run_table(recipe: Recipe, options: ReproduceOptions) -> None:
     if options.show_task:
         typer.echo(json.dumps(cells[0].plain, indent=1))
         return
-    console, out = Console(), options.out or OUT
+    console = Console()
     kept, missing = Kept(out, options.results), missing_data({cell.data_set for cell in cells}, options.data_dir)
     for name, why in missing.items():
         console.print(f"[yellow]{name} is not here[/]: {escape(why)}", highlight=False)
