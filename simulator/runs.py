@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from msgspec import to_builtins
 
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.aggregator.results.gains import final_by_device
@@ -45,8 +46,8 @@ class Run:
     @property
     def rounds(self) -> pd.DataFrame:
         """One row per round, see `hushfleet.aggregator.results.result.RoundRow`."""
-        rows = [self._named(row.model_dump()) for row in self.result.rounds]
-        names = self._named(dict.fromkeys(RoundRow.model_fields))  # also if no round has closed
+        rows = [self._named(to_builtins(row)) for row in self.result.rounds]
+        names = self._named(dict.fromkeys(RoundRow.__struct_fields__))  # also if no round has closed
         return pd.DataFrame(rows, columns=list(names)).set_index("round")
 
     @property
@@ -70,7 +71,7 @@ class Run:
     @property
     def privacy(self) -> pd.DataFrame:
         """One row per device: privacy spent at the end, see `hushfleet.aggregator.results.result.PrivacyRow`."""
-        rows = pd.DataFrame([row.model_dump() for row in self.result.privacy])
+        rows = pd.DataFrame([to_builtins(row) for row in self.result.privacy])
         return rows.set_index("device") if len(rows) else rows
 
     @property
@@ -79,7 +80,7 @@ class Run:
 
         `run.seeds.agg(["mean", "std"])` computes the mean and the spread.
         """
-        rows = pd.DataFrame([row.model_dump() for row in self.result.details.seeds])
+        rows = pd.DataFrame([to_builtins(row) for row in self.result.details.seeds])
         return rows.set_index("seed").dropna(axis="columns", how="all") if len(rows) else rows
 
     @property

@@ -9,11 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated
 
-from pydantic import Field
-
-from hushfleet.aggregator.results.json_record import Count, JsonRecord, Number
+from hushfleet.aggregator.results.json_record import Count, Epsilon, JsonRecord
 from hushfleet.config.question import QuestionKind, QuestionSpec
 
 DEVIATIONS = 1.96
@@ -25,8 +22,8 @@ USEFUL_BELOW = 0.05
 class WithError(JsonRecord):
     """A value, and its error: the true value is within it in 19 of 20 cases."""
 
-    value: Number
-    error: Annotated[Number, Field(ge=0)]
+    value: float
+    error: Epsilon
 
 
 class EvaluationRow(JsonRecord):

@@ -120,14 +120,12 @@ def bare(result: Result) -> Result:
     nothing: dict[str, Any] = dict.fromkeys(
         ("accuracy_own_common", "accuracy_own_local", "accuracy_global", "loss", "snr_db", "wall_s")
     )
-    return result.model_copy(
-        update={
-            "rounds": [row.model_copy(update=nothing) for row in result.rounds],
-            "local_only": LocalOnly(),
-            "privacy": [],
-            "details": Details(),
-            "wire": None,
-            "seed": None,
-            "boards": {},
-        }
+    return result.but(
+        rounds=[row.but(**nothing) for row in result.rounds],
+        local_only=LocalOnly(),
+        privacy=[],
+        details=Details(),
+        wire=None,
+        seed=None,
+        boards={},
     )

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hushfleet.aggregator.results.json_record import mistakes
 from hushfleet.errors import BadInput
 from hushfleet.schema import read_file
 
@@ -348,3 +347,11 @@ def _place(plain: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
     for part in path:
         plain = plain.setdefault(part, {})
     return plain, name
+
+
+def mistakes(error: ValidationError) -> list[str]:
+    """Returns each mistake as "where: what"; the text of our own validators is kept without pydantic's prefix."""
+    return [
+        f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {each.get('ctx', {}).get('error') or each['msg']}"
+        for each in error.errors(include_url=False)
+    ]

@@ -92,7 +92,7 @@ def places(folder: FleetFolder, file: Path) -> dict[str, str]:
     result = vars(report_samples)["bare"](vars(report_samples)["sample"]())
     found = pay_of_fleet(load_task(folder.task), folder)
     assert found is not None
-    told = result.model_copy(update={"pay": found.in_words, "engine": "field"})
+    told = result.but(pay=found.in_words, engine="field")
     given = CliRunner().invoke(build_app(), ["fleet", "task", str(folder.path), str(file), "--now"])
     assert given.exit_code == 0, given.output
     return {
@@ -178,12 +178,12 @@ def test_counts_that_boards_told_replace_the_guess(tmp_path: Path, planned: Any)
     path = folder.path / "runs" / "ask-counts-1" / "result.json"
     path.parent.mkdir(parents=True)
     result = vars(report_samples)["bare"](vars(report_samples)["sample"]())
-    result.model_copy(update={"statistic": counts}).save(path)
+    result.but(statistic=counts).save(path)
     assert told_images(folder) == 32
     with watching(folder) as watch:
         assert "24 devices with 32 images each (told by noised counts)" in watch.view().pay
     unsure = [WithError(value=value, error=200) for value in (500.0, 268.0, 0.0)]
-    result.model_copy(update={"statistic": counts.model_copy(update={"values": unsure})}).save(path)
+    result.but(statistic=counts.but(values=unsure)).save(path)
     assert told_images(folder) is None, "the noise hides it"
 
 

@@ -59,16 +59,16 @@ def test_the_page_holds_the_table_and_says_where_the_whole_reports_are(tmp_path:
 def test_bytes_are_over_all_updates_that_were_sent() -> None:
     """A round whose updates were too few for a model has their bytes, and no participants."""
     result = sample(2, 4)
-    rounds = [row.model_copy(update={"participants": 0} if row.round > 1 else {}) for row in result.rounds]
-    runs = {"few": result.model_copy(update={"rounds": rounds}), "all": result}
+    rounds = [row.but(**({"participants": 0} if row.round > 1 else {})) for row in result.rounds]
+    runs = {"few": result.but(rounds=rounds), "all": result}
     (sent,) = [values for first, *values in comparison_rows(runs) if first == "sent up by a device, a round"]
     assert sent == ["1\N{NO-BREAK SPACE}kB"] * 2
 
 
-def seeded(seed: int, own: float, *, epsilon: float = 2.0) -> Result:
+def seeded(seed: int, own: float, *, epsilon: float = 2.0, rounds: int = 3) -> Result:
     task = f'name = "t"\nseed = {seed}\nprivacy.epsilon = {epsilon}'
     made = Rerun(command="hushfleet simulate t.toml", task=task, digests={})
-    return sample(own=own).model_copy(update={"seed": seed, "rerun": made})
+    return sample(2, rounds, own=own).but(seed=seed, rerun=made)
 
 
 def test_runs_of_other_seeds_have_their_mean_and_its_spread() -> None:
@@ -90,7 +90,7 @@ def test_seeds_of_which_one_has_learned_nothing_have_no_mean_gain() -> None:
         for seed, own in ((0, 0.3), (1, 0.9))
     ]
     result = sample()
-    result = result.model_copy(update={"details": result.details.model_copy(update={"seeds": points})})
+    result = result.with_details(seeds=points)
     *_, mean, _ = seed_table(result).rows
     assert (mean[0], mean[-1]) == ("mean", "learned nothing")
 
@@ -102,7 +102,7 @@ def test_seeds_of_one_configuration_are_one_column_beside_another() -> None:
     rows = {name: values for name, *values in comparison_rows(runs)}
     assert rows[""] == ["two-0, 2 seeds", "four-0, 2 seeds", "eight"]
     assert rows["task: privacy.epsilon"] == ["2.0", "4.0", "8.0"]
-    runs["four-1"] = runs["four-1"].model_copy(update={"rounds": runs["four-1"].rounds[:2]})
+    runs["four-1"] = seeded(1, 0.84, epsilon=4.0, rounds=2)
     (told,) = [values for name, *values in comparison_rows(runs) if name == "devices, rounds"]
     assert told == ["2, 3", "2, 2 to 3", "2, 3"]
     assert "task: seed" not in rows
@@ -147,12 +147,12 @@ def test_runs_are_named_by_their_folders_and_a_folder_without_a_result_is_refuse
 def test_methods_in_files_are_compared_by_their_names() -> None:
     def of(name: str) -> Result:
         made = Rerun(command="", task=f'method.name = "/a/long/path/{name}.py:{name}"\nseed = 1', digests={})
-        return sample().model_copy(update={"method": name, "rerun": made})
+        return sample().but(method=name, rerun=made)
 
     rows = comparison_rows({"a": of("one"), "b": of("two")})
     assert ["method", "one", "two"] in rows
     assert not any("/a/long/path" in cell for row in rows for cell in row)
-    same = comparison_rows({"a": of("one"), "b": of("two").model_copy(update={"method": "one"})})
+    same = comparison_rows({"a": of("one"), "b": of("two").but(method="one")})
     assert any("/a/long/path/two.py:two" in cell for row in same for cell in row)  # nothing else tells them apart
 
 

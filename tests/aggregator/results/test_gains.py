@@ -19,7 +19,7 @@ ALONE = OwnHead(images=12, shared=0.25, pulled=0.25, alone=0.5, right=11, right_
 
 
 def changed(result: Result, **details: object) -> Result:
-    return result.model_copy(update={"details": result.details.model_copy(update=details)})
+    return result.with_details(**details)
 
 
 def test_the_mean_and_its_standard_error_by_hand() -> None:
@@ -165,4 +165,4 @@ def test_means_are_the_results_own() -> None:
     ("accounting", "told"), [("strict", "local:"), ("secure", "secure-sum:"), ("as-published", "as-published:")]
 )
 def test_trust_has_one_name(accounting: str, told: str) -> None:
-    assert f"Trust model {told}" in trust_answer(sample().model_copy(update={"accounting": accounting, "trust": None}))
+    assert f"Trust model {told}" in trust_answer(sample().but(accounting=accounting, trust=None))

@@ -121,8 +121,8 @@ def test_every_colour_of_a_plot_is_in_the_style_sheet_for_light_and_dark() -> No
 )
 def test_what_was_received_against_full_models(down: int, told: str) -> None:
     result = sample(2, 3)  # 2 devices x 4000 B x 3 rounds as whole models
-    rounds = [row.model_copy(update={"downlink_bytes": down}) for row in result.rounds]
-    assert received(result.model_copy(update={"rounds": rounds})).replace("\N{NO-BREAK SPACE}", " ") == told
+    rounds = [row.but(downlink_bytes=down) for row in result.rounds]
+    assert received(result.but(rounds=rounds)).replace("\N{NO-BREAK SPACE}", " ") == told
 
 
 def test_the_numbers_of_the_result_are_in_the_report() -> None:
@@ -153,8 +153,8 @@ def test_the_numbers_of_the_result_are_in_the_report() -> None:
 def test_what_a_device_paid_for_updates_that_came_too_late_is_not_told_as_nothing() -> None:
     result = sample(3, 2)
     late, declined = result.details.devices[1:]
-    details = result.details.model_copy(update={"in_vain": {late: 2}, "refusals": {}})
-    result = result.model_copy(update={"details": details, "privacy": result.privacy[:1]})
+    details = result.details.but(in_vain={late: 2}, refusals={})
+    result = result.but(details=details, privacy=result.privacy[:1])
     table = next(part for part in fleet(result).parts if isinstance(part, Table))
     spent = {row[0]: (row[table.head.index("charged")], row[table.head.index("epsilon_server")]) for row in table.rows}
     assert (spent[late], spent[declined]) == ((DASH, DASH), ("0", "0"))
@@ -164,10 +164,10 @@ def test_what_a_device_paid_for_updates_that_came_too_late_is_not_told_as_nothin
 def test_rounds_over_time_show_who_was_missing_and_nothing_where_nobody_was() -> None:
     result = sample(3, 2)
     whole = [TimelineRow(round=n, opened_s=n - 1.0, closed_s=n, accepted=3) for n in (1, 2)]
-    worse = whole[1].model_copy(update={"accepted": 1, "late": 1, "lost": 1})
+    worse = whole[1].but(accepted=1, late=1, lost=1)
     for rows, shown in (([], False), (whole, False), ([whole[0], worse], True)):
-        details = result.details.model_copy(update={"timeline": rows})
-        section = rounds_over_time(result.model_copy(update={"details": details}))
+        details = result.details.but(timeline=rows)
+        section = rounds_over_time(result.but(details=details))
         assert (section is not None) == shown
     assert section is not None
     (plot,) = section.parts
@@ -178,14 +178,14 @@ def test_rounds_over_time_show_who_was_missing_and_nothing_where_nobody_was() ->
 
 
 def test_bytes_of_devices_are_of_updates_where_a_committee_answers_besides() -> None:
-    rounds = [row.model_copy(update={"answer_bytes": 100}) for row in sample().rounds]
-    for run, told in ((sample(), "sent up"), (sample().model_copy(update={"rounds": rounds}), "updates sent")):
+    rounds = [row.but(answer_bytes=100) for row in sample().rounds]
+    for run, told in ((sample(), "sent up"), (sample().but(rounds=rounds), "updates sent")):
         assert next(part for part in fleet(run).parts if isinstance(part, Table)).head[4] == told
 
 
 def test_values_of_secure_sums_that_may_have_wrapped_are_told() -> None:
-    rounds = [row.model_copy(update={"suspected_wraps": 2 * (row.round == 2)}) for row in sample().rounds]
-    secure = sample().model_copy(update={"accounting": "secure", "trust": "secure-sum", "rounds": rounds})
+    rounds = [row.but(suspected_wraps=2 * (row.round == 2)) for row in sample().rounds]
+    secure = sample().but(accounting="secure", trust="secure-sum", rounds=rounds)
     told = "values of sums that may have wrapped around"
     assert f"{told}\n2, in 1 of 3 rounds\n" in Page(render_report(secure)).sections["privacy"]
     assert told not in Page(render_report(sample())).sections["privacy"]
@@ -193,7 +193,7 @@ def test_values_of_secure_sums_that_may_have_wrapped_are_told() -> None:
 
 def test_what_secure_sums_rest_on_is_told() -> None:
     words = "protected as long as at least 90 of 100 boards of roster 7 of 2026-11-26 are honest"
-    secure = sample().model_copy(update={"accounting": "secure", "trust": "secure-sum", "assumption": words})
+    secure = sample().but(accounting="secure", trust="secure-sum", assumption=words)
     assert f"secure sums\n{words}\n" in Page(render_report(secure)).sections["privacy"]
     assert "secure sums\n" not in Page(render_report(sample())).sections["privacy"]
 
@@ -218,22 +218,22 @@ def test_what_the_form_on_the_wire_costs(codec: str, step: float | None, unit: s
 
 def test_bits_are_of_whole_updates() -> None:
     assert "8 bits, header and signature in" in Page(render_report(sample(2, 3))).sections["bytes"]
-    assert "not recorded" in Page(render_report(sample().model_copy(update={"wire": None}))).sections["bytes"]
+    assert "not recorded" in Page(render_report(sample().but(wire=None))).sections["bytes"]
 
 
 def test_signs_have_no_signal_to_noise_ratio_and_the_report_says_why() -> None:
     wire = WireInfo(codec="one-bit", step_unit="noise")
     for form, told in ((wire, "all updates have the same norm"), (QUANTIZED, "no signal beyond their noise")):
-        rows = [row.model_copy(update={"snr_db": None}) for row in sample().rounds]
-        page = Page(render_report(sample(wire=form).model_copy(update={"rounds": rows})))
+        rows = [row.but(snr_db=None) for row in sample().rounds]
+        page = Page(render_report(sample(wire=form).but(rounds=rows)))
         assert told in page.sections["privacy"]
 
 
 def test_text_from_outside_is_escaped() -> None:
     evil = "</script><script>alert(1)</script>"
-    result = sample().model_copy(update={"dataset": evil, "method": "a&b"})
-    details = result.details.model_copy(update={"devices": [evil, "<b>bold</b>"]})
-    html = render_report(result.model_copy(update={"details": details}))
+    result = sample().but(dataset=evil, method="a&b")
+    details = result.details.but(devices=[evil, "<b>bold</b>"])
+    html = render_report(result.but(details=details))
     page = Page(html)
     assert "alert(1)</script>" not in html
     assert len(page.scripts) == 2
@@ -281,16 +281,16 @@ def test_the_plots_have_the_numbers_of_the_result() -> None:
 
 def test_a_device_that_is_worse_off_is_a_square_of_its_own() -> None:
     result = sample(2)
-    details = result.details.model_copy(update={"local_only_common": [0.9, None]})
-    traces = Page(render_report(result.model_copy(update={"details": details}))).plots["devices-alone"][0]["data"]
+    details = result.details.but(local_only_common=[0.9, None])
+    traces = Page(render_report(result.but(details=details))).plots["devices-alone"][0]["data"]
     shown = {trace["name"]: trace["x"] for trace in traces if "name" in trace}
     assert shown == {"alone": [0.9, None], "federated": [None, 0.75], "worse": [0.75, None]}
 
 
 def test_large_fleets_have_sorted_gains_and_heat_maps() -> None:
     result = sample(50, layers=9)
-    details = result.details.model_copy(update={"local_only_common": [n / 50 for n in range(50)]})
-    page = Page(render_report(result.model_copy(update={"details": details})))
+    details = result.details.but(local_only_common=[n / 50 for n in range(50)])
+    page = Page(render_report(result.but(details=details)))
     (bars,) = page.plots["devices-alone"][0]["data"]
     assert bars["y"] == sorted(0.75 - n / 50 for n in range(50))
     assert bars["hovertext"][0] == "board-049"
@@ -335,8 +335,8 @@ def test_the_privacy_sentence_follows_epsilon(epsilon: float, told: str) -> None
 
 def test_the_worst_device_and_the_largest_delta_speak_for_all() -> None:
     result = sample()
-    worse = result.privacy[1].model_copy(update={"epsilon_server": 99.0, "delta": 0.01})
-    verdict = judge(result.model_copy(update={"privacy": [result.privacy[0], worse]}))
+    worse = result.privacy[1].but(epsilon_server=99.0, delta=0.01)
+    verdict = judge(result.but(privacy=[result.privacy[0], worse]))
     assert (verdict.epsilon_server, verdict.epsilon_release, verdict.delta) == (99.0, 2.0, 0.01)
 
 
@@ -350,7 +350,7 @@ def test_a_large_delta_is_named() -> None:
 def test_a_run_without_a_model_claims_no_protection_for_readers_of_models() -> None:
     """A release of 0 of nothing looked like the best protection that there is."""
     made = sample(epsilon_server=16.1, epsilon_release=0.0)
-    found = made.model_copy(update={"rounds": [row.model_copy(update={"participants": 0}) for row in made.rounds]})
+    found = made.but(rounds=[row.but(participants=0) for row in made.rounds])
     said = privacy_answer(judge(found), devices=2)
     assert "the devices have paid for nothing: epsilon_server = 16.1, negligible protection" in said
     assert "strong protection" not in said
@@ -380,8 +380,8 @@ def test_gain_and_privacy_are_weighed_together(changes: dict, told: str) -> None
 
 def test_devices_that_would_be_better_off_alone_are_counted() -> None:
     result = sample(4)
-    details = result.details.model_copy(update={"local_only_common": [0.9, 0.8, 0.7, None]})
-    result = result.model_copy(update={"details": details})
+    details = result.details.but(local_only_common=[0.9, 0.8, 0.7, None])
+    result = result.but(details=details)
     assert "1 of 3 devices got a better model" in answer(result, judge(result))
     page = Page(render_report(result))
     assert "Here 2 of 3 would be" in page.sections["devices-alone"]
@@ -389,8 +389,8 @@ def test_devices_that_would_be_better_off_alone_are_counted() -> None:
 
 def test_with_own_heads_a_chart_says_whose_models_it_shows() -> None:
     result = sample(4)
-    heads = result.details.model_copy(update={"own_heads": [OwnHead(images=5)] * 4})
-    page = Page(render_report(result.model_copy(update={"details": heads})))
+    heads = result.details.but(own_heads=[OwnHead(images=5)] * 4)
+    page = Page(render_report(result.but(details=heads)))
     text = page.sections["devices-alone"]
     assert "Own heads, common test" in text
     assert "on the common test set with the shared head" in text
@@ -399,8 +399,8 @@ def test_with_own_heads_a_chart_says_whose_models_it_shows() -> None:
 def test_a_run_without_noise_says_so() -> None:
     result = sample(epsilon_server=math.inf, epsilon_release=math.inf)
     wire = WireInfo(codec="quantized", step=0.05, step_unit="rms")
-    rounds = [r.model_copy(update={"snr_db": None}) for r in result.rounds]
-    result = result.model_copy(update={"rounds": rounds, "wire": wire})
+    rounds = [r.but(snr_db=None) for r in result.rounds]
+    result = result.but(rounds=rounds, wire=wire)
     page = Page(render_report(result))
     assert "infinite from the first round on" in page.sections["privacy"]
     assert "no noise in the updates" in page.sections["privacy"]
@@ -481,7 +481,7 @@ def test_the_report_is_written_whole(tmp_path: Path) -> None:
 def test_a_file_name_that_is_no_text_does_not_cost_the_report(tmp_path: Path) -> None:
     """Python reads such a byte, `\\xe9` of Latin-1, as a lone surrogate: after the whole run there was no report."""
     again = Rerun(command="hushfleet simulate caf\udce9.toml", task="", digests={})
-    write_report(sample().model_copy(update={"rerun": again}), tmp_path / "report.html")
+    write_report(sample().but(rerun=again), tmp_path / "report.html")
     assert r"caf\udce9.toml" in (tmp_path / "report.html").read_text()
 
 
@@ -490,7 +490,7 @@ def test_images_and_confusion_are_shown_and_only_as_data_of_the_page() -> None:
     shown = Example(png="aGVsbG8=", label=2, device="<b>", said_global=2, said_own=0)
     counts = [[3, 1, 0], [0, 4, 0], [2, 0, 0]]
     details = {"examples": [shown], "confusion_global": counts, "confusion_own": counts, "confusion_devices": 1}
-    html = render_report(result.model_copy(update={"details": result.details.model_copy(update=details)}))
+    html = render_report(result.with_details(**details))
     page = Page(html)
     assert [value for _, name, value in page.attributes if name == "src"] == ["data:image/png;base64,aGVsbG8="]
     words = page.sections["answers"]
@@ -500,7 +500,7 @@ def test_images_and_confusion_are_shown_and_only_as_data_of_the_page() -> None:
     assert "Weakest class: <owl & co>, 0.0 % right." in words
     heat, _ = page.traces("answers")
     assert heat["z"][0] == [0.75, 0.25, 0]
-    field = render_report(result.model_copy(update={"engine": "field"}))
+    field = render_report(result.but(engine="field"))
     assert "Images and what models say of them stay with their owners" in field
 
 
@@ -523,7 +523,7 @@ def test_a_tile_has_the_colour_of_its_verdict_or_its_epsilons_word(
 
 
 def test_the_page_says_which_run_it_shows_and_when_it_was() -> None:
-    known = sample().model_copy(update={"recorded_at": "2026-11-26T12:43:10Z", "federation": "plants"})
+    known = sample().but(recorded_at="2026-11-26T12:43:10Z", federation="plants")
     under = Page(render_report(known)).sections[""]
     assert "2026-11-26 12:43 UTC, task digits-fedglp-adp-0001, federation plants, 2 devices" in under
     assert "task digits-fedglp-adp-0001, 2 devices" in Page(render_report(sample())).sections[""]
@@ -532,7 +532,7 @@ def test_the_page_says_which_run_it_shows_and_when_it_was() -> None:
 def test_the_papers_own_count_of_bytes_is_for_its_own_method() -> None:
     result = sample()
     assert "Eq. (20)" in Page(render_report(result)).sections["bytes"]
-    assert "Eq. (20)" not in Page(render_report(result.model_copy(update={"method": "hush"}))).sections["bytes"]
+    assert "Eq. (20)" not in Page(render_report(result.but(method="hush"))).sections["bytes"]
 
 
 def test_no_half_of_the_page_is_empty() -> None:
@@ -548,7 +548,7 @@ def test_no_half_of_the_page_is_empty() -> None:
 
 def test_the_task_is_there_to_run_it_again() -> None:
     made = Rerun(command="hushfleet simulate t.toml", task='name = "t"\nseed = 7', digests={"test images": "ab12"})
-    words = Page(render_report(sample().model_copy(update={"rerun": made}))).sections["run"]
+    words = Page(render_report(sample().but(rerun=made))).sections["run"]
     for told in ("hushfleet simulate t.toml", 'name = "t"\nseed = 7', "SHA-256 of the test images\nab12"):
         assert told in words
     assert "does not say how it was run" in Page(render_report(sample())).sections["run"]

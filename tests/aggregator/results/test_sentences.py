@@ -80,24 +80,18 @@ def runs(draw: st.DrawFn) -> tuple[Result, dict[str, Expected]]:
     heads, images = draw(st.booleans()), draw(st.sampled_from([20, 1000]))
     counts = draw(st.sampled_from([[10, 10, 10], [30, 10, 10]]))
     base = sample(devices, 1, epsilon_server=draw(st.sampled_from([0.5, 5.0, 10.0, 500.0])))
-    row = base.rounds[0].model_copy(
-        update={
-            "accuracy_own_common": fmean(own),
-            "accuracy_own_local": fmean(own_local),
-            "accuracy_global": shared,
-        }
+    row = base.rounds[0].but(
+        accuracy_own_common=fmean(own), accuracy_own_local=fmean(own_local), accuracy_global=shared
     )
-    details = base.details.model_copy(
-        update={
-            "accuracy_own_common": [own],
-            "accuracy_own_local": [own_local],
-            "local_only_common": alone,
-            "local_only_local": alone_local,
-            "label_counts": [counts] * devices,
-            "common_test_images": images,
-            "local_test_images": [images] * devices,
-            "own_heads": [OwnHead(images=5)] * devices if heads else [],
-        }
+    details = base.details.but(
+        accuracy_own_common=[own],
+        accuracy_own_local=[own_local],
+        local_only_common=alone,
+        local_only_local=alone_local,
+        label_counts=[counts] * devices,
+        common_test_images=images,
+        local_test_images=[images] * devices,
+        own_heads=[OwnHead(images=5)] * devices if heads else [],
     )
     chance = max(counts) / sum(counts)
     rows = {
@@ -108,7 +102,7 @@ def runs(draw: st.DrawFn) -> tuple[Result, dict[str, Expected]]:
     }
     if heads:
         rows["shared head, common test"] = expected_of([shared] * devices, alone, chance, images)
-    return base.model_copy(update={"rounds": [row], "details": details}), rows
+    return base.but(rounds=[row], details=details), rows
 
 
 @settings(max_examples=250, derandomize=True)
@@ -190,8 +184,8 @@ def test_tables_page_and_file_have_the_same_figures(
 def test_the_reported_run_no_longer_contradicts_itself() -> None:
     """Own heads had +9.4 points on the common test; a sentence about the shared head said that the run has no gain."""
     result = sample(3, 1, own=0.794, alone=0.70, own_local=0.9, alone_local=0.88, epsilon_server=5.0)
-    details = result.details.model_copy(update={"own_heads": [OwnHead(images=5)] * 3})
-    result = result.model_copy(update={"details": details})  # its shared head: 60 %
+    details = result.details.but(own_heads=[OwnHead(images=5)] * 3)
+    result = result.but(details=details)  # its shared head: 60 %
     told = trade_answer(result, judge(result))
     assert told == (
         "This run has both: a gain on the common test set with own heads (shared head: worse than alone), and weak "

@@ -34,7 +34,7 @@ def test_words_follow_from_facts(facts: SumFacts | None, words: str) -> None:
 @pytest.mark.parametrize(("facts", "words"), CASES)
 def test_a_report_says_it_for_its_run(facts: SumFacts | None, words: str) -> None:
     sums = facts and SumsInfo(roster_by=facts.roster_by, keys_in_folder=facts.keys_in_folder, min_devices=12)
-    result = sample().model_copy(update={"accounting": "secure", "trust": "secure-sum", "sums": sums})
+    result = sample().but(accounting="secure", trust="secure-sum", sums=sums)
     assert words in trust_answer(result)
     assert words in render_report(result).replace("&#39;", "'")
     assert "nothing but sums" not in trust_answer(sample()), "without secure sums it sees every update"

@@ -255,7 +255,7 @@ def test_sets_that_are_not_at_hand_run_from_what_users_have(
     if paper == "apdp-fl":
         tiny["method.local_epochs"] = 1  # of twenty
     recipe = find_recipe(paper, **number)
-    recipe = recipe.model_copy(update={"quick": Quick(label="quick: one round", set=tiny)})
+    recipe = recipe.but(quick=Quick(label="quick: one round", set=tiny))
     own = load_paper(paper).method
     cell = next(
         cell
