@@ -12,9 +12,10 @@ from msgspec import to_builtins
 
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.aggregator.results.gains import final_by_device
-from hushfleet.aggregator.results.report.comparison import comparison_json, comparison_rows, load_runs
+from hushfleet.aggregator.results.report.comparison import comparison, comparison_json, load_runs
 from hushfleet.aggregator.results.report.readable import percent
-from hushfleet.aggregator.results.report.verdict import answer, judge, privacy_answer
+from hushfleet.aggregator.results.report.verdict import judge
+from hushfleet.aggregator.results.report.words import sentences
 from hushfleet.aggregator.results.result import Result, RoundRow, renamed
 from hushfleet.errors import BadInput
 from hushfleet.losses import ACCURACY
@@ -91,8 +92,8 @@ class Run:
     @property
     def summary(self) -> str:
         """The report's own sentences: is federating worth it, and what does its privacy mean?"""
-        headline = judge(self.result)
-        return f"{answer(self.result, headline)} {privacy_answer(headline, devices=self.result.devices)}"
+        told = sentences(self.result, judge(self.result))
+        return f"{told['answer']} {told['privacy']}"
 
     def model(self, which: str = "global") -> dict[str, Tensor]:
         """Returns a trained model of a simulation, as a PyTorch state_dict.
@@ -189,13 +190,13 @@ class Comparison:
 
     def __init__(self, results: dict[str, Result]) -> None:
         self.values = comparison_json(results)
-        self._head, *self._rows = comparison_rows(results)
+        self._table = comparison(results)
 
     @property
     def frame(self) -> pd.DataFrame:
         """The table of `hushfleet compare`: a row for each compared quantity, a column for each run."""
-        return pd.DataFrame([list(map(str, row[1:])) for row in self._rows],
-                            index=[str(row[0]) for row in self._rows], columns=self._head[1:])  # fmt: skip
+        rows = [list(map(str, row)) for row in self._table.rows]
+        return pd.DataFrame(rows, columns=list(self._table.head)).set_index("").rename_axis(None)
 
     def _repr_html_(self) -> str:
         return self.frame.to_html()

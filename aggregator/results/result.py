@@ -366,6 +366,16 @@ class Result(JsonRecord, kw_only=True):
         return sum(row.uplink_bytes for row in self.rounds)
 
     @property
+    def downlink_bytes(self) -> int:
+        """The sum over all rounds."""
+        return sum(row.downlink_bytes for row in self.rounds)
+
+    @property
+    def full_model_bytes(self) -> float:
+        """The bytes of the same models as whole float32 models: of as many bytes as the updates of plain FedAvg."""
+        return sum(value or 0 for value in self.details.float32_bytes)
+
+    @property
     def bits_per_value(self) -> float | None:
         """The bits of an update per sent parameter, header and signature included; None: not recorded.
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from hushfleet.aggregator.results.report.comparison import comparison
+from hushfleet.aggregator.results.report.verdict import judge
+from hushfleet.aggregator.results.report.words import Words
 from hushfleet.aggregator.results.result import (
     Details,
     LocalOnly,
@@ -129,3 +134,14 @@ def bare(result: Result) -> Result:
         seed=None,
         boards={},
     )
+
+
+def told(result: Result, name: str, **changes: Any) -> str:
+    """A sentence on a run, with spaces that may break a line; other numbers of the headline are `changes`."""
+    return Words(result, replace(judge(result), **changes)).told(name).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def rows_of(runs: Mapping[str, Result]) -> list[list[str]]:
+    """The rows of a comparison, with its head."""
+    table = comparison(runs)
+    return [list(table.head), *map(list, table.rows)]

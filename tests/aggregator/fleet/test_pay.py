@@ -30,7 +30,8 @@ from hushfleet.aggregator.fleet.table import table
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.aggregator.results.answers import StatisticRow, WithError
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.results.report.verdict import answer, judge
+from hushfleet.aggregator.results.report.verdict import judge
+from hushfleet.aggregator.results.report.words import sentences
 from hushfleet.errors import BadInput
 from hushfleet.simulator.studies.plan.cli import plan
 from support import report_samples
@@ -100,7 +101,7 @@ def places(folder: FleetFolder, file: Path) -> dict[str, str]:
         "page": words(render_parts(view)["summary"]),
         "json": view.to_json()["pay"],
         "report of the fleet": words(render_fleet_report(folder)),
-        "report of the run": answer(told, judge(told)),
+        "report of the run": sentences(told, judge(told))["answer"],
         "fleet task": given.output,
         "aggregator": said_by_aggregator(folder),
     }
