@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo tools test test-fast test-board test-lowest test-peers test-arm test-card coverage chaos fuzz lint format types imports links docs hashes dist clean
+.PHONY: help demo tools test test-fast test-board test-lowest test-peers test-arm test-card coverage chaos fuzz lint size format types imports links docs hashes dist clean
 
 help:
 	@echo "make demo    two fleets train over MQTT on this machine, with a report"
@@ -40,6 +40,7 @@ help:
 	@echo "make test-card  a whole card, emulated: first start, rounds, and a power cut in the middle of an update"
 	@echo "make fuzz    a million inputs for the decoders, guided by coverage   (FUZZ='--targets message')"
 	@echo "make lint    check style, types and who imports whom (ruff, mypy, import-linter);   make format  mend what ruff can mend"
+	@echo "make size    lines, words and what a process loads, beside the goals of docs/size.md; fails where one grew"
 	@echo "make docs    the documents and the API reference as a site, in site/"
 	@echo "make dist    the wheel, the source distribution and the version's part of the changelog, checked"
 	@echo "make clean   remove .venv and the caches"
@@ -119,6 +120,10 @@ imports: links
 # An installation makes them too (setup.py).
 links: $(STAMP)
 	$(BIN)/python setup.py --quiet links
+
+# How large it is, beside the goals of docs/size.md.
+size: links
+	@$(BIN)/python tests/size.py
 
 docs: links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

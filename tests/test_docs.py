@@ -174,8 +174,8 @@ def check_toml(text: str, folder: Path) -> None:
 
 
 def table_codes(heading: str) -> set[str]:
-    """The first column of the table under a heading of field.md."""
-    text = (ROOT / "docs" / "field.md").read_text("utf-8")
+    """The first column of the table under a heading of field-reference.md."""
+    text = (ROOT / "docs" / "field-reference.md").read_text("utf-8")
     section = text.split(heading, 1)[1].split("\n## ", 1)[0]
     return set(re.findall(r"^\| `([a-z.-]+)` \|", section, re.MULTILINE))
 
@@ -186,7 +186,8 @@ def test_every_code_is_explained() -> None:
 
 
 def test_every_key_of_a_device_file_is_explained() -> None:
-    text = (ROOT / "docs" / "field.md").read_text("utf-8").split("### DEVICE.toml", 1)[1].split("\n### ", 1)[0]
+    page = (ROOT / "docs" / "field-reference.md").read_text("utf-8")
+    text = page.split("### DEVICE.toml", 1)[1].split("\n### ", 1)[0]
     explained = set(re.findall(r"`((?:device|broker|data|limits)\.[a-z_]+)`", text))
     sections = {"device": DeviceSection, "broker": BrokerSection, "data": OwnDataSection, "limits": LimitsSection}
     assert explained == {f"{name}.{key}" for name, section in sections.items() for key in section.__dataclass_fields__}
