@@ -42,7 +42,7 @@ _BY_DEVICE = (
 )
 
 
-class ModelInfo(JsonRecord):
+class ModelInfo(JsonRecord, frozen=True):
     """The trained network: `layers` are (name, number of parameters) in the order of the flat vector."""
 
     name: str
@@ -50,7 +50,7 @@ class ModelInfo(JsonRecord):
     layers: list[tuple[str, int]]
 
 
-class RoundRow(JsonRecord, kw_only=True):
+class RoundRow(JsonRecord, frozen=True, kw_only=True):
     """One round. The three accuracies are means over devices, defined in `docs/result.md`.
 
     :param opened_at: time in UTC; None in a simulation.
@@ -78,7 +78,7 @@ class RoundRow(JsonRecord, kw_only=True):
     suspected_wraps: Count = 0
 
 
-class LocalOnly(JsonRecord):
+class LocalOnly(JsonRecord, frozen=True):
     """The same networks trained by each device alone: means over devices.
 
     :param way: what was trained instead if the model is one linear layer on features: the best of several models, in
@@ -90,7 +90,7 @@ class LocalOnly(JsonRecord):
     way: str = ""
 
 
-class OwnHead(JsonRecord):
+class OwnHead(JsonRecord, frozen=True):
     """The head of a linear model that a device mixed by its own images; known only in simulations.
 
     :param shared: the weight of the shared head in it; `pulled`: of heads pulled to the shared head; `alone`: of a head
@@ -110,7 +110,7 @@ class OwnHead(JsonRecord):
     unlabelled: Count = 0
 
 
-class Lifetime(JsonRecord):
+class Lifetime(JsonRecord, frozen=True):
     """The privacy loss of one device over all tasks that this aggregator knows, at the delta of the device's own limit.
 
     :param epsilon_server: for adding or removing a unit, as everywhere; `exchange_server`: for exchanging one unit for
@@ -128,7 +128,7 @@ class Lifetime(JsonRecord):
     window: str = ""
 
 
-class PrivacyRow(JsonRecord, kw_only=True):
+class PrivacyRow(JsonRecord, frozen=True, kw_only=True):
     """The privacy that one device has spent at the end of the run, against each adversary.
 
     :param exchange_server: like epsilon_server, for exchanging one unit for another; null if the accountant cannot
@@ -153,7 +153,7 @@ class PrivacyRow(JsonRecord, kw_only=True):
     lifetime: Lifetime | None = None
 
 
-class LostRounds(JsonRecord):
+class LostRounds(JsonRecord, frozen=True):
     """The rounds that made no model, because too few updates came.
 
     :param boards: number of devices whose updates were accepted in them, and are in no model.
@@ -173,7 +173,7 @@ class LostRounds(JsonRecord):
         return f"{self.rounds} of {closed} rounds made no model, because too few updates came{paid}"
 
 
-class WireInfo(JsonRecord, kw_only=True):
+class WireInfo(JsonRecord, frozen=True, kw_only=True):
     """The encoding of updates.
 
     :param step: the quantisation step of `quantized`, else null. Its unit is named by `step_unit`: the standard
@@ -185,7 +185,7 @@ class WireInfo(JsonRecord, kw_only=True):
     step_unit: Literal["noise", "rms"]
 
 
-class Repeated(JsonRecord):
+class Repeated(JsonRecord, frozen=True):
     """The run with another setting; accuracies are the last measured ones. The gain is `accuracy_own_common` (if
     devices have own heads: `accuracy_global`) minus the local-only accuracy, with its standard error over devices."""
 
@@ -196,7 +196,7 @@ class Repeated(JsonRecord):
     gain_standard_error: Measured = None
 
 
-class SweepPoint(Repeated, kw_only=True):
+class SweepPoint(Repeated, frozen=True, kw_only=True):
     """The run repeated at another noise level."""
 
     noise_multiplier: Epsilon
@@ -204,7 +204,7 @@ class SweepPoint(Repeated, kw_only=True):
     epsilon_release: Epsilon
 
 
-class SeedPoint(Repeated, kw_only=True):
+class SeedPoint(Repeated, frozen=True, kw_only=True):
     """The run repeated with another seed: other devices' data, first model and noise.
 
     :param local_only_common: mean final accuracy when each device trains alone; `local_only_local`: on own data.
@@ -215,7 +215,7 @@ class SeedPoint(Repeated, kw_only=True):
     local_only_local: Fraction = None
 
 
-class TimelineRow(JsonRecord):
+class TimelineRow(JsonRecord, frozen=True):
     """A round: its time in seconds since the run began, and the numbers of devices by outcome.
 
     The numbers are null if the round is not in the event log. `late`: connected, but no update when the round closed;
@@ -232,7 +232,7 @@ class TimelineRow(JsonRecord):
     lost: Count | None = None
 
 
-class Rerun(JsonRecord):
+class Rerun(JsonRecord, frozen=True):
     """The record that is needed to repeat the run.
 
     :param command: the command as typed.
@@ -249,7 +249,7 @@ class Rerun(JsonRecord):
     runtime: str = ""
 
 
-class Example(JsonRecord):
+class Example(JsonRecord, frozen=True):
     """An image of the common test set of a simulation, and the classes that models predict for it.
 
     :param png: the image, as base64.
@@ -269,7 +269,7 @@ PerRound = list[Measured]
 Grid = list[list[Measured]]
 
 
-class Details(JsonRecord):
+class Details(JsonRecord, frozen=True):
     """The data of the plots. Every list may be empty: then it was not recorded.
 
     Lists by round are in the order of `rounds`, lists by device of `devices`, lists by layer of `model.layers`.
@@ -315,7 +315,7 @@ class Details(JsonRecord):
     privacy_sweep: list[SweepPoint] = []
 
 
-class SumsInfo(JsonRecord, kw_only=True):
+class SumsInfo(JsonRecord, frozen=True, kw_only=True):
     """The party that decides which devices may be in a secure sum, as in `SumFacts`.
 
     :param min_devices: the smallest number of devices in a sum.
@@ -326,7 +326,7 @@ class SumsInfo(JsonRecord, kw_only=True):
     min_devices: Count
 
 
-class Result(JsonRecord, kw_only=True):
+class Result(JsonRecord, frozen=True, kw_only=True):
     """One run."""
 
     schema: Literal[1] = SCHEMA

@@ -132,10 +132,10 @@ def _wandb(run: str, folder: Path) -> Iterator[tuple[Write, str]]:
     import wandb
 
     folder.mkdir(parents=True, exist_ok=True)
-    on = dict.fromkeys(
+    on: dict[str, Any] = dict.fromkeys(
         ("silent", "disable_code", "disable_git", "x_disable_machine_info", "x_disable_meta", "x_disable_stats"), True
     )
-    mode = None if "WANDB_MODE" in os.environ else "offline"
+    mode: Any = None if "WANDB_MODE" in os.environ else "offline"
     try:
         settings = wandb.Settings(console="off", x_save_requirements=False, **on)
         started = wandb.init(project=_PROJECT, name=run, dir=folder, mode=mode, settings=settings)
