@@ -49,7 +49,7 @@ class AdversaryView:
 
 
 @dataclass(frozen=True)
-class Figures:
+class PrivacyFigures:
     """The answer: the question's facts, the two adversaries, notes, and Opacus' opinions by the name of an epsilon."""
 
     facts: dict[str, Any]
@@ -58,7 +58,7 @@ class Figures:
     opinions: dict[str, Opinion] = field(default_factory=dict)
 
 
-def figures(options: PrivacyOptions) -> Figures:
+def figures(options: PrivacyOptions) -> PrivacyFigures:
     """Raises `PrivacyError` for values outside their range, and `BadInput`."""
     split, least = options.noise_split, options.min_devices
     if options.devices is not None:
@@ -110,7 +110,7 @@ def figures(options: PrivacyOptions) -> Figures:
         "trust": None if options.accounting is None else TRUST[options.accounting],
         "sums": sums,
     }
-    found = Figures(facts, views, notes)
+    found = PrivacyFigures(facts, views, notes)
     if options.check:
         for view, rate in zip(views, rates, strict=True):
             found.opinions.update(_checked(view, Step(view.noise_multiplier, rate, options.rounds), options.accountant))
@@ -171,7 +171,7 @@ def _checked(view: AdversaryView, step: Step, accountant: Accountant) -> dict[st
     return {f"epsilon_{view.adversary}": found}
 
 
-def print_json(found: Figures) -> None:
+def print_json(found: PrivacyFigures) -> None:
     """Prints the figures for scripts; an unbounded epsilon is null."""
     views = [
         {
@@ -183,7 +183,7 @@ def print_json(found: Figures) -> None:
     print(json.dumps(found.facts | {"adversaries": views, "notes": found.notes}, indent=2, allow_nan=False))
 
 
-def print_table(found: Figures) -> None:
+def print_table(found: PrivacyFigures) -> None:
     console = Console(highlight=False)
     table = Table("against whoever sees", "noise multiplier", Column(no_wrap=True), "epsilon", "exchange", "delta")
     meanings = []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hushfleet.aggregator.results.report import page
 from hushfleet.aggregator.results.report.readable import epsilon_number, number
-from hushfleet.aggregator.results.report.sections import SECTIONS, Shown, read_picture
+from hushfleet.aggregator.results.report.sections import SECTIONS, ShownRun, read_picture
 from hushfleet.aggregator.results.report.verdict import gain_cell, judge
 from hushfleet.aggregator.results.report.words import sentences
 from hushfleet.aggregator.results.result import Result, write_whole
@@ -34,7 +34,7 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
     :param seen: PNG of what the server could see.
     """
     headline = judge(result)
-    shown, told = Shown(result, headline, seen=seen), sentences(result, headline)
+    shown, told = ShownRun(result, headline, seen=seen), sentences(result, headline)
     rows = headline.rows if headline.own_heads else headline.rows[:2]
     return page.page(
         f"{result.method} on {result.dataset}",

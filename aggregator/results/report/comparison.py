@@ -230,14 +230,14 @@ def write_comparison(
     """
     parts = [page.Section("table", "Side by side", "What a board gained, and what it gave away.", [comparison(runs)])]
     if png := sections.read_picture(seen):
-        shown = sections.Shown(*next((result, judge(result)) for result in runs.values()), seen=png)
+        shown = sections.ShownRun(*next((result, judge(result)) for result in runs.values()), seen=png)
         parts += filter(None, [sections.ReportSection("seen", (sections.seen,)).of(shown)])
     answers = []
     for number_of_run, (name, result) in enumerate(runs.items()):
         headline = judge(result)
         verdict, *others = sentences(result, headline).values()
         answers.append(f"{name}: {verdict}")
-        shown = sections.Shown(result, headline)
+        shown = sections.ShownRun(result, headline)
         plots = [
             next(part for part in found.parts if isinstance(part, page.Plot))
             for group in (sections.accuracy, sections.devices_against_alone)

@@ -50,7 +50,7 @@ DASH = "\N{EN DASH}"
 Parts = Iterator[SectionPart]
 
 
-class Shown:
+class ShownRun:
     """A run that is shown.
 
     :param seen: PNG of what the server could see; None: it was not drawn.
@@ -79,10 +79,10 @@ class ReportSection:
     """
 
     anchor: str
-    groups: tuple[Callable[[Shown], Parts], ...]
+    groups: tuple[Callable[[ShownRun], Parts], ...]
     folded: bool = False
 
-    def of(self, shown: Shown) -> Section | None:
+    def of(self, shown: ShownRun) -> Section | None:
         groups = [found for make in self.groups if (found := present([*make(shown)]))]
         if not groups:
             return None
@@ -93,7 +93,7 @@ class ReportSection:
         )
 
 
-def accuracy(shown: Shown) -> Parts:
+def accuracy(shown: ShownRun) -> Parts:
     yield shown.heading("accuracy")
     lines = _accuracies(shown.rounds, shown.result.rounds, shown.headline)
     yield over(shown.title, lines, shown.told("accuracy_missing"), **PERCENT)
@@ -111,7 +111,7 @@ def _accuracies(xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint], head
     ]
 
 
-def devices_against_alone(shown: Shown) -> Parts:
+def devices_against_alone(shown: ShownRun) -> Parts:
     yield shown.heading("devices")
     detail, heads = shown.result.details, shown.headline.own_heads
     for tests, grid, alone in (
@@ -131,14 +131,14 @@ def devices_against_alone(shown: Shown) -> Parts:
             yield charts.sorted_gains(f"{title}: gain", list(gains), list(gains.values()), note=note)
 
 
-def seeds(shown: Shown) -> Parts:
+def seeds(shown: ShownRun) -> Parts:
     """Shows the repetitions with other seeds."""
     if (table := seed_table(shown.result)).rows:
         yield shown.heading("seeds")
         yield table
 
 
-def answers(shown: Shown) -> Parts:
+def answers(shown: ShownRun) -> Parts:
     """Shows predicted images of the common test set, and confusion matrices; in the field, images stay at home."""
     detail = shown.result.details
     yield shown.heading("answers")
@@ -167,7 +167,7 @@ def _picture(each: Example, names: Sequence[str]) -> Picture:
     return Picture(each.png, names[each.label], lines)
 
 
-def privacy(shown: Shown) -> Parts:
+def privacy(shown: ShownRun) -> Parts:
     yield shown.heading("privacy")
     yield _spent(shown)
     result = shown.result
@@ -180,7 +180,7 @@ def privacy(shown: Shown) -> Parts:
     yield Facts(shown.words.facts("privacy_facts")) if result.privacy else shown.missing("no_ledger")
 
 
-def _spent(shown: Shown) -> SectionPart:
+def _spent(shown: ShownRun) -> SectionPart:
     detail = shown.result.details
     spent = [value for row in (*detail.epsilon_server, *detail.epsilon_release) for value in row if value]
     finite = [value for value in spent if value < math.inf]
@@ -194,7 +194,7 @@ def _spent(shown: Shown) -> SectionPart:
     return over("Epsilon spent, per device", server + release, "", note="Logarithmic scale." if wide else "", **axis)
 
 
-def seen(shown: Shown) -> Parts:
+def seen(shown: ShownRun) -> Parts:
     """Shows what the server could see: the picture of `hushfleet invert`."""
     if shown.seen is not None:
         yield shown.heading("seen")
@@ -202,7 +202,7 @@ def seen(shown: Shown) -> Parts:
         yield Pictures([picture], css="drawing")
 
 
-def privacy_sweep(shown: Shown) -> Parts:
+def privacy_sweep(shown: ShownRun) -> Parts:
     """Shows the repetitions with other noise, with a dotted line where protection becomes negligible."""
     runs = sorted(shown.result.details.privacy_sweep, key=lambda run: run.epsilon_server)
     if not runs:
@@ -219,7 +219,7 @@ def privacy_sweep(shown: Shown) -> Parts:
     yield noise_table(shown.result)
 
 
-def traffic(shown: Shown) -> Parts:
+def traffic(shown: ShownRun) -> Parts:
     yield shown.heading("bytes")
     result, xs = shown.result, shown.rounds
     if not result.uplink_bytes:
@@ -249,7 +249,7 @@ def _bars(xs: Sequence[int], ys: Sequence[int], name: str, color: str, **more: A
     return go.Bar(x=xs, y=ys, name=name, marker={"color": color, "line_width": 0}, **more)
 
 
-def rounds_over_time(shown: Shown) -> Parts:
+def rounds_over_time(shown: ShownRun) -> Parts:
     """Shows how many devices answered each round in time; nothing if all did, or if the events were not recorded."""
     rows = [
         (row, Counter({name: getattr(row, name) or 0 for name in OUTCOMES})) for row in shown.result.details.timeline
@@ -276,7 +276,7 @@ def rounds_over_time(shown: Shown) -> Parts:
     yield Plot(go.Figure(bars, {"barmode": "stack", "bargap": 0.1, "height": 260, **axes}), "Devices in each round")
 
 
-def fleet(shown: Shown) -> Parts:
+def fleet(shown: ShownRun) -> Parts:
     yield shown.heading("fleet")
     result, detail = shown.result, shown.result.details
     table = device_table(result)
@@ -335,7 +335,7 @@ def _codes(counts: Mapping[str, int] | None) -> str:
     return ", ".join(f"{count} {code}" for code, count in sorted(counts.items())) if counts else "0"
 
 
-def course(shown: Shown) -> Parts:
+def course(shown: ShownRun) -> Parts:
     yield shown.heading("course")
     xs, detail = shown.rounds, shown.result.details
     loss = line("training loss, mean over devices", xs, [row.loss for row in shown.result.rounds], 3)
@@ -348,7 +348,7 @@ def course(shown: Shown) -> Parts:
             yield over(title, charts.per_device(detail.devices, xs, grid, color), "", **PERCENT)
 
 
-def layers(shown: Shown) -> Parts:
+def layers(shown: ShownRun) -> Parts:
     yield shown.heading("layers")
     detail, names = shown.result.details, [name for name, _ in shown.result.model.layers]
     for title, what, why, grid in (
@@ -367,7 +367,7 @@ def layers(shown: Shown) -> Parts:
             yield charts.heat_map(title, names, rounds, columns, form=".0%", x="round", note=note)
 
 
-def labels(shown: Shown) -> Parts:
+def labels(shown: ShownRun) -> Parts:
     """Shows the labels of each device; nothing in the field, where devices do not report them."""
     detail = shown.result.details
     if counts := detail.label_counts:
@@ -377,7 +377,7 @@ def labels(shown: Shown) -> Parts:
         yield charts.heat_map("Images", detail.devices, classes, counts, form="d", x="class", note=note)
 
 
-def run_facts(shown: Shown) -> Parts:
+def run_facts(shown: ShownRun) -> Parts:
     yield shown.heading("run")
     walls = [row.wall_s for row in shown.result.rounds if row.wall_s is not None]
     yield Facts(shown.words.facts("run_facts", (median(walls), sum(walls)) if walls else None))
@@ -385,7 +385,7 @@ def run_facts(shown: Shown) -> Parts:
         yield Code(shown.told("task_file"), shown.result.rerun.task)
 
 
-def meaning(shown: Shown) -> Parts:
+def meaning(shown: ShownRun) -> Parts:
     """Explains each number in plain sentences."""
     yield shown.heading("meaning")
     yield Facts(shown.words.facts("meaning_facts"))

@@ -29,7 +29,7 @@ from hushfleet.aggregator.results.report.page import (
     plotly_script,
 )
 from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent_up, points, size
-from hushfleet.aggregator.results.report.sections import DASH, Shown, device_table, rounds_over_time
+from hushfleet.aggregator.results.report.sections import DASH, ShownRun, device_table, rounds_over_time
 from hushfleet.aggregator.results.report.verdict import judge
 from hushfleet.aggregator.results.result import Example, OwnHead, Rerun, Result, TimelineRow, WireInfo
 from hushfleet.privacy.protection import guess_rate
@@ -171,7 +171,7 @@ def test_rounds_over_time_show_who_was_missing_and_nothing_where_nobody_was() ->
     for rows, shown in (([], False), (whole, False), ([whole[0], worse], True)):
         details = result.details.but(timeline=rows)
         found = result.but(details=details)
-        parts = [*rounds_over_time(Shown(found, judge(found)))]
+        parts = [*rounds_over_time(ShownRun(found, judge(found)))]
         assert bool(parts) == shown
     heading, plot = parts
     assert isinstance(heading, Heading)

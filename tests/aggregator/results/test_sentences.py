@@ -173,7 +173,7 @@ def test_tables_page_and_file_have_the_same_figures(
         assert (json[key]["verdict"], json[key]["models"]) == (rows[name].verdict, name.partition(",")[0])
     table = {line[0]: line[1] for line in rows_of({"a": result})}
     assert table["verdict, common test"] == CELLS[rows[first.name].verdict or ""]
-    lead = sections.Shown(result, judge(result)).heading("devices").lead
+    lead = sections.ShownRun(result, judge(result)).heading("devices").lead
     for below, of, model in re.findall(
         r"(\w+) of (\d+) would be, on the common test set(?: with (?:the )?([a-z]+ heads?))?", lead
     ):

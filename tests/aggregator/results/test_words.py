@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hushfleet.aggregator.results.answers import StatisticRow, WithError, evaluation_of
 from hushfleet.aggregator.results.report.page import Facts
-from hushfleet.aggregator.results.report.sections import SECTIONS, Shown
+from hushfleet.aggregator.results.report.sections import SECTIONS, ShownRun
 from hushfleet.aggregator.results.report.verdict import judge
 from hushfleet.aggregator.results.report.words import SENTENCES, Words
 from hushfleet.aggregator.results.result import (
@@ -101,7 +101,7 @@ def words() -> Iterator[str]:
     seen = set[str]()
     for name, result in runs():
         headline = judge(result)
-        told, shown = Words(result, headline), Shown(result, headline)
+        told, shown = Words(result, headline), ShownRun(result, headline)
         lines = [f"{each}: {text}" for each in (*SENTENCES, "facts") if (text := told.told(each))]
         lines += [f"under: {shown.told('under')}", *(f"tile: {shown.told('tile', row)}" for row in headline.rows[:1])]
         for section in SECTIONS:
