@@ -30,7 +30,7 @@ import numpy as np
 from hushfleet.data.images import read_image
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
-from hushfleet.data.torchvision_sets import Arrays, ImageArray, Labels, Published, download, read
+from hushfleet.data.torchvision_sets import Arrays, ImageArray, Labels, TorchvisionSet, download, read
 from hushfleet.errors import BadInput
 from hushfleet.user_files import read_cached, user_cache_dir, user_data_dir, write_cached
 
@@ -60,7 +60,7 @@ class DataSource:
     :param class_names: the meaning of labels 0, 1, ...
     :param mean: per channel, for pixels in [0, 1]; `std` likewise.
     :param looked_for: the files that it consists of, and where they are expected.
-    :param published: from where missing files are downloaded; None: it needs none.
+    :param torchvision: what torchvision downloads if files are missing; None: it needs no files.
     """
 
     name: str
@@ -69,7 +69,7 @@ class DataSource:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     looked_for: str = ""
-    published: Published | None = None
+    torchvision: TorchvisionSet | None = None
 
     def is_at_hand(self, data_dir: Path | None = None) -> bool:
         """Returns whether `load` would find the set's files without a download; they are not read."""
@@ -90,8 +90,8 @@ def load(name: str, *, data_dir: Path | None = None) -> DataSet:
     source = SOURCES[name]
     folder = Path(data_dir or user_data_dir())
     found = source.find(folder)
-    if found is None and data_dir is None and source.published is not None:
-        download(source.published, folder, looked_for=source.looked_for)
+    if found is None and data_dir is None and source.torchvision is not None:
+        download(source.torchvision, folder, looked_for=source.looked_for)
         found = source.find(folder)
     if found is None:
         hint = "" if data_dir is None else "; without --data-dir it is downloaded"
@@ -219,17 +219,17 @@ def _find_svhn(folder: Path) -> Reader | None:
     return None
 
 
-def _find_cifar(published: Published, folder: Path) -> Reader | None:
+def _find_cifar(torchvision: TorchvisionSet, folder: Path) -> Reader | None:
     """Finds CIFAR as Python batches or class folders of images, or in a tar of either."""
-    name = published.name
+    name = torchvision.name
     for place in (folder / name, folder):
         if (place / _BATCHES[name]).is_dir():
-            return partial(read, published, place)
+            return partial(read, torchvision, place)
         if name == "cifar10" and (place / "train" / CIFAR10_CLASSES[0]).is_dir() and (place / "test").is_dir():
             return partial(_read_folders, place)
         for archive in sorted([*place.glob("cifar*10*.tar.gz"), *place.glob("cifar*10*.tgz")]):
             if ("100" in archive.name) == (name == "cifar100"):
-                return partial(_from_tar, published, archive)
+                return partial(_from_tar, torchvision, archive)
     return None
 
 
@@ -262,9 +262,9 @@ def _shuffled(images: dict[tuple[str, str], ImageArray]) -> tuple[ImageArray, La
     return np.stack([images[name] for name in order]), np.array([CIFAR10_CLASSES.index(kind) for kind, _ in order])
 
 
-def _from_tar(published: Published, archive: Path) -> Arrays:
+def _from_tar(torchvision: TorchvisionSet, archive: Path) -> Arrays:
     """Decodes the archive once, which takes ten seconds, and stores the arrays in the user's cache folder."""
-    name, status = published.name, archive.stat()
+    name, status = torchvision.name, archive.stat()
     with archive.open("rb") as file:
         key = hashlib.sha256(f"{status.st_size} {status.st_mtime_ns} ".encode() + file.read(1 << 16)).hexdigest()[:16]
     cached = user_cache_dir() / f"{name}-{key}.npz"
@@ -277,7 +277,7 @@ def _from_tar(published: Published, archive: Path) -> Arrays:
         with tarfile.open(archive) as tar, tempfile.TemporaryDirectory() as unpacked:
             if batches := [member for member in tar if f"/{_BATCHES[name]}/" in f"/{member.name}"]:
                 tar.extractall(unpacked, batches, filter="data")
-                return read(published, Path(unpacked))
+                return read(torchvision, Path(unpacked))
             files = ((each.name, found.read()) for each in tar if each.isfile() and (found := tar.extractfile(each)))
             arrays = _class_folders(files, archive)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
@@ -295,8 +295,8 @@ _IDX_FILES = "train- and t10k-images-idx3-ubyte, train- and t10k-labels-idx1-uby
 _DIGITS = tuple(string.digits)
 
 
-def _idx_source(published: Published, class_names: tuple[str, ...], mean: float, std: float) -> DataSource:
-    name, kind, _ = published
+def _idx_source(torchvision: TorchvisionSet, class_names: tuple[str, ...], mean: float, std: float) -> DataSource:
+    name, kind, _ = torchvision
     return DataSource(
         name=name,
         find=_idx_finder(name, kind, ("train-", "t10k-")),
@@ -304,13 +304,13 @@ def _idx_source(published: Published, class_names: tuple[str, ...], mean: float,
         mean=(mean,),
         std=(std,),
         looked_for=_IDX_FILES.format(name, kind),
-        published=published,
+        torchvision=torchvision,
     )
 
 
-_CIFAR10 = Published("cifar10", "CIFAR10", "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz")
-_CIFAR100 = Published("cifar100", "CIFAR100", "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz")
-_SVHN = Published("svhn", "SVHN", "http://ufldl.stanford.edu/housenumbers/")
+_CIFAR10 = TorchvisionSet("cifar10", "CIFAR10", "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz")
+_CIFAR100 = TorchvisionSet("cifar100", "CIFAR100", "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz")
+_SVHN = TorchvisionSet("svhn", "SVHN", "http://ufldl.stanford.edu/housenumbers/")
 _SETS = (
     DataSource(
         name="digits",
@@ -319,9 +319,11 @@ _SETS = (
         mean=(0.3053,),
         std=(0.3759,),
     ),
-    _idx_source(Published("mnist", "MNIST", "https://ossci-datasets.s3.amazonaws.com/mnist/"), _DIGITS, 0.1307, 0.3081),
     _idx_source(
-        Published("fashion-mnist", "FashionMNIST", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"),
+        TorchvisionSet("mnist", "MNIST", "https://ossci-datasets.s3.amazonaws.com/mnist/"), _DIGITS, 0.1307, 0.3081
+    ),
+    _idx_source(
+        TorchvisionSet("fashion-mnist", "FashionMNIST", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"),
         ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot"),
         0.2860,
         0.3530,
@@ -334,7 +336,7 @@ _SETS = (
         std=(0.3309,),
         looked_for=_IDX_FILES.format("emnist", "EMNIST")
         + ", the letters part, or torchvision's emnist-letters-* names",
-        published=Published("emnist", "EMNIST", "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"),
+        torchvision=TorchvisionSet("emnist", "EMNIST", "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"),
     ),
     DataSource(
         name="cifar10",
@@ -344,7 +346,7 @@ _SETS = (
         std=(0.2470, 0.2435, 0.2616),
         looked_for="in cifar10/ or here: cifar-10-batches-py/, train/<class>/ and test/<class>/ with images, "
         "or a cifar*10*.tar.gz of either",
-        published=_CIFAR10,
+        torchvision=_CIFAR10,
     ),
     DataSource(
         name="cifar100",
@@ -353,7 +355,7 @@ _SETS = (
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
         looked_for="cifar-100-python/ with train and test, or a cifar*100*.tar.gz of it, in cifar100/ or here",
-        published=_CIFAR100,
+        torchvision=_CIFAR100,
     ),
     DataSource(
         name="svhn",
@@ -362,7 +364,7 @@ _SETS = (
         mean=(0.4377, 0.4438, 0.4728),
         std=(0.1980, 0.2010, 0.1970),
         looked_for="train_32x32.mat and test_32x32.mat in svhn/ or here",
-        published=_SVHN,
+        torchvision=_SVHN,
     ),
 )
 SOURCES: dict[str, DataSource] = {source.name: source for source in _SETS}

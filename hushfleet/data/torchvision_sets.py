@@ -25,7 +25,7 @@ Arrays = tuple[ImageArray, Labels, ImageArray, Labels]
 """Training images uint8 `[n, C, H, W]` and labels int64 `[n]`, then images and labels of the test part."""
 
 
-class Published(NamedTuple):
+class TorchvisionSet(NamedTuple):
     """A data set that torchvision downloads.
 
     :param kind: the name of torchvision's class.
@@ -40,12 +40,12 @@ class Published(NamedTuple):
 _PARTS = ("train", "test")
 
 
-def download(published: Published, folder: Path, *, looked_for: str) -> None:
+def download(wanted: TorchvisionSet, folder: Path, *, looked_for: str) -> None:
     """Downloads one set into `folder`, where `sets.load` then finds it.
 
     :raises BadInput: torchvision is missing, or the download failed; says what to fetch by hand and where to put it.
     """
-    name, _, origin = published
+    name, _, origin = wanted
     by_hand = (
         f"fetch it on another machine from {origin} and put it into {folder}, or name its folder with "
         f"--data-dir: {looked_for}"
@@ -55,37 +55,37 @@ def download(published: Published, folder: Path, *, looked_for: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.redirect_stderr(unescaped(sys.stderr)):  # for its progress bar
             if name in ("mnist", "fashion-mnist"):
-                _set(published)(str(folder), download=True)
+                _set(wanted)(str(folder), download=True)
             elif name == "emnist":
-                _set(published)(str(folder), split="letters", download=True)
+                _set(wanted)(str(folder), split="letters", download=True)
             else:
-                _parts(published, folder / "svhn" if name == "svhn" else folder, download=True)
+                _parts(wanted, folder / "svhn" if name == "svhn" else folder, download=True)
     except (OSError, RuntimeError, ImportError) as error:
         raise BadInput(f"{name} could not be downloaded ({error}); {by_hand}") from error
 
 
-def read(published: Published, folder: Path) -> Arrays:
+def read(wanted: TorchvisionSet, folder: Path) -> Arrays:
     """Reads CIFAR-10, CIFAR-100 or SVHN from a folder that has torchvision's layout.
 
     :raises BadInput: a file is missing or differs from the published one, or torchvision or scipy is not installed.
     """
     try:
-        train, test = _parts(published, folder)
+        train, test = _parts(wanted, folder)
     except (OSError, RuntimeError, ImportError) as error:
-        name, _, origin = published
+        name, _, origin = wanted
         raise BadInput(f"{name} in {folder} cannot be read ({error}); fetch it again from {origin}") from error
     return (*_arrays(train), *_arrays(test))
 
 
-def _set(published: Published) -> Any:
-    return getattr(import_torchvision().datasets, published.kind)
+def _set(wanted: TorchvisionSet) -> Any:
+    return getattr(import_torchvision().datasets, wanted.kind)
 
 
-def _parts(published: Published, folder: Path, **how: bool) -> list[Any]:
+def _parts(wanted: TorchvisionSet, folder: Path, **how: bool) -> list[Any]:
     splits: list[dict[str, Any]] = [
-        {"split": part} if published.name == "svhn" else {"train": part == "train"} for part in _PARTS
+        {"split": part} if wanted.name == "svhn" else {"train": part == "train"} for part in _PARTS
     ]
-    return [_set(published)(str(folder), **split, **how) for split in splits]
+    return [_set(wanted)(str(folder), **split, **how) for split in splits]
 
 
 def _arrays(part: Any) -> tuple[ImageArray, Labels]:

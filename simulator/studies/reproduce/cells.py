@@ -224,9 +224,9 @@ def missing_data(names: Collection[str], data_dir: Path | None) -> dict[str, str
 @cache
 def _missing(name: str, where: Path) -> str:
     source = SOURCES[name]
-    if source.is_at_hand(where) or source.published is None:
+    if source.is_at_hand(where) or source.torchvision is None:
         return ""
-    return f"fetch it from {source.published.origin} and put it into {where}: {source.looked_for}"
+    return f"fetch it from {source.torchvision.origin} and put it into {where}: {source.looked_for}"
 
 
 @cache
