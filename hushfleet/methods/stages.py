@@ -39,7 +39,7 @@ _TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
-class Release:
+class NoisedUpdate:
     """A clipped and noised update, before the codec.
 
     :param values: `[d]`, zero where the parameter is personal.
@@ -111,9 +111,9 @@ class ClipWhole:
         """Lowers the norm to C."""
         return replace(cost, norm=1.0)
 
-    def apply(self, context: RoundContext, release: Release) -> Release:
+    def apply(self, context: RoundContext, noised: NoisedUpdate) -> NoisedUpdate:
         """Clips the values to C."""
-        return _bounded(context, release, clip)
+        return _bounded(context, noised, clip)
 
 
 @dataclass(frozen=True)
@@ -124,16 +124,16 @@ class ScaleWhole:
         """Lowers the norm to C."""
         return replace(cost, norm=1.0)
 
-    def apply(self, context: RoundContext, release: Release) -> Release:
+    def apply(self, context: RoundContext, noised: NoisedUpdate) -> NoisedUpdate:
         """Scales the values to the norm C."""
-        return _bounded(context, release, scale)
+        return _bounded(context, noised, scale)
 
 
-def _bounded(context: RoundContext, release: Release, bound: Callable[[Array, float], Array]) -> Release:
-    """Returns the release with its values as a whole brought to the round's clip norm C by `bound`."""
+def _bounded(context: RoundContext, noised: NoisedUpdate, bound: Callable[[Array, float], Array]) -> NoisedUpdate:
+    """Returns the update with its values as a whole brought to the round's clip norm C by `bound`."""
     clip_norm = context.setting.clip_norm
     bounds = np.full(len(context.layout.layers), clip_norm)
-    return replace(release, values=bound(release.values, clip_norm), clip_norms=bounds, by_layer=False)
+    return replace(noised, values=bound(noised.values, clip_norm), clip_norms=bounds, by_layer=False)
 
 
 @dataclass(frozen=True)
@@ -161,13 +161,13 @@ class OneStep:
         cost = replace(cost, norm=self.step, summed=True, records=self.records)
         return replace(cost, noise_multiplier=setting.noise_multiplier, noise_split=setting.noise_split)
 
-    def apply(self, context: RoundContext, release: Release) -> Release:
+    def apply(self, context: RoundContext, noised: NoisedUpdate) -> NoisedUpdate:
         """Clips the values to the bound of all records together, and declares the noise of the sum."""
         cost = self.cost(context.setting, Cost(context.setting.clip_norm))
         bounds = np.full(len(context.layout.layers), cost.largest)
         stds = np.full(len(bounds), cost.bound * cost.noise_multiplier)
-        values = clip(release.values, cost.largest)
-        return replace(release, values=values, clip_norms=bounds, noise_stds=stds)
+        values = clip(noised.values, cost.largest)
+        return replace(noised, values=values, clip_norms=bounds, noise_stds=stds)
 
 
 class LayerBounds:
@@ -224,7 +224,7 @@ class ClipLayers:
         raw = (*cost.raw, self.raw) if self.raw and math.isfinite(setting.clip_norm) else cost.raw
         return replace(cost, norm=self.bounds.norm(setting.layout), raw=raw)
 
-    def apply(self, context: RoundContext, release: Release) -> Release:
+    def apply(self, context: RoundContext, noised: NoisedUpdate) -> NoisedUpdate:
         """Clips each layer. Raises `PrivacyError` for bounds above their declared norm."""
         layout = context.layout
         units = self.bounds.bounds(self._memory(context), context.global_params, layout)
@@ -232,7 +232,7 @@ class ClipLayers:
         if not np.linalg.norm(units) <= declared * (1 + _TOLERANCE):
             raise PrivacyError(f"{type(self.bounds).__name__} gives bounds above the norm {declared:g} that it names")
         bounds = context.setting.clip_norm * units
-        return replace(release, values=clip_layers(release.values, layout, bounds), clip_norms=bounds, by_layer=True)
+        return replace(noised, values=clip_layers(noised.values, layout, bounds), clip_norms=bounds, by_layer=True)
 
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
         """Lets the bounds remember the sent values, or the raw update with `raw`."""
@@ -282,7 +282,7 @@ class NumberReport:
         reports = (*cost.reports, (mechanism.noise_multiplier, self.adds_up))
         return replace(cost, reports=reports, report_limit=max(cost.report_limit, limit))
 
-    def apply(self, context: RoundContext, release: Release, update: Array, noise: NoiseSource) -> Release:
+    def apply(self, context: RoundContext, noised: NoisedUpdate, update: Array, noise: NoiseSource) -> NoisedUpdate:
         """Measures and bounds the numbers and adds noise. Raises `PrivacyError` if they are not `count` numbers."""
         found = np.asarray(self.measure(context, update), np.float64)
         if found.shape != (self.count,):
@@ -291,7 +291,7 @@ class NumberReport:
         mechanism = self.mechanism(context.setting)
         if mechanism is not None:
             numbers = mechanism.add_noise(numbers, mechanism.vector_stds([self.bound])[0], noise)
-        return replace(release, report=(*release.report, *map(float, numbers)))
+        return replace(noised, report=(*noised.report, *map(float, numbers)))
 
 
 @dataclass(frozen=True)
@@ -321,15 +321,15 @@ class Gaussian:
             sigma = remaining_multiplier(sigma, report.noise_multiplier)
         return replace(cost, noise_multiplier=sigma)
 
-    def apply(self, context: RoundContext, release: Release, cost: Cost, noise: NoiseSource) -> Release:
+    def apply(self, context: RoundContext, noised: NoisedUpdate, cost: Cost, noise: NoiseSource) -> NoisedUpdate:
         """Adds the noise to the shared values; with a secure sum it only declares its standard deviation."""
         if cost.summed:  # the ring adds it
-            stds = GaussianMechanism(cost.noise_multiplier).vector_stds(release.clip_norms)
-            return replace(release, noise_stds=stds)
+            stds = GaussianMechanism(cost.noise_multiplier).vector_stds(noised.clip_norms)
+            return replace(noised, noise_stds=stds)
         mechanism = GaussianMechanism(cost.noise_multiplier, cost.noise_split)
-        stds = (mechanism.layer_stds if release.by_layer else mechanism.vector_stds)(release.clip_norms)
-        values = mechanism.add_noise(release.values, stds, noise, where=~context.mask, layout=context.layout)
-        return replace(release, values=values, noise_stds=stds)
+        stds = (mechanism.layer_stds if noised.by_layer else mechanism.vector_stds)(noised.clip_norms)
+        values = mechanism.add_noise(noised.values, stds, noise, where=~context.mask, layout=context.layout)
+        return replace(noised, values=values, noise_stds=stds)
 
 
 Stage = Transform | ClipWhole | ScaleWhole | OneStep | ClipLayers | Gaussian | NumberReport
@@ -359,13 +359,13 @@ def costs(stages: Sequence[Stage], setting: RoundSetting) -> list[Cost]:
     return folded
 
 
-def released(
+def privatized(
     stages: Sequence[Stage], context: RoundContext, update: Array, noise: NoiseSource, charge: Charge
-) -> Release:
+) -> NoisedUpdate:
     """Applies the stages to `update = trained - start`, one after the other."""
     raw, layers = context.shared(update), len(context.layout.layers)
     unbounded, silent = np.full(layers, math.inf), np.zeros(layers)
-    leaving = Release(raw, unbounded, silent, charge)
+    leaving = NoisedUpdate(raw, unbounded, silent, charge)
     for stage, cost in zip(stages, costs(stages, context.setting)[1:], strict=True):
         if isinstance(stage, Transform):
             changed = context.shared(stage.change(context, leaving.values, noise))

@@ -1,6 +1,6 @@
 """Binds a method to a task, by the unit of privacy. Devices and the aggregator use the same object.
 
-A round on the device:  `LocalRound` (choose, start, train, measure) -> `release` (stages) -> codec -> `advance`
+A round on the device:  `LocalRound` (choose, start, train, measure) -> `privatize` (stages) -> codec -> `advance`
 A round on the server:  controls -> every update is added to exact sums, with its weight -> aggregate -> advance;
                         `advance_public` for each device
 
@@ -21,7 +21,7 @@ from hushfleet.methods.cost import Cost
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.methods.server import ServerHalf
-from hushfleet.methods.stages import ClipLayers, Gaussian, OneStep, Release, Transform, costs, released
+from hushfleet.methods.stages import ClipLayers, Gaussian, NoisedUpdate, OneStep, Transform, costs, privatized
 from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext, RoundSetting, RoundTerms
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout
@@ -146,9 +146,9 @@ class TaskMethod:
         not see it."""
         return self.by_record and self.parts.own_training is not None
 
-    def release(self, context: RoundContext, update: Array, noise: NoiseSource) -> Release:
+    def privatize(self, context: RoundContext, update: Array, noise: NoiseSource) -> NoisedUpdate:
         """Returns the part of `update = trained - start` that leaves the device; called once."""
-        return released(self.parts.stages, context, update, noise, self.charge(context.setting.terms))
+        return privatized(self.parts.stages, context, update, noise, self.charge(context.setting.terms))
 
     def advance(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> DeviceState:
         """Returns the state for the next round.

@@ -2,7 +2,7 @@
 
 In one world local training ends with the canary update, in the other with no change at all (add or remove, as in the
 ledger). In a round that asks, the device answers with the longest answer, or with an empty one. Everything else is the
-code of a board: `DeviceRound.run` with its store and ledger, the method's release, the codec. The adversary is the
+code of a board: `DeviceRound.run` with its store and ledger, the method's stages, the codec. The adversary is the
 server: it decodes each update as the aggregator does and has its header and report. It also requests each round twice,
 as after a lost acknowledgement; if the bytes differ, it uses the mean of both.
 
@@ -172,8 +172,8 @@ class _RoundKind:
         return all_seen, alone
 
     def _without_noise(self, update: np.ndarray) -> np.ndarray:
-        release = self._method.release(self._context, update, _Silence())
-        return np.concatenate((release.values.astype(np.float64), release.report))
+        noised = self._method.privatize(self._context, update, _Silence())
+        return np.concatenate((noised.values.astype(np.float64), noised.report))
 
 
 def _round_of_a_member(subject: Subject, round: int, rng: np.random.Generator) -> RoundContext:
@@ -186,8 +186,8 @@ def _round_of_a_member(subject: Subject, round: int, rng: np.random.Generator) -
     for earlier in range(1, _EARLIER_ROUNDS + 1):
         update = canary_update(method.layout, subject.spec.privacy.clip_norm, rng) * np.float32(earlier)
         context = _ended(subject, round, state, data)
-        release = method.release(context, update, SeededNoise(subject.seed, 0, earlier))
-        state = method.advance(context, update=update, trained=initial, sent=release.values)
+        noised = method.privatize(context, update, SeededNoise(subject.seed, 0, earlier))
+        state = method.advance(context, update=update, trained=initial, sent=noised.values)
         state = replace(state, own=None)
     return _ended(subject, round, state, data)
 

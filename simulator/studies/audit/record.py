@@ -245,7 +245,7 @@ class _WatchedRound(DeviceRound):
     def watch(self, start: np.ndarray, times: int = 1) -> tuple[list[list[Any]], np.ndarray]:
         """Runs the round `times` times; returns each batch's gradients, as kept, and the last update."""
         moved: list[np.ndarray] = []
-        self.trainer.observer = lambda _, __, release: moved.append(release.values)
+        self.trainer.observer = lambda _, __, noised: moved.append(noised.values)
         for _ in range(times):
             self.run(start)
         return self._batches, moved[-1]

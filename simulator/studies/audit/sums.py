@@ -97,7 +97,7 @@ class _Game:
                 round = self._round(trainer, self.subject.plan(number), inside=True)
                 trained = round.trained(self.subject.initial)
                 source = trainer.randomness.noise(1)  # the ring adds noise, and not the release
-                released = round.method.release(trained.context, trained.update, source)
+                released = round.method.privatize(trained.context, trained.update, source)
             expected = released.values[self.shared].astype(np.float64)
             deviation, weight = float(np.linalg.norm(expected)) * noise, (self._least_noise / noise) ** 2
             self._kinds[key] = _RoundKind(expected, deviation, weight)
