@@ -41,9 +41,9 @@ from hushfleet.data.sets import load
 from hushfleet.graphs.session import open_session
 from hushfleet.methods.hush import TailMean
 from hushfleet.methods.hush_rule import signal, steps_at
-from hushfleet.model.own_head import PRIOR, WEIGHT, inputs_of_own, own_head_of, own_logits
+from hushfleet.model.own_head import inputs_of_own, own_head_of, own_logits
 from hushfleet.models.features import get_features
-from hushfleet.params import ParamLayout
+from hushfleet.params import PRIOR, WEIGHT, ParamLayout
 from hushfleet.simulator.engines.fast.alone_on_features import PENALTIES, predict_alone
 from hushfleet.simulator.studies.plan.simulated import JUDGED, Dealt, Images, deal, leading, shared_head
 

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
-from hushfleet.array_api import Array, array_namespace
+from hushfleet.array_api import Array, array_namespace, np
 from hushfleet.schema import require
 
 ACCURACY = "accuracy"

@@ -22,9 +22,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
-import numpy as np
 from msgspec import Meta
 
+from hushfleet.array_api import np
 from hushfleet.losses import LOSSES, Loss, log_softmax
 from hushfleet.schema import Checked, require
 

@@ -77,10 +77,9 @@ def privacy(
     )
     from hushfleet.aggregator.config.secure_sums import LEAST_SHARE
     from hushfleet.privacy.accounting.epsilon import check_delta
-    from hushfleet.privacy.adversaries import multipliers
+    from hushfleet.privacy.adversaries import multipliers, snr_db
     from hushfleet.privacy.adversaries import noise_multiplier as noise_multiplier_of
-    from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, RECORD_ADJACENCY
-    from hushfleet.privacy.snr import snr_db
+    from hushfleet.privacy.charge import DEVICE_ADJACENCY, RECORD_ADJACENCY
 
     noise_multiplier, noise_split = options.noise_multiplier, options.noise_split
     if (noise_multiplier is None) == (options.target is None):

@@ -12,8 +12,7 @@ from msgspec import Meta
 from hushfleet.codecs.registry import codec_of
 from hushfleet.config.spec import UNIT_NORM, Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
 from hushfleet.config.written import faults
-from hushfleet.data.form import Columns, DecimalMark, LabelKind, SampleForm, ValueKind, check_form
-from hushfleet.data.labels import one_form
+from hushfleet.data.form import Columns, DecimalMark, LabelKind, SampleForm, ValueKind, check_form, one_form
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
 from hushfleet.errors import HushfleetError, Malformed, format_value

@@ -11,7 +11,7 @@ from hushfleet.aggregator.results.fleet_state import Shortfall
 from hushfleet.aggregator.rounds.policy import FOR_GOOD
 from hushfleet.aggregator.rounds.schedule import moment_text
 from hushfleet.aggregator.rounds.thresholds import Thresholds
-from hushfleet.privacy.periods import Period
+from hushfleet.durations import Period
 
 UNKNOWN_S = 86400.0
 """A board without budget counts again after this time, if nothing is known of its period."""

@@ -6,12 +6,12 @@ would decide how all others are read, and with the unit `record` it would be in 
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from hushfleet.data.labels import one_form
 from hushfleet.schema import Checked, later, require
 
 MOST_COLUMNS = 4096
@@ -19,6 +19,11 @@ Columns = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ..
 DecimalMark = Literal["", ".", ","]
 LabelKind = Literal["", "names", "numbers"]
 ValueKind = Literal["", "pixels", "numbers"]
+
+
+def one_form(name: str) -> str:
+    """Returns the name in Unicode form NFC, which keyboards give; macOS may write an accent as a separate character."""
+    return unicodedata.normalize("NFC", name)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
 from msgspec import Meta
 
+from hushfleet.array_api import np
 from hushfleet.losses import LOSSES, find_loss
 from hushfleet.objectives import Objective
 from hushfleet.schema import Checked, Finite, Positive, Probability, later, require

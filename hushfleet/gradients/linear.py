@@ -24,7 +24,7 @@ class LinearClipping:
     with respect to z (for the cross-entropy softmax(z) - onehot(y)). So its norm is |s| |(x, 1)| (Goodfellow:
     "Efficient Per-Example Gradient Computations", 2015), and clipping it means scaling s.
 
-    :param layout: of a linear model (`hushfleet.model.own_head.is_linear`): W `[C, F]`, then b `[C]`.
+    :param layout: of a linear model (`hushfleet.params.is_linear`): W `[C, F]`, then b `[C]`.
     :param objective: without a teacher.
     """
 

@@ -51,9 +51,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from hushfleet.array_api import Array
+from hushfleet.array_api import Array, np
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import GradientRule, Pull, Sgd
 from hushfleet.methods.method import Method, TrainingConfig, published, within

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hushfleet import array_api
 from hushfleet.array_api import Array
@@ -36,8 +37,10 @@ from hushfleet.methods.local import Penalty, PersonalFirst, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.stages import Transform
 from hushfleet.methods.state import RoundContext, divided
-from hushfleet.privacy.noise import NoiseSource
 from hushfleet.schema import require
+
+if TYPE_CHECKING:
+    from hushfleet.privacy.noise import NoiseSource
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,7 @@ from __future__ import annotations
 import math
 from functools import cache
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.methods.method import Steps
 from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
 

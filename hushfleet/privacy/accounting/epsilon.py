@@ -1,7 +1,7 @@
 """Conversion of noise to epsilon and back.
 
-The functions are pure and need NumPy only, so that a board computes the same numbers as the aggregator prints. There
-are two accountants, and both give upper bounds:
+The functions are pure, so that a board computes the same numbers as the aggregator prints. NumPy is imported only for
+steps with sampling, and for `rdp`. There are two accountants, and both give upper bounds:
 
 - `exact` is the default. If every unit takes part in every step, it is the exact value (`gaussian`); with Poisson
   sampling it is a close upper bound (`privacy_loss`).
@@ -23,9 +23,6 @@ from typing import Literal
 
 from hushfleet.errors import PrivacyError
 from hushfleet.privacy.accounting.gaussian import epsilon_of_gaussian
-from hushfleet.privacy.accounting.loss_grid import Pair
-from hushfleet.privacy.accounting.privacy_loss import epsilon_bound
-from hushfleet.privacy.accounting.renyi import renyi_epsilon
 from hushfleet.privacy.accounting.step import Step
 from hushfleet.privacy.terms import Accountant
 
@@ -71,6 +68,8 @@ def _by_renyi(steps: Sequence[Step], delta: float, adjacency: Adjacency) -> floa
         if any(step.sample_rate < 1 for step in steps):
             raise PrivacyError('the accountant "rdp" does not know an exchange of sampled units: use "exact"')
         steps = [step._replace(noise_multiplier=step.noise_multiplier / 2) for step in steps]
+    from hushfleet.privacy.accounting.renyi import renyi_epsilon
+
     return renyi_epsilon(steps, delta=delta)
 
 
@@ -87,6 +86,10 @@ def _exactly(steps: tuple[Step, ...], delta: float, exchange: bool) -> float:
         return whole
     if _total_variation(steps, sensitivity) <= delta:
         return 0.0
+    from hushfleet.privacy.accounting.loss_grid import Pair
+    from hushfleet.privacy.accounting.privacy_loss import epsilon_bound
+    from hushfleet.privacy.accounting.renyi import renyi_epsilon
+
     pairs = [(Pair(step.noise_multiplier, step.sample_rate, exchange), step.steps) for step in sampled]
     shift = _mean_shift([step for step in steps if step.sample_rate == 1])
     if shift:

@@ -25,7 +25,6 @@ from hushfleet.errors import BadInput
 from hushfleet.methods.state import DeviceState
 from hushfleet.privacy.ring import Ring
 from hushfleet.secure.prime_field import from_bytes
-from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, WorstData, canary_update, disjoint_blocks
@@ -140,7 +139,7 @@ class _Game:
         round = self._round(trainer, plan, inside=inside)
         sent = [round.run(subject.initial).data for _ in range(2)]
         cost = round.method.cost(round.terms)
-        ring = ring_of(round.spec, plan, round.secure, cost.bound, cost.noise_multiplier, cost.records)
+        ring = round.secure.ring(cost.bound, cost.noise_multiplier, cost.records)
         others = self._others(ring, trainer)
         sums = []
         for data in dict.fromkeys(sent):

@@ -13,7 +13,7 @@ from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.charge import Charge
 from hushfleet.schema import pack
 from support.desk import TASK, make_folder
 

@@ -12,7 +12,7 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.gradients.draws import Inputs
 from hushfleet.methods import make_method
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout
