@@ -76,7 +76,7 @@ def privacy(
         view_of,
     )
     from hushfleet.aggregator.config.secure_sums import LEAST_SHARE
-    from hushfleet.privacy.accounting.epsilon import check_delta
+    from hushfleet.privacy.accounting.noise_for import check_delta
     from hushfleet.privacy.adversaries import multipliers, snr_db
     from hushfleet.privacy.adversaries import noise_multiplier as noise_multiplier_of
     from hushfleet.privacy.charge import DEVICE_ADJACENCY, RECORD_ADJACENCY

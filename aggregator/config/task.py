@@ -38,7 +38,7 @@ from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
 from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.sums import check_sums
-from hushfleet.privacy.accounting.epsilon import check_delta, noise_multiplier_for
+from hushfleet.privacy.accounting.noise_for import check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor, sensitivity
 from hushfleet.schema import (
     Checked,

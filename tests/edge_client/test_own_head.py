@@ -38,7 +38,7 @@ from hushfleet.methods import method_of
 from hushfleet.methods.hush_rule import signal
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
-from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
+from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
 from hushfleet.privacy.budget import charges_on
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 from hushfleet.privacy.ledger import epsilon_server_of
