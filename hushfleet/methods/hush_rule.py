@@ -21,10 +21,8 @@ from __future__ import annotations
 import math
 from functools import cache
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.methods.method import Steps
-from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
 
 ROUNDS = 20
 WAY, LONGEST_WAY = 1.5, 180.0
@@ -45,6 +43,8 @@ def signal(*, devices: float, epsilon: float, delta: float) -> float:
     >>> round(signal(devices=100, epsilon=2.0, delta=1e-5), 1)
     50.2
     """
+    from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
+
     return devices / noise_multiplier_for(epsilon=epsilon, delta=delta, steps=1)
 
 
