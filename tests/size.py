@@ -22,7 +22,7 @@ import networkx
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "size.md"
 LINKS = ROOT / "build" / "links"
-PAGES = ("*.md", "docs/**/*.md")
+PAGES = ("*.md", "changes/*.md", "docs/**/*.md")
 OPTIONAL = (
     *("aggregator/fleet", "aggregator/planning", "edge_client/fleet", "firmware_profiles/cards", "hushfleet/release"),
     *("models/features", "models/native", "models/resnet.py", "simulator/engines/clock", "simulator/engines/ray"),

@@ -90,6 +90,14 @@ def test_the_readmes_python_runs(tmp_path: Path) -> None:
     assert Path(output.split()[-1]).is_file()
 
 
+def test_fragments_of_the_changelog_have_a_kind() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["towncrier"]
+    kinds = "|".join(kind["directory"] for kind in settings["type"])
+    fragments = [path for path in (ROOT / "changes").iterdir() if path.name != "template.md"]
+    assert [path.name for path in fragments if not re.fullmatch(rf"[\w-]+\.({kinds})\.md", path.name)] == []
+    assert all(path.read_text("utf-8").strip() for path in fragments)
+
+
 def test_the_readme_counts_the_methods() -> None:
     privacy = PrivacySpec(unit="device", accounting="strict", clip_norm=1.0, noise_multiplier=1.0, delta=1e-5)
     made = [each.parts(each.config(), privacy, 10) for each in methods.METHODS.values()]

@@ -170,10 +170,13 @@ def test_what_the_server_could_see() -> None:
         assert float(row[3]) == pytest.approx(psnr, abs=0.051), start
 
 
-@pytest.mark.parametrize("row", rows_of("docs/privacy-reference.md", "| 2 | 3.975 |")[0:1] + [
-    rows_of("docs/privacy-reference.md", f"| {start} |")[0]
-    for start in ("4 | 2.549", "6 | 1.965", "8 | 1.636", "16 | 1.062")
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "row",
+    [
+        rows_of("docs/privacy-reference.md", f"| {start} |")[0]
+        for start in ("2 | 3.975", "4 | 2.549", "6 | 1.965", "8 | 1.636", "16 | 1.062")
+    ],
+)
 def test_the_epsilons_of_divided_noise(row: list[str]) -> None:
     printed, multiplier, *told = map(float, row)
     by_rdp = hf.privacy.epsilon(multiplier, rounds=20, delta=0.1, noise_split=10, accountant="rdp")

@@ -24,7 +24,7 @@ from hushfleet.model.own_head import PRIOR, WEIGHT
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.simulator.studies.audit import device
+from hushfleet.simulator.studies.audit import game
 from hushfleet.simulator.studies.audit.finding import Finding, whole_task
 from hushfleet.simulator.studies.audit.games import Effort, findings
 from hushfleet.simulator.studies.audit.subject import Subject
@@ -45,7 +45,7 @@ def of_gradients(subject: Subject, trials: int = 1000) -> Finding:
 
 @pytest.fixture(autouse=True)
 def few_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "MEASURED", 16)
+    monkeypatch.setattr(game, "MEASURED", 16)
 
 
 @pytest.mark.parametrize("name", METHODS)
