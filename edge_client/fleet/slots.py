@@ -11,7 +11,7 @@ back. Only to check a signature, it imports `cryptography` from the good release
     /opt/hushfleet/root_key             root's public key, 64 hex digits; root signs the statement of the release keys
     /opt/hushfleet/release_keys         the newest such statement; a newer one arrives in STATE/release_keys
     /opt/hushfleet/system.json          the release from which this file and the units were renewed last
-    /opt/hushfleet/charged.txt          the board's charges by its boot partition (`charge_line`), as of the last start
+    /opt/hushfleet/charged.txt          the board's charges by its boot partition (`ChargeLine`), as of the last start
 
 slots.json is replaced as a whole, and synced. The symlink is set from it before every start. So after a kill or a power
 cut at any moment, the board has either the old release or the new one. Starts of a release on trial are counted before
@@ -51,8 +51,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from hushfleet.atomic_file import sync_folder, write_whole
 from hushfleet.edge_client.fleet import system_files
-from hushfleet.edge_client.fleet.charge_line import ChargeLine
-from hushfleet.edge_client.fleet.client_files import clear_inside, only_release, read_inside, remove_inside
+from hushfleet.edge_client.fleet.client_files import ChargeLine, clear_inside, only_release, read_inside, remove_inside
 from hushfleet.edge_client.state_files import CHARGED, HEALTHY, INCOMING, RELEASE_KEYS
 from hushfleet.output import say
 from hushfleet.release.manifest import VERSION, highest, version_order

@@ -22,11 +22,10 @@ from hushfleet.edge_client.board.config import (
     LimitsSection,
     OwnDataSection,
 )
-from hushfleet.edge_client.fleet import release_file as release_file_module
+from hushfleet.edge_client.fleet import updates as release_file_module
 from hushfleet.edge_client.fleet.installed import Installed
-from hushfleet.edge_client.fleet.release_file import WINDOW, ReleaseFile
 from hushfleet.edge_client.fleet.slots import Slots, State
-from hushfleet.edge_client.fleet.updates import PATIENCE_S, ReleaseDuty, RestartForRelease
+from hushfleet.edge_client.fleet.updates import PATIENCE_S, WINDOW, ReleaseDuty, ReleaseFile, RestartForRelease
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.errors import BadSignature, Malformed, StoreError, StoreFull

@@ -28,7 +28,7 @@ PYTHON, ARCH = this_platform()
 BOARD = """
 import sys
 from pathlib import Path
-from hushfleet.edge_client.fleet.release_check import check_release
+from hushfleet.edge_client.fleet.trial import check_release
 import PIL.Image, numpy, cryptography.x509, hushfleet.firmware_profiles
 
 assert check_release(Path("."), Path("none.sqlite"), device="a") is None
