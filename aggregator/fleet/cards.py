@@ -16,14 +16,16 @@ from hushfleet.aggregator.fleet.board_ids import chosen_ids
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
-from hushfleet.aggregator.fleet.release_keys import keys_in_force, trust
 from hushfleet.aggregator.fleet.releases import (
     FleetRelease,
     Withdrawal,
     add_release,
+    describe_signing,
     find_release,
+    keys_in_force,
     offered_releases,
     releases,
+    trust,
 )
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, BadSignature, HushfleetError
@@ -228,14 +230,6 @@ def release_of(
         raise BadInput(f"{error}. {describe_signing(folder, out)}") from error
     out.unlink()
     return release
-
-
-def describe_signing(folder: FleetFolder, out: Path) -> str:
-    """Says what to do with a release that lacks a signature."""
-    return (
-        f"Where a release key is: hushfleet release sign {out.name} --key release.key; then here: "
-        f"hushfleet release add {folder.path} {out}"
-    )
 
 
 def _downgrade(registry: FleetRegistry, version: str, named: Sequence[str]) -> dict[str, Any]:

@@ -106,7 +106,9 @@ class CertificateRequest:
         if answer.nonce != self._nonce:
             return  # it answers an earlier request
         if answer.verdict != "granted":
-            self._log_once(f"no certificate yet ({answer.verdict}): {answer.reason}")
+            before, self.standing = self.standing, f"no certificate yet ({answer.verdict}): {answer.reason}"
+            if self.standing != before:
+                _log.warning("%s", self.standing)
             self._backoff.due_at = self._clock() + min(max(answer.retry_s, 1), MOST_RETRY_S)
             return
         if not self._store.is_enrolled:  # otherwise its own ledger has the charges
@@ -115,7 +117,9 @@ class CertificateRequest:
                 return
             self._store.note_enrolled(carried)
         self._tls.keep(answer.certificate)
-        self._erase_token()
+        if self._fleet.token_file is not None:
+            with contextlib.suppress(OSError):  # it was used, and is no longer valid
+                Path(self._fleet.token_file).unlink(missing_ok=True)
         self.granted = True
         _log.info("this board has a certificate of its fleet")
 
@@ -145,17 +149,6 @@ class CertificateRequest:
         return key.sign(
             proven_by_token(federation=self._federation, device=self._tls.device, csr=request, public_key=public_key)
         )
-
-    def _erase_token(self) -> None:
-        if self._fleet.token_file is not None:
-            with contextlib.suppress(OSError):  # it was used, and is no longer valid
-                Path(self._fleet.token_file).unlink(missing_ok=True)
-
-    def _log_once(self, text: str) -> None:
-        """Logs a text once."""
-        if text != self.standing:
-            self.standing = text
-            _log.warning("%s", text)
 
 
 def enrol(

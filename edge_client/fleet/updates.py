@@ -77,7 +77,7 @@ class ReleaseDuty(Duty):
         """Raises a `WireError` or `StoreError`."""
         if topic.kind == "release":
             if self._file is not None and self._offer is not None and topic.digest == self._offer.digest:
-                self._on_chunk(self._file, payload)
+                self._on_chunk(self._file, self._offer, payload)
         elif topic.kind == "fleet" and payload and peek_kind(payload) is ReleaseOffer:
             offer = decode_message(payload, federation=self._topics.federation, public_key=self._service)
             assert isinstance(offer, ReleaseOffer)
@@ -91,7 +91,9 @@ class ReleaseDuty(Duty):
             return
         if installed.was_answered(offer.attempt) or installed.waits or state.trial:
             return
-        self._forget()
+        if self._file is not None:
+            self._file.drop()
+        self._file = self._offer = None
         installed.heard(offer.attempt)
         try:
             manifest = installed.judge(offer.manifest)
@@ -105,23 +107,21 @@ class ReleaseDuty(Duty):
             _log.error("release %s is refused: %s", offer.version, error)
             installed.answered(offer.version, offer.attempt)
         else:
-            _log.info("release %s is offered; %d of %d KiB are to be fetched", offer.version, *self._progress())
+            _log.info("release %s is offered, %d KiB", offer.version, offer.size >> 10)
             self._offer = offer
             self._backoff.reset(self._now)
             self.due_at = self._now
 
-    def _on_chunk(self, file: ReleaseFile, frame: bytes) -> None:
+    def _on_chunk(self, file: ReleaseFile, offer: ReleaseOffer, frame: bytes) -> None:
         if file.add(frame):
             missing = file.missing()
             self._backoff.reset(self._now, wait=bool(missing) and missing[0][0] < self._asked_up_to)
             self.due_at = min(self.due_at, self._backoff.due_at)
         if file.complete:
-            self._hand_over(file)
+            self._hand_over(file, offer)
 
-    def _hand_over(self, file: ReleaseFile) -> None:
+    def _hand_over(self, file: ReleaseFile, offer: ReleaseOffer) -> None:
         """Raises `StoreError`, or `Malformed` if another release has arrived: the offered one is then fetched again."""
-        assert self._offer is not None
-        offer = self._offer
         file.finish(self._installed.incoming / f"{offer.version}.hfr")
         self._file = None
         self._installed.answered(offer.version, offer.attempt)
@@ -143,24 +143,20 @@ class ReleaseDuty(Duty):
             self.due_at = now + LOOK_EVERY_S
             if now >= self._backoff.due_at:
                 self._backoff.tried(now)
-                if self._file.complete:  # no chunk will come: the client ended too early, or the disk failed
-                    self._try_again(self._file)
-                else:
-                    self._ask(link, self._file.missing())
+                if not self._file.complete:
+                    self._ask(link, self._file.missing(), self._offer)
+                else:  # no chunk will come: the client ended too early, or the disk failed
+                    try:
+                        self._hand_over(self._file, self._offer)
+                    except (WireError, StoreError) as error:
+                        _log.error("%s", error)
             self.due_at = min(self.due_at, self._backoff.due_at)
 
-    def _ask(self, link: Link, missing: Ranges) -> None:
-        assert self._offer is not None
+    def _ask(self, link: Link, missing: Ranges, offer: ReleaseOffer) -> None:
         self._asked_up_to = missing[-1][1]
-        want = Want(self._offer.digest, self._offer.size, missing)
+        want = Want(offer.digest, offer.size, missing)
         frame = encode_message(want, self._identity, federation=self._topics.federation)
         link.publish(self._topics.wants(self._device), frame)
-
-    def _try_again(self, file: ReleaseFile) -> None:
-        try:
-            self._hand_over(file)
-        except (WireError, StoreError) as error:
-            _log.error("%s", error)
 
     def close(self) -> None:
         """Closes the file; received chunks stay."""
@@ -189,16 +185,6 @@ class ReleaseDuty(Duty):
                 link.subscribe(wanted)
             self._subscribed = wanted
 
-    def _forget(self) -> None:
-        if self._file is not None:
-            self._file.drop()
-        self._file = self._offer = None
-
-    def _progress(self) -> tuple[int, int]:
-        assert self._file is not None
-        missing = self._file.size - self._file.received * (self._file.chunk_bytes or 1)
-        return max(0, missing) >> 10, self._file.size >> 10
-
 
 class ReleaseFile(Assembler):
     """Two files: `FOLDER/DIGEST.part`, and `DIGEST.have` with a byte for each chunk. There is one release at a time:
@@ -217,7 +203,9 @@ class ReleaseFile(Assembler):
         self._unsynced = 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _drop_others(folder, digest.hex())
+            for path in folder.iterdir():
+                if _OURS.match(path.name) and not path.name.startswith(digest.hex()):
+                    path.unlink()
             super().__init__(digest, size, RELEASE_CHUNK_BYTES, max_blob_bytes=size)
         except OSError as error:
             raise StoreFull(f"there is no room for a release of {size >> 20} MiB in {folder}: {error}") from error
@@ -296,9 +284,3 @@ class ReleaseFile(Assembler):
         whole = known and len(marks) == count and not marks.strip(b"\0\1")
         self._have = bytearray(marks if whole else count)
         self.received = self._have.count(1)
-
-
-def _drop_others(folder: Path, digest: str) -> None:
-    for path in folder.iterdir():
-        if _OURS.match(path.name) and not path.name.startswith(digest):  # not a release that waits to be installed
-            path.unlink()

@@ -24,6 +24,7 @@ from hushfleet.aggregator.fleet.rollout import (
     SILENT_S,
     BoardRollout,
     Rollout,
+    Updating,
     begin,
     board_rollouts,
     change,
@@ -34,7 +35,6 @@ from hushfleet.aggregator.fleet.rollout import (
 )
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.sightings import sightings
-from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.edge_client.fleet.slots import SlotsError, State, check_fits
 from hushfleet.errors import BadInput, BadSignature, Malformed
