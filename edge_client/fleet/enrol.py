@@ -117,9 +117,7 @@ class CertificateRequest:
                 return
             self._store.note_enrolled(carried)
         self._tls.keep(answer.certificate)
-        if self._fleet.token_file is not None:
-            with contextlib.suppress(OSError):  # it was used, and is no longer valid
-                Path(self._fleet.token_file).unlink(missing_ok=True)
+        self._erase_token()
         self.granted = True
         _log.info("this board has a certificate of its fleet")
 
@@ -140,6 +138,11 @@ class CertificateRequest:
         self._carried, self._after = carried, answer.up_to
         self._backoff.reset(self._clock())
         return None
+
+    def _erase_token(self) -> None:
+        if self._fleet.token_file is not None:
+            with contextlib.suppress(OSError):  # it was used, and is no longer valid
+                Path(self._fleet.token_file).unlink(missing_ok=True)
 
     def _proof(self, request: bytes, public_key: bytes) -> bytes:
         token = read_token(self._fleet.token_file)

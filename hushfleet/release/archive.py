@@ -20,7 +20,7 @@ import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -46,25 +46,14 @@ _PRESET = 6  # a board needs 8 MiB to unpack it; preset 8 with extreme: 64 MiB, 
 _XZ_MEMORY_BYTES = 1 << 25
 
 
-def pack(
-    folder: Path,
-    out: Path,
-    *,
-    key: Signer | None,
-    version: str,
-    python: str,
-    arch: str,
-    oldest_store: int,
-    store: int,
-    downgrade_from: Sequence[str] = (),
-    downgrade_serial: int = 0,
-    wheels: Mapping[str, str] | None = None,
-    system: bool = False,
-) -> Manifest:
-    """Writes `folder` as the release `out`, signed with `key` (None: not signed yet); the rest is for the manifest.
+def pack(folder: Path, out: Path, *, key: Signer | None, **fields: Any) -> Manifest:
+    """Writes `folder` as the release `out`, signed with `key` (None: not signed yet).
 
     The same folder gives the same bytes: names are sorted, times and owners are left out. Raises `BadInput` for a link,
     or a path that is too long.
+
+    :param fields: of the manifest, without those that the payload determines. Downgrades, wheels and `system` may be
+        missing.
     """
     payload = io.BytesIO()
     unpacked = entries = 0
@@ -86,21 +75,9 @@ def pack(
             with path.open("rb") as file:
                 tar.addfile(entry, file)
     data = payload.getvalue()
-    manifest = Manifest(
-        version=version,
-        python=python,
-        arch=arch,
-        oldest_store=oldest_store,
-        store=store,
-        downgrade_from=tuple(downgrade_from),
-        downgrade_serial=downgrade_serial,
-        wheels=dict(wheels or {}),
-        payload_sha256=hashlib.sha256(data).hexdigest(),
-        payload_bytes=len(data),
-        unpacked_bytes=unpacked,
-        entries=entries,
-        system=system,
-    )
+    of_payload = {"payload_sha256": hashlib.sha256(data).hexdigest(), "payload_bytes": len(data)}
+    of_payload |= {"unpacked_bytes": unpacked, "entries": entries}
+    manifest = Manifest(**{"downgrade_from": (), "downgrade_serial": 0, "wheels": {}, **fields, **of_payload})
     out.write_bytes(SignedManifest.sign(manifest, *filter(None, [key])).to_bytes() + data)
     return manifest
 

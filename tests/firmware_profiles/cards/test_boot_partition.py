@@ -18,11 +18,9 @@ from hypothesis import strategies as st
 
 from hushfleet import progress
 from hushfleet.errors import BadInput, HushfleetError, StoreFull
-from hushfleet.firmware_profiles.cards import sparse_copy
+from hushfleet.firmware_profiles.cards import stock_image
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, ImageBoot, MountedBoot, require_room
-from hushfleet.firmware_profiles.cards.partition_table import read_partitions
-from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
-from hushfleet.firmware_profiles.cards.stock_image import System, read_system
+from hushfleet.firmware_profiles.cards.stock_image import System, copy_sparse, read_partitions, read_system
 from support.stock import SECTOR, TRIXIE, make_image, mbr, needs_mtools, put_root
 
 
@@ -147,7 +145,7 @@ def test_unpacking_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monke
             works.append(work)
             yield work
 
-    monkeypatch.setattr(sparse_copy, "doing", watched)
+    monkeypatch.setattr(stock_image, "doing", watched)
     copy_sparse(tmp_path / "a.img.xz", tmp_path / "a.img")
     assert (tmp_path / "a.img").read_bytes() == content
     assert [(work.done, work.total) for work in works] == [(3, 3)]

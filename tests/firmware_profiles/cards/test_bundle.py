@@ -16,7 +16,7 @@ import pytest
 import hushfleet
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards import bundle
-from hushfleet.firmware_profiles.cards.trimming import is_dropped
+from hushfleet.firmware_profiles.cards.bundle import is_dropped
 from hushfleet.release import place, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.pin_wheels import needed
