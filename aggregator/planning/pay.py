@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hushfleet.aggregator.config.question import noise_factor
-from hushfleet.aggregator.config.sections import OWN_DATA, PlanSection
+from hushfleet.aggregator.config.sections import PlanSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.planning.advice import Advice, ImagesBy, Question, verdict
 from hushfleet.aggregator.planning.gain_errors import Answer, Interval
 from hushfleet.aggregator.planning.gain_table import GainTable, gain_table
 from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.report.readable import evaluated
+from hushfleet.data.form import OWN_DATA
 from hushfleet.data.sets import facts
 from hushfleet.methods.hush_rule import rule
 from hushfleet.privacy.accounting.epsilon import Step, epsilon

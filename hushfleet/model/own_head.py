@@ -27,16 +27,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from msgspec import Meta
 
 from hushfleet.data.samples import FeatureSamples, LabelledSamples
 from hushfleet.model.soft_means import soft_means
 from hushfleet.model.softmax import fit, log_softmax, rotated
 from hushfleet.params import ParamLayout
-from hushfleet.schema import Checked, Count
+from hushfleet.schema import Checked, Count, Fraction
 
 FOLDS = 5
 HEADS = ((1.0, 0.1), (1.0, 0.03), (1.0, 0.01), (1.0, 0.003), (0.4, 0.0003), (0.0, 0.0003))
@@ -62,8 +61,6 @@ UNLABELLED_BELOW = 20.0
 """The value of r from which on images without labels do not help."""
 WEIGHT, PRIOR = "head.weight", "prior"
 
-Part = Annotated[float, Meta(ge=0, le=1, description="in [0, 1]")]
-
 
 @dataclass(frozen=True)
 class HeadChoice(Checked):
@@ -79,9 +76,9 @@ class HeadChoice(Checked):
     """
 
     images: Count = 0
-    shared: Part = 1.0
-    pulled: Part = 0.0
-    alone: Part = 0.0
+    shared: Fraction = 1.0
+    pulled: Fraction = 0.0
+    alone: Fraction = 0.0
     right: Count = 0
     right_shared: Count = 0
     right_alone: Count = 0

@@ -47,7 +47,7 @@ def plan(options: PlanOptions) -> None:
     For method `hush`: a small shared head on fixed features, secure sums, a whole device protected. The gain comes from a
     table of simulated fleets (`benchmarks/private_gain.py`); the stand-ins for your images are Fashion-MNIST, letters
     (more classes), digits (`--features filters`) and CIFAR-10 (`--shape 3,32,32`). Other images gain more or less, so the
-    answer follows from an interval that held for nine of ten gains on other images (`benchmarks/gain_errors.py`). It pays if
+    answer follows from an interval that held for nine of ten gains on other images (`docs/field.md`). It pays if
     the whole interval is a point or more; it does not pay if the interval begins below 0 and ends below a point. With `--data`
     the fleet is simulated on public images like yours instead, and the interval is narrower: on some hundred of them, in a
     folder with a sub-folder for each class, or on a data set by its name.

@@ -68,11 +68,12 @@ leaves open, what is taken, and each deviation.
 the processor's. Of {cells} cells {named} name their instruction set, and {digests} the commit and the data's
 digests, as new ones do.
 
-**Epsilons** are by Rényi accounting ([exact ones](privacy.md#the-accountant) are smaller), of the device that has spent
-most in the whole run; of two, the least and the most over seeds. "ε server": against whoever sees a device's own
-update; "ε release": only aggregates. `inf (x)`: the method also sends values [without noise](privacy.md#raw-values); x
-is what the noised ones cost. "Noise" is its norm in a round's mean, in clip norms. **Own models** are tested after
-training, **next models** after aggregation; own labels are test images with a device's own mix of labels.
+**Epsilons** are by Rényi accounting ([exact ones](privacy-reference.md#the-accountant) are smaller), of the device
+that has spent most in the whole run; of two, the least and the most over seeds. "ε server": against whoever sees a
+device's own update; "ε release": only aggregates. `inf (x)`: the method also sends values [without
+noise](privacy-reference.md#raw-values); x is what the noised ones cost. "Noise" is its norm in a round's mean, in
+clip norms. **Own models** are tested after training, **next models** after aggregation; own labels are test images
+with a device's own mix of labels.
 """
 
 

@@ -20,7 +20,6 @@ from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.fleet_report import render_fleet_report
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.page.render import render_parts
@@ -99,7 +98,6 @@ def places(folder: FleetFolder, file: Path) -> dict[str, str]:
         "status": shown.getvalue(),
         "page": words(render_parts(view)["summary"]),
         "json": view.to_json()["pay"],
-        "report of the fleet": words(render_fleet_report(folder)),
         "report of the run": answer(told, judge(told)),
         "fleet task": given.output,
         "aggregator": said_by_aggregator(folder),
@@ -226,4 +224,3 @@ def test_a_useless_evaluation_of_a_former_run_replaces_no_sentence(tmp_path: Pat
             view = watch.view()
         assert view.pay.startswith(begins)
         assert descriptions.sentences(view)["model"].startswith(view.pay)
-        assert words(view.pay) in words(render_fleet_report(folder))

@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.fleet_report import render_fleet_report
 from hushfleet.aggregator.fleet.page.metrics import metrics
 from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.table import table
@@ -64,7 +63,6 @@ def test_status_page_metrics_and_report_of_a_fleet_tell_it(tmp_path: Path) -> No
     assert TOLD in console.file.getvalue()  # type: ignore[attr-defined]
     assert TOLD in render_parts(view)["summary"]
     assert "hushfleet_rounds_lost 4.0" in metrics(view).decode()
-    assert TOLD in render_fleet_report(folder)
     assert view.to_json()["run"]["lost"]["rounds"] == 4
 
 

@@ -266,7 +266,7 @@ def test_public_state_survives_its_bytes_and_refuses_others(seed: int, size: int
 
 
 def test_configuration_errors_name_key_value_and_range() -> None:
-    with pytest.raises(Malformed, match=r"gamma = -1.0: must be in \[0, 100\]"):
+    with pytest.raises(Malformed, match=r"gamma = -1: must be in \[0, 100\]"):
         fedglp(gamma=-1)
     with pytest.raises(Malformed, match="unknown field 'gama'"):
         fedglp(gama=1)

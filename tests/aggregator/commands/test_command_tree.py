@@ -1,4 +1,4 @@
-"""Prints the tree of `hushfleet`'s commands, and counts them: `python -m benchmarks.command_tree`."""
+"""The number of commands only falls: a new one takes the place of another, or says here why not."""
 
 from __future__ import annotations
 
@@ -32,17 +32,6 @@ def command_tree() -> list[Listed]:
     return [each for name, top in tops for each in _below(load_command(name), (name,), hidden=top.hidden)]
 
 
-def counts(tree: list[Listed]) -> dict[str, int]:
-    """Returns the number of listed commands: in two helps, and all that do something."""
-    shown = [each for each in tree if not each.hidden]
-    return {
-        "hushfleet --help": sum(len(each.words) == 1 for each in shown),
-        "hushfleet fleet --help": sum(len(each.words) == 2 and each.words[0] == "fleet" for each in shown),
-        "with sub-commands": sum(not each.subs for each in shown),
-        "hidden": len(tree) - len(shown),
-    }
-
-
 def _below(command: Any, words: tuple[str, ...], *, hidden: bool) -> Iterator[Listed]:
     hidden, subs = hidden or command.hidden, getattr(command, "commands", {})
     yield Listed(words, hidden, len(subs), getattr(command, "rich_help_panel", None) or "")
@@ -50,8 +39,20 @@ def _below(command: Any, words: tuple[str, ...], *, hidden: bool) -> Iterator[Li
         yield from _below(each, (*words, name), hidden=hidden)
 
 
-if __name__ == "__main__":
-    for each in (tree := command_tree()):
-        print(f"{'  ' * (len(each.words) - 1)}{each.words[-1]}{'  (hidden)' * each.hidden}")
-    for name, count in counts(tree).items():
-        print(f"{count:4}  {name}")
+def test_a_newcomer_finds_few_commands() -> None:
+    """Before there were 19, 26 and 56. `fleet set` is the 17th and the 43rd."""
+    shown = [each for each in command_tree() if not each.hidden]
+    assert sum(len(each.words) == 1 for each in shown) <= 17
+    assert sum(len(each.words) == 2 and each.words[0] == "fleet" for each in shown) <= 17
+    assert sum(not each.subs for each in shown) <= 43
+
+
+def test_what_units_call_is_hidden_and_works() -> None:
+    hidden = [" ".join(each.words) for each in command_tree() if each.hidden]
+    assert hidden == ["fleet serve", "aggregator", "broker"]
+
+
+def test_the_first_two_groups_of_a_fleet_are_twelve_commands() -> None:
+    tree = [each for each in command_tree() if each.words[0] == "fleet" and len(each.words) == 2 and not each.hidden]
+    first = [each.words[1] for each in tree if each.group in ("Make it and let it learn", "Boards, in and out")]
+    assert len({*first} - {"set"}) == 12
