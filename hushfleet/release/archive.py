@@ -27,13 +27,11 @@ from typing import Any, BinaryIO
 from hushfleet.atomic_file import sync_folder, write_whole
 from hushfleet.errors import BadInput, Malformed, StoreFull, TooLarge
 from hushfleet.release.manifest import (
+    HEAD_CAP,
     RELEASE_CAP,
-    START_BYTES,
     Manifest,
     SignedManifest,
     Signer,
-    manifest_length,
-    signatures_length,
     this_platform,
 )
 from hushfleet.release.statements import Trust
@@ -104,9 +102,10 @@ def _entry(name: str) -> tarfile.TarInfo:
 
 def read_head(file: BinaryIO) -> SignedManifest:
     """Reads the head of an open release; its signatures are not checked yet. The file is then at the payload."""
-    start = file.read(START_BYTES)
-    body, count = file.read(manifest_length(start)), file.read(1)
-    return SignedManifest.from_bytes(start + body + count + file.read(signatures_length(count)))
+    data = file.read(HEAD_CAP)
+    head, length = SignedManifest.read(data)
+    file.seek(length - len(data), os.SEEK_CUR)
+    return head
 
 
 def check_payload(file: BinaryIO, manifest: Manifest) -> None:
