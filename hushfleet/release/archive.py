@@ -73,9 +73,14 @@ def pack(folder: Path, out: Path, *, key: Signer | None, **fields: Any) -> Manif
             with path.open("rb") as file:
                 tar.addfile(entry, file)
     data = payload.getvalue()
-    of_payload = {"payload_sha256": hashlib.sha256(data).hexdigest(), "payload_bytes": len(data)}
-    of_payload |= {"unpacked_bytes": unpacked, "entries": entries}
-    manifest = Manifest(**{"downgrade_from": (), "downgrade_serial": 0, "wheels": {}, **fields, **of_payload})
+    given: dict[str, Any] = {"downgrade_from": (), "downgrade_serial": 0, "wheels": {}, **fields}
+    manifest = Manifest(
+        **given,
+        payload_sha256=hashlib.sha256(data).hexdigest(),
+        payload_bytes=len(data),
+        unpacked_bytes=unpacked,
+        entries=entries,
+    )
     out.write_bytes(SignedManifest.sign(manifest, *filter(None, [key])).to_bytes() + data)
     return manifest
 
