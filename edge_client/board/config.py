@@ -137,11 +137,11 @@ class OwnDataSection(Checked):
     :param kind: `folder`, one sub-folder of images for each class; `arrays`, an .npz of samples `x` and labels `y`;
         `csv`, one line for each sample, in one file or in the files of a folder.
     :param path: the folder or the file.
-    :param held_out: more data that are never trained on: `hushfleet-edge status` says how many of these the own
+    :param held_out: more data that are never trained on: `status` says how many of these the own
         model gets right. This stays on the device.
     :param unlabelled: a folder of images without labels, for the own head after a task's last round. They take part in
         no round, and nothing of them leaves the device.
-    :param inbox: a folder of new images that wait for a label (`hushfleet-edge label`); nothing is trained on them.
+    :param inbox: a folder of new images that wait for a label (`label`); nothing is trained on them.
     :param keep: how long an image or a CSV file stays, such as `90d`; after that the device deletes it.
     :param max_mib: the most disk space that these files may take; beyond it the oldest are deleted. 0: no limit. One
         large file then decides about others, so tasks that protect single records refuse it (`board/by_content.py`).
