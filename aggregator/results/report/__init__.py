@@ -11,6 +11,7 @@ from pathlib import Path
 from hushfleet.aggregator.results.report import page
 from hushfleet.aggregator.results.report.readable import epsilon_number, number
 from hushfleet.aggregator.results.report.sections import SECTIONS, ShownRun, read_picture
+from hushfleet.aggregator.results.report.tables import PageCell
 from hushfleet.aggregator.results.report.verdict import gain_cell, judge
 from hushfleet.aggregator.results.report.words import sentences
 from hushfleet.aggregator.results.result import Result, write_whole
@@ -49,9 +50,9 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
     )
 
 
-def _epsilon_tile(name: str, epsilon: float | None) -> tuple[page.PageCell, str]:
+def _epsilon_tile(name: str, epsilon: float | None) -> tuple[PageCell, str]:
     """Returns the epsilon of the worst device, in the colour of its level of protection."""
     if epsilon is None:
-        return page.PageCell(number(epsilon)), f"{name}, worst device"
+        return PageCell(number(epsilon)), f"{name}, worst device"
     word = protection(epsilon)
-    return page.PageCell(epsilon_number(epsilon), word.partition(" ")[0]), f"{name}, worst device: {word}"
+    return PageCell(epsilon_number(epsilon), word.partition(" ")[0]), f"{name}, worst device: {word}"

@@ -6,8 +6,8 @@ import math
 from statistics import fmean, stdev
 
 from hushfleet.aggregator.results.gains import Gain
-from hushfleet.aggregator.results.report.page import PageCell, Table
 from hushfleet.aggregator.results.report.readable import number, percent
+from hushfleet.aggregator.results.report.tables import PageCell, Table
 from hushfleet.aggregator.results.report.verdict import gain_cell, gain_of, judge, verdict_of
 from hushfleet.aggregator.results.result import Repeated, Result, WireInfo
 from hushfleet.codecs.registry import codec_of

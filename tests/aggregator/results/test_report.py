@@ -19,17 +19,16 @@ from hushfleet.aggregator.results.report import render_report, write_report
 from hushfleet.aggregator.results.report.charts import line, log_axis
 from hushfleet.aggregator.results.report.page import (
     Heading,
-    PageCell,
     Plot,
     Prose,
     Section,
-    Table,
     label,
     page,
     plotly_script,
 )
 from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent_up, points, size
 from hushfleet.aggregator.results.report.sections import DASH, ShownRun, device_table, rounds_over_time
+from hushfleet.aggregator.results.report.tables import PageCell, Table
 from hushfleet.aggregator.results.report.verdict import judge
 from hushfleet.aggregator.results.result import Example, OwnHead, Rerun, Result, TimelineRow, WireInfo
 from hushfleet.privacy.protection import guess_rate
