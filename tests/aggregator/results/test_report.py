@@ -15,7 +15,6 @@ import plotly.graph_objects as go
 import pytest
 
 from hushfleet.aggregator.commands.main import load_command
-from hushfleet.aggregator.results.report import render_report, write_report
 from hushfleet.aggregator.results.report.charts import line, log_axis
 from hushfleet.aggregator.results.report.page import (
     Heading,
@@ -27,6 +26,7 @@ from hushfleet.aggregator.results.report.page import (
     plotly_script,
 )
 from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent_up, points, size
+from hushfleet.aggregator.results.report.render import render_report, write_report
 from hushfleet.aggregator.results.report.sections import DASH, ShownRun, device_table, rounds_over_time
 from hushfleet.aggregator.results.report.tables import PageCell, Table
 from hushfleet.aggregator.results.report.verdict import judge
