@@ -38,7 +38,7 @@ from hushfleet.aggregator.rounds.thresholds import RunningThresholds
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.schema import pack, unpack

@@ -38,7 +38,7 @@ from hushfleet.codecs.registry import codec_of
 from hushfleet.config.spec import SecureSpec, TaskSpec, WireSpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import title_of
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.terms import TRUST
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import assumption

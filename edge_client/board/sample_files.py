@@ -17,7 +17,7 @@ from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import opened
 from hushfleet.data.csv_file import LABEL, read_csv
 from hushfleet.data.folder import files_below, named
-from hushfleet.data.labels import one_form
+from hushfleet.data.form import one_form
 from hushfleet.data.measurements import warn_of_row_numbers
 from hushfleet.data.records import are_pixels, fitted
 from hushfleet.data.samples import Samples

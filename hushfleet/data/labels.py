@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import re
-import unicodedata
 from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from hushfleet.data.form import one_form
 from hushfleet.errors import BadInput
 
 MISSING = frozenset((
@@ -23,11 +23,6 @@ _PLACE = re.compile(r"0|[1-9][0-9]{0,8}")
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")
 
 _log = logging.getLogger(__name__)
-
-
-def one_form(name: str) -> str:
-    """Returns the name in Unicode form NFC, which keyboards give; macOS may write an accent as a separate character."""
-    return unicodedata.normalize("NFC", name)
 
 
 def texts_of(labels: np.ndarray) -> np.ndarray:

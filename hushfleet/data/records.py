@@ -67,8 +67,7 @@ def fitted(
         raise BadInput(f"{where[0]} is {x.dtype}; it must be numbers")
     values, usable = read_values(x, where[0], pixels=form.values)
     if shape is not None and values.shape[1:] != shape:
-        found = list(values.shape[1:])
-        raise BadInput(f"{where[1]}: samples have the shape {found}, and the task takes {list(shape)}")
+        raise BadInput(f"{where[1]}: samples have the shape {list(values.shape[1:])}, and the task takes {list(shape)}")
     mean, std = mean or (0.0,) * values.shape[1], std or (1.0,) * values.shape[1]
     found, of_targets = _targets(y, names, targets, len(values), where[1], labels, is_strict=skipped is None)
     fits = usable & ~np.logical_or.reduce([each.are for each in of_targets])

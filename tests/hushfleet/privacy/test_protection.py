@@ -24,7 +24,7 @@ from hushfleet.aggregator.results.report.page import Facts
 from hushfleet.aggregator.results.report.render import render_report
 from hushfleet.aggregator.results.report.verdict import judge
 from hushfleet.edge_client import status
-from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
+from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
 from hushfleet.privacy.protection import LARGEST_EPSILON, guess_rate, protection, worth
 from hushfleet.simulator.studies.plan import show
 from hushfleet.simulator.studies.plan.needs import needs

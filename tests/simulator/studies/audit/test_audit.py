@@ -17,11 +17,10 @@ from hushfleet.config.question import QuestionSpec
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods import METHODS, stages
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.privatize import privatized
 from hushfleet.methods.question import RoundRules, rules_of
-from hushfleet.methods.stages import privatized
-from hushfleet.methods.state import RoundTerms
-from hushfleet.model.own_head import PRIOR, WEIGHT
-from hushfleet.params import ParamLayout
+from hushfleet.params import PRIOR, WEIGHT, ParamLayout
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.studies.audit import game
@@ -242,7 +241,7 @@ def less_noise_on_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_clipping_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hushfleet.privacy.record.clip", lambda x, clip_norm, drop: x)
+    monkeypatch.setattr("hushfleet.privacy.clipping.clip", lambda x, clip_norm, drop: x)
 
 
 @pytest.mark.parametrize("plant", [less_noise_on_gradients, no_clipping_of_gradients])
