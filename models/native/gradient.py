@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hushfleet.graphs.session import check_array
+from hushfleet.losses import loss_and_cotangent
 from hushfleet.models.model import Model
 from hushfleet.models.native.build import find_compiler, load_library, pointer
 from hushfleet.models.native.singles_writer import SinglesWriter
@@ -182,7 +183,7 @@ class NativeGradient:
             raise self._no_class(y, int(wrong.argmax()))
         logits = np.empty((len(y), self.model.classes), np.float32)
         library.logits(*inputs, 0, pointer(logits), scratch)
-        return self.objective.loss_and_cotangent(logits, y, teacher, distill)
+        return loss_and_cotangent(self.objective, logits, y, teacher, distill)
 
     def _layers(self, part: slice) -> tuple[int, int]:
         """Returns the number of the first layer with entries in `part`, and the last such layer's number plus one."""

@@ -64,8 +64,8 @@ class UpdateGame(TwoWorlds[CanaryUpdate]):
         update = canary_update(self._layout, self._spec.privacy.clip_norm, rng)
 
         def without_noise(update: np.ndarray) -> np.ndarray:
-            release = self._method.release(context, update, _Silence())
-            return np.concatenate((release.values.astype(np.float64), release.report))
+            noised = self._method.privatize(context, update, _Silence())
+            return np.concatenate((noised.values.astype(np.float64), noised.report))
 
         expected, nothing = without_noise(update), without_noise(update * 0)
         nothing[:size] = 0
@@ -106,8 +106,8 @@ def _round_of_a_member(subject: Subject, round: int, rng: np.random.Generator) -
     for earlier in range(1, _EARLIER_ROUNDS + 1):
         update = canary_update(method.layout, subject.spec.privacy.clip_norm, rng) * np.float32(earlier)
         context = ended(state)
-        release = method.release(context, update, SeededNoise(subject.seed, 0, earlier))
-        state = replace(method.advance(context, update=update, trained=initial, sent=release.values), own=None)
+        noised = method.privatize(context, update, SeededNoise(subject.seed, 0, earlier))
+        state = replace(method.advance(context, update=update, trained=initial, sent=noised.values), own=None)
     return ended(state)
 
 

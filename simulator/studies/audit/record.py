@@ -124,7 +124,7 @@ class RecordGame:
     def _see(self, trainer: Trainer, round: int, keep: Keep) -> tuple[list[np.ndarray], np.ndarray]:
         """Returns the adversary's view of a round requested twice: all noised gradients, and the last update."""
         watched, moved = _WatchedRound(trainer, self._subject.plan(round), keep), list[np.ndarray]()
-        trainer.observer = lambda _, __, release: moved.append(release.values)
+        trainer.observer = lambda _, __, noised: moved.append(noised.values)
         for _ in range(2):
             watched.run(self._subject.initial)
         return [np.array(batch, np.float64) for batch in watched.batches], moved[-1]

@@ -20,11 +20,11 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import Trainer
 from hushfleet.gradients.batch import GradientFunction
 from hushfleet.methods import method_of
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.question import RoundRules, rules_of
-from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.evaluation import LogitsOf
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.fast.sums import key_of

@@ -21,7 +21,6 @@ from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import DeviceState
 from hushfleet.secure.prime_field import from_bytes
-from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, WorstData, canary_update, disjoint_blocks
@@ -72,8 +71,8 @@ class SumGame(TwoWorlds[Canary]):
             begun = self._round(trainer, self.subject.plan(round), inside=True)
             trained = begun.trained(self.subject.initial)
             source = trainer.randomness.noise(1)  # the ring adds noise, and not the release
-            released = begun.method.release(trained.context, trained.update, source)
-        expected = released.values[self._shared].astype(np.float64)
+            noised = begun.method.privatize(trained.context, trained.update, source)
+        expected = noised.values[self._shared].astype(np.float64)
         return Canary(expected, *self.noise_and_weight(round, expected))
 
     def _round(self, trainer: Trainer, plan: RoundPlan, *, inside: bool) -> _SumRound:
@@ -86,7 +85,7 @@ class SumGame(TwoWorlds[Canary]):
         begun = self._round(trainer, plan, inside=inside)
         sent = [begun.run(subject.initial).data for _ in range(2)]
         cost = begun.method.cost(begun.terms)
-        ring = ring_of(begun.spec, plan, begun.secure, cost.bound, cost.noise_multiplier, cost.records)
+        ring = begun.secure.ring(cost.bound, cost.noise_multiplier, cost.records)
         nothing, others = np.zeros(ring.size), np.zeros(ring.size, np.int64)
         for number in range(self._honest_devices - 1):
             others += ring.encode(nothing, trainer.randomness.noise(_OTHERS + number))

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.data.sets import is_at_hand, looked_for
-from hushfleet.data.torchvision_sets import ORIGINS
+from hushfleet.data.sets import SOURCES
 from hushfleet.errors import BadInput
 from hushfleet.methods import METHODS
 from hushfleet.simulator.studies.reproduce.recipe import (
@@ -224,9 +223,10 @@ def missing_data(names: Collection[str], data_dir: Path | None) -> dict[str, str
 
 @cache
 def _missing(name: str, where: Path) -> str:
-    if is_at_hand(name, data_dir=where):
+    source = SOURCES[name]
+    if source.is_at_hand(where) or source.torchvision is None:
         return ""
-    return f"fetch it from {ORIGINS[name]} and put it into {where}: {looked_for(name)}"
+    return f"fetch it from {source.torchvision.origin} and put it into {where}: {source.looked_for}"
 
 
 @cache

@@ -17,7 +17,7 @@ from hushfleet.aggregator.results.result import write_whole
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
 from hushfleet.methods import make_method
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.models import get_model
 from hushfleet.plain_json import from_json, to_json
 from hushfleet.simulator.studies.reproduce.cells import AS_A_PAPER, Cell

@@ -63,7 +63,7 @@ def test_noise_that_is_missing_is_found(
 def test_gradients_that_are_not_clipped_are_found(
     summed: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hushfleet.privacy.record.clip", lambda x, clip_norm, drop: x)
+    monkeypatch.setattr("hushfleet.privacy.clipping.clip", lambda x, clip_norm, drop: x)
     assert found(summed("record", 1.0), 100).verdict == "VIOLATED"
 
 
