@@ -16,7 +16,7 @@ from hushfleet.aggregator.commands.main import build_app
 from hushfleet.config.question import QuestionSpec
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.methods import METHODS, stages
+from hushfleet.methods import METHODS, privatize
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.privatize import privatized
 from hushfleet.methods.question import RoundRules, rules_of
@@ -91,7 +91,7 @@ def less_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "clip", lambda x, clip_norm: x)
+    monkeypatch.setattr(privatize, "clip", lambda x, clip_norm: x)
 
 
 def noise_drawn_for_each_asking(monkeypatch: pytest.MonkeyPatch) -> None:
