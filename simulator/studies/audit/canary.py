@@ -78,7 +78,16 @@ class CanaryGradient:
     blocks: tuple[np.ndarray, np.ndarray]
     length: float
 
-    def __call__(self, params: Any, x: Any, y: Any, dropout: Any = (), out: Any = None, **_: Any) -> tuple[float, Any]:
+    def __call__(
+        self,
+        params: Any,
+        x: Any,
+        y: Any,
+        dropout: Any = (),
+        out: Any = None,
+        teacher: Any = None,
+        distill: Any = None,
+    ) -> tuple[float, Any]:
         out = np.empty_like(params) if out is None else out
         out[...] = 0
         directions, places = self.blocks
