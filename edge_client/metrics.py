@@ -21,7 +21,7 @@ from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.graphs.features import FeatureGraph
-from hushfleet.methods.stages import NoisedUpdate
+from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.model.evaluation import Evaluation, LogitsOf, evaluate, evaluate_each
 from hushfleet.plain_json import to_json
 from hushfleet.training.local_round import Trained

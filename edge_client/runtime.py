@@ -38,7 +38,7 @@ from hushfleet.graphs.safety import check_graph, check_masks
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.methods import method_of
-from hushfleet.methods.stages import NoisedUpdate
+from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.model.evaluation import EVALUATION_BATCH
 from hushfleet.training.local_round import Trained
 

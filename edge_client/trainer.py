@@ -15,6 +15,7 @@ import numpy as np
 from hushfleet.codecs.registry import codec_of, steps_for
 from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.data.samples import LabelledSamples, Samples
+from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import allowed_charge, check_trust
 from hushfleet.edge_client.board.local_data import zero_samples
@@ -27,21 +28,20 @@ from hushfleet.gradients.batch import GradientFunction
 from hushfleet.gradients.draws import Inputs
 from hushfleet.gradients.optim import make_optimizer
 from hushfleet.gradients.own_samples import LoadedSamples, OwnSamples
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.question import rules_of
-from hushfleet.methods.stages import NoisedUpdate
-from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
+from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.carry_over import carry_over, output_names
 from hushfleet.model.evaluation import LogitsOf
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.ledger import epsilon_server_of
-from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource
-from hushfleet.privacy.periods import Period
 from hushfleet.secure import prime_field
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.member_answer import AnswerHeader, encode_answer
-from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.training.answer import drift_answer, evaluation_answer, statistic_answer
@@ -388,7 +388,7 @@ class DeviceRound:
         :param values: clipped, float32 `[k]`. Nobody sees them, not even the aggregator.
         """
         secure_round, cost = self.secure, self.method.cost(self.terms)
-        ring = ring_of(self.spec, self.plan, secure_round, cost.bound, cost.noise_multiplier, cost.records)
+        ring = secure_round.ring(cost.bound, cost.noise_multiplier, cost.records)
         masked = secure_round.masked(self.trainer.agreement, self.trainer.device, ring.encode(values, noise))
         integers = np.concatenate((masked.values, masked.corrections.reshape(-1)))
         return encode_masked(

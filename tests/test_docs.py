@@ -29,7 +29,8 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.gradients.own_samples import HiddenSamples
 from hushfleet.graphs.session import GradientGraph
-from hushfleet.methods.state import PublicState, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.state import PublicState
 from hushfleet.training.local_round import LocalRound
 from hushfleet.wire.format.messages import DeclineCode, RefusedCode, RoundPlan
 from support.documents import BLOCKS, DOCUMENTS, EXAMPLES, ROOT, Block

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from hushfleet.codecs.registry import codec_of
 from hushfleet.config.spec import MAX_ROUNDS, UNIT_NORM
-from hushfleet.data.form import OWN_DATA, form_rules
-from hushfleet.data.labels import one_form
+from hushfleet.data.form import OWN_DATA, form_rules, one_form
 from hushfleet.errors import HushfleetError
 from hushfleet.losses import LOSSES, find_loss
 from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.stages import NumberReport
 from hushfleet.methods.sums import check_sums
-from hushfleet.privacy.accounting.epsilon import check_delta
+from hushfleet.privacy.accounting.noise_for import check_delta
 from hushfleet.rules import Rule, Rules
 from hushfleet.secure.committee import committee_rule
 from hushfleet.wire.format.messages import MAX_COHORT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -13,7 +13,8 @@ from hushfleet.aggregator.config import rules
 from hushfleet.codecs.registry import codec_of
 from hushfleet.config.spec import UNIT_NORM, Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
 from hushfleet.config.written import Fault, faults
-from hushfleet.data.form import Columns, DecimalMark, LabelKind, OwnData, SampleForm, ValueKind
+from hushfleet.data.form import OWN_DATA, Columns, DecimalMark, LabelKind, SampleForm, ValueKind
+from hushfleet.data.sets import SOURCES
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
 from hushfleet.errors import HushfleetError
@@ -34,7 +35,10 @@ from hushfleet.schema import (
 )
 from hushfleet.user_files import expanded, in_file
 
-DataSetName = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", OwnData]
+if TYPE_CHECKING:
+    DataSetName = str
+else:
+    DataSetName = Literal[(*SOURCES, *OWN_DATA)]
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
 _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30, as float32 numbers can be")]
 

@@ -36,7 +36,7 @@ from hushfleet.errors import BadInput, Malformed, PrivacyError, format_value
 from hushfleet.losses import FAULT, find_loss
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
-from hushfleet.privacy.accounting.epsilon import check_delta, noise_multiplier_for
+from hushfleet.privacy.accounting.noise_for import check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor, sensitivity
 from hushfleet.rules import check_rules
 from hushfleet.schema import (

@@ -187,7 +187,7 @@ class RoundCycle:
             lost = lost_rounds(engine.store, delta=privacy.delta, accountant=privacy.accountant)
             if lost is not None:
                 log.warning("round %d: %s", summary.round, lost.words(engine.closed_rounds))
-                fields["lost"] = lost.model_dump()
+                fields["lost"] = lost
         self._log.note("round_close", **fields)
         self._enrolment.round_closed()
         if engine.finished:

@@ -18,7 +18,7 @@ from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.run_log import RunLog
 from hushfleet.aggregator.rounds.schedule import moment_text
 from hushfleet.aggregator.rounds.thresholds import RunningThresholds, Thresholds
-from hushfleet.privacy.periods import Period
+from hushfleet.durations import Period
 from hushfleet.secure.roster import Roster
 
 TELLS_AFTER_S = 5.0

@@ -10,7 +10,7 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.config.spec import TaskSpec
 from hushfleet.losses import ACCURACY
 from hushfleet.methods import method_of, title_of
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.terms import AS_PUBLISHED
 
 

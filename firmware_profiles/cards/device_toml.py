@@ -11,7 +11,7 @@ from hushfleet.config.written import faults
 from hushfleet.edge_client.board.config import DeviceConfig, LimitsSection
 from hushfleet.edge_client.board.consent import check_stored, check_trust
 from hushfleet.edge_client.declines import Declined
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.charge import Charge
 from hushfleet.schema import bare, from_plain, hints, missing, parse_toml, require
 
 _OF_FLEET = ("device", "broker", "data", "limits", "fleet")

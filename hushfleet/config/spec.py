@@ -20,8 +20,7 @@ from hushfleet.config.question import QuestionSpec
 from hushfleet.data.form import ANY_FORM, SampleForm
 from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import Malformed, TooLarge
-from hushfleet.model.own_head import is_linear
-from hushfleet.params import MAX_PARAMS, ParamLayout
+from hushfleet.params import MAX_PARAMS, ParamLayout, is_linear
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.schema import (
     Checked,

@@ -6,13 +6,13 @@ would decide how all others are read, and with the unit `record` it would be in 
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
-from hushfleet.data.labels import one_form
 from hushfleet.rules import Rule, Rules
 from hushfleet.schema import Checked, later, require
 
@@ -24,6 +24,11 @@ OwnData = Literal["folder", "arrays", "csv"]
 OWN_DATA: tuple[OwnData, ...] = get_args(OwnData)
 LabelKind = Literal["", "names", "numbers"]
 ValueKind = Literal["", "pixels", "numbers"]
+
+
+def one_form(name: str) -> str:
+    """Returns the name in Unicode form NFC, which keyboards give; macOS may write an accent as a separate character."""
+    return unicodedata.normalize("NFC", name)
 
 
 @dataclass(frozen=True)

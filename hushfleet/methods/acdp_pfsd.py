@@ -36,22 +36,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
 from msgspec import Meta
 
-from hushfleet.array_api import Array
+from hushfleet.array_api import Array, np
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.clip_agent import AgentState, ClipAgent, trimmed_mean
+from hushfleet.methods.cost import RoundSetting
 from hushfleet.methods.local import SelfDistillation, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, Temperature, TrainingConfig, Weight, published
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import ClipWhole, Gaussian, NumberReport, Stage
-from hushfleet.methods.state import RoundContext, RoundSetting
 from hushfleet.objectives import Objective
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.schema import Fraction, Probability
+
+if TYPE_CHECKING:
+    from hushfleet.methods.state import RoundContext
 
 Clipping = Literal["ppo", "fixed", "quantile"]
 _LEAST_SHARE = 0.05  # noise deviation on the sum of bits, as a share of the devices; Andrew et al., Section 3.1

@@ -51,10 +51,9 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import numpy as np
 from msgspec import Meta
 
-from hushfleet.array_api import Array
+from hushfleet.array_api import Array, np
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import GradientRule, Pull, Sgd
 from hushfleet.methods.method import Method, TrainingConfig, Weight, published

@@ -18,16 +18,18 @@ device sends the sparse update as trained; its noise is the noise of the gradien
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hushfleet import array_api
-from hushfleet.array_api import Array
-from hushfleet.blocks import blocks
+from hushfleet.array_api import Array, blocks
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Penalty, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, Weight, published
-from hushfleet.methods.stages import KeepLargest
-from hushfleet.methods.state import RoundContext
+from hushfleet.methods.sparse import KeepLargest
 from hushfleet.schema import Share
+
+if TYPE_CHECKING:
+    from hushfleet.methods.state import RoundContext
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,24 +42,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
 from msgspec import Meta
 
-from hushfleet.array_api import Array, array_namespace
-from hushfleet.blocks import blocks
+from hushfleet.array_api import Array, array_namespace, blocks, np
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.fisher import ByFisher, Normalisation
 from hushfleet.methods.local import PartOrder, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import ClipLayers, EvenBounds, Gaussian, Transform
-from hushfleet.methods.state import PrivateArrays, RoundContext
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import clip_layers, layer_norms
-from hushfleet.privacy.noise import NoiseSource
 from hushfleet.schema import Share
+
+if TYPE_CHECKING:
+    from hushfleet.methods.state import PrivateArrays, RoundContext
+    from hushfleet.privacy.noise import NoiseSource
 
 LARGEST_STRETCH = "largest_stretch"
 """The private array with the largest T_s / b of the device so far, before the cap; it never leaves the device."""

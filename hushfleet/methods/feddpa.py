@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
@@ -39,8 +39,10 @@ from hushfleet.methods.local import Penalty, PersonalFirst, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, Weight, published
 from hushfleet.methods.stages import Transform
 from hushfleet.methods.state import RoundContext, divided
-from hushfleet.privacy.noise import NoiseSource
 from hushfleet.schema import Fraction, require
+
+if TYPE_CHECKING:
+    from hushfleet.privacy.noise import NoiseSource
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,18 +33,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
 from msgspec import Meta
 
 from hushfleet import array_api
-from hushfleet.array_api import Array
-from hushfleet.blocks import blocks
+from hushfleet.array_api import Array, blocks, np
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import PartOrder, Penalty, PersonalFirst, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, Weight, published
 from hushfleet.methods.personal import Personal
+from hushfleet.methods.sparse import largest
 from hushfleet.methods.stages import ClipLayers, Gaussian, LayerBounds
-from hushfleet.methods.state import PrivateArrays, PublicState, RoundContext, divided, largest
+from hushfleet.methods.state import PrivateArrays, PublicState, RoundContext, divided
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.schema import Fraction

@@ -28,21 +28,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
 from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.gradients.batch import Batch
 from hushfleet.gradients.entries import ALL, Entries
 from hushfleet.methods.heads import HeadFirstConfig
 from hushfleet.methods.local import GradientRule, PersonalFirst, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, published
 from hushfleet.methods.personal import Head
-from hushfleet.methods.state import PrivateArrays, RoundContext, kept_count
+from hushfleet.methods.sparse import kept_count
 from hushfleet.schema import Positive, Probability, require
+
+if TYPE_CHECKING:
+    from hushfleet.gradients.batch import Batch
+    from hushfleet.methods.state import PrivateArrays, RoundContext
 
 
 @dataclass(frozen=True, kw_only=True)

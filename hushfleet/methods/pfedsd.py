@@ -12,13 +12,16 @@ Reading: with noise, which the paper does not have, the update is clipped and no
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Penalty, SelfDistillation, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, Temperature, TrainingConfig, Weight, published
-from hushfleet.methods.state import RoundContext
 from hushfleet.objectives import Objective
+
+if TYPE_CHECKING:
+    from hushfleet.methods.state import RoundContext
 
 
 @dataclass(frozen=True, kw_only=True)

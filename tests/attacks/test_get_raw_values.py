@@ -15,8 +15,9 @@ from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.gradients.draws import Inputs
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.stages import NoisedUpdate
-from hushfleet.methods.state import RoundContext, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.privatize import NoisedUpdate
+from hushfleet.methods.state import RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms

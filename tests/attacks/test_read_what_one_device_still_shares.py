@@ -12,7 +12,8 @@ import pytest
 from hushfleet.aggregator.ingest.exact_sum import ExactSum
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
-from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from support.methods import context_of

@@ -11,7 +11,7 @@ from hushfleet.config.question import QuestionSpec
 from hushfleet.config.spec import WireSpec
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.errors import StoreError
-from hushfleet.methods.stages import NoisedUpdate
+from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import decode_update

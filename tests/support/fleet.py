@@ -18,7 +18,8 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.codecs.registry import steps_for
 from hushfleet.config.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.methods import make_method
-from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.models.model import Model, layout_of
 from hushfleet.privacy.noise import SeededNoise

@@ -11,8 +11,9 @@ import torch
 from hushfleet.data.samples import Samples
 from hushfleet.gradients.draws import Inputs
 from hushfleet.gradients.own_samples import LoadedSamples
-from hushfleet.methods.stages import NoisedUpdate
-from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.privatize import NoisedUpdate
+from hushfleet.methods.state import DeviceState, PublicState, RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.training.local_round import LocalRound, Trained

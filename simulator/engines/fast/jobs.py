@@ -17,7 +17,7 @@ from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import PrivacyError
-from hushfleet.methods.stages import NoisedUpdate
+from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.simulator.engines.fast.device_file import DeviceFile, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.runtimes import VMAP, make_noise, make_optimizer

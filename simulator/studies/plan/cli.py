@@ -70,7 +70,7 @@ def plan(options: PlanOptions) -> None:
     even more. If the answer is no, each board can train alone.
     """
     import json
-    from dataclasses import replace
+    from dataclasses import fields, replace
 
     from rich.markup import escape
 
@@ -108,18 +108,8 @@ def plan(options: PlanOptions) -> None:
     if (options.classes is None) == (options.data is None):
         raise BadInput("give either --classes or --data, whose images have classes of their own")
     profiles = [load_board(name.strip()) for name in options.boards.split(",") if name.strip()]
-    asked = Question(
-        devices=options.devices,
-        images=options.images,
-        classes=options.classes or 0,
-        epsilon=options.epsilon,
-        delta=options.delta,
-        features=options.features,
-        honest_fraction=options.honest_fraction,
-        alpha=options.alpha,
-        local=options.local,
-        shape=read_shape(options.shape),
-    )
+    given = {each.name: getattr(options, each.name) for each in fields(Question)}
+    asked = Question(**given | {"classes": options.classes or 0, "shape": read_shape(options.shape)})
     try:
         table: GainTable | None = None
         names: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from hushfleet.aggregator.config.sections import DataSetName, Partition
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.data.form import OWN_DATA
 from hushfleet.data.partition import KINDS
-from hushfleet.data.sets import load, set_names
+from hushfleet.data.sets import SOURCES, load
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.hush_rule import PAYS_FROM, signal
@@ -187,7 +187,7 @@ def test_what_the_hush_examples_say_about_secure_sums() -> None:
 
 
 def test_lists_of_names_are_those_of_the_data_package() -> None:
-    assert set(get_args(DataSetName)) == {*set_names(), *OWN_DATA}
+    assert set(get_args(DataSetName)) == {*SOURCES, *OWN_DATA}
     assert set(get_args(Partition)) == {*KINDS, "given"}
 
 

@@ -18,7 +18,7 @@ from hushfleet.aggregator.ingest.checks import terms_of
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import LedgerError
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.charge import Charge
 from hushfleet.schema import pack, unpack
 from support.local_link import LocalHub
 from support.whole import Whole, prepared_digits

@@ -26,7 +26,7 @@ from hushfleet.edge_client.fleet.membership import run_in_fleet
 from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.state_files import CHARGED
 from hushfleet.errors import BadSignature, CopiedStore, Malformed, StoreError
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.charge import Charge
 from hushfleet.schema import pack
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest
 from hushfleet.wire.format.identity import Identity

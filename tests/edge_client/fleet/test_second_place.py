@@ -18,7 +18,7 @@ from hushfleet.edge_client.status import format_status, status
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import CopiedStore
 from hushfleet.firmware_profiles.cards.seed import slots_archive
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.charge import Charge
 from hushfleet.release import pack, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.edge import DEVICE

@@ -10,8 +10,8 @@ import pytest
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.server import ClosedRound
-from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout

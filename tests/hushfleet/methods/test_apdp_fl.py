@@ -16,8 +16,8 @@ from hushfleet.errors import Malformed
 from hushfleet.gradients.batch import ClientBatch
 from hushfleet.methods import make_method
 from hushfleet.methods.apdp_fl import score_of
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.server import ClosedRound
-from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon

@@ -12,10 +12,11 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.dp_fedsim import LARGEST_STRETCH
 from hushfleet.methods.fisher import MOVED, normalised
 from hushfleet.methods.server import ClosedRound
-from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.params import ParamLayout
 from support.methods import Constant, Fisher, advanced, context_of, privatized, trained
 

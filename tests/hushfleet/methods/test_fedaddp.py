@@ -11,7 +11,8 @@ import torch
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
-from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState, RoundContext
 from hushfleet.params import ParamLayout
 from support.methods import Constant, Fisher, context_of, penalty, stacked
 

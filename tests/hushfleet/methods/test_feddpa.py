@@ -12,8 +12,9 @@ import torch
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.fisher import MOVED
-from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState, RoundContext
 from hushfleet.params import ParamLayout
 from support.methods import Constant, Fisher, context_of, penalty, stacked
 

@@ -18,11 +18,11 @@ from hushfleet.errors import BadInput, Malformed, PrivacyError
 from hushfleet.gradients.own_samples import HiddenSamples
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import make_method
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.hush import TailMean
 from hushfleet.methods.hush_rule import rule, signal
 from hushfleet.methods.method import Steps
 from hushfleet.methods.server import ClosedRound
-from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.params import ParamLayout

@@ -14,7 +14,7 @@ from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.gradients.entries import BoundOf, Entries, mean_of_clipped
 from hushfleet.methods import make_method
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.params import ParamLayout
 from support.methods import context_of, privatized

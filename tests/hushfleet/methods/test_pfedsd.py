@@ -11,8 +11,9 @@ import pytest
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.gradients.draws import Inputs
+from hushfleet.losses import loss_and_cotangent
 from hushfleet.methods import make_method
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout
@@ -44,7 +45,7 @@ def gradient_under(objective: Objective) -> Any:
         logits = logits_of(params, x).astype(np.float64)
         teacher = np.zeros_like(logits) if teacher is None else teacher
         weight = np.zeros(len(y)) if distill is None else distill
-        losses, slopes = objective.loss_and_cotangent(logits, y, teacher, weight)
+        losses, slopes = loss_and_cotangent(objective, logits, y, teacher, weight)
         out[:] = slopes.mean(0)
         return float(losses.mean()), out
 

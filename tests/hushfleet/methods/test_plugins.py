@@ -29,16 +29,12 @@ def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_method_of_an_installed_package_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("theirs", "hushfleet.methods.ditto:ditto", methods.GROUP)
-
-    def installed(*, group: str, name: str = "") -> list[EntryPoint]:
-        return [entry] if group == methods.GROUP and name in ("", "theirs") else []
-
-    monkeypatch.setattr(methods, "entry_points", installed)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry] if group == methods.GROUP else [])
     assert find_method("theirs") is methods.METHODS["ditto"]
     assert "theirs" in methods.all_names()
     assert make_method("theirs", {"lambda_": 0.5}, PRIVACY, LAYOUT, rounds=1).config.lambda_ == 0.5
     not_one = EntryPoint("theirs", "hushfleet.methods.state:PublicState", methods.GROUP)
-    monkeypatch.setattr(methods, "entry_points", lambda **_: [not_one])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [not_one])
     with pytest.raises(BadInput, match="is not a method"):
         find_method("theirs")
 

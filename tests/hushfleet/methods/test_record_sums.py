@@ -17,7 +17,7 @@ from hushfleet.data.samples import FeatureSamples
 from hushfleet.errors import PrivacyError
 from hushfleet.gradients.draws import Inputs
 from hushfleet.methods import METHODS, TaskMethod, make_method
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.ring import Ring, Scale, least_bits, scale_for

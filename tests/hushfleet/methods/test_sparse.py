@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import make_method
-from hushfleet.methods.stages import KeepLargest
-from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.sparse import KeepLargest
+from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.params import ParamLayout
 from support.methods import BLACK, Constant, context_of, penalty, privatized, stacked

@@ -13,21 +13,22 @@ from hypothesis import strategies as st
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import PrivacyError
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.method import Method, TrainingConfig
+from hushfleet.methods.privatize import NoisedUpdate
+from hushfleet.methods.sparse import KeepLargest
 from hushfleet.methods.stages import (
     ClipLayers,
     ClipWhole,
     EvenBounds,
     Gaussian,
-    KeepLargest,
     LayerBounds,
-    NoisedUpdate,
     NumberReport,
     OneStep,
     ScaleWhole,
     Transform,
 )
-from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
 from support.methods import Constant, context_of
@@ -87,8 +88,9 @@ def cost_by_oracle(method: TaskMethod, terms: RoundTerms, rng: np.random.Generat
 
     Neighbours are an update and none at all. Where something that differs has no noise it is 0.
     """
+    setting = method.setting(terms)
     report_stds = [
-        float(mechanism.vector_stds([stage.bound])[0]) if (mechanism := stage.mechanism(method.setting(terms))) else 0.0
+        stage.bound * stage.noise_multiplier(setting) / math.sqrt(setting.noise_split)
         for stage in method.parts.stages
         if isinstance(stage, NumberReport)
         for _ in range(stage.count)

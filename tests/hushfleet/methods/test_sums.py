@@ -11,11 +11,13 @@ import pytest
 from hushfleet.config.spec import PrivacySpec, SecureSpec
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import METHODS, make_method
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.hush import FirstPrior
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig
 from hushfleet.methods.personal import Head, Personal
-from hushfleet.methods.stages import ClipWhole, Gaussian, KeepLargest, Transform
-from hushfleet.methods.state import RoundContext, RoundTerms
+from hushfleet.methods.sparse import KeepLargest
+from hushfleet.methods.stages import ClipWhole, Gaussian, Transform
+from hushfleet.methods.state import RoundContext
 from hushfleet.methods.sums import check_sums
 from hushfleet.methods.task_method import bind
 from hushfleet.params import ParamLayout

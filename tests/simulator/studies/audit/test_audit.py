@@ -17,14 +17,13 @@ from hushfleet.config.question import QuestionSpec
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods import METHODS, stages
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.privatize import privatized
 from hushfleet.methods.question import RoundRules, rules_of
-from hushfleet.methods.stages import privatized
-from hushfleet.methods.state import RoundTerms
-from hushfleet.model.own_head import PRIOR, WEIGHT
-from hushfleet.params import ParamLayout
+from hushfleet.params import PRIOR, WEIGHT, ParamLayout
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.simulator.studies.audit import device
+from hushfleet.simulator.studies.audit import game
 from hushfleet.simulator.studies.audit.finding import Finding, whole_task
 from hushfleet.simulator.studies.audit.games import Effort, findings
 from hushfleet.simulator.studies.audit.subject import Subject
@@ -45,7 +44,7 @@ def of_gradients(subject: Subject, trials: int = 1000) -> Finding:
 
 @pytest.fixture(autouse=True)
 def few_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "MEASURED", 16)
+    monkeypatch.setattr(game, "MEASURED", 16)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -242,7 +241,7 @@ def less_noise_on_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_clipping_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hushfleet.privacy.record.clip", lambda x, clip_norm, drop: x)
+    monkeypatch.setattr("hushfleet.privacy.clipping.clip", lambda x, clip_norm, drop: x)
 
 
 @pytest.mark.parametrize("plant", [less_noise_on_gradients, no_clipping_of_gradients])

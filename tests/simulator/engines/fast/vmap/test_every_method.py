@@ -18,8 +18,9 @@ from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.gradients.draws import Inputs
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import METHODS, make_method
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.heads import HeadFirstConfig
-from hushfleet.methods.state import DeviceState, RoundTerms
+from hushfleet.methods.state import DeviceState
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models.model import Model, layout_of
 from hushfleet.models.torch_gradient import TorchGradient

@@ -13,7 +13,6 @@ the first two parts are left out. In prose, braces are replaced by a number:
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -23,13 +22,11 @@ from statistics import fmean, stdev
 from typing import get_args
 
 from hushfleet.errors import BadInput
-from hushfleet.models import get_model
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
 from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell
 from hushfleet.simulator.studies.reproduce.recipe import Metric, Recipe, Window, load_recipes
+from hushfleet.simulator.studies.reproduce.report import SEEDS
 
-SEEDS = 5
-"""Number of seeds (0, 1, ...) that are looked for."""
 REFERENCE = re.compile(r"\{(?:(?P<field>[a-z_]+): )?(?P<one>[^{} ]+)(?: (?P<sign>[-<>]) (?P<other>[^{} ]+))?\}")
 
 
@@ -67,15 +64,6 @@ class Finished:
             raise Unsupported(f"{self.cell.key} and {other.cell.key} have no seed in common")
         return Finished(*zip(*both, strict=True))
 
-    @property
-    def noise(self) -> float:
-        """Norm of the noise in a round's mean, in clip norms; NaN if the unit is not `device` or epsilon is inf."""
-        task = self.cell.task()
-        if task.privacy.unit != "device" or math.isinf(self.kept[0].epsilon_server):
-            return math.nan
-        size = get_model(task.model.name).layout.size
-        return self.kept[0].noise_multiplier * math.sqrt(size) / (task.round.cohort_size or task.data.devices)
-
 
 def _printed(cell: Cell) -> float:
     column = cell.column or cell.recipe.columns_of(cell.group)[0]
@@ -109,11 +97,11 @@ FIELDS: dict[str, tuple[str, Callable[[Finished], float]]] = {
     "release": ("{:.4g}", lambda place: max(one.epsilon_release for one in place.kept)),
     "multiplier": ("{:.4g}", lambda place: place.kept[0].noise_multiplier),
     "stretch": ("{:,.0f}", _stretch),
-    "noise": ("{:.1f}", lambda place: place.noise),
+    "noise": ("{:.1f}", lambda place: place.kept[0].noise(place.cell)),
     **{metric.removeprefix("accuracy_"): ("{:.1f}", _mean_of(metric)) for metric in get_args(Metric)},
 }
 """The fields that prose may name: format and function. `server` and `release` are epsilons of the noised values;
-`noise` is `Finished.noise`; `stretch` is DP-FedSim's largest T_s / b; `own_common` and similar names are the other
+`noise` is `KeptCell.noise`; `stretch` is DP-FedSim's largest T_s / b; `own_common` and similar names are the other
 accuracies."""
 
 
