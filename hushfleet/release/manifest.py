@@ -241,7 +241,11 @@ def has_signed(key: bytes, signatures: Mapping[bytes, bytes], signed: bytes) -> 
 
 
 def version_order(version: str) -> tuple[int, ...]:
-    """Returns four numbers for the comparison of versions: 0.3 is 0.3.0.0; none for an empty text, below all others."""
+    """Returns four numbers for the comparison of versions: 0.3 is 0.3.0.0; none for an empty text, below all others.
+
+    >>> version_order("0.3")
+    (0, 3, 0, 0)
+    """
     if not version:
         return ()
     numbers = [int(number) for number in version.split(".")]
@@ -249,7 +253,11 @@ def version_order(version: str) -> tuple[int, ...]:
 
 
 def highest(versions: Iterable[str]) -> str:
-    """Returns the highest of these versions; empty if there is none."""
+    """Returns the highest of these versions; empty if there is none.
+
+    >>> highest(["0.3.0", "0.10.0", "0.9.1"])
+    '0.10.0'
+    """
     return max(versions, key=version_order, default="")
 
 
