@@ -13,8 +13,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hushfleet import atomic_file
@@ -25,7 +24,9 @@ from hushfleet.aggregator.broker.config import (
     mosquitto_acl,
     mosquitto_config,
 )
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices.activity import ActivityStore
+from hushfleet.aggregator.devices.board import Board, with_blocked
+from hushfleet.aggregator.devices.member_list import MemberList, load_authority, read_members
 from hushfleet.aggregator.devices.roster_signing import RosterChanges
 from hushfleet.aggregator.fleet import keys
 from hushfleet.aggregator.fleet.authority import Authority, read_revocations
@@ -33,32 +34,36 @@ from hushfleet.aggregator.fleet.folder import AGGREGATOR_NAME, HOME_ASSISTANT_NA
 from hushfleet.aggregator.fleet.own_certificates import write_home_assistant
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.roster import sign_here, waiting
+from hushfleet.errors import WireError
 
 PID_FILE, ENROLMENT_PID_FILE = "mosquitto.pid", "enrolment.pid"
-BY_FLEET = "by the fleet's operator: "
-"""The prefix of the register's reason if the fleet's operator, and not the aggregator, locked the device out."""
 
 
-def apply(folder: FleetFolder, registry: FleetRegistry, register: DeviceRegister | None = None) -> RosterChanges:
-    """Updates register, access lists and roster from the registry. Returns the changes that the operator must still
-    sign elsewhere.
+def apply(
+    folder: FleetFolder, registry: FleetRegistry, activity: ActivityStore | None = None, *, anew: bool = False
+) -> RosterChanges:
+    """Updates the list of members, access lists and roster from the registry. Returns the changes that the operator
+    must still sign elsewhere.
 
-    :param register: the aggregator's, if it is open already, because opening it reads the charges of all rounds.
+    :param activity: the aggregator's, if it is open already, because opening it reads the charges of all rounds.
+    :param anew: whether to sign the list of members also if nothing has changed.
 
     Raises `StoreError`; and `BadInput` if the fleet's keys do not fit, after all except the roster is written.
     """
     with contextlib.ExitStack() as opened:
         opened.enter_context(locked(folder))
-        register = register or opened.enter_context(DeviceRegister(folder.aggregator))
-        derive_register(registry, register)
+        activity = activity or opened.enter_context(ActivityStore(folder.aggregator))
+        boards = registry.boards()
+        _write_members(folder, boards, anew=anew)
+        boards = with_blocked(boards, activity.blocked())
         if folder.config.home_assistant.enabled:
             write_home_assistant(folder)
         if _write_broker_files(folder, registry):
             reload_brokers(folder)
         operator = keys.operator(folder)
         if operator is not None:
-            sign_here(folder, register, operator)
-        return waiting(folder, register)
+            sign_here(folder, boards, operator)
+        return waiting(folder, boards)
 
 
 @contextlib.contextmanager
@@ -129,28 +134,18 @@ def reload_brokers(folder: FleetFolder) -> int:
     return asked
 
 
-def derive_register(registry: FleetRegistry, register: DeviceRegister) -> None:
-    """Updates the aggregator's register from the registry. Devices that the aggregator itself has blocked stay so."""
-    boards = {board.device: board for board in registry.boards()}
-    known = {row.device: row for row in register.devices()}
-    for device in known.keys() - boards.keys():
-        register.forget(device)
-    for device, board in boards.items():
-        row = known.get(device)
-        if board.state == "blocked":
-            if row is None or row.blocked is None:
-                register.block(device, BY_FLEET + (board.reason or "no reason was given"))
-            continue
-        if row is not None and row.blocked is not None and row.blocked.startswith(BY_FLEET):
-            register.unblock(device)
-            row = replace(row, blocked=None)
-        # A row without a key comes from a lock-out before the first card was seen. After the lock-out such a row would
-        # accept the first key that comes; during the lock-out it blocks every card.
-        if row is not None and (row.blocked is None if row.public_key is None else row.public_key != board.public_key):
-            register.forget(device)
-            row = None
-        if row is None and board.public_key is not None and board.state == "enrolled":
-            register.add([KnownDevice(device, board.public_key)])
+def _write_members(folder: FleetFolder, boards: Sequence[Board], *, anew: bool) -> None:
+    """Signs the list by which the aggregator knows who may take part, if it has changed.
+
+    :param anew: sign it in any case, with a higher number: the folder may be an older copy.
+    """
+    authority, federation = Authority.load(folder.ca / "ca.pem", folder.ca / "ca.key"), folder.config.federation
+    before = None
+    with contextlib.suppress(OSError, WireError):
+        before = read_members(folder.members.read_bytes(), load_authority(folder.ca / "ca.pem"), federation=federation)
+    wanted = MemberList.of(boards, federation=federation, after=0 if before is None else before.number)
+    if anew or before is None or not wanted.says_the_same(before):
+        atomic_file.write_whole(folder.members, wanted.signed(authority.sign), durable=True)
 
 
 def _write_revoked(folder: FleetFolder, registry: FleetRegistry) -> bool:

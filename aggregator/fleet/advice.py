@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from hushfleet.aggregator.fleet.view import BoardView
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.results.report.readable import epsilon_number, number
 from hushfleet.secure.roster import SEEN_NEWER
 from hushfleet.wire.format.health import Problem, alarms
@@ -46,7 +46,7 @@ SILENT_S = 600.0
 _HARMLESS = {"not-in-cohort", "state-unknown", "unknown-device", "late"}
 
 
-def with_problems(board: BoardView, *, now: float, newest_round: int, service_runs: bool) -> BoardView:
+def with_problems(board: Board, *, now: float, newest_round: int, service_runs: bool) -> Board:
     """Adds the board's problems.
 
     :param newest_round: newest round of the run; an older decline or refusal is no problem any more.
@@ -72,7 +72,7 @@ def certificate_problems(own: Mapping[str, float], authority: float | None, *, n
     return found
 
 
-def old_copy_problems(boards: Iterable[BoardView], *, newest_round: int) -> list[Problem]:
+def old_copy_problems(boards: Iterable[Board], *, newest_round: int) -> list[Problem]:
     """Finds boards that refuse the list of boards of this folder, because they have seen a newer one.
 
     :param newest_round: as in `with_problems`.
@@ -95,7 +95,7 @@ def _ends(end: float, now: float) -> str:
     return "has ended" if end <= now else f"ends in {(end - now) / DAY_S:.0f} days"
 
 
-def _problems(board: BoardView, now: float, newest_round: int, service_runs: bool) -> list[Problem]:
+def _problems(board: Board, now: float, newest_round: int, service_runs: bool) -> list[Problem]:
     found = []
     if board.standing == "blocked":
         return [Problem("locked out", f"To take it back: hushfleet fleet unblock DIR {board.device}")]

@@ -106,6 +106,10 @@ class Authority:
         """Signs a certificate for the broker or the page, with all its host names and IP addresses."""
         return self._sign(names[0], names, key, ExtendedKeyUsageOID.SERVER_AUTH, EARLIEST, BROKER_DAYS, now)
 
+    def sign(self, data: bytes) -> bytes:
+        """Signs bytes of the fleet's own, which no certificate begins with (`MemberList`)."""
+        return self._key.sign(data, ec.ECDSA(hashes.SHA256()))
+
     def revocation_list(self, serials: Collection[int], *, now: datetime.datetime) -> bytes:
         """Signs the list of revoked certificates, PEM. The list is valid as long as the authority.
 

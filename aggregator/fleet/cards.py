@@ -12,10 +12,11 @@ from typing import Any
 
 import hushfleet
 from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.board_ids import chosen_ids
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import keys_in_force, trust
 from hushfleet.aggregator.fleet.releases import (
     FleetRelease,
@@ -50,7 +51,7 @@ def choose_boards(
     again: bool = False,
     token_again: bool = False,
     now: float,
-) -> list[RegisteredBoard]:
+) -> list[Board]:
     """Chooses the boards that are named as `chosen_ids` says, or the first `count` (None: all) that have no card yet.
 
     :param again: also those that have a card or are enrolled. Raises `BadInput` if there are not enough.
@@ -59,19 +60,19 @@ def choose_boards(
     if devices or file is not None:
         boards = {row.device: row for row in registry.boards()}
 
-        def needs_card(row: RegisteredBoard) -> bool:
-            return row.state != "blocked" and (
-                again or (row.state == "new" and not registry.tokens(row.device, now=now))
+        def needs_card(row: Board) -> bool:
+            return row.standing != "blocked" and (
+                again or (row.standing == "new" and not registry.tokens(row.device, now=now))
             )
 
         ids = chosen_ids(boards, devices, file, folder=registry.path.parent, fits=needs_card)
         chosen = [boards[each] for each in ids]
         for row in chosen:
-            if row.state == "blocked":
+            if row.standing == "blocked":
                 raise BadInput(f"{row.device} is blocked ({row.reason}); its card would not be let in")
-            if row.state != "new" and not again:
+            if row.standing != "new" and not again:
                 raise BadInput(
-                    f"{row.device} has a card and is {row.state}. A new card has a new identity: write it with "
+                    f"{row.device} has a card and is {row.standing}. A new card has a new identity: write it with "
                     f"--force, then let it in with: hushfleet fleet renew DIR {row.device} --new-card"
                 )
             if registry.tokens(row.device, now=now) and not (again or token_again):
@@ -82,7 +83,7 @@ def choose_boards(
         return chosen
     # A board whose key was given runs already. If it is pending and not approved, somebody has asked in its name,
     # maybe without its card.
-    free = [row for row in registry.boards() if row.state in ("new", "pending") and row.public_key is None]
+    free = [row for row in registry.boards() if row.standing in ("new", "pending") and row.public_key is None]
     if not again:
         free = [row for row in free if not registry.tokens(row.device, now=now)]
     if len(free) < (count or 1):
@@ -111,7 +112,7 @@ class ReleasePlatform:
 
 
 def choose_target(
-    boards: Sequence[RegisteredBoard], writer: SeedWriter, system: System, *, python: str | None = None
+    boards: Sequence[Board], writer: SeedWriter, system: System, *, python: str | None = None
 ) -> ReleasePlatform:
     """Chooses the platform by the image, or else by the boards' profiles. Raises `BadInput` for boards of several
     kinds."""
@@ -262,7 +263,7 @@ def _downgrade(registry: FleetRegistry, version: str, named: Sequence[str]) -> d
 
 def card_of(
     folder: FleetFolder,
-    board: RegisteredBoard,
+    board: Board,
     *,
     target: ReleasePlatform,
     images: Path | None = None,

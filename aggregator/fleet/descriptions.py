@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date
 
-from hushfleet.aggregator.devices.register import RefusedBirth
+from hushfleet.aggregator.devices.activity import RefusedBirth
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.registry import RefusedRequest
-from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SeasonView, SumsView
+from hushfleet.aggregator.fleet.view import FleetView, RolloutView, RunView, SeasonView, SumsView
 from hushfleet.aggregator.planning.season import day_text, learns_until
 from hushfleet.aggregator.results.report.readable import (
     ago,
@@ -143,7 +144,7 @@ def asks(request: RefusedRequest, now: float) -> str:
     return f"{request.device} asked {ago(request.at, now)} with {token} and the key {key}: {request.reason}"
 
 
-def state(board: BoardView) -> str:
+def state(board: Board) -> str:
     """Describes the board's state in the run, or its standing if it takes no part."""
     if board.standing == "pending":
         return "approved, waits for the board" if board.is_approved else "waits for approval"
@@ -154,18 +155,18 @@ def state(board: BoardView) -> str:
     return "not seen yet" if board.state == "absent" else board.state
 
 
-def release(board: BoardView) -> str:
+def release(board: Board) -> str:
     """Describes the release: `0.3.0, on trial`."""
     more = () if board.health is None else described(board.health, "release")
     return ", ".join((board.version or "-", *more))
 
 
-def health(board: BoardView) -> str:
+def health(board: Board) -> str:
     """Describes the health: `disk 30 %, memory 40 %, 48 °C, trains on the GPU`."""
     return ", ".join(() if board.health is None else described(board.health, "health")) or "-"
 
 
-def spent(board: BoardView) -> str:
+def spent(board: Board) -> str:
     """Describes privacy spent over all tasks, and its card's limit: `3.2 of 8`; if not known, of this task alone."""
     if board.spent is None:
         return "-" if board.epsilon is None else number(board.epsilon)
@@ -175,7 +176,7 @@ def spent(board: BoardView) -> str:
     return f"up to {told}" if board.undecided else told
 
 
-def sent(board: BoardView) -> str:
+def sent(board: Board) -> str:
     return size(board.sent_bytes) if board.sent_bytes else "-"
 
 

@@ -6,9 +6,9 @@ import copy
 from pathlib import PurePosixPath
 from typing import Any
 
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet import keys
 from hushfleet.aggregator.fleet.folder import FleetConfig, FleetFolder
-from hushfleet.aggregator.fleet.registry import RegisteredBoard
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.config.toml_text import to_toml
 
@@ -30,7 +30,7 @@ def card_limits(config: FleetConfig) -> dict[str, Any]:
 
 def device_toml(
     folder: FleetFolder,
-    board: RegisteredBoard,
+    board: Board,
     *,
     state_dir: str = STATE_DIR,
     ca_file: str = CA_FILE,

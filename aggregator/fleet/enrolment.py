@@ -19,11 +19,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 
+from hushfleet.aggregator.devices.activity import ActivityStore
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.enrolment import TokenBucket
-from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.authority import Authority, is_fresh, key_digest, read_request
 from hushfleet.aggregator.fleet.folder import FleetConfig
-from hushfleet.aggregator.fleet.registry import FleetRegistry, RefusedRequest, RegisteredBoard
+from hushfleet.aggregator.fleet.registry import FleetRegistry, RefusedRequest
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.schema import unpack
@@ -61,7 +62,7 @@ class Enroller:
         self,
         config: FleetConfig,
         registry: FleetRegistry,
-        register: DeviceRegister,
+        register: ActivityStore,
         authority: Authority,
         *,
         on_granted: Callable[[], None],
@@ -77,7 +78,7 @@ class Enroller:
         board = self._registry.board(request.device)
         if board is None:
             return _no(request, f"this fleet has no board {request.device}; its operator can add it")
-        if board.state == "blocked":
+        if board.is_blocked:
             return _no(request, f"{request.device} is locked out: {board.reason}")
         token = self._token_of(request)
         if board.public_key != request.public_key:
@@ -115,12 +116,7 @@ class Enroller:
         Nothing is parsed and no signature is checked, because that costs more. Raises `StoreError`.
         """
         board = self._registry.board(device)
-        return (
-            board is not None
-            and board.state != "blocked"
-            and board.public_key is not None
-            and board.public_key in frame
-        )
+        return board is not None and not board.is_blocked and board.public_key is not None and board.public_key in frame
 
     def _token_of(self, request: EnrolRequest) -> bytes | None:
         """Returns the public key of the token that the request proves; None if it proves none."""
@@ -136,7 +132,7 @@ class Enroller:
                 return key
         return None
 
-    def _why_not(self, board: RegisteredBoard, *, has_token: bool) -> tuple[Verdict, str] | None:
+    def _why_not(self, board: Board, *, has_token: bool) -> tuple[Verdict, str] | None:
         """Says why a board with an unknown key gets no certificate; None if it gets one."""
         policy, device = self._config.enrolment.policy, board.device
         if board.public_key is not None:
@@ -196,7 +192,7 @@ def carried_part(
 
 
 def carried_rounds(charges: Iterable[tuple[str, int, bytes]]) -> tuple[CarriedRounds, ...]:
-    """Joins the rounds of a task that have the same charge. `DeviceRegister.charges` returns such an input."""
+    """Joins the rounds of a task that have the same charge. `ActivityStore.charges` returns such an input."""
     rounds: dict[tuple[str, bytes], list[int]] = {}
     for task, round, packed in charges:
         rounds.setdefault((task, packed), []).append(round)

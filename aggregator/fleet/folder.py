@@ -2,7 +2,8 @@
 
 Anyone with `ca/ca.key` can admit any device; anyone with the operator's private key decides who may be in a secure sum.
 The operator's key may be elsewhere; `operator.pub` is its public half. The aggregator needs neither key: it reads
-`aggregator/`, `task.toml`, `fleet.toml` and `roster`, and writes only to `WRITTEN_BY_AGGREGATOR`.
+`aggregator/`, `task.toml`, `fleet.toml`, `ca/ca.pem`, `members` and `roster`, and writes only to
+`WRITTEN_BY_AGGREGATOR`.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class FleetFolder:
         self.task = self.path / "task.toml"
         self.ca = self.path / "ca"  # `ca.pem`, which everybody may have, and `ca.key`
         self.broker = self.path / "broker"
-        # `cert.pem`, `cert.key`, `identity.key`, which boards pin, and the register, `devices.sqlite`
+        # `cert.pem`, `cert.key`, `identity.key`, which boards pin, and what it writes of boards, `devices.sqlite`
         self.aggregator = self.path / "aggregator"
         # `cert.pem` and `cert.key` for the broker, `page.pem` and `page.key` for the status page, and `identity.key`,
         # which signs the messages to boards
@@ -171,6 +172,7 @@ class FleetFolder:
         self.release_keys = self.path / "release_keys"
         self.newest_key = self.service / "newest.key"  # signs each day which release is the newest
         self.roster = self.path / "roster"
+        self.members = self.path / "members"  # the list by which the aggregator knows who may take part
         self.paused = self.path / "paused"  # while it exists, the aggregator lets nobody train
         self.round = self.path / "round.toml"  # of `fleet set`: numbers of boards that hold while the task runs
         self.releases = self.path / "releases"

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.devices_file import parse_key
 from hushfleet.aggregator.fleet.folder import AGGREGATOR_NAME, HOME_ASSISTANT_NAME, SERVICE_NAME
-from hushfleet.aggregator.fleet.registry import RegisteredBoard
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.wire.format.topics import check_new_name
@@ -32,7 +32,7 @@ def check_board_name(name: str) -> str:
 
 def counted(
     prefix: str, count: int, *, known: Iterable[str], board: str, place: str = "", wifi: str = ""
-) -> list[RegisteredBoard]:
+) -> list[Board]:
     """Returns the next `count` boards: PREFIX-01, PREFIX-02, ..., after the highest number in use."""
     if not 1 <= count <= MAX_BOARDS:
         raise BadInput(f"--count {count}: must be 1 to {MAX_BOARDS}")
@@ -40,19 +40,19 @@ def counted(
     numbers = [int(match[1]) for name in known if (match := re.fullmatch(rf"{re.escape(prefix)}-(\d{{1,6}})", name))]
     first = max(numbers, default=0) + 1
     names = [check_board_name(f"{prefix}-{number:02d}") for number in range(first, first + count)]
-    return [RegisteredBoard(name, board, place, wifi) for name in names]
+    return [Board(name, board, place, wifi) for name in names]
 
 
-def named(names: Sequence[str], *, board: str, place: str, wifi: str, key: bytes | None) -> list[RegisteredBoard]:
+def named(names: Sequence[str], *, board: str, place: str, wifi: str, key: bytes | None) -> list[Board]:
     """Returns boards with these ids.
 
     :param key: of the only one; None: they get a card.
     """
     load_board(board)
-    return [RegisteredBoard(check_board_name(each), board, place, wifi, {}, key) for each in names]
+    return [Board(check_board_name(each), board, place, wifi, {}, key) for each in names]
 
 
-def from_csv(file: Path, *, board: str | None, wifi: str = "") -> list[RegisteredBoard]:
+def from_csv(file: Path, *, board: str | None, wifi: str = "") -> list[Board]:
     """Reads boards from a CSV file. Raises `BadInput` that names the line.
 
     :param board: profile for rows that name none.
@@ -67,7 +67,7 @@ def from_csv(file: Path, *, board: str | None, wifi: str = "") -> list[Registere
         raise BadInput(
             f"{file}: the first line must name columns of {', '.join(COLUMNS)}, with id; not {unknown or 'none'}"
         )
-    boards: list[RegisteredBoard] = []
+    boards: list[Board] = []
     try:
         for row in reader:
             boards.append(_from_row({name: (value or "").strip() for name, value in row.items() if name}, board, wifi))
@@ -79,14 +79,14 @@ def from_csv(file: Path, *, board: str | None, wifi: str = "") -> list[Registere
     return boards
 
 
-def _from_row(row: dict[str, str], board: str | None, wifi: str) -> RegisteredBoard:
+def _from_row(row: dict[str, str], board: str | None, wifi: str) -> Board:
     profile = row.get("board") or board
     if not profile:
         raise BadInput("no board is named, and --board is not given; `hushfleet boards` lists them")
     load_board(profile)
     labels = dict(_label(part) for part in row.get("labels", "").split(";") if part.strip())
     key = parse_key(row["key"], "the key") if row.get("key") else None
-    return RegisteredBoard(
+    return Board(
         check_board_name(row.get("id", "")), profile, row.get("place", ""), row.get("wifi") or wifi, labels, key
     )
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.registry import boards_of
 from hushfleet.aggregator.planning.advice import ImagesBy
 from hushfleet.aggregator.planning.pay import PayAnswer, pay
 from hushfleet.aggregator.results.answers import EvaluationRow
@@ -38,12 +37,7 @@ def pay_of_fleet(
 
 def enrolled(folder: FleetFolder) -> int:
     """Counts the boards that are enrolled and not locked out. Raises `StoreError`."""
-    with FleetRegistry(folder.path) as registry:
-        boards = {board.device for board in registry.boards() if board.state == "enrolled"}
-    if boards and DeviceRegister.exists(folder.aggregator):
-        with DeviceRegister(folder.aggregator) as register:
-            boards -= {known.device for known in register.devices() if known.blocked is not None}
-    return len(boards)
+    return sum(board.standing == "enrolled" for board in boards_of(folder))
 
 
 def told_images(folder: FleetFolder) -> int | None:

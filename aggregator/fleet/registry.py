@@ -1,46 +1,49 @@
-"""The registry of a fleet in one SQLite file: boards, tokens, certificates, releases, roll-outs, latest health.
+"""The registry of a fleet in one SQLite file: boards, tokens, certificates, releases, roll-outs.
 
-It decides which boards belong to the fleet. The aggregator's register is derived from it (`access.derive_register`).
-Commands and the fleet service have it open at the same time; each change is one transaction.
+It decides which boards belong to the fleet, and no aggregator may write or read it: that gets a signed list of the
+members (`access.apply`). Commands and the fleet service have it open at the same time; each change is one transaction.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Literal
 
+from hushfleet.aggregator.devices.activity import ActivityStore
+from hushfleet.aggregator.devices.board import Board, with_blocked
 from hushfleet.aggregator.fleet.authority import Issued, tls_key_of
-from hushfleet.errors import BadInput, StoreError
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.errors import BadInput, Malformed, StoreError
+from hushfleet.schema import pack, unpack
 from hushfleet.sqlite_file import Row, SqliteFile
 from hushfleet.wire.format.fleet_messages import token_seed
 from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.identity import Identity
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 FILE_NAME = "fleet.sqlite"
 MAX_REFUSED_REQUESTS = 8
 LISTED_AFTER_END_S = 86400.0
 KEPT_AFTER_END_S = 366 * 86400.0  # a clock that is ahead by less than this, and then corrected, does no harm
-BoardState = Literal["new", "pending", "enrolled", "blocked"]
+MOST_HEALTHS = 1 << 17  # so many messages stay unpacked
 _WHILE_BLOCKED, _FOR_GOOD = 1, 2  # how a certificate is revoked
 
 _SCHEMA = """
 CREATE TABLE boards (
     id TEXT PRIMARY KEY, board TEXT NOT NULL, place TEXT NOT NULL DEFAULT '', wifi TEXT NOT NULL DEFAULT '',
-    labels TEXT NOT NULL DEFAULT '{}', public_key BLOB UNIQUE, state TEXT NOT NULL DEFAULT 'new', reason TEXT,
-    certificate_end REAL, enrolled REAL
+    labels TEXT NOT NULL DEFAULT '{}', public_key BLOB UNIQUE, standing TEXT NOT NULL DEFAULT 'new', reason TEXT,
+    certificate_end REAL, enrolled REAL,
+    state TEXT NOT NULL DEFAULT 'absent', session INTEGER NOT NULL DEFAULT 0, version TEXT NOT NULL DEFAULT '',
+    seen REAL, health BLOB, health_at REAL
 ) WITHOUT ROWID;
 CREATE TABLE tokens (
     public_key BLOB PRIMARY KEY, id TEXT NOT NULL REFERENCES boards ON DELETE CASCADE, expires REAL NOT NULL,
     uses_left INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE sightings (
-    id TEXT PRIMARY KEY, public_key BLOB NOT NULL, state TEXT NOT NULL, session INTEGER NOT NULL,
-    version TEXT NOT NULL, seen REAL NOT NULL, health BLOB, health_at REAL
 ) WITHOUT ROWID;
 CREATE TABLE processes (name TEXT PRIMARY KEY, state TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE certificates (
@@ -74,34 +77,22 @@ _UPGRADES = {
         "UPDATE certificates SET tls_key = tls_key_of(pem)",
     ),
     2: ("ALTER TABLE knocks RENAME TO refused_requests",),
+    3: (
+        "ALTER TABLE boards RENAME COLUMN state TO standing",
+        "ALTER TABLE boards ADD COLUMN state TEXT NOT NULL DEFAULT 'absent'",
+        "ALTER TABLE boards ADD COLUMN session INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE boards ADD COLUMN version TEXT NOT NULL DEFAULT ''",
+        *(f"ALTER TABLE boards ADD COLUMN {name}" for name in ("seen REAL", "health BLOB", "health_at REAL")),
+        "UPDATE boards SET (state, session, version, seen, health, health_at) = (SELECT sightings.state, "
+        "sightings.session, sightings.version, sightings.seen, sightings.health, sightings.health_at FROM sightings "
+        "WHERE sightings.id = boards.id AND sightings.public_key = boards.public_key) "
+        "WHERE (id, public_key) IN (SELECT id, public_key FROM sightings)",
+        "DROP TABLE sightings",
+    ),
 }
 
-_COLUMNS = "id, board, place, wifi, labels, public_key, state, reason, certificate_end, enrolled"
-
-
-@dataclass(frozen=True)
-class RegisteredBoard:
-    """A board of the fleet.
-
-    :param board: its profile, as `hushfleet boards` lists them.
-    :param wifi: name of the Wi-Fi profile on its card.
-    :param public_key: of its identity; None while no key is accepted.
-    :param state: `new`: no card has come yet; `pending`: it waits for `approve`; `enrolled`; `blocked`.
-    :param reason: why it is blocked, or waits.
-    :param certificate_end: unix seconds.
-    :param enrolled: unix seconds.
-    """
-
-    device: str
-    board: str
-    place: str = ""
-    wifi: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    public_key: bytes | None = None
-    state: BoardState = "new"
-    reason: str | None = None
-    certificate_end: float | None = None
-    enrolled: float | None = None
+_HEARD = "state, session, version, seen, health, health_at"
+_COLUMNS = f"id, board, place, wifi, labels, public_key, standing, reason, certificate_end, enrolled, {_HEARD}"
 
 
 @dataclass(frozen=True)
@@ -128,22 +119,49 @@ class FleetRegistry(SqliteFile):
             Path(folder) / FILE_NAME, schema=_SCHEMA, version=SCHEMA_VERSION, upgrades=_UPGRADES, functions=functions
         )
         self._seen_version = self.row("PRAGMA data_version")
-        self.healths: dict[str, tuple[bytes | None, Health | None]] = {}  # cache of `sightings`: the last that it read
 
     def was_changed(self) -> bool:
         """Returns whether another connection has changed the registry since the last call."""
         before, self._seen_version = self._seen_version, self.row("PRAGMA data_version")
         return before != self._seen_version
 
-    def boards(self) -> list[RegisteredBoard]:
+    def boards(self) -> list[Board]:
         """Returns all boards, sorted by id."""
         return [_board(row) for row in self.rows(f"SELECT {_COLUMNS} FROM boards ORDER BY id")]
 
-    def board(self, device: str) -> RegisteredBoard | None:
+    def board(self, device: str) -> Board | None:
         row = self.row(f"SELECT {_COLUMNS} FROM boards WHERE id = ?", (device,))
         return None if row is None else _board(row)
 
-    def add(self, boards: Iterable[RegisteredBoard], *, along: Callable[[], None] | None = None) -> None:
+    def key_of(self, device: str) -> bytes | None:
+        """Returns the key that must have signed a board's messages; None: none is known, so they are refused."""
+        found = self.board(device)
+        return None if found is None else found.public_key
+
+    def hear(self, boards: Iterable[Board]) -> None:
+        """Stores what was heard of boards; call it inside `transaction`. A board that has another key now has none."""
+        self.write_all(
+            f"UPDATE boards SET ({_HEARD}) = (?, ?, ?, ?, ?, ?) WHERE id = ? AND public_key = ?",
+            [
+                (
+                    b.state,
+                    b.session,
+                    b.version,
+                    b.seen,
+                    b.health and pack(b.health),
+                    b.health_at,
+                    b.device,
+                    b.public_key,
+                )
+                for b in boards
+            ],
+        )
+
+    def processes(self) -> dict[str, tuple[str, float]]:
+        """Returns the state of the fleet's processes, and since when it is known (unix seconds)."""
+        return {name: (state, at) for name, state, at in self.rows("SELECT name, state, at FROM processes")}
+
+    def add(self, boards: Iterable[Board], *, along: Callable[[], None] | None = None) -> None:
         """Adds all boards or none. Raises `BadInput` if the fleet has one of them, or its key, already.
 
         :param along: called after all checks; if it raises, no board is added.
@@ -203,7 +221,7 @@ class FleetRegistry(SqliteFile):
 
     def grant(
         self,
-        board: RegisteredBoard,
+        board: Board,
         public_key: bytes,
         issued: Issued,
         *,
@@ -226,7 +244,7 @@ class FleetRegistry(SqliteFile):
                 (f"{issued.serial:x}", device, public_key, tls_key, issued.pem, issued.not_after),
             )
             self.write(
-                "UPDATE boards SET public_key = ?2, state = 'enrolled', reason = NULL, certificate_end = ?3, "
+                "UPDATE boards SET public_key = ?2, standing = 'enrolled', reason = NULL, certificate_end = ?3, "
                 "enrolled = ifnull(enrolled, ?4) WHERE id = ?1",
                 (device, public_key, issued.not_after, now),
             )
@@ -244,8 +262,9 @@ class FleetRegistry(SqliteFile):
     def locked_out(self) -> list[str]:
         """Returns ids that must not connect: blocked, forgotten, or with a revoked card that has no successor yet."""
         query = (
-            "SELECT id FROM boards WHERE state = 'blocked' UNION "
-            "SELECT id FROM certificates WHERE revoked AND id NOT IN (SELECT id FROM boards WHERE state = 'enrolled')"
+            "SELECT id FROM boards WHERE standing = 'blocked' UNION "
+            "SELECT id FROM certificates WHERE revoked AND id NOT IN "
+            "(SELECT id FROM boards WHERE standing = 'enrolled')"
         )
         return sorted(device for (device,) in self.rows(query))
 
@@ -261,7 +280,7 @@ class FleetRegistry(SqliteFile):
                 (refused.device, MAX_REFUSED_REQUESTS),
             )
             self.write(
-                "UPDATE boards SET state = 'pending', reason = ?2 WHERE id = ?1 AND state IN ('new', 'pending')",
+                "UPDATE boards SET standing = 'pending', reason = ?2 WHERE id = ?1 AND standing IN ('new', 'pending')",
                 (refused.device, refused.reason),
             )
 
@@ -294,10 +313,10 @@ class FleetRegistry(SqliteFile):
         """
         with self.transaction():
             self._drop_card(device)
-            blocked = "SELECT id FROM boards WHERE id = ? AND state = 'blocked'"
+            blocked = "SELECT id FROM boards WHERE id = ? AND standing = 'blocked'"
             self.write(f"DELETE FROM tokens WHERE id IN ({blocked})", (device,))
             self.write(
-                "UPDATE boards SET public_key = NULL, state = 'new', reason = NULL, certificate_end = NULL, "
+                "UPDATE boards SET public_key = NULL, standing = 'new', reason = NULL, certificate_end = NULL, "
                 "enrolled = NULL WHERE id = ?",
                 (device,),
             )
@@ -305,14 +324,14 @@ class FleetRegistry(SqliteFile):
     def block(self, device: str, reason: str) -> None:
         with self.transaction():
             self.write("UPDATE certificates SET revoked = max(revoked, ?2) WHERE id = ?1", (device, _WHILE_BLOCKED))
-            self.write("UPDATE boards SET state = 'blocked', reason = ?2 WHERE id = ?1", (device, reason))
+            self.write("UPDATE boards SET standing = 'blocked', reason = ?2 WHERE id = ?1", (device, reason))
 
     def unblock(self, device: str) -> None:
         with self.transaction():
             self.write("UPDATE certificates SET revoked = 0 WHERE id = ?1 AND revoked = ?2", (device, _WHILE_BLOCKED))
             self.write(
-                "UPDATE boards SET reason = NULL, state = CASE WHEN enrolled IS NULL THEN 'new' ELSE 'enrolled' END "
-                "WHERE id = ? AND state = 'blocked'",
+                "UPDATE boards SET reason = NULL, standing = CASE WHEN enrolled IS NULL THEN 'new' ELSE 'enrolled' END "
+                "WHERE id = ? AND standing = 'blocked'",
                 (device,),
             )
 
@@ -324,11 +343,10 @@ class FleetRegistry(SqliteFile):
                 self.write(f"DELETE FROM {table} WHERE id = ?", (device,))
 
     def _drop_card(self, device: str) -> None:
-        """Revokes the board's certificates, and removes its sightings and offers, because the next card has none
-        yet."""
+        """Revokes the board's certificates, and removes what was heard and offered: the next card has nothing yet."""
         self.write("UPDATE certificates SET revoked = ?2 WHERE id = ?1", (device, _FOR_GOOD))
-        for table in ("sightings", "offered"):
-            self.write(f"DELETE FROM {table} WHERE id = ?", (device,))
+        self.write("DELETE FROM offered WHERE id = ?", (device,))
+        self.write(f"UPDATE boards SET ({_HEARD}) = ('absent', 0, '', NULL, NULL, NULL) WHERE id = ?", (device,))
 
 
 def _key_of_token_digest(digest: bytes) -> bytes:
@@ -336,6 +354,27 @@ def _key_of_token_digest(digest: bytes) -> bytes:
     return Identity.from_bytes(token_seed(digest)).public_key
 
 
-def _board(row: Row) -> RegisteredBoard:
-    device, board, place, wifi, labels, *rest = row
-    return RegisteredBoard(device, board, place, wifi, json.loads(labels), *rest)
+def _board(row: Row) -> Board:
+    device, board, place, wifi, labels, key, standing, reason, end, enrolled, *heard, health, health_at = row
+    return Board(
+        device, board, place, wifi, json.loads(labels), key, standing, reason, end, enrolled, *heard, _health(health),
+        health_at,
+    )  # fmt: skip
+
+
+@lru_cache(MOST_HEALTHS)
+def _health(body: bytes | None) -> Health | None:
+    """Unpacks a health message; returns None also for one of another version."""
+    with contextlib.suppress(Malformed):
+        return None if body is None else unpack(Health, body, what="the health")
+    return None
+
+
+def boards_of(folder: FleetFolder) -> list[Board]:
+    """Returns the boards of a fleet, with those that its aggregator has blocked. Raises `StoreError`."""
+    with FleetRegistry(folder.path) as registry:
+        boards = registry.boards()
+    if not boards or not ActivityStore.exists(folder.aggregator):
+        return boards
+    with ActivityStore(folder.aggregator) as activity:
+        return with_blocked(boards, activity.blocked())

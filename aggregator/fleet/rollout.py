@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.folder import UpdatesPart
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import offered_releases, releases
-from hushfleet.aggregator.fleet.sightings import Sighting, processes, sightings
 from hushfleet.aggregator.fleet.view import RolloutView
 from hushfleet.errors import BadInput
 from hushfleet.release import Manifest
@@ -106,7 +106,6 @@ def change(registry: FleetRegistry, state: RolloutState, reason: str = "") -> Ro
 
 def board_rollouts(registry: FleetRegistry, rollout: Rollout, *, now: float) -> list[BoardRollout]:
     """Returns the state of each board that may take part."""
-    heard = sightings(registry)
     offered = {
         device: (at, good_at)
         for device, at, good_at in registry.rows(
@@ -114,18 +113,17 @@ def board_rollouts(registry: FleetRegistry, rollout: Rollout, *, now: float) -> 
         )
     }
     manifests = {each.platform: each.manifest for each in releases(registry) if each.version == rollout.version}
-    _, since = processes(registry).get(LISTENING, ("", 0.0))
-    boards = [board.device for board in registry.boards() if board.state == "enrolled"]
+    _, since = registry.processes().get(LISTENING, ("", 0.0))
     return [
-        _board_rollout(device, rollout, heard.get(device), offered.get(device), manifests, since, now)
-        for device in boards
+        _board_rollout(board, rollout, offered.get(board.device), manifests, since, now)
+        for board in registry.boards()
+        if board.standing == "enrolled"
     ]
 
 
 def _board_rollout(
-    device: str,
+    board: Board,
     rollout: Rollout,
-    seen: Sighting | None,
     offered: tuple[float, float | None] | None,
     manifests: Mapping[str, Manifest],
     since: float,
@@ -137,10 +135,10 @@ def _board_rollout(
     :param since: start of listening (`LISTENING`), unix seconds; earlier silence does not count against a board.
     """
     at, good_at = offered or (None, None)
-    health, heard_at = (None, 0.0) if seen is None else (seen.health, seen.health_at or 0.0)
+    health, heard_at = board.health, board.health_at or 0.0
 
     def found(outcome: Outcome, why: str = "") -> BoardRollout:
-        return BoardRollout(device, outcome, at is not None, good_at, why)
+        return BoardRollout(board.device, outcome, at is not None, good_at, why)
 
     if health is None:
         return found("away")

@@ -7,11 +7,12 @@ it that is locked out cannot reach the broker, and counts as missing.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Sequence
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.devices.roster_file import last_signed
+from hushfleet.aggregator.devices.board import Board, roster_keys
 from hushfleet.aggregator.devices.roster_signing import RosterChanges
 from hushfleet.aggregator.fleet import keys
 from hushfleet.aggregator.fleet.folder import FleetFolder
@@ -20,9 +21,9 @@ from hushfleet.secure.roster import Roster, RosterContent
 from hushfleet.wire.format.identity import Identity
 
 
-def wanted(folder: FleetFolder, register: DeviceRegister) -> RosterContent | None:
+def wanted(folder: FleetFolder, boards: Sequence[Board]) -> RosterContent | None:
     """Returns the list that the operator should sign now; None if no board has enrolled."""
-    known = register.roster_keys()
+    known = roster_keys(boards)
     if not known:
         return None
     sums = folder.config.secure_sums
@@ -36,38 +37,41 @@ def wanted(folder: FleetFolder, register: DeviceRegister) -> RosterContent | Non
 
 def held(folder: FleetFolder) -> Roster | None:
     """Returns the valid roster, the last one that the operator has signed; None before the first."""
-    return last_signed(folder.roster, keys.operator_public(folder))
+    operator = keys.operator_public(folder)
+    with contextlib.suppress(OSError, WireError):
+        return Roster.from_bytes(folder.roster.read_bytes(), operator=operator)
+    return None
 
 
-def waiting(folder: FleetFolder, register: DeviceRegister) -> RosterChanges:
+def waiting(folder: FleetFolder, boards: Sequence[Board]) -> RosterChanges:
     """Returns the changes that the operator has not signed yet; none while no board is enrolled."""
-    asked, has = wanted(folder, register), held(folder)
+    asked, has = wanted(folder, boards), held(folder)
     return RosterChanges.between(has, has if asked is None else asked)
 
 
-def sign_here(folder: FleetFolder, register: DeviceRegister, operator: Identity) -> None:
+def sign_here(folder: FleetFolder, boards: Sequence[Board], operator: Identity) -> None:
     """Signs the list only if it has changed, because each signature draws other committees. Raises `StoreError`.
 
     If there is no board, the last roster stays, so its number is not lost; the aggregator accepts none of its boards.
     """
-    asked, has = wanted(folder, register), held(folder)
+    asked, has = wanted(folder, boards), held(folder)
     if asked is not None and (has is None or has.content != asked):
         _write(folder, asked.signed(operator, after=0 if has is None else has.number))
 
 
-def to_sign(folder: FleetFolder, register: DeviceRegister, *, at: float | None = None) -> Roster:
+def to_sign(folder: FleetFolder, boards: Sequence[Board], *, at: float | None = None) -> Roster:
     """Makes the list for the machine with the operator's key, with a number above the valid one.
 
     :param at: unix seconds; None: now. Raises `BadInput` if no board has enrolled.
     """
-    asked, has = wanted(folder, register), held(folder)
+    asked, has = wanted(folder, boards), held(folder)
     if asked is None:
         raise BadInput(f"no board of {folder.path} has enrolled, so there is nothing to sign yet")
     date = int(time.time() if at is None else at)
     return Roster.to_sign(asked, number=max(date, 0 if has is None else has.number + 1))
 
 
-def take(folder: FleetFolder, register: DeviceRegister, data: bytes) -> Roster:
+def take(folder: FleetFolder, boards: Sequence[Board], data: bytes) -> Roster:
     """Takes a signed roster, which is valid from the next round on.
 
     Raises `BadInput` for a roster that must not be used, and `StoreError`.
@@ -83,13 +87,13 @@ def take(folder: FleetFolder, register: DeviceRegister, data: bytes) -> Roster:
         raise BadInput(
             f"{signed.name} is not newer than {has.name}, which holds: it may bring back boards that were locked out"
         )
-    now = {row.device: row for row in register.devices()}
+    now = {row.device: row for row in boards}
     for index, device in enumerate(signed.devices):
         row = now.get(device)
-        if row is None or row.blocked is not None or row.public_key != signed.key(index):
+        if row is None or row.is_blocked or row.public_key != signed.key(index):
             why = "is not a board of this fleet" if row is None else "has another key now"
-            if row is not None and row.blocked is not None:
-                why = f"was locked out since ({row.blocked})"
+            if row is not None and row.is_blocked:
+                why = f"was locked out since ({row.reason})"
             raise BadInput(
                 f"{device} is in this roster, and {why}: export again and have that signed, so that it does not come "
                 "back"

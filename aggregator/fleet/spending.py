@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet.view import PrivacyLeft
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.durations import describe_duration
@@ -41,7 +41,7 @@ class Spending:
         self._is_known = False
         self._most: dict[tuple[str, str, int, int, int, int], tuple[Lifetime, PrivacyLeft]] = {}
 
-    def update(self, register: DeviceRegister) -> dict[str, float]:
+    def update(self, register: ActivityStore) -> dict[str, float]:
         """Returns epsilon_server over all tasks by id, at the cards' delta. Raises `StoreError`."""
         if register.was_changed() or not self._is_known:
             self._is_known = False  # also after a `StoreError`, because a change is reported once
@@ -49,14 +49,14 @@ class Spending:
             self._is_known = True
         return {device: epsilon for device, (_, epsilon) in self._known.items()}
 
-    def _of(self, device: str, register: DeviceRegister) -> tuple[int, float]:
+    def _of(self, device: str, register: ActivityStore) -> tuple[int, float]:
         counts = register.charge_counts(device)
         digest, known = hash(tuple(counts)), self._known.get(device)
         if known is not None and known[0] == digest:
             return known
         return digest, epsilon_server_of(_charges(counts), delta=self.delta)
 
-    def charges(self, device: str, register: DeviceRegister | None) -> list[Charge]:
+    def charges(self, device: str, register: ActivityStore | None) -> list[Charge]:
         """Returns all charges of a board. Raises `StoreError`.
 
         :param register: None if nothing was charged yet.
@@ -66,7 +66,7 @@ class Spending:
     def most(
         self,
         task: str,
-        register: DeviceRegister,
+        register: ActivityStore,
         *,
         among: Iterable[str] | None = None,
         window_s: int = 0,
@@ -105,20 +105,20 @@ class Spending:
             self._most = {**kept, key: (lifetime, left)}
         return self._most[key]
 
-    def _against_limits(self, device: str, register: DeviceRegister) -> Iterator[tuple[list[Charge], float]]:
+    def _against_limits(self, device: str, register: ActivityStore) -> Iterator[tuple[list[Charge], float]]:
         """Yields the charges that count against each of the owner's limits, and the limit."""
         assert self.budget is not None
         yield _charges(register.charge_counts(device)), self.budget.lifetime
         if self.budget.period_s:
             yield self._in_period(device, register), self.budget.in_period
 
-    def _in_period(self, device: str, register: DeviceRegister) -> list[Charge]:
+    def _in_period(self, device: str, register: ActivityStore) -> list[Charge]:
         """Returns the charges of the present period, by the aggregator's clock. The board uses its own clock."""
         assert self.budget is not None
         period = Period.of(self._clock(), self.budget.period_s)
         return _charges(register.charge_counts(device, since=period.start))
 
-    def _period(self, device: str, register: DeviceRegister) -> str:
+    def _period(self, device: str, register: ActivityStore) -> str:
         """Describes the present period against its limit; empty if cards have no such limit."""
         if self.budget is None or not self.budget.period_s:
             return ""
@@ -126,7 +126,7 @@ class Spending:
         now = self._clock()
         return describe_period(spent, self.budget, left_s=Period.of(now, self.budget.period_s).stop - now)
 
-    def _window(self, device: str, register: DeviceRegister, task: str, window_s: int) -> str:
+    def _window(self, device: str, register: ActivityStore, task: str, window_s: int) -> str:
         """Describes the privacy spent on samples of the present window alone; empty if the task has no windows.
 
         It is not known here whether another task had windows, so all of that task's charges count.
@@ -138,7 +138,7 @@ class Spending:
         length = describe_duration(window_s)
         return f"whoever appears in the samples of the present window of {length} alone: {spent:.3g}"
 
-    def _lifetime(self, device: str, register: DeviceRegister, task: str, window_s: int) -> Lifetime:
+    def _lifetime(self, device: str, register: ActivityStore, task: str, window_s: int) -> Lifetime:
         """Returns the figures over all recorded tasks and cards of this id."""
         charges = _charges(register.charge_counts(device))
         return Lifetime(
@@ -150,7 +150,7 @@ class Spending:
             window=self._window(device, register, task, window_s),
         )
 
-    def lifetimes(self, register: DeviceRegister, task: str = "", *, window_s: int = 0) -> Mapping[str, Lifetime]:
+    def lifetimes(self, register: ActivityStore, task: str = "", *, window_s: int = 0) -> Mapping[str, Lifetime]:
         """Returns the lifetime of each board that was charged, by id. Raises `StoreError`.
 
         :param task: as in `most`.

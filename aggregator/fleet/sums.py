@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.devices.roster_file import RosterFile
+from collections.abc import Sequence
+
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.devices.list_file import roster_file
 from hushfleet.aggregator.devices.roster_signing import RosterChanges
 from hushfleet.aggregator.fleet import keys, roster
 from hushfleet.aggregator.fleet.folder import FleetFolder
@@ -25,18 +27,15 @@ class SumsWatch:
 
     def __init__(self, folder: FleetFolder) -> None:
         self._folder = folder
-        self._file = RosterFile(folder.roster)
+        self._file = roster_file(folder.roster)
 
-    def view(self, register: DeviceRegister | None) -> tuple[SumsView | None, list[Problem]]:
-        """Returns the present state and its problems. Raises `BadInput` for a task file that cannot be read.
-
-        :param register: None before there is one.
-        """
+    def view(self, boards: Sequence[Board]) -> tuple[SumsView | None, list[Problem]]:
+        """Returns the present state and its problems. Raises `BadInput` for a task file that cannot be read."""
         privacy = read_file(self._folder.task).get("privacy")
         if not isinstance(privacy, dict) or privacy.get("accounting") != "secure":
             return None, []
         holds = self._file.current()
-        asked = None if register is None else roster.wanted(self._folder, register)
+        asked = roster.wanted(self._folder, boards)
         changes = RosterChanges.between(holds, holds if asked is None else asked)
         said = server_sees(sum_facts(self._folder), min_devices=self._folder.config.secure_sums.min_devices)
         view = SumsView(

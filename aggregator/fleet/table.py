@@ -6,8 +6,9 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.view import BoardView, FleetView
+from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.observe.display import COLORS, SOFT, WARNING
 from hushfleet.aggregator.results.report.readable import ago
 from hushfleet.wire.format.health import Problem
@@ -65,7 +66,7 @@ def _boards(view: FleetView, *, details: bool) -> Table:
     return rows
 
 
-def _state(board: BoardView) -> Text:
+def _state(board: Board) -> Text:
     style = COLORS.get(board.state, SOFT)
     return Text(descriptions.state(board), URGENT if board.is_urgent else style)
 

@@ -12,14 +12,14 @@ from typing import Any
 
 from hushfleet.aggregator.config.question import noise_factor
 from hushfleet.aggregator.config.task import Task, load_task
-from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.devices.activity import ActivityStore
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.device_file import LIMITS, card_limits
 from hushfleet.aggregator.fleet.folder import FleetConfig, FleetFolder
-from hushfleet.aggregator.fleet.pay import enrolled, told_images
+from hushfleet.aggregator.fleet.pay import told_images
 from hushfleet.aggregator.fleet.payment import Payment, pace
-from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.registry import boards_of
 from hushfleet.aggregator.fleet.spending import Spending
-from hushfleet.aggregator.fleet.view import BoardView
 from hushfleet.aggregator.planning.evaluation_error import useless_evaluation
 from hushfleet.aggregator.planning.pay import images_of
 from hushfleet.aggregator.results.fleet_state import Shortfall
@@ -47,16 +47,12 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
     In a fleet without boards only the task is checked. Raises `BadInput` if its noise cannot be computed, and
     `StoreError`.
     """
-    with FleetRegistry(folder.path) as registry:
-        rows = registry.boards()
+    rows = boards_of(folder)
     with contextlib.ExitStack() as stack:
-        exists = DeviceRegister.exists(folder.aggregator)
-        register = stack.enter_context(DeviceRegister(folder.aggregator)) if exists else None
-        blocked = {row.device for row in rows if row.state == "blocked"}
-        if register is not None:
-            blocked |= {known.device for known in register.devices() if known.blocked is not None}
-        able = [row.device for row in rows if row.device not in blocked]
-        enrolled = sum(row.state == "enrolled" for row in rows)
+        exists = ActivityStore.exists(folder.aggregator)
+        register = stack.enter_context(ActivityStore(folder.aggregator)) if exists else None
+        able = [row.device for row in rows if not row.is_blocked]
+        enrolled = sum(row.standing == "enrolled" for row in rows)
         begun = (folder.path / "runs" / task.name).exists()
         needed = thresholds(task, folder, boards=enrolled, blocked=len(rows) - len(able), begun=begun).needed
         found = [too_few(task.name, needed, len(able))] if rows and len(able) < needed else []
@@ -68,7 +64,7 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
             found.append(f"{over}, so no round of {task.name} ever opens")
         if (why := decline_of(limits, charge, task.method.name, task.secure_spec())) is not None:
             found.append(f"every board declines {task.name}: {why} (fleet.toml: [device.limits], [secure_sums])")
-        if not begun and (useless := useless_for(task, folder, needed=needed)) is not None:
+        if not begun and (useless := useless_for(task, folder, boards=enrolled, needed=needed)) is not None:
             found.append(useless)
         spending = Spending(limits)
         if found or spending.budget is None:
@@ -82,16 +78,16 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
     return [] if why is None else [why]
 
 
-def useless_for(task: Task, folder: FleetFolder | None, *, needed: int) -> str | None:
+def useless_for(task: Task, folder: FleetFolder | None, *, boards: int, needed: int) -> str | None:
     """Says why the task's evaluation would tell nothing, as `useless_evaluation`.
 
     :param folder: None: there is no fleet, and all devices of the task answer.
+    :param boards: number of boards that are enrolled.
     :param needed: number of boards with which a round opens; more may be enrolled.
     """
     if folder is None:
         return useless_evaluation(task, devices=task.cohort_size, images=images_of(task))
-    boards, images = max(enrolled(folder), needed), told_images(folder)
-    return useless_evaluation(task, devices=boards, images=images or images_of(task))
+    return useless_evaluation(task, devices=max(boards, needed), images=told_images(folder) or images_of(task))
 
 
 def spread(task: Task, folder: FleetFolder) -> str | None:
@@ -136,7 +132,7 @@ def _never_full(task: Task, boards: int) -> str:
 
 def waits(
     folder: FleetFolder,
-    boards: Sequence[BoardView],
+    boards: Sequence[Board],
     *,
     round: int,
     waiting: Shortfall | None,

@@ -14,7 +14,6 @@ from hushfleet.aggregator.fleet.release_keys import keys_in_force
 from hushfleet.aggregator.fleet.releases import offered_releases
 from hushfleet.aggregator.fleet.rollout import HEARD_S, current
 from hushfleet.aggregator.fleet.service import Service, ServicePart
-from hushfleet.aggregator.fleet.sightings import sightings
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.release import Newest, Signed
@@ -56,9 +55,9 @@ class TellingNewest(ServicePart):
             return
         self._complaint = ""
         wall = self._wall()
-        enrolled = {board.device for board in self._registry.boards() if board.state == "enrolled"}
-        for device, seen in sightings(self._registry).items():
-            if device not in enrolled or seen.health_at is None or wall - seen.health_at > HEARD_S:
+        for seen in self._registry.boards():
+            device = seen.device
+            if seen.standing != "enrolled" or seen.health_at is None or wall - seen.health_at > HEARD_S:
                 continue
             if seen.health is None or seen.health.slot == "trial":  # a release on trial listens to nothing
                 continue

@@ -11,7 +11,7 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import Withdrawal, find_release, mapped, releases
 from hushfleet.aggregator.fleet.rollout import HEARD_S, LISTENING, Rollout, board_rollouts, change, current, next_step
 from hushfleet.aggregator.fleet.service import Service, ServicePart
-from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, KeyOf, processes, sightings
+from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S
 from hushfleet.aggregator.publish.blobs import ChunkServer
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOffer
@@ -32,16 +32,13 @@ _log = logging.getLogger("hushfleet.fleet")
 class Updating(ServicePart):
     """Offers releases and serves them.
 
-    :param key_of: the public key that must have signed a board's requests; None: not known.
     :param wall: unix seconds.
     """
 
     every_s = LOOK_EVERY_S
 
-    def __init__(
-        self, folder: FleetFolder, registry: FleetRegistry, key_of: KeyOf, *, wall: Callable[[], float] = time.time
-    ) -> None:
-        self._folder, self._registry, self._key_of, self._wall = folder, registry, key_of, wall
+    def __init__(self, folder: FleetFolder, registry: FleetRegistry, *, wall: Callable[[], float] = time.time) -> None:
+        self._folder, self._registry, self._wall = folder, registry, wall
         self._rules = folder.config.updates
         self._files: dict[bytes, memoryview] = {}
         self._chunks = ChunkServer(self._files.get, chunk_bytes=RELEASE_CHUNK_BYTES)
@@ -49,7 +46,7 @@ class Updating(ServicePart):
         # the roll-out of the two above, and its files, because a release that is signed again is another file
         self._of: tuple[int, frozenset[bytes]] | None = None
         # unix seconds, and its value in the registry: a restart within `GAP_S` is no gap, a pause before it is one
-        _, self._looked = processes(registry).get(LOOKED, ("", -GAP_S))
+        _, self._looked = registry.processes().get(LOOKED, ("", -GAP_S))
         self._noted = self._looked
         self._sent_until = 0.0  # monotonic seconds: the rate limit allows no frame before
 
@@ -59,7 +56,7 @@ class Updating(ServicePart):
     def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
         if topic.kind != "wants" or topic.device is None:
             return
-        key = self._key_of(topic.device)
+        key = self._registry.key_of(topic.device)
         if key is None:
             raise BadSignature(f"no key of {topic.device} is known")
         want = decode_message(delivery.payload, federation=service.topics.federation, public_key=key)
@@ -123,7 +120,7 @@ class Updating(ServicePart):
         away = wall - HEARD_S
         with self._registry.transaction():
             self._registry.write("INSERT OR REPLACE INTO processes VALUES (?, 'running', ?)", (LISTENING, wall))
-            self._registry.write("UPDATE sightings SET health_at = ?2 WHERE health_at > ?1", (wall, away))
+            self._registry.write("UPDATE boards SET health_at = ?2 WHERE health_at > ?1", (wall, away))
             # not after `health_at`: a board that was heard after the offer has taken it
             self._registry.write(
                 "UPDATE offered SET at = CASE WHEN at > ?1 THEN ?2 ELSE at END, good_at = min(good_at, ?1) "
@@ -132,7 +129,7 @@ class Updating(ServicePart):
             )
 
     def _offer(self, service: Service, rollout: Rollout, devices: Sequence[str], wall: float) -> None:
-        heard = sightings(self._registry)
+        heard = {board.device: board for board in self._registry.boards()}
         for device in devices:
             seen = heard[device]
             if seen.health is None or seen.health_at is None or seen.health_at == self._answered.get(device):

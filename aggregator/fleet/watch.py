@@ -9,47 +9,30 @@ import contextlib
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hushfleet.aggregator.config.question import noise_by_round
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices.activity import ActivityStore
+from hushfleet.aggregator.devices.board import Activity, Board, with_blocked
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.advice import certificate_problems, old_copy_problems, with_problems
 from hushfleet.aggregator.fleet.ended import why_ended
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
 from hushfleet.aggregator.fleet.pay import pay_of_fleet
-from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.rollout import rollout_view
 from hushfleet.aggregator.fleet.seasons import season_view
-from hushfleet.aggregator.fleet.sightings import (
-    AGGREGATOR,
-    HEARTBEAT_S,
-    SERVICE,
-    Sighting,
-    processes,
-    sightings,
-)
+from hushfleet.aggregator.fleet.sightings import AGGREGATOR, HEARTBEAT_S, SERVICE
 from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.sums import SumsWatch
 from hushfleet.aggregator.fleet.task_check import waits
-from hushfleet.aggregator.fleet.view import (
-    BoardView,
-    FleetView,
-    Process,
-    Rejection,
-    RoundPoint,
-    RunView,
-    SeasonView,
-    Standing,
-    SumsView,
-)
-from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
+from hushfleet.aggregator.fleet.view import FleetView, Process, RoundPoint, RunView, SeasonView, SumsView
 from hushfleet.aggregator.planning.advice import DAY_S
 from hushfleet.aggregator.results.events import EventTail
-from hushfleet.aggregator.results.fleet_state import Activity, Event, RunState
+from hushfleet.aggregator.results.fleet_state import Event, RunState, SeenDevice
 from hushfleet.durations import duration_s
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.losses import ACCURACY
@@ -64,18 +47,13 @@ _START = "Start it: hushfleet fleet up DIR, or systemctl start hushfleet-{}."
 
 
 class Course(RunState):
-    """The state of a run after each event, with figures of each board."""
+    """The state of a run after each event, with figures of its rounds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.points: list[RoundPoint] = []
         self.opened: float | None = None
         self.asked = 0
-        self.epsilons: dict[str, float] = {}
-        self.activity: dict[str, DeviceActivity] = {}
-        self.sent_bytes: Counter[str] = Counter()
-        self.declined: dict[str, Rejection] = {}
-        self.refused: dict[str, Rejection] = {}
         self.codes: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def view(self) -> RunView | None:
@@ -119,21 +97,12 @@ class Course(RunState):
 
     def _on_update(self, event: Event) -> None:
         super()._on_update(event)
-        device, code, epsilon = str(event.get("device")), event.get("code"), event.get("epsilon_server")
-        if code == "accepted":
-            self.sent_bytes[device] += event.get("bytes") or 0
-            self.refused.pop(device, None)
-            self.declined.pop(device, None)
-            if isinstance(epsilon, int | float):
-                self.epsilons[device] = max(self.epsilons.get(device, 0.0), float(epsilon))
-        elif code != "duplicate":
+        if (code := event.get("code")) not in ("accepted", "duplicate"):
             self.codes["refusal"][str(code)] += 1
-            self.refused[device] = _rejection(event)
 
     def _on_decline(self, event: Event) -> None:
         super()._on_decline(event)
         self.codes["decline"][str(event.get("code"))] += 1
-        self.declined[str(event.get("device"))] = _rejection(event)
 
     def _on_refused(self, event: Event) -> None:
         super()._on_refused(event)
@@ -157,7 +126,7 @@ class FleetWatch:
     def __init__(self, folder: FleetFolder) -> None:
         self._folder = folder
         self._registry = FleetRegistry(folder.path)
-        self._register: DeviceRegister | None = None
+        self._activity: ActivityStore | None = None
         self._tail: EventTail | None = None
         self._course = Course()
         self._sums = SumsWatch(folder)
@@ -184,8 +153,8 @@ class FleetWatch:
 
     def close(self) -> None:
         self._registry.close()
-        if self._register is not None:
-            self._register.close()
+        if self._activity is not None:
+            self._activity.close()
 
     def view(self, now: float | None = None) -> FleetView:
         """Returns the fleet now.
@@ -194,39 +163,35 @@ class FleetWatch:
         """
         now = time.time() if now is None else now
         self._read_log()
-        if self._register is None and DeviceRegister.exists(self._folder.aggregator):
-            self._register = DeviceRegister(self._folder.aggregator)
-        known = [] if self._register is None else self._register.devices()
-        spent = {} if self._register is None else self._spending.update(self._register)
-        refused = [] if self._register is None else self._register.refused_births()
-        run, parts, seen = self._course.view(), self._course.states(), sightings(self._registry)
+        if self._activity is None and ActivityStore.exists(self._folder.aggregator):
+            self._activity = ActivityStore(self._folder.aggregator)
+        run, activity = self._course.view(), self._activity
         service, aggregator = self._processes(now)
         own, authority = self._certificates()
-        sums, of_sums = self._secure_sums()
         season = self._seasons(now)
         paused = None
         with contextlib.suppress(FileNotFoundError):
             paused = self._folder.paused.stat().st_mtime
-        rows: dict[str, tuple[RegisteredBoard | None, KnownDevice | None]] = {row.device: (None, row) for row in known}
-        for board in self._registry.boards():
-            rows[board.device] = board, rows.get(board.device, (None, None))[1]
-        window_s, task = self._window_s(), self._course.task
-        able = [name for name, each in rows.items() if not _is_blocked(*each)]  # a blocked board needs no budget
+        boards = with_blocked(self._registry.boards(), {} if activity is None else activity.blocked())
+        sums, of_sums = self._secure_sums(boards)
+        window_s, task, spent = self._window_s(), self._course.task, dict[str, float]()
+        able = [board.device for board in boards if not board.is_blocked]  # a blocked board needs no budget
         most = left = None
-        if self._register is not None:
-            following = self._noise_to_come(run)
-            most = self._spending.most(task, self._register, window_s=window_s)
-            left = self._spending.most(task, self._register, among=able, window_s=window_s, following=following)
-        boards = []
-        for device, (registered, accepted) in sorted(rows.items()):
-            view = self._board(device, registered, accepted, seen.get(device), parts)
-            if device in spent:
-                part = self._course.devices.get(device)
-                undecided = self._course.open_round is not None and part is not None and part.is_open
-                view = replace(view, spent=spent[device], limit=self._spending.limit, undecided=undecided)
-            boards.append(
-                with_problems(view, now=now, newest_round=self._course.round, service_runs=service == "running")
+        if activity is not None:
+            spent, following = self._spending.update(activity), self._noise_to_come(run)
+            most = self._spending.most(task, activity, window_s=window_s)
+            left = self._spending.most(task, activity, among=able, window_s=window_s, following=following)
+        parts, known = self._course.states(), {board.device for board in boards}
+        boards = [
+            with_problems(
+                self._with_part(board, parts.get(board.device, "absent"), spent.get(board.device)),
+                now=now,
+                newest_round=self._course.round,
+                service_runs=service == "running",
             )
+            for board in boards
+        ]
+        refused = [] if activity is None else activity.refused_births()
         return FleetView(
             federation=self._folder.config.federation,
             at=now,
@@ -236,7 +201,7 @@ class FleetWatch:
             privacy_left=left and left[1],
             aggregator=aggregator,
             service=service,
-            refused_devices=tuple(row for row in refused if row.device not in rows),
+            refused_devices=tuple(row for row in refused if row.device not in known),
             asking=tuple(self._registry.refused_requests()),
             rollout=rollout_view(self._registry, now=now),
             sums=sums,
@@ -255,7 +220,7 @@ class FleetWatch:
             ),
         )
 
-    def _pays(self, boards: Sequence[BoardView], run: RunView | None, lasts_s: float | None) -> str:
+    def _pays(self, boards: Sequence[Board], run: RunView | None, lasts_s: float | None) -> str:
         """Says whether the fleet pays; computed again when its task, its boards or its evaluation have changed."""
         enrolled = sum(board.standing == "enrolled" for board in boards)
         evaluation = None if run is None else run.evaluation
@@ -267,7 +232,7 @@ class FleetWatch:
                 self._pay = state, "" if found is None else found.in_words
         return self._pay[1]
 
-    def _waits(self, run: RunView | None, boards: Sequence[BoardView], runs: bool, now: float) -> list[Problem]:
+    def _waits(self, run: RunView | None, boards: Sequence[Board], runs: bool, now: float) -> list[Problem]:
         """:param runs: whether the aggregator may be running, so that what it waits for still holds."""
         if run is not None and run.finished:
             return []
@@ -289,9 +254,9 @@ class FleetWatch:
                 self._season, self._season_of = season_view(self._folder, now), of
         return self._season
 
-    def _secure_sums(self) -> tuple[SumsView | None, list[Problem]]:
+    def _secure_sums(self, boards: Sequence[Board]) -> tuple[SumsView | None, list[Problem]]:
         try:
-            return self._sums.view(self._register)
+            return self._sums.view(boards)
         except BadInput:  # a task file that is being written by hand
             return None, []
 
@@ -318,11 +283,10 @@ class FleetWatch:
                 self._course = Course()
             for event in events:
                 self._course.apply(event)
-            add_activity(self._course.activity, events)
 
     def _processes(self, now: float) -> tuple[Process, Process]:
         """Returns the states of fleet service and aggregator; the latter is unknown while the service does not run."""
-        known = processes(self._registry)
+        known = self._registry.processes()
         state, at = known.get(SERVICE, ("unknown", 0.0))
         service: Process = "running" if state == "running" and now - at < LOST_HEARTBEATS * HEARTBEAT_S else "stopped"
         if SERVICE not in known:
@@ -331,55 +295,36 @@ class FleetWatch:
         told: Process = "running" if state == "running" else "stopped" if state == "stopped" else "unknown"
         return service, told if service == "running" else "unknown"
 
-    def _board(
-        self,
-        device: str,
-        registered: RegisteredBoard | None,
-        known: KnownDevice | None,
-        seen: Sighting | None,
-        parts: Mapping[str, Activity],
-    ) -> BoardView:
-        course, health = self._course, None if seen is None else seen.health
-        active = course.activity.get(device, DeviceActivity())
-        standing: Standing = "unlisted" if registered is None else registered.state
-        if known is not None and known.blocked is not None:
-            standing = "blocked"
-        heard = [at for at in (seen and seen.seen, active.last_seen) if at]
-        told_end = None if health is None or not health.certificate_end else float(health.certificate_end)
-        return BoardView(
-            device=device,
-            board=registered.board if registered else active.board,
-            place=registered.place if registered else "",
-            standing=standing,
-            reason=(known and known.blocked) or (registered and registered.reason) or None,
-            state=_state(parts.get(device, "absent"), seen),
-            seen=max(heard, default=None),
-            version=seen.version if seen else "",
-            health=health,
-            health_at=seen.health_at if seen else None,
-            certificate_end=(registered.certificate_end if registered else None) or told_end,
-            rounds=active.rounds,
-            epsilon=course.epsilons.get(device),
-            sent_bytes=course.sent_bytes[device],
-            decline=course.declined.get(device),
-            refusal=course.refused.get(device),
+    def _with_part(self, board: Board, part: Activity, spent: float | None) -> Board:
+        """Adds what the run and the charges know of a board.
+
+        :param part: its state in the run.
+        """
+        seen = self._course.devices.get(board.device, SeenDevice())
+        told_end = None if board.health is None or not board.health.certificate_end else board.health.certificate_end
+        found = replace(
+            board,
+            state=_state(part, board.state),
+            seen=max((at for at in (board.seen, seen.last_seen) if at), default=None),
+            certificate_end=board.certificate_end or (told_end and float(told_end)),
+            rounds=seen.rounds,
+            epsilon=seen.epsilon,
+            sent_bytes=seen.sent_bytes,
+            decline=seen.decline,
+            refusal=seen.refusal,
         )
+        if spent is None:
+            return found
+        undecided = self._course.open_round is not None and seen.is_open
+        return replace(found, spent=spent, limit=self._spending.limit, undecided=undecided)
 
 
-def _is_blocked(registered: RegisteredBoard | None, known: KnownDevice | None) -> bool:
-    return (known is not None and known.blocked is not None) or (
-        registered is not None and registered.state == "blocked"
-    )
-
-
-def _state(part: Activity, seen: Sighting | None) -> Activity:
-    """Combines a board's presence at the broker with its part in the run."""
-    if seen is None or seen.state == "absent":
-        return part
-    if seen.state in ("lost", "sleeping"):
-        return "lost" if seen.state == "lost" else "sleeping"
+def _state(part: Activity, heard: Activity) -> Activity:
+    """Combines a board's part in the run with its presence at the broker."""
+    if heard in ("absent", "lost", "sleeping"):
+        return part if heard == "absent" else heard
     if part in ("absent", "lost", "sleeping"):
-        return "training" if seen.state == "training" else "ready"
+        return "training" if heard == "training" else "ready"
     return part
 
 
@@ -400,7 +345,3 @@ def _problems(service: Process, aggregator: Process, run: RunView | None, why_en
         words = "values without noise leave the boards" + (f": {', '.join(run.raw_values)}" if run.raw_values else "")
         found.append(Problem(words, 'privacy.accounting = "strict" in the task.'))
     return found
-
-
-def _rejection(event: Event) -> Rejection:
-    return Rejection(int(event.get("round") or 0), str(event.get("code")), str(event.get("reason") or ""))

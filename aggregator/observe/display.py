@@ -22,10 +22,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
+from hushfleet.aggregator.devices.board import Activity
 from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.notebook import NotebookConsole
 from hushfleet.aggregator.observe.progress import Heartbeat, format_time
-from hushfleet.aggregator.results.fleet_state import Activity, Opening, RunState
+from hushfleet.aggregator.results.fleet_state import Opening, RunState
 from hushfleet.aggregator.results.report import page
 from hushfleet.aggregator.results.report.readable import (
     NOT_MEASURED,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, replace
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.roster_file import RosterFile
+from hushfleet.aggregator.devices.list_file import ListFile
 from hushfleet.aggregator.results.metrics import lost_rounds
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.engine import RoundEngine
@@ -54,7 +54,7 @@ class RoundCycle:
         enrolment: Enrolment,
         present: Collection[str],
         on_closed: Callable[[set[bytes]], None],
-        roster: RosterFile | None,
+        roster: ListFile[Roster] | None,
         charges: ChargeBook | None,
         thresholds: RunningThresholds,
         rhythm: Rhythm,

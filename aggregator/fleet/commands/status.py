@@ -13,9 +13,9 @@ import typer
 from hushfleet.aggregator.fleet.commands.setup import RUN_IT
 
 if TYPE_CHECKING:
+    from hushfleet.aggregator.devices.board import Board
     from hushfleet.aggregator.fleet.membership import Membership
-    from hushfleet.aggregator.fleet.registry import RegisteredBoard
-    from hushfleet.aggregator.fleet.view import BoardView, FleetView
+    from hushfleet.aggregator.fleet.view import FleetView
 
 REDRAW_S = 1.0
 WIDTH = 160
@@ -52,7 +52,6 @@ def _status(
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.membership import is_fleet, membership
     from hushfleet.aggregator.fleet.page.server import page_url
-    from hushfleet.aggregator.fleet.registry import FleetRegistry
     from hushfleet.aggregator.fleet.table import table
     from hushfleet.aggregator.fleet.watch import FleetWatch
     from hushfleet.aggregator.observe.console import Console
@@ -67,11 +66,10 @@ def _status(
     source = FleetWatch(FleetFolder(folder))
     try:
         if ids:
-            with FleetRegistry(folder) as registry:
-                rows = {row.device: row for row in registry.boards()}
             view = source.view()
-            for device in chosen_ids(rows, ids, None, folder=folder):
-                _print_board(rows[device], view)
+            boards = {board.device: board for board in view.boards}
+            for device in chosen_ids(boards, ids, None, folder=folder):
+                _print_board(boards[device], view)
         elif as_json:
             print(json.dumps(source.view().to_json(), allow_nan=False))
         elif not watch:
@@ -88,33 +86,32 @@ def _status(
         source.close()
 
 
-def _print_board(row: RegisteredBoard, view: FleetView) -> None:
+def _print_board(board: Board, view: FleetView) -> None:
     from hushfleet.aggregator.fleet import descriptions
     from hushfleet.aggregator.results.report.readable import ago
 
-    board: BoardView = next(each for each in view.boards if each.device == row.device)
     fields = {
-        "board": row.board,
-        "place": row.place,
-        "wifi": row.wifi,
-        "labels": "; ".join(f"{name}={value}" for name, value in row.labels.items()),
+        "board": board.board,
+        "place": board.place,
+        "wifi": board.wifi,
+        "labels": "; ".join(f"{name}={value}" for name, value in board.labels.items()),
         "state": ": ".join(filter(None, (descriptions.state(board), board.reason))),
         "seen": ago(board.seen, view.at) if board.seen else "",
         "release": board.version and descriptions.release(board),
         "health": descriptions.health(board).strip("-"),
         "spent": descriptions.spent(board).strip("-"),
-        "key": "" if row.public_key is None else row.public_key.hex(),
-        "enrolled": _day(row.enrolled),
-        "certificate": row.certificate_end and f"ends {_day(row.certificate_end)}",
+        "key": "" if board.public_key is None else board.public_key.hex(),
+        "enrolled": _day(board.enrolled),
+        "certificate": board.certificate_end and f"ends {_day(board.certificate_end)}",
     }
-    print(row.device)
+    print(board.device)
     for name, value in fields.items():
         if value:
             print(f"  {name:12} {value}")
     for problem in board.problems:
         print(f"  {'problem':12} {problem.what}: {problem.advice}")
     for each in view.asking:
-        if each.device == row.device:
+        if each.device == board.device:
             print(f"  {'not let in':12} {_day(each.at)}, key {each.public_key.hex()}: {each.reason}")
 
 
@@ -130,20 +127,22 @@ def _print_devices(devices: Membership) -> None:
     from rich.table import Table
 
     from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
     from hushfleet.aggregator.results.events import iterate_events
+    from hushfleet.aggregator.results.fleet_state import FleetState, SeenDevice
     from hushfleet.aggregator.results.report.readable import ago
 
-    now, known, refused = time.time(), devices.register.devices(), devices.register.refused_births()
-    activity: dict[str, DeviceActivity] = {}
-    add_activity(activity, iterate_events(devices.path / "events.jsonl"))
+    now, refused = time.time(), devices.activity.refused_births()
+    run = FleetState()
+    for event in iterate_events(devices.path / "events.jsonl"):
+        run.apply(event)
     console = Console(markup=False)  # the board itself reports its kind, which may contain markup
     console.width = max(console.width, WIDTH)  # a key stays on one line, to be copied
     table = Table("device", "state", "board", "rounds", "last seen", "key", box=None, header_style="bold")
+    known = [board for board in devices.members.values() if board.standing != "new"]  # others only ask
     for row in known:
         key = "" if row.public_key is None else row.public_key.hex()
-        state = row.state if row.blocked is None else f"blocked: {row.blocked}"
-        active = activity.get(row.device, DeviceActivity())
+        state = f"blocked: {row.reason}" if row.is_blocked else row.standing
+        active = run.devices.get(row.device, SeenDevice())
         table.add_row(row.device, state, active.board, str(active.rounds), ago(active.last_seen, now), key)
     console.print(table if known else "no device is known")
     if refused:

@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView
-from hushfleet.aggregator.results.fleet_state import ACTIVITIES
+from hushfleet.aggregator.devices.board import ACTIVITIES, Board
+from hushfleet.aggregator.fleet.view import FleetView, RolloutView, RunView
 from hushfleet.wire.format.fields import DeclineCode
 from hushfleet.wire.format.health import SHOWN, metric_value
 from hushfleet.wire.format.messages import RefusedCode
@@ -68,7 +68,7 @@ def _rollout(help: str, value: Callable[[RolloutView], float]) -> Described:
     return Described(help, samples, ("version",))
 
 
-def _board(help: str, value: Callable[[BoardView], float | None], binary: str = "") -> Described:
+def _board(help: str, value: Callable[[Board], float | None], binary: str = "") -> Described:
     def samples(view: FleetView) -> list[Sample]:
         return [((board.device,), value(board)) for board in view.boards]
 
@@ -76,7 +76,7 @@ def _board(help: str, value: Callable[[BoardView], float | None], binary: str = 
 
 
 def _health(name: str) -> Described:
-    def value(board: BoardView) -> float | None:
+    def value(board: Board) -> float | None:
         return None if board.health is None else metric_value(board.health, name)
 
     shown = SHOWN[name]

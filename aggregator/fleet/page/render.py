@@ -13,9 +13,9 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from hushfleet.aggregator.devices.board import ACTIVITIES, Board
 from hushfleet.aggregator.fleet import advice, descriptions
-from hushfleet.aggregator.fleet.view import BoardView, FleetView, RunView
-from hushfleet.aggregator.results.fleet_state import ACTIVITIES
+from hushfleet.aggregator.fleet.view import FleetView, RunView
 from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent, size
 
 PARTS = ("summary", "attention", "round", "releases", "boards", "answers", "figures")
@@ -68,7 +68,7 @@ def _templates() -> Environment:
     return environment
 
 
-def _listed(boards: Sequence[BoardView]) -> Sequence[BoardView]:
+def _listed(boards: Sequence[Board]) -> Sequence[Board]:
     """Returns all boards of a small fleet in their order; of a large one first urgent boards, then others."""
     if len(boards) <= MOST_BOARDS:
         return boards
@@ -79,7 +79,7 @@ def _iso(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def _states(boards: Sequence[BoardView]) -> list[tuple[str, int]]:
+def _states(boards: Sequence[Board]) -> list[tuple[str, int]]:
     counted = Counter(board.state for board in boards)
     return [(state, counted[state]) for state in ACTIVITIES if counted[state]]
 

@@ -171,7 +171,7 @@ def test_a_running_board_is_installed_twice_and_enrols(machine: Machine, fleet: 
         python, client = machine.installed("opt/hushfleet/python"), machine.installed("opt/hushfleet/current")
         environment = {**os.environ, "TOOLS": str(machine.tools), "NOTIFY_SOCKET": ""}
         with subprocess.Popen([python, "-I", client, file], env=environment) as process:
-            until(lambda: registry.board(BOARD).state == "enrolled")
+            until(lambda: registry.board(BOARD).standing == "enrolled")
             until(lambda: not token.exists())
             process.terminate()
     with pytest.raises(BadInput, match="has a card and is enrolled"):

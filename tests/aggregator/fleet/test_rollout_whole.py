@@ -16,7 +16,6 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import trust
 from hushfleet.aggregator.fleet.releases import add_release
 from hushfleet.aggregator.fleet.rollout import begin, board_rollouts, current
-from hushfleet.aggregator.fleet.sightings import sightings
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.edge_client.fleet.by_hand import hand_over
 from hushfleet.edge_client.fleet.freshness import Freshness
@@ -176,7 +175,7 @@ def test_a_bad_release_reaches_one_board_and_the_next_good_one_all(tmp_path: Pat
 def outcomes_before(folder: FleetFolder) -> int:
     """How many boards have been heard."""
     with FleetRegistry(folder.path) as registry:
-        return sum(seen.health is not None for seen in sightings(registry).values())
+        return sum(seen.health is not None for seen in registry.boards())
 
 
 @pytest.mark.slow

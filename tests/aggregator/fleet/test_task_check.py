@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import Task, load_task
-from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.payment import Payment
@@ -160,14 +160,14 @@ def test_a_task_that_no_board_can_pay_for_is_refused(tmp_path: Path) -> None:
 def test_what_boards_have_spent_counts(tmp_path: Path) -> None:
     folder, task = make_folder(tmp_path / "fleet"), load_task(task_file(tmp_path / "next.toml"))
     charge = first_charge(task)
-    with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
+    with FleetRegistry(folder.path) as registry, ActivityStore(folder.aggregator) as register:
         one, _ = (row.device for row in registry.boards())
         assert obstacles(task, folder) == []
         for number in (1, 2):
             register.note_charges("earlier", number, {one: pack(charge)}, certain=True)
     (why,) = obstacles(task, folder)
     assert "1 of 2 boards can pay for a round of next" in why
-    with DeviceRegister(folder.aggregator) as register:
+    with ActivityStore(folder.aggregator) as register:
         register.note_charges("earlier", 3, {one: pack(charge)}, certain=True)
     assert obstacles(task, folder) == [], "its owner has raised the limit, nobody here knows how far"
 

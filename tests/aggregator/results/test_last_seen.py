@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
+from hushfleet.aggregator.results.fleet_state import FleetState, SeenDevice
 
 
-def activity(*events: dict[str, Any]) -> DeviceActivity:
-    found: dict[str, DeviceActivity] = {}
+def activity(*events: dict[str, Any]) -> SeenDevice:
+    state = FleetState()
     for at, event in enumerate(events):
-        add_activity(found, [{"at": 100.0 * at, "device": "one", **event}])
-    return found["one"]
+        state.apply({"at": 100.0 * at, "device": "one", **event})
+    return state.devices["one"]
 
 
 def presence(state: str) -> dict[str, Any]:
