@@ -38,7 +38,7 @@ from hushfleet.graphs.safety import check_graph, check_masks
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.methods import method_of
-from hushfleet.methods.stages import Release
+from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.model.evaluation import EVALUATION_BATCH
 from hushfleet.training.local_round import Trained
 
@@ -198,12 +198,12 @@ class TaskRuntime:
         self._note.keep(round.failed)
         return entry
 
-    def _write_metrics(self, round: DeviceRound, trained: Trained, release: Release) -> None:
+    def _write_metrics(self, round: DeviceRound, trained: Trained, noised: NoisedUpdate) -> None:
         if self._metrics is None:
             return
         train_s = self._clock() - self._began_training
         try:
             with self._apart():
-                self._metrics.write(round, trained, release, train_s=train_s)
+                self._metrics.write(round, trained, noised, train_s=train_s)
         except OSError as error:  # the round continues without metrics
             _log.error("no metrics are kept of round %d: %s", round.plan.round, error)

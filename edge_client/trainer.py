@@ -15,6 +15,7 @@ import numpy as np
 from hushfleet.codecs.registry import codec_of, steps_for
 from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.data.samples import LabelledSamples, Samples
+from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import allowed_charge, check_trust
 from hushfleet.edge_client.board.local_data import zero_samples
@@ -27,21 +28,20 @@ from hushfleet.gradients.batch import GradientFunction
 from hushfleet.gradients.draws import Inputs
 from hushfleet.gradients.optim import make_optimizer
 from hushfleet.gradients.own_samples import LoadedSamples, OwnSamples
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.question import rules_of
-from hushfleet.methods.stages import Release
-from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
+from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.carry_over import carry_over, output_names
 from hushfleet.model.evaluation import LogitsOf
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.ledger import epsilon_server_of
-from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource
-from hushfleet.privacy.periods import Period
 from hushfleet.secure import prime_field
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.member_answer import AnswerHeader, encode_answer
-from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.training.answer import drift_answer, evaluation_answer, statistic_answer
@@ -65,7 +65,8 @@ class Trainer:
     :param left_out: counts the samples that could not be read.
     :param worse: returns whether the own head has become worse; None if the owner does not allow to report it.
     :param limits: what the device's owner allows, and how many times the standard noise the owner wants.
-    :param observer: receives each trained round and its release before the commit, for metrics that stay on the device.
+    :param observer: receives each trained round and its noised update before the commit, for metrics that stay on the
+        device.
     :param make_optimizer: creates the optimizer of the local training.
     :param replace_failed_training: whether the device answers like a device without data if training fails on its
         data.
@@ -84,7 +85,7 @@ class Trainer:
     samples: Callable[[], LabelledSamples]
     randomness: Randomness
     limits: LimitsSection
-    observer: Callable[[DeviceRound, Trained, Release], None] | None = None
+    observer: Callable[[DeviceRound, Trained, NoisedUpdate], None] | None = None
     make_optimizer: MakeOptimizer = make_optimizer
     replace_failed_training: bool = False
     held_out: Callable[[], LabelledSamples] | None = None
@@ -343,12 +344,12 @@ class DeviceRound:
         held = self.state() if self.asks else state
         # With the unit `record`, the gradients have used this stream, and nothing more is drawn from it.
         noise = self.trainer.randomness.noise(plan.round)
-        release = method.release(trained.context, update, noise)
+        noised = method.privatize(trained.context, update, noise)
         shared = ~state.public.mask
         everything = bool(shared.all())  # then nothing is copied: a board's memory is small
-        values, residual = release.values if everything else release.values[shared], None
+        values, residual = noised.values if everything else noised.values[shared], None
         counts = [int(np.count_nonzero(shared[span.start : span.stop])) for span in layout.layers]
-        header = self._header(release, held, counts)
+        header = self._header(noised, held, counts)
         if self.spec.privacy.secure is not None:
             data, seen = self._masked(header, values, noise), np.zeros(len(values), np.float32)
         else:
@@ -367,7 +368,7 @@ class DeviceRound:
         commit = RoundCommit(
             task=plan.task,
             round=plan.round,
-            charge=release.charge,
+            charge=noised.charge,
             state=held if self.asks else method.advance(trained.context, update=update, trained=trained.own, sent=sent),
             update=data,
             public_before=held.public.to_bytes(),
@@ -378,7 +379,7 @@ class DeviceRound:
             window=self.window,
         )
         if self.trainer.observer is not None and not self.asks:  # before the commit: after a crash it measures again
-            self.trainer.observer(self, trained, release)
+            self.trainer.observer(self, trained, noised)
         return self.store.commit_round(commit)
 
     def _masked(self, header: UpdateHeader, values: np.ndarray, noise: NoiseSource) -> bytes:
@@ -387,14 +388,14 @@ class DeviceRound:
         :param values: clipped, float32 `[k]`. Nobody sees them, not even the aggregator.
         """
         secure_round, cost = self.secure, self.method.cost(self.terms)
-        ring = ring_of(self.spec, self.plan, secure_round, cost.bound, cost.noise_multiplier, cost.records)
+        ring = secure_round.ring(cost.bound, cost.noise_multiplier, cost.records)
         masked = secure_round.masked(self.trainer.agreement, self.trainer.device, ring.encode(values, noise))
         integers = np.concatenate((masked.values, masked.corrections.reshape(-1)))
         return encode_masked(
             header, prime_field.to_bytes(integers, secure_round.spec.bits), identity=self.store.identity
         )
 
-    def _header(self, release: Release, state: DeviceState, counts: list[int]) -> UpdateHeader:
+    def _header(self, noised: NoisedUpdate, state: DeviceState, counts: list[int]) -> UpdateHeader:
         """:param counts: how many values of each layer are sent."""
         privacy, charged = self.spec.privacy, self.store.ledger.entries(self.plan.task)
         return UpdateHeader(
@@ -403,25 +404,25 @@ class DeviceRound:
             device=self.trainer.device,
             codec=self.spec.wire.codec,
             value_count=sum(counts),
-            steps=self._steps(release, counts),
-            noise_stds=tuple(release.noise_stds),
-            clip_norms=tuple(release.clip_norms),
+            steps=self._steps(noised, counts),
+            noise_stds=tuple(noised.noise_stds),
+            clip_norms=tuple(noised.clip_norms),
             public_digest=state.public.digest(),
             rounds_charged=len({entry.round for entry in charged}) + 1,
             epsilon_server=epsilon_server_of(
-                [*(entry.charge for entry in charged), release.charge],
+                [*(entry.charge for entry in charged), noised.charge],
                 delta=privacy.delta,
                 accountant=privacy.accountant,
             ),
-            multiplier_server=release.charge.noise_multiplier,
-            noise_split=release.charge.noise_split,
-            report=release.report,
+            multiplier_server=noised.charge.noise_multiplier,
+            noise_split=noised.charge.noise_split,
+            report=noised.report,
         )
 
-    def _steps(self, release: Release, counts: list[int]) -> tuple[float, ...]:
-        stds = [float(std) for std in release.noise_stds]
+    def _steps(self, noised: NoisedUpdate, counts: list[int]) -> tuple[float, ...]:
+        stds = [float(std) for std in noised.noise_stds]
         rms: list[float] = []
         if not any(stds):  # the steps depend on the values
-            norms = layer_norms(release.values, self.spec.model.layout)
+            norms = layer_norms(noised.values, self.spec.model.layout)
             rms = [float(norm) / max(count, 1) ** 0.5 for norm, count in zip(norms, counts, strict=True)]
         return steps_for(self.spec.wire, noise_stds=stds, layer_rms=rms)

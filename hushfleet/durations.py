@@ -1,8 +1,9 @@
-"""Reads and writes durations in the form that configuration files use: `90d`, `24h`, `30min`."""
+"""Reads and writes durations in the form of configuration files, such as `90d` and `30min`; aligned periods of time."""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from hushfleet.errors import format_value
 
@@ -29,3 +30,26 @@ def describe_duration(seconds: float) -> str:
     number = seconds / units[unit]
     count = f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
     return f"{count} {unit}{'' if count == '1' else 's'}"
+
+
+class Period(NamedTuple):
+    """The moments from `start` up to, but not including, `stop`, in whole unix seconds. Each moment lies in exactly one
+    period of a given length."""
+
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, at: float, length_s: float) -> Period:
+        """Returns the period of this length that contains `at`. Periods begin at multiples of the length."""
+        length = int(length_s)
+        start = int(at) // length * length
+        return cls(start, start + length)
+
+    def holds(self, at: float) -> bool:
+        """Returns whether this moment lies in the period."""
+        return self.start <= at < self.stop
+
+    def meets(self, other: Period) -> bool:
+        """Returns whether the two periods overlap."""
+        return self.start < other.stop and other.start < self.stop

@@ -14,14 +14,16 @@ from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
+from hushfleet.array_api import np
 from hushfleet.errors import Malformed
 
 MAX_PARAMS = 1 << 28
 MAX_TENSORS = 4096
 _Shape = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_PARAMS)], ...], Meta(max_length=8)]
+WEIGHT, PRIOR = "head.weight", "prior"
+"""The names of the tensors of a linear model."""
 _Tensors = Annotated[tuple[tuple[str, _Shape], ...], Meta(max_length=MAX_TENSORS)]
 
 
@@ -134,3 +136,9 @@ class ParamLayout:
     def digest(self) -> str:
         """SHA-256 of names and shapes: two sides with the same digest interpret vectors in the same way."""
         return hashlib.sha256(msgspec.msgpack.encode(self.to_wire())).hexdigest()
+
+
+def is_linear(layout: ParamLayout) -> bool:
+    """Returns whether the model is one linear layer on features (`models/linear.py`); a device then makes its head."""
+    (weight, *others), names = layout.shapes, layout.names
+    return names == (WEIGHT, PRIOR) and len(weight) == 2 and others == [weight[:1]]

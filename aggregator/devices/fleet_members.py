@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hushfleet.aggregator.devices.admission_list import AdmissionList, load_authority, read_admissions
 from hushfleet.aggregator.devices.board import Board, with_blocked
 from hushfleet.aggregator.devices.list_file import ListFile
-from hushfleet.aggregator.devices.member_list import MemberList, load_authority, read_members
 from hushfleet.aggregator.devices.register import Members
 from hushfleet.errors import BadSignature
 
@@ -24,7 +24,7 @@ class FleetMembers(Members):
     """The members of a fleet.
 
     :param folder: the aggregator's own, with its file of activity.
-    :param file: the list of members; the aggregator may not write it.
+    :param file: the admission list; the aggregator may not write it.
     :param authority: the certificate of the fleet's authority, PEM; nor this.
     :param settings: as for `ActivityStore`.
 
@@ -33,8 +33,8 @@ class FleetMembers(Members):
 
     def __init__(self, folder: Path, *, file: Path, authority: Path, federation: str, **settings: Any) -> None:
         self._authority, self._federation = load_authority(authority), federation
-        self._list = ListFile(file, self._read, name="list of members")
-        self._of: tuple[MemberList | None, Mapping[str, str]] = None, {}
+        self._list = ListFile(file, self._read, name="admission list")
+        self._of: tuple[AdmissionList | None, Mapping[str, str]] = None, {}
         self._boards: dict[str, Board] = {}
         super().__init__(folder, **settings)
 
@@ -66,8 +66,8 @@ class FleetMembers(Members):
             self._boards = {board.device: board for board in with_blocked(sorted(boards, key=_by_id), ours)}
         return self._boards
 
-    def _read(self, data: bytes) -> MemberList:
-        found = read_members(data, self._authority, federation=self._federation)
+    def _read(self, data: bytes) -> AdmissionList:
+        found = read_admissions(data, self._authority, federation=self._federation)
         row = self.row("SELECT number FROM newest_list")
         if row is not None and found.number < row[0]:
             raise BadSignature(

@@ -1,4 +1,4 @@
-"""Reads a list of boards from a file that may change while the aggregator runs: a roster, or the list of members."""
+"""Reads a list of boards from a file that may change while the aggregator runs: a roster, or the admission list."""
 
 from __future__ import annotations
 

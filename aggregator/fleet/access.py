@@ -24,9 +24,10 @@ from hushfleet.aggregator.broker.config import (
     mosquitto_acl,
     mosquitto_config,
 )
+from hushfleet.aggregator.broker.programs import MOSQUITTO
 from hushfleet.aggregator.devices.activity import ActivityStore
+from hushfleet.aggregator.devices.admission_list import AdmissionList, load_authority, read_admissions
 from hushfleet.aggregator.devices.board import Board, with_blocked
-from hushfleet.aggregator.devices.member_list import MemberList, load_authority, read_members
 from hushfleet.aggregator.devices.roster_signing import RosterChanges
 from hushfleet.aggregator.fleet import keys
 from hushfleet.aggregator.fleet.authority import Authority, read_revocations
@@ -42,11 +43,11 @@ PID_FILE, ENROLMENT_PID_FILE = "mosquitto.pid", "enrolment.pid"
 def apply(
     folder: FleetFolder, registry: FleetRegistry, activity: ActivityStore | None = None, *, anew: bool = False
 ) -> RosterChanges:
-    """Updates the list of members, access lists and roster from the registry. Returns the changes that the operator
+    """Updates the admission list, access lists and roster from the registry. Returns the changes that the operator
     must still sign elsewhere.
 
     :param activity: the aggregator's, if it is open already, because opening it reads the charges of all rounds.
-    :param anew: whether to sign the list of members also if nothing has changed.
+    :param anew: whether to sign the admission list also if nothing has changed.
 
     Raises `StoreError`; and `BadInput` if the fleet's keys do not fit, after all except the roster is written.
     """
@@ -54,7 +55,7 @@ def apply(
         opened.enter_context(locked(folder))
         activity = activity or opened.enter_context(ActivityStore(folder.aggregator))
         boards = registry.boards()
-        _write_members(folder, boards, anew=anew)
+        _write_admissions(folder, boards, anew=anew)
         boards = with_blocked(boards, activity.blocked())
         if folder.config.home_assistant.enabled:
             write_home_assistant(folder)
@@ -128,13 +129,15 @@ def reload_brokers(folder: FleetFolder) -> int:
         with contextlib.suppress(OSError, ValueError):
             pid = int((folder.broker / file).read_text())
             name = Path(f"/proc/{pid}/comm")
-            if not name.exists() or name.read_text().strip() == "mosquitto":  # another process may have this pid by now
+            if (
+                not name.exists() or name.read_text().strip() == MOSQUITTO.name
+            ):  # another process may have this pid by now
                 os.kill(pid, signal.SIGHUP)
                 asked += 1
     return asked
 
 
-def _write_members(folder: FleetFolder, boards: Sequence[Board], *, anew: bool) -> None:
+def _write_admissions(folder: FleetFolder, boards: Sequence[Board], *, anew: bool) -> None:
     """Signs the list by which the aggregator knows who may take part, if it has changed.
 
     :param anew: sign it in any case, with a higher number: the folder may be an older copy.
@@ -142,10 +145,12 @@ def _write_members(folder: FleetFolder, boards: Sequence[Board], *, anew: bool) 
     authority, federation = Authority.load(folder.ca / "ca.pem", folder.ca / "ca.key"), folder.config.federation
     before = None
     with contextlib.suppress(OSError, WireError):
-        before = read_members(folder.members.read_bytes(), load_authority(folder.ca / "ca.pem"), federation=federation)
-    wanted = MemberList.of(boards, federation=federation, after=0 if before is None else before.number)
+        before = read_admissions(
+            folder.admissions.read_bytes(), load_authority(folder.ca / "ca.pem"), federation=federation
+        )
+    wanted = AdmissionList.of(boards, federation=federation, after=0 if before is None else before.number)
     if anew or before is None or not wanted.says_the_same(before):
-        atomic_file.write_whole(folder.members, wanted.signed(authority.sign), durable=True)
+        atomic_file.write_whole(folder.admissions, wanted.signed(authority.sign), durable=True)
 
 
 def _write_revoked(folder: FleetFolder, registry: FleetRegistry) -> bool:

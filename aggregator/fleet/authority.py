@@ -107,7 +107,7 @@ class Authority:
         return self._sign(names[0], names, key, ExtendedKeyUsageOID.SERVER_AUTH, EARLIEST, BROKER_DAYS, now)
 
     def sign(self, data: bytes) -> bytes:
-        """Signs bytes of the fleet's own, which no certificate begins with (`MemberList`)."""
+        """Signs bytes of the fleet's own, which no certificate begins with (`AdmissionList`)."""
         return self._key.sign(data, ec.ECDSA(hashes.SHA256()))
 
     def revocation_list(self, serials: Collection[int], *, now: datetime.datetime) -> bytes:

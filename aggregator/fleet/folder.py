@@ -2,7 +2,7 @@
 
 Anyone with `ca/ca.key` can admit any device; anyone with the operator's private key decides who may be in a secure sum.
 The operator's key may be elsewhere; `operator.pub` is its public half. The aggregator needs neither key: it reads
-`aggregator/`, `task.toml`, `fleet.toml`, `ca/ca.pem`, `members` and `roster`, and writes only to
+`aggregator/`, `task.toml`, `fleet.toml`, `ca/ca.pem`, `admissions` and `roster`, and writes only to
 `WRITTEN_BY_AGGREGATOR`.
 """
 
@@ -84,7 +84,7 @@ class UpdatesPart(Checked):
     """
 
     second_stage: Share = 0.1
-    error_budget: Annotated[float, Meta(ge=0, lt=1, description="in [0, 1)")] = 0.05
+    error_budget: Annotated[float, Meta(ge=0, lt=1)] = 0.05
     soak_minutes: NotNegative = 10.0
     kib_per_second: Positive = 1024.0
 
@@ -172,7 +172,7 @@ class FleetFolder:
         self.release_keys = self.path / "release_keys"
         self.newest_key = self.service / "newest.key"  # signs each day which release is the newest
         self.roster = self.path / "roster"
-        self.members = self.path / "members"  # the list by which the aggregator knows who may take part
+        self.admissions = self.path / "admissions"  # the list by which the aggregator knows who may take part
         self.paused = self.path / "paused"  # while it exists, the aggregator lets nobody train
         self.round = self.path / "round.toml"  # of `fleet set`: numbers of boards that hold while the task runs
         self.releases = self.path / "releases"

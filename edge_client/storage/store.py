@@ -39,8 +39,8 @@ from hushfleet.edge_client.storage.store_file import (
 )
 from hushfleet.errors import CopiedStore, LedgerError, LostStore, Malformed, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import Ledger
-from hushfleet.privacy.mechanism import Charge
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.fleet_messages import CarriedRounds
 from hushfleet.wire.format.identity import Identity

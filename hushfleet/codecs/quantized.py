@@ -14,20 +14,14 @@ The bytes are specified in docs/wire.md; `hushfleet.codecs.symbols` does the ent
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated
 
 import numpy as np
-from msgspec import Meta
 
-from hushfleet.codecs.codec import Codec, Coding
+from hushfleet.codecs.codec import MAX_STEP, MAX_VALUES, MIN_STEP, Codec, Coding
 from hushfleet.codecs.symbols import BLOCK, MAX_LEVEL, BlockEncoder, decode_block, max_block_bytes
 from hushfleet.errors import Malformed
 
 DITHER_KEY_BYTES = 16
-MAX_VALUES = 1 << 28
-MIN_STEP = 2.0**-100  # every decoded value is then a normal float32, which no machine flushes to zero
-MAX_STEP = 2.0**40
-LayerStep = Annotated[float, Meta(ge=MIN_STEP, le=MAX_STEP, description="2^-100 to 2^40")]
 Pieces = list[tuple[slice, np.float32]]
 
 

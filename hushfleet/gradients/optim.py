@@ -6,7 +6,7 @@ import math
 from typing import Any, Protocol
 
 from hushfleet import array_api
-from hushfleet.blocks import blocks
+from hushfleet.array_api import blocks
 
 Array = Any
 _SETTLED = 10_000  # steps after which Adam's bias corrections are negligible

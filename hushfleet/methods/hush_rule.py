@@ -21,10 +21,8 @@ from __future__ import annotations
 import math
 from functools import cache
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.methods.method import Steps
-from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
 
 ROUNDS = 20
 WAY, LONGEST_WAY = 1.5, 180.0
@@ -42,6 +40,8 @@ def signal(*, devices: float, epsilon: float, delta: float) -> float:
         fewer, the geometric mean of both numbers, because the sum's noise is accordingly larger.
     :param epsilon: of the whole task, against anyone who sees the sums.
     """
+    from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
+
     return devices / noise_multiplier_for(epsilon=epsilon, delta=delta, steps=1)
 
 

@@ -9,10 +9,13 @@ Example: ten devices that divide the noise of 20 rounds among them (FedGLP-ADP a
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
-from hushfleet.privacy.accounting.epsilon import Step, noise_multiplier_for
+from hushfleet.errors import PrivacyError
+from hushfleet.privacy.accounting.epsilon import Step
 from hushfleet.privacy.accounting.epsilon import epsilon as epsilon_of
+from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.terms import Accountant, Unit
 
@@ -87,3 +90,16 @@ def noise_multiplier(
         epsilon=epsilon, delta=delta, steps=rounds, sample_rate=sample_rate, accountant=accountant
     )
     return total / multipliers(1.0, noise_split=noise_split, participants=participants).release
+
+
+def snr_db(signal_norm: float, noise_std: float, count: int) -> float:
+    """Returns signal over noise in dB: `signal_norm` against noise of `noise_std` on `count` entries.
+
+    It is inf without noise, -inf without signal. The norm of a real update is private: compute this on
+    the device for its owner, or with the clip norm in place of the norm, and do not send it.
+    """
+    if not all(0 <= value < math.inf for value in (signal_norm, noise_std, count)):
+        raise PrivacyError(f"norms must be finite, zero or more: {signal_norm}, {noise_std} on {count} entries")
+    if noise_std == 0 or count == 0:
+        return math.inf
+    return 20 * math.log10(signal_norm / (noise_std * math.sqrt(count))) if signal_norm > 0 else -math.inf

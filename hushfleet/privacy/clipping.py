@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from hushfleet import array_api
+from hushfleet.array_api import np
 from hushfleet.errors import PrivacyError
 from hushfleet.params import ParamLayout
 
@@ -55,6 +55,22 @@ def clip(x: Any, clip_norm: float, *, drop: bool = False) -> Any:
     clipped = x * xp.astype(clip_factors(norms, bounds), x.dtype)[..., None]
     _check_bound(xp, xp.sqrt(_sum_of_squares(clipped, 0, x.shape[-1])), bounds)
     return clipped
+
+
+def clipped_sum(gradients: Iterable[Any], clip_norm: float, out: Any) -> Any:
+    """Writes the sum of single records' gradients, each clipped to `clip_norm`, into `out`, float64 `[..., d]`.
+
+    A gradient that is not finite counts as zero: otherwise, the party that chose the model could see which records
+    cause one.
+
+    :param gradients: `[..., d]` of one record, or `[..., k, d]` of several.
+    """
+    xp = array_api.array_namespace(out)
+    out[...] = 0
+    for gradient in gradients:
+        clipped = gradient if math.isinf(clip_norm) else clip(gradient, clip_norm, drop=True)
+        out += clipped if clipped.ndim == out.ndim else xp.sum(clipped, axis=-2, dtype=out.dtype)
+    return out
 
 
 def scale(x: Any, norm: float) -> Any:
@@ -119,7 +135,7 @@ def can_clip(norms: Any, bound: float) -> Any:
 def _sum_of_squares(x: Any, start: int, stop: int) -> Any:
     """Returns the sum of squares over `x[..., start:stop]` in float64, in blocks, because a full float64 copy may not
     fit."""
-    if array_api.is_numpy_array(x) and x.ndim == 1 and np.issubdtype(x.dtype, np.floating):
+    if isinstance(x, np.ndarray) and x.ndim == 1 and np.issubdtype(x.dtype, np.floating):
         lefts = range(start, stop, _BLOCK_ENTRIES)
         return np.float64(sum(_sum_in_pieces(x[left : min(left + _BLOCK_ENTRIES, stop)]) for left in lefts))
     xp = array_api.array_namespace(x)

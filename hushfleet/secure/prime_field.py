@@ -1,4 +1,4 @@
-"""Arithmetic modulo a prime, on whole arrays."""
+"""Arithmetic modulo a prime, on whole arrays; and polynomials over it, some of whose values may be wrong."""
 
 from __future__ import annotations
 
@@ -116,3 +116,33 @@ def interpolation(points: Sequence[int], targets: Sequence[int], prime: int) -> 
     The polynomial has a degree below the number of points; all points are distinct modulo the prime.
     """
     return _interpolation(tuple(p % prime for p in points), tuple(p % prime for p in targets), prime)
+
+
+def wrong_places(points: Sequence[int], values: np.ndarray, degree: int, prime: int) -> list[int] | None:
+    """Returns the places of the wrong values: all other values lie on one polynomial of a degree below `degree` (Reed,
+    Solomon 1960; decoded as Welch and Berlekamp, US patent 4,633,470).
+
+    :param points: the points of the values, distinct modulo the prime, at least `degree` of them.
+    :param values: uint32 `[points]`.
+
+    With n points, up to (n - degree) // 2 wrong values are found; None: there are more wrong values.
+    """
+    most = (len(points) - degree) // 2
+    # Q(x) = y E(x) at each point, with E of degree `most` and Q of a degree below degree + most. Let f be the wanted
+    # polynomial: Q - f E is zero at every right value, and there are more right values than its degree, so Q = f E.
+    powers = np.ones((len(points), degree + most), np.int64)
+    for power in range(1, powers.shape[1]):
+        powers[:, power] = powers[:, power - 1] * np.array(points) % prime
+    of_values = powers[:, : most + 1] * values[:, None].astype(np.int64) % prime
+    solution = null_vector(np.hstack([powers, -of_values]), prime)
+    divisor = solution[powers.shape[1] :]
+    error = np.zeros(len(points), np.int64)
+    for power in range(most, -1, -1):  # E at each point
+        error = (error * np.array(points) + divisor[power]) % prime
+    right = np.flatnonzero(error)[:degree]
+    if len(right) < degree:
+        return None
+    matrix = interpolation([points[place] for place in right], points, prime)
+    expected = product(matrix, values[right, None], prime)[:, 0]
+    wrong = [int(place) for place in np.flatnonzero(expected != values)]
+    return wrong if len(wrong) <= most else None

@@ -1,8 +1,8 @@
 """A process with all rights of a fleet's aggregator wants a board in that the fleet has not let in, or has locked out.
 
-It may write everything below the aggregator's folder, its file of activity above all, and it may have kept old lists of
-members. It has neither the authority's key, nor the right to write beside `members` (`test_units`). Before version 5 of
-that file the list of devices was in it: one UPDATE gave a locked-out board its place back.
+It may write everything below the aggregator's folder, its file of activity above all, and it may have kept old
+admission lists. It has neither the authority's key, nor the right to write beside `admissions` (`test_units`). Before
+version 5 of that file the list of devices was in it: one UPDATE gave a locked-out board its place back.
 """
 
 from __future__ import annotations
@@ -164,12 +164,12 @@ def test_what_it_writes_admits_nobody_to_the_fleet_or_to_its_roster(tmp_path: Pa
         registry.write("UPDATE boards SET standing = 'enrolled', public_key = ? WHERE id = ?", (GOOD.public_key, one))
         registry.block(two, "stolen")
         apply(folder, registry)
-        before = folder.roster.read_bytes(), folder.members.read_bytes()
+        before = folder.roster.read_bytes(), folder.admissions.read_bytes()
         with ActivityStore(folder.aggregator) as own:
             own.write("INSERT INTO devices VALUES (?, ?, 0, NULL)", (two, STOLEN.public_key))
             own.write("INSERT INTO devices VALUES ('stranger', ?, 0, NULL)", (STRANGER.public_key,))
         apply(folder, registry)
-        assert (folder.roster.read_bytes(), folder.members.read_bytes()) == before
+        assert (folder.roster.read_bytes(), folder.admissions.read_bytes()) == before
         assert registry.key_of(two) is None, "nothing that it signs is heard, either"
     assert [(board.standing, board.public_key) for board in boards_of(folder)] == [
         ("enrolled", GOOD.public_key),
@@ -182,16 +182,16 @@ def test_a_folder_that_was_restored_is_followed_once_its_service_starts(tmp_path
     folder = make_folder(tmp_path / "fleet", boards=1)
     with FleetRegistry(folder.path) as registry:
         apply(folder, registry)
-        copy = folder.members.read_bytes()
+        copy = folder.admissions.read_bytes()
         for _ in range(3):
             apply(folder, registry, anew=True)
         with members_of(folder) as known:
             known.devices()
-        folder.members.write_bytes(copy)
+        folder.admissions.write_bytes(copy)
         apply(folder, registry)
-        assert folder.members.read_bytes() == copy, "nothing has changed"
+        assert folder.admissions.read_bytes() == copy, "nothing has changed"
         apply(folder, registry, anew=True)
-    assert folder.members.read_bytes() != copy
+    assert folder.admissions.read_bytes() != copy
 
 
 def test_the_aggregator_opens_no_registry(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ class Aggregator:
         self.prepared = year.prepared(task, folder)
         self.store = AggregatorStore(self.run, durable=False)
         self.register = FleetMembers(
-            folder / "aggregator", file=folder / "members", authority=folder / "ca/ca.pem", federation=FEDERATION,
+            folder / "aggregator", file=folder / "admissions", authority=folder / "ca/ca.pem", federation=FEDERATION,
             durable=False, wall=year.wall,
         )  # fmt: skip
         clocks = {"clock": year.wall, "monotonic": lambda: year.elapsed}

@@ -1,4 +1,4 @@
-"""A fleet's list of members, as its authority signs it, beside an aggregator's own folder."""
+"""A fleet's admission list, as its authority signs it, beside an aggregator's own folder."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet import atomic_file
+from hushfleet.aggregator.devices.admission_list import AdmissionList
 from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.fleet_members import FleetMembers
-from hushfleet.aggregator.devices.member_list import MemberList
 from hushfleet.aggregator.fleet.authority import Authority
 
 FEDERATION = "greenhouse"
@@ -22,13 +22,13 @@ class SignedMembers:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.file, self.pem = folder, folder / "members", folder / "ca.pem"
+        self.folder, self.file, self.pem = folder, folder / "admissions", folder / "ca.pem"
         self.authority = Authority.create(FEDERATION, now=datetime.datetime.now(datetime.UTC))
         self.pem.write_bytes(self.authority.pem)
         self.number = 0
 
     def signed(self, boards: Sequence[Board], *, number: int | None = None, federation: str = FEDERATION) -> bytes:
-        made = MemberList.of(boards, federation=federation, after=self.number)
+        made = AdmissionList.of(boards, federation=federation, after=self.number)
         made = made if number is None else replace(made, number=number)
         self.number = max(self.number, made.number)
         return made.signed(self.authority.sign)

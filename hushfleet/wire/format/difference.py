@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Meta
 
 from hushfleet.codecs import quantized
-from hushfleet.codecs.codec import Coding
+from hushfleet.codecs.codec import MAX_STEP, MIN_STEP, Coding
 from hushfleet.config.spec import Digest, RoundNumber, TaskId
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.schema import Checked, NotNegative, pack, require, unpack
@@ -51,7 +51,7 @@ class DifferenceHeader(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         for step in self.steps:
-            fits = step == 0 or quantized.MIN_STEP <= step <= quantized.MAX_STEP
+            fits = step == 0 or MIN_STEP <= step <= MAX_STEP
             # only one form is accepted: -0.0 equals 0 but has other bytes
             require(fits and math.copysign(1, step) > 0, "step", step, "0, or 2^-100 to 2^40")
 

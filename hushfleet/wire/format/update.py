@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-import numpy as np
 from msgspec import Meta
 
-from hushfleet.codecs.codec import Coding, check_finite
-from hushfleet.codecs.quantized import MAX_VALUES, LayerStep
+from hushfleet.array_api import np
+from hushfleet.codecs.codec import MAX_VALUES, Coding, LayerStep, check_finite
 from hushfleet.codecs.registry import codec_of, max_bytes
 from hushfleet.config.spec import Form, RoundNumber, TaskId
 from hushfleet.errors import Malformed

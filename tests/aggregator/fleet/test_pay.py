@@ -30,7 +30,8 @@ from hushfleet.aggregator.fleet.table import table
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.aggregator.results.answers import StatisticRow, WithError
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.results.report.verdict import answer, judge
+from hushfleet.aggregator.results.report.verdict import judge
+from hushfleet.aggregator.results.report.words import sentences
 from hushfleet.errors import BadInput
 from hushfleet.simulator.studies.plan.cli import plan
 from hushfleet.wire.format.identity import Identity
@@ -95,14 +96,14 @@ def places(folder: FleetFolder, file: Path) -> dict[str, str]:
     result = vars(report_samples)["bare"](vars(report_samples)["sample"]())
     found = pay_of_fleet(load_task(folder.task), folder)
     assert found is not None
-    told = result.model_copy(update={"pay": found.in_words, "engine": "field"})
+    told = result.but(pay=found.in_words, engine="field")
     given = CliRunner().invoke(build_app(), ["fleet", "task", str(folder.path), str(file), "--now"])
     assert given.exit_code == 0, given.output
     return {
         "status": shown.getvalue(),
         "page": words(render_parts(view)["summary"]),
         "json": view.to_json()["pay"],
-        "report of the run": answer(told, judge(told)),
+        "report of the run": sentences(told, judge(told))["answer"],
         "fleet task": given.output,
         "aggregator": said_by_aggregator(folder),
     }
@@ -181,12 +182,12 @@ def test_counts_that_boards_told_replace_the_guess(tmp_path: Path, planned: Any)
     path = folder.path / "runs" / "ask-counts-1" / "result.json"
     path.parent.mkdir(parents=True)
     result = vars(report_samples)["bare"](vars(report_samples)["sample"]())
-    result.model_copy(update={"statistic": counts}).save(path)
+    result.but(statistic=counts).save(path)
     assert told_images(folder) == 32
     with watching(folder) as watch:
         assert "24 devices with 32 images each (told by noised counts)" in watch.view().pay
     unsure = [WithError(value=value, error=200) for value in (500.0, 268.0, 0.0)]
-    result.model_copy(update={"statistic": counts.model_copy(update={"values": unsure})}).save(path)
+    result.but(statistic=counts.but(values=unsure)).save(path)
     assert told_images(folder) is None, "the noise hides it"
 
 

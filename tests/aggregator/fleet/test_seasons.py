@@ -29,8 +29,8 @@ from hushfleet.aggregator.planning.season import SeasonCalendar
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput
 from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 from hushfleet.privacy.ledger import epsilon_server_of
-from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
 from hushfleet.schema import read_file
 from support.desk import TASK, make_folder
 

@@ -23,7 +23,7 @@ from hushfleet.edge_client.storage.round_commit import RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import DeviceState, PublicState
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.charge import Charge
 from hushfleet.wire.format.update import payload_digest
 from support.edge import DEVICE, Bench, Clock, Package, ScriptedAggregator
 from support.local_link import LocalHub
