@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.create import create_fleet
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import BrokerPart, EnrolmentPart, FleetConfig, FleetFolder, PagePart
+from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.processes import brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import next_statement, take

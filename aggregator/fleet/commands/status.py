@@ -48,9 +48,9 @@ def _status(
     """
     from rich.live import Live
 
-    from hushfleet.aggregator.fleet.membership import is_fleet, membership
     from hushfleet.aggregator.fleet.board_ids import chosen_ids
     from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.membership import is_fleet, membership
     from hushfleet.aggregator.fleet.page.server import page_url
     from hushfleet.aggregator.fleet.table import table
     from hushfleet.aggregator.fleet.watch import FleetWatch

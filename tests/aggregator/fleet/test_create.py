@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.fleet.members import counted, from_csv
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetConfig, FleetFolder
+from hushfleet.aggregator.fleet.members import counted, from_csv
 from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.config.toml_text import to_toml

@@ -12,9 +12,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hushfleet.aggregator.broker.config import mosquitto_acl
-from hushfleet.aggregator.fleet.members import check_board_name
 from hushfleet.aggregator.fleet.folder import FILE_NAME, HOME_ASSISTANT_NAME, FleetFolder
 from hushfleet.aggregator.fleet.home_assistant import AGAIN_S, EVERY_S, HomeAssistant, messages_of
+from hushfleet.aggregator.fleet.members import check_board_name
 from hushfleet.aggregator.fleet.page.metrics import metrics
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.view import FleetView

@@ -16,11 +16,11 @@ from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.authority import Authority, read_revocations
 from hushfleet.aggregator.fleet.cards import choose_boards
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.lock_out import LockOut
+from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RefusedRequest
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.watch import FleetWatch

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import trust
 from hushfleet.aggregator.fleet.releases import add_release
