@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.results.report.readable import epsilon_number, number
 from hushfleet.secure.roster import SEEN_NEWER
-from hushfleet.wire.format.health import Problem, alarms
+from hushfleet.wire.format.health import Problem
 
 DECLINES = {
     "budget": "Nothing: the board's privacy budget is spent, with limits.per until the next period, or it has just "
@@ -39,20 +37,9 @@ REFUSALS = {
 }
 """The advice for each code of a refusal."""
 DAY_S = 86400.0
-CERTIFICATE_DAYS = 14
 OWN_CERTIFICATE_DAYS = 30
 AUTHORITY_DAYS = 365
-SILENT_S = 600.0
-_HARMLESS = {"not-in-cohort", "state-unknown", "unknown-device", "late"}
-
-
-def with_problems(board: Board, *, now: float, newest_round: int, service_runs: bool) -> Board:
-    """Adds the board's problems.
-
-    :param newest_round: newest round of the run; an older decline or refusal is no problem any more.
-    :param service_runs: whether the fleet service runs, and so receives the boards' health.
-    """
-    return replace(board, problems=tuple(_problems(board, now, newest_round, service_runs)))
+HARMLESS = {"not-in-cohort", "state-unknown", "unknown-device", "late"}
 
 
 def certificate_problems(own: Mapping[str, float], authority: float | None, *, now: float) -> list[Problem]:
@@ -65,17 +52,17 @@ def certificate_problems(own: Mapping[str, float], authority: float | None, *, n
     for stem, end in own.items():
         if end - now < OWN_CERTIFICATE_DAYS * DAY_S:
             advice = "hushfleet fleet renew DIR --broker, then start fleet service and aggregator again."
-            found.append(Problem(f"the certificate {stem}.pem {_ends(end, now)}", advice, urgent=True))
+            found.append(Problem(f"the certificate {stem}.pem {describe_end(end, now)}", advice, urgent=True))
     if authority is not None and authority - now < AUTHORITY_DAYS * DAY_S:
         advice = "No board connects after it: make a new fleet (hushfleet fleet init) and new cards before."
-        found.append(Problem(f"the fleet's authority {_ends(authority, now)}", advice, urgent=True))
+        found.append(Problem(f"the fleet's authority {describe_end(authority, now)}", advice, urgent=True))
     return found
 
 
 def old_copy_problems(boards: Iterable[Board], *, newest_round: int) -> list[Problem]:
     """Finds boards that refuse the list of boards of this folder, because they have seen a newer one.
 
-    :param newest_round: as in `with_problems`.
+    :param newest_round: newest round of the run; an older decline is no problem any more.
     """
     declines = [board.decline for board in boards if board.decline is not None]
     told = sum(
@@ -91,46 +78,6 @@ def old_copy_problems(boards: Iterable[Board], *, newest_round: int) -> list[Pro
     return [Problem(what, advice, urgent=True)]
 
 
-def _ends(end: float, now: float) -> str:
+def describe_end(end: float, now: float) -> str:
+    """Describes when a certificate ends: `ends in 9 days`."""
     return "has ended" if end <= now else f"ends in {(end - now) / DAY_S:.0f} days"
-
-
-def _problems(board: Board, now: float, newest_round: int, service_runs: bool) -> list[Problem]:
-    found = []
-    if board.standing == "blocked":
-        return [Problem("locked out", f"To take it back: hushfleet fleet unblock DIR {board.device}")]
-    if board.is_approved:
-        return []
-    if board.standing == "pending":
-        why = board.reason or "waits for approval"
-        advice = f"Compare the keys of hushfleet fleet status DIR {board.device} with what status prints on the board"
-        return [Problem(why, advice, urgent=True)]
-    if board.state == "lost" and board.seen is not None:
-        found.append(Problem("was cut off", "Power or network of the board.", urgent=now - board.seen > SILENT_S))
-    told = board.health_at
-    silent_s = DAY_S if board.state == "training" else SILENT_S  # a board that trains does not report its health
-    if board.is_there and service_runs and told is not None and now - told > silent_s:
-        found.append(Problem("is connected, but says nothing of itself", DECLINES["error"]))
-    end = board.certificate_end
-    if end is not None and end - now < CERTIFICATE_DAYS * DAY_S:
-        advice = "It renews by itself while the fleet service runs; is its clock right?"
-        found.append(Problem(f"its certificate {_ends(end, now)}", advice, end <= now))
-    if board.is_above_limit:
-        spent = epsilon_number(board.spent, board.limit)
-        what = f"has spent epsilon_server {spent}, above the limit of {number(board.limit)} on its card"
-        advice = (
-            "Its owner has raised limits.epsilon_server, or fleet.toml was changed since; or a round counts here that "
-            "it declined after it was asked twice, until its next update: status on the board has the exact number."
-        )
-        found.append(Problem(what, advice))
-    if board.health is not None:
-        found += alarms(board.health)
-    if board.decline is not None and board.decline.round >= newest_round:
-        code = board.decline.code
-        found.append(
-            Problem(f"declined: {code}", DECLINES.get(code, DECLINES["error"]), urgent=code not in ("budget", "paused"))
-        )
-    refusal = board.refusal
-    if refusal is not None and refusal.round >= newest_round and refusal.code not in _HARMLESS:
-        found.append(Problem(f"refused: {refusal.code}", REFUSALS.get(refusal.code, DECLINES["error"]), urgent=True))
-    return found

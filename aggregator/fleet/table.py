@@ -6,11 +6,10 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet import descriptions
+from hushfleet.aggregator.fleet.columns import TABLE
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.observe.display import COLORS, SOFT, WARNING
-from hushfleet.aggregator.results.report.readable import ago
 from hushfleet.wire.format.health import Problem
 
 URGENT = "#e07b5a"
@@ -46,29 +45,16 @@ def table(view: FleetView, *, details: bool = False) -> RenderableType:
 
 
 def _boards(view: FleetView, *, details: bool) -> Table:
-    where = details or any(board.place for board in view.boards)
-    rows = Table(
-        Column("board", no_wrap=True), *["place"] * where, "state", "seen", "release", "health", "rounds", "spent",
-        "sent", box=None, header_style="bold",
-    )  # fmt: skip
+    has_places = details or any(board.place for board in view.boards)
+    columns = [column for column in TABLE if column.name != "place" or has_places]
+    rows = Table(Column("board", no_wrap=True), *(c.name for c in columns), box=None, header_style="bold")
     for board in view.boards:
+        style = URGENT if board.is_urgent else COLORS.get(board.state, SOFT)
         rows.add_row(
-            board.device,
-            *[Text(board.place)] * where,
-            _state(board),
-            ago(board.seen, view.at),
-            Text(descriptions.release(board)),  # the board's own words
-            descriptions.health(board),
-            str(board.rounds),
-            descriptions.spent(board),
-            descriptions.sent(board),
+            board.device,  # the others have the board's own words, which are no markup
+            *(Text(c.text(board, view.at) or "-", style if c.name == "state" else "") for c in columns if c.text),
         )
     return rows
-
-
-def _state(board: Board) -> Text:
-    style = COLORS.get(board.state, SOFT)
-    return Text(descriptions.state(board), URGENT if board.is_urgent else style)
 
 
 def _problem(device: str, problem: Problem) -> Text:

@@ -17,7 +17,8 @@ from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.devices.board import Activity, Board, with_blocked
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.advice import certificate_problems, old_copy_problems, with_problems
+from hushfleet.aggregator.fleet.advice import certificate_problems, old_copy_problems
+from hushfleet.aggregator.fleet.columns import Moment, with_problems
 from hushfleet.aggregator.fleet.ended import why_ended
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
@@ -182,14 +183,10 @@ class FleetWatch:
             most = self._spending.most(task, activity, window_s=window_s)
             left = self._spending.most(task, activity, among=able, window_s=window_s, following=following)
         parts, known = self._course.states(), {board.device for board in boards}
+        moment = Moment(now, self._course.round, service == "running")
         boards = [
-            with_problems(
-                self._with_part(board, parts.get(board.device, "absent"), spent.get(board.device)),
-                now=now,
-                newest_round=self._course.round,
-                service_runs=service == "running",
-            )
-            for board in boards
+            with_problems(self._with_part(b, parts.get(b.device, "absent"), spent.get(b.device)), moment)
+            for b in boards
         ]
         refused = [] if activity is None else activity.refused_births()
         return FleetView(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hushfleet.aggregator.devices.activity import RefusedBirth
 from hushfleet.aggregator.devices.board import Board, Rejection
-from hushfleet.aggregator.fleet.advice import with_problems
+from hushfleet.aggregator.fleet.columns import Moment, with_problems
 from hushfleet.aggregator.fleet.view import FleetView, RolloutView, RoundPoint, RunView
 from hushfleet.wire.format.health import SHOWN, Health, Problem
 
@@ -78,7 +78,7 @@ def a_view(*only: Board) -> FleetView:
     return FleetView(
         federation="greenhouse",
         at=NOW,
-        boards=tuple(with_problems(board, now=NOW, newest_round=12, service_runs=True) for board in only or boards),
+        boards=tuple(with_problems(board, Moment(NOW, 12, True)) for board in only or boards),
         run=run,
         aggregator="running",
         service="running",

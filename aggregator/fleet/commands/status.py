@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import time
 from pathlib import Path
@@ -87,39 +86,17 @@ def _status(
 
 
 def _print_board(board: Board, view: FleetView) -> None:
-    from hushfleet.aggregator.fleet import descriptions
-    from hushfleet.aggregator.results.report.readable import ago
+    from hushfleet.aggregator.fleet.columns import COLUMNS, day
 
-    fields = {
-        "board": board.board,
-        "place": board.place,
-        "wifi": board.wifi,
-        "labels": "; ".join(f"{name}={value}" for name, value in board.labels.items()),
-        "state": ": ".join(filter(None, (descriptions.state(board), board.reason))),
-        "seen": ago(board.seen, view.at) if board.seen else "",
-        "release": board.version and descriptions.release(board),
-        "health": descriptions.health(board).strip("-"),
-        "spent": descriptions.spent(board).strip("-"),
-        "key": "" if board.public_key is None else board.public_key.hex(),
-        "enrolled": _day(board.enrolled),
-        "certificate": board.certificate_end and f"ends {_day(board.certificate_end)}",
-    }
     print(board.device)
-    for name, value in fields.items():
-        if value:
-            print(f"  {name:12} {value}")
+    for column in COLUMNS:
+        if column.text is not None and (value := column.text(board, view.at)):
+            print(f"  {column.name:12} {value}")
     for problem in board.problems:
         print(f"  {'problem':12} {problem.what}: {problem.advice}")
     for each in view.asking:
         if each.device == board.device:
-            print(f"  {'not let in':12} {_day(each.at)}, key {each.public_key.hex()}: {each.reason}")
-
-
-def _day(at: float | None) -> str:
-    if at is None:
-        return ""
-    moment = datetime.datetime.fromtimestamp(at).astimezone()
-    return moment.strftime("%Y-%m-%d %H:%M" if at <= time.time() else "%Y-%m-%d")
+            print(f"  {'not let in':12} {day(each.at, view.at)}, key {each.public_key.hex()}: {each.reason}")
 
 
 def _print_devices(devices: Membership) -> None:

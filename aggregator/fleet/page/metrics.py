@@ -12,10 +12,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from hushfleet.aggregator.devices.board import ACTIVITIES, Board
+from hushfleet.aggregator.devices.board import ACTIVITIES
+from hushfleet.aggregator.fleet.columns import COLUMNS, Column
 from hushfleet.aggregator.fleet.view import FleetView, RolloutView, RunView
 from hushfleet.wire.format.fields import DeclineCode
-from hushfleet.wire.format.health import SHOWN, metric_value
 from hushfleet.wire.format.messages import RefusedCode
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -68,19 +68,11 @@ def _rollout(help: str, value: Callable[[RolloutView], float]) -> Described:
     return Described(help, samples, ("version",))
 
 
-def _board(help: str, value: Callable[[Board], float | None], binary: str = "") -> Described:
+def _of_boards(column: Column) -> Described:
     def samples(view: FleetView) -> list[Sample]:
-        return [((board.device,), value(board)) for board in view.boards]
+        return [((board.device,), column.value(board)) for board in view.boards]
 
-    return Described(help, samples, ("board",), binary)
-
-
-def _health(name: str) -> Described:
-    def value(board: Board) -> float | None:
-        return None if board.health is None else metric_value(board.health, name)
-
-    shown = SHOWN[name]
-    return _board(shown.help, value, "problem" if shown.flag else "")
+    return Described(column.help, samples, ("board",), column.binary)
 
 
 def _states(view: FleetView) -> list[Sample]:
@@ -170,22 +162,7 @@ METRICS = {
         "of these, how many went back to the former release", lambda rollout: rollout.returned
     ),
     "hushfleet_board_info": Described("always 1", _board_info, ("board", "profile", "version", "slot", "standing")),
-    "hushfleet_board_up": _board("1 where the board is connected", lambda board: board.is_there, "connectivity"),
-    "hushfleet_board_urgent": _board("1 where the board needs somebody", lambda board: board.is_urgent, "problem"),
-    "hushfleet_board_seen_timestamp_seconds": _board(
-        "when something came from the board last", lambda board: board.seen
-    ),
-    **{f"hushfleet_board_{shown.metric}": _health(name) for name, shown in SHOWN.items() if shown.metric},
-    "hushfleet_board_certificate_expiry_timestamp_seconds": _board(
-        "when its certificate ends", lambda board: board.certificate_end
-    ),
-    "hushfleet_board_rounds_total": _board("rounds in which its update was accepted", lambda board: board.rounds),
-    "hushfleet_board_epsilon_server": _board(
-        "of this task, as the board said with its latest update", lambda board: board.epsilon
-    ),
-    "hushfleet_board_spent_epsilon": _board("epsilon_server over all tasks, as charged", lambda board: board.spent),
-    "hushfleet_board_limit_epsilon": _board("what its card allows", lambda board: board.limit),
-    "hushfleet_board_sent_bytes_total": _board("of its accepted updates", lambda board: board.sent_bytes),
+    **{f"hushfleet_board_{column.metric}": _of_boards(column) for column in COLUMNS if column.metric},
 }
 
 

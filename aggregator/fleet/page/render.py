@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from hushfleet.aggregator.devices.board import ACTIVITIES, Board
 from hushfleet.aggregator.fleet import advice, descriptions
+from hushfleet.aggregator.fleet.columns import TABLE
 from hushfleet.aggregator.fleet.view import FleetView, RunView
 from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent, size
 
@@ -23,6 +24,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 LOOK = Path(__file__).parents[2] / "results" / "report" / "templates" / "page.css"
 MOST_BOARDS = 500
 """At most so many boards are listed, because the list is sent again whenever one of them changes."""
+_COLUMNS = [column for column in TABLE if column.name != "place"]  # it stands below the board's name
 _LEFT, _WIDTH, _TOP, _HEIGHT = 46.0, 308.0, 8.0, 108.0
 
 
@@ -48,7 +50,8 @@ def render_parts(view: FleetView) -> dict[str, str]:
     """Makes the HTML of each part. It depends on the view alone, so a part that has not changed need not be sent."""
     chart = None if view.run is None else _chart(view.run)
     variables = {
-        "descriptions": descriptions, "advice": advice, "chart": chart, "inf": math.inf, "listed": _listed(view.boards)
+        "descriptions": descriptions, "advice": advice, "columns": _COLUMNS, "chart": chart, "inf": math.inf,
+        "listed": _listed(view.boards),
     }  # fmt: skip
     module = _templates().get_template("parts.html").make_module(variables)
     return {name: str(getattr(module, name)(view)) for name in PARTS}

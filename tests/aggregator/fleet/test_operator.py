@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands.field_run import members_of
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.devices.activity import ActivityStore
-from hushfleet.aggregator.fleet import descriptions
+from hushfleet.aggregator.fleet import columns
 from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.authority import Authority, read_revocations
 from hushfleet.aggregator.fleet.cards import choose_boards
@@ -341,7 +341,7 @@ def test_an_approved_board_is_told_as_one_that_has_not_asked_again_yet(
         view = watch.view()
         watch.close()
         board = next(each for each in view.boards if each.device == ONE)
-        return descriptions.state(board), len(view.pending), len(board.problems)
+        return columns.state(board), len(view.pending), len(board.problems)
 
     registry.add_refused_request(RefusedRequest(ONE, KEY, False, "waits for its operator", time.time()))
     assert state() == ("waits for approval", 1, 1)
