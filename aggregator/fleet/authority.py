@@ -37,6 +37,10 @@ MAX_COMMON_NAME = 64  # RFC 5280, ub-common-name
 # Start of the authority's and the broker's certificates. Boards without a clock battery start at the date of their
 # image. A certificate that begins before any supported image is valid for them at once; a later start has no benefit.
 EARLIEST = datetime.datetime(2023, 1, 1, tzinfo=datetime.UTC)
+_USES = (
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+    "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+)  # fmt: skip
 _BACKDATED = datetime.timedelta(hours=1)  # a broker's clock may be a little behind
 
 
@@ -69,7 +73,7 @@ class Authority:
         """
         key = ec.generate_private_key(CURVE())
         subject = _name(f"Hushfleet {name}"[:MAX_COMMON_NAME])
-        usage = _key_usage(signs_certificates=True)
+        usage = _key_usage("key_cert_sign", "crl_sign")
         certificate = (
             _builder(subject, subject, key.public_key(), begin=EARLIEST, end=now + datetime.timedelta(days=CA_DAYS))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -148,7 +152,7 @@ class Authority:
         certificate = (
             _builder(_name(name[:MAX_COMMON_NAME]), self._certificate.subject, key, begin=begin, end=end)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(digital_signature=True), critical=True)
+            .add_extension(_key_usage("digital_signature"), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
             .add_extension(x509.SubjectAlternativeName([general_name(each) for each in names]), critical=False)
             .add_extension(self._own_identifier, critical=False)
@@ -252,18 +256,8 @@ def _builder(
     )
 
 
-def _key_usage(*, digital_signature: bool = False, signs_certificates: bool = False) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def _key_usage(*uses: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{use: use in uses for use in _USES})
 
 
 def _name(common_name: str) -> x509.Name:

@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from hushfleet.aggregator.config.question import noise_by_round
 from hushfleet.aggregator.config.task import load_task
@@ -62,29 +62,18 @@ class Course(RunState):
         if not self.task:
             return None
         parts = Counter(device.part for device in self.devices.values())
-        return RunView(
-            task=self.task,
-            method=self.method,
-            unit=self.unit,
-            rounds=self.rounds,
-            rounds_closed=self.rounds_closed,
-            open_round=self.open_round,
-            opened=self.opened if self.open_round is not None else None,
-            asked=self.asked if self.open_round is not None else 0,
+        is_open, same = self.open_round is not None, {each.name for each in fields(RunView)} & vars(self).keys()
+        return replace(
+            RunView(**{name: getattr(self, name) for name in same}),
+            opened=self.opened if is_open else None,
+            asked=self.asked if is_open else 0,
             answered=sum(parts[part] for part in ("accepted", "declined", "refused")),
             accepted=parts["accepted"],
             finished=self.finished or 0 < self.rounds <= self.rounds_closed,
-            next_opening=self.next_opening,
-            waiting=self.waiting,
-            lost=self.lost,
             accuracy=self.accuracy_global if self.measure == ACCURACY else None,
-            evaluation=self.evaluation,
             epsilon=self.epsilon_server,
             epsilon_release=self.epsilon_release,
-            delta=self.delta,
-            raw_values=self.raw_values,
-            uplink_bytes=self.uplink_bytes + (self.round_bytes if self.open_round is not None else 0),
-            downlink_bytes=self.downlink_bytes,
+            uplink_bytes=self.uplink_bytes + (self.round_bytes if is_open else 0),
             declines=tuple(self.codes["decline"].most_common()),
             refusals=tuple(self.codes["refusal"].most_common()),
             course=tuple(self.points[-KEPT_ROUNDS:]),
