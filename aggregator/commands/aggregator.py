@@ -222,8 +222,8 @@ def aggregator(
             refuse_older_copy(connect(None), key, federation=options.federation, last=last, counter=counter)
         epoch = next_epoch(key_path)
         listed_in = of_fleet.roster if of_fleet else options.roster
-        roster_file = None if listed_in is None else roster_file(listed_in)
-        facts, secure = sum_facts_of(store, of_fleet, roster_file), engine.spec.privacy.secure
+        roster = None if listed_in is None else roster_file(listed_in)
+        facts, secure = sum_facts_of(store, of_fleet, roster), engine.spec.privacy.secure
         if secure is not None:
             said = server_sees(facts, min_devices=secure.min_devices)
             console.print(escape(said), highlight=False, soft_wrap=True)
@@ -236,7 +236,7 @@ def aggregator(
             connect,
             key,
             policy,
-            roster=roster_file,
+            roster=roster,
             charges=charges,
             thresholds=RunningThresholds(task, of_fleet.round, task_file) if of_fleet else None,
             seen=seen,

@@ -355,11 +355,9 @@ def _key_of_token_digest(digest: bytes) -> bytes:
 
 
 def _board(row: Row) -> Board:
-    device, board, place, wifi, labels, key, standing, reason, end, enrolled, *heard, health, health_at = row
-    return Board(
-        device, board, place, wifi, json.loads(labels), key, standing, reason, end, enrolled, *heard, _health(health),
-        health_at,
-    )  # fmt: skip
+    *own, labels, key, standing, reason, end, enrolled, state, session, version, seen, body, health_at = row
+    heard = {"state": state, "session": session, "version": version, "seen": seen, "health_at": health_at}
+    return Board(*own, json.loads(labels), key, standing, reason, end, enrolled, health=_health(body), **heard)
 
 
 @lru_cache(MOST_HEALTHS)

@@ -66,9 +66,9 @@ def _status(
     try:
         if ids:
             view = source.view()
-            boards = {board.device: board for board in view.boards}
-            for device in chosen_ids(boards, ids, None, folder=folder):
-                _print_board(boards[device], view)
+            shown = {board.device: board for board in view.boards}
+            for device in chosen_ids(shown, ids, None, folder=folder):
+                _print_board(shown[device], view)
         elif as_json:
             print(json.dumps(source.view().to_json(), allow_nan=False))
         elif not watch:
