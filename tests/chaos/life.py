@@ -20,8 +20,7 @@ from hushfleet.aggregator.commands.field_run import members_of
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.processes import FleetProcess, brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.release_keys import trust
-from hushfleet.aggregator.fleet.releases import add_release
+from hushfleet.aggregator.fleet.releases import add_release, trust
 from hushfleet.aggregator.fleet.rollout import begin, board_rollouts, current
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.errors import HushfleetError
