@@ -16,7 +16,7 @@ from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
     from hushfleet.aggregator.results.answers import EvaluationRow
     from hushfleet.wire.link.interface import Link, Will
 
@@ -110,12 +110,12 @@ def aggregator(
     from hushfleet.aggregator.devices.devices_file import read_devices
     from hushfleet.aggregator.devices.list_file import roster_file
     from hushfleet.aggregator.devices.register import DeviceRegister, Members
-    from hushfleet.aggregator.fleet.ended import noted_end
-    from hushfleet.aggregator.fleet.folder import FleetFolder
-    from hushfleet.aggregator.fleet.pay import pay_of_fleet
-    from hushfleet.aggregator.fleet.seasons import Seasons
-    from hushfleet.aggregator.fleet.spending import Spending
-    from hushfleet.aggregator.fleet.task_check import useless_for
+    from hushfleet.aggregator.fleet.tasks.pay import pay_of_fleet
+    from hushfleet.aggregator.fleet.tasks.seasons import Seasons
+    from hushfleet.aggregator.fleet.tasks.spending import Spending
+    from hushfleet.aggregator.fleet.tasks.task_check import useless_for
+    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+    from hushfleet.aggregator.fleet.watching.ended import noted_end
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.planning.pay import pay

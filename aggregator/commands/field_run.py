@@ -22,8 +22,8 @@ from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.fleet_members import FleetMembers
 from hushfleet.aggregator.devices.list_file import ListFile
 from hushfleet.aggregator.devices.register import DeviceRegister, Members
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.sums import sum_facts
+from hushfleet.aggregator.fleet.tasks.sums import sum_facts
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare

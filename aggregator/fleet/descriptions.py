@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import date
 
 from hushfleet.aggregator.devices.activity import RefusedBirth
-from hushfleet.aggregator.fleet.registry import RefusedRequest
+from hushfleet.aggregator.fleet.trust.registry import RefusedRequest
 from hushfleet.aggregator.fleet.view import FleetView, RolloutView, RunView, SeasonView, SumsView
 from hushfleet.aggregator.planning.season import day_text, learns_until
 from hushfleet.aggregator.results.report.readable import (

@@ -8,23 +8,23 @@ import threading
 from pathlib import Path
 
 from hushfleet.aggregator.devices.activity import ActivityStore
-from hushfleet.aggregator.fleet import keys, roster
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.authority import Authority
-from hushfleet.aggregator.fleet.enrolment import Enroller
-from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.home_assistant import HomeAssistant, will
 from hushfleet.aggregator.fleet.lock_out import LockOut
-from hushfleet.aggregator.fleet.newest import TellingNewest
 from hushfleet.aggregator.fleet.page.server import PageServer
-from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.reload_lists import ReloadLists
 from hushfleet.aggregator.fleet.retained import ClearRetained
-from hushfleet.aggregator.fleet.rollout import Updating
-from hushfleet.aggregator.fleet.seasons import SeasonStarter
 from hushfleet.aggregator.fleet.service import FleetService, ServicePart
 from hushfleet.aggregator.fleet.sightings import Listener
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.software.newest import TellingNewest
+from hushfleet.aggregator.fleet.software.rollout import Updating
+from hushfleet.aggregator.fleet.tasks.seasons import SeasonStarter
+from hushfleet.aggregator.fleet.trust import keys, roster
+from hushfleet.aggregator.fleet.trust.access import apply
+from hushfleet.aggregator.fleet.trust.authority import Authority
+from hushfleet.aggregator.fleet.trust.enrolment import Enroller
+from hushfleet.aggregator.fleet.trust.folder import SERVICE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.fleet.watching.home_assistant import HomeAssistant, will
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.errors import BadInput, StoreFull
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.broker.programs import find_mosquitto
-from hushfleet.aggregator.fleet.folder import WRITTEN_BY_AGGREGATOR, FleetFolder
+from hushfleet.aggregator.fleet.trust.folder import WRITTEN_BY_AGGREGATOR, FleetFolder
 
 PREFIX = "hushfleet"
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from hushfleet.aggregator.devices.activity import RefusedBirth
 from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.fleet.registry import RefusedRequest
+from hushfleet.aggregator.fleet.trust.registry import RefusedRequest
 from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.fleet_state import Opening, Shortfall
 from hushfleet.aggregator.results.result import Lifetime, LostRounds

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.aggregator.fleet.registry import FILE_NAME
+from hushfleet.aggregator.fleet.trust.registry import FILE_NAME
 from hushfleet.wire.format.fleet_messages import proven_by_token, token_seed
 from hushfleet.wire.format.identity import Identity
 from support.desk import FEDERATION

@@ -20,9 +20,9 @@ from hushfleet.aggregator.devices.devices_file import read_devices
 from hushfleet.aggregator.devices.list_file import roster_file
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.devices.roster_signing import read_roster
-from hushfleet.aggregator.fleet import keys, roster
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.releases import trust
+from hushfleet.aggregator.fleet.software.releases import trust
+from hushfleet.aggregator.fleet.trust import keys, roster
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput, BadSignature, HushfleetError, Malformed
 from hushfleet.release import ReleaseKeys, Signed, Trust

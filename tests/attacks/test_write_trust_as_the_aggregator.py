@@ -22,9 +22,9 @@ from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.enrolment import Enrolment, NotAccepted
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.authority import Authority
-from hushfleet.aggregator.fleet.registry import FleetRegistry, boards_of
+from hushfleet.aggregator.fleet.trust.access import apply
+from hushfleet.aggregator.fleet.trust.authority import Authority
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, boards_of
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Birth, encode_message

@@ -17,11 +17,11 @@ import numpy as np
 from chaos.life_plan import BOARDS, LifePlan, Part, Step, Trouble
 from chaos.machine import Machine
 from hushfleet.aggregator.commands.field_run import members_of
-from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.processes import FleetProcess, brokers_of, started
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import add_release, trust
-from hushfleet.aggregator.fleet.rollout import begin, board_rollouts, current
+from hushfleet.aggregator.fleet.software.releases import add_release, trust
+from hushfleet.aggregator.fleet.software.rollout import begin, board_rollouts, current
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.errors import HushfleetError
 from hushfleet.wire.format.identity import Identity

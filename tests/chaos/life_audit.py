@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from chaos.life import NEW, OLD, ROUNDS, Life, after
 from hushfleet.aggregator.commands.field_run import members_of
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.rollout import board_rollouts, current
+from hushfleet.aggregator.fleet.software.rollout import board_rollouts, current
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.rounds.charge_book import BEFORE_TRAINING
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.aggregator.storage.identity_file import load_or_create

@@ -19,8 +19,8 @@ import numpy as np
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.fleet_members import FleetMembers
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.access import apply
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.publish.start import EarlierModel
 from hushfleet.aggregator.results.events import EventLog

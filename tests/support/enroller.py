@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from hushfleet.aggregator.devices.activity import ActivityStore
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.authority import Authority
-from hushfleet.aggregator.fleet.enrolment import Enroller
-from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.trust.access import apply
+from hushfleet.aggregator.fleet.trust.authority import Authority
+from hushfleet.aggregator.fleet.trust.enrolment import Enroller
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, proven_by_token, token_seed
 from hushfleet.wire.format.identity import Identity
 from support.desk import FEDERATION, issue_token, make_folder

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from hushfleet.aggregator.devices.activity import RefusedBirth
 from hushfleet.aggregator.devices.board import Board, Rejection
-from hushfleet.aggregator.fleet.columns import Moment, with_problems
 from hushfleet.aggregator.fleet.view import FleetView, RolloutView, RoundPoint, RunView
+from hushfleet.aggregator.fleet.watching.columns import Moment, with_problems
 from hushfleet.wire.format.health import SHOWN, Health, Problem
 
 NOW = 1_790_000_000.0

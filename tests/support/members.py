@@ -12,7 +12,7 @@ from hushfleet import atomic_file
 from hushfleet.aggregator.devices.admission_list import AdmissionList
 from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.fleet_members import FleetMembers
-from hushfleet.aggregator.fleet.authority import Authority
+from hushfleet.aggregator.fleet.trust.authority import Authority
 
 FEDERATION = "greenhouse"
 

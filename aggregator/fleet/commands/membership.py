@@ -38,7 +38,7 @@ def _approve(
 
     Example: `hushfleet fleet approve greenhouse greenhouse-07 greenhouse-08`
     """
-    from hushfleet.aggregator.fleet.membership import membership
+    from hushfleet.aggregator.fleet.trust.membership import membership
 
     with membership(path) as boards:
         keys: dict[str, bytes] = {}
@@ -93,7 +93,7 @@ def _renew(
 
     `hushfleet fleet renew greenhouse --broker`
     """
-    from hushfleet.aggregator.fleet.membership import membership
+    from hushfleet.aggregator.fleet.trust.membership import membership
 
     named = bool(ids) or file is not None
     if broker and not named and not new_card:
@@ -124,10 +124,10 @@ def _renew(
 
 
 def _renew_own(path: Path, *, drop_names: bool) -> None:
-    from hushfleet.aggregator.fleet.access import locked, reload_brokers
-    from hushfleet.aggregator.fleet.authority import Authority
-    from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-    from hushfleet.aggregator.fleet.own_certificates import ends, lost_names, write_own
+    from hushfleet.aggregator.fleet.trust.access import locked, reload_brokers
+    from hushfleet.aggregator.fleet.trust.authority import Authority
+    from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
+    from hushfleet.aggregator.fleet.trust.own_certificates import ends, lost_names, write_own
 
     folder = FleetFolder(path)
     lost = lost_names(folder)
@@ -163,7 +163,7 @@ def _block(
 
     `hushfleet fleet block greenhouse --file lost.txt`
     """
-    from hushfleet.aggregator.fleet.membership import membership
+    from hushfleet.aggregator.fleet.trust.membership import membership
 
     with membership(path) as boards:
         chosen = boards.chosen(ids, file, fits=lambda each: not each.is_blocked)
@@ -177,7 +177,7 @@ def _block(
 @app.command("unblock", rich_help_panel=BOARDS)
 def _unblock(path: DirOrRun, ids: Ids = None, file: IdsFile = None) -> None:
     """Take back boards that an operator or the aggregator has locked out."""
-    from hushfleet.aggregator.fleet.membership import membership
+    from hushfleet.aggregator.fleet.trust.membership import membership
 
     with membership(path) as boards:
         chosen = boards.chosen(ids, file, fits=lambda each: each.is_blocked)
@@ -197,7 +197,7 @@ def _forget(path: DirOrRun, ids: Ids = None, file: IdsFile = None) -> None:
 
     In a run without a fleet nothing is recorded: what a board has spent is known to its own card alone.
     """
-    from hushfleet.aggregator.fleet.membership import membership
+    from hushfleet.aggregator.fleet.trust.membership import membership
 
     with membership(path) as boards:
         chosen = boards.chosen(ids, file)

@@ -82,8 +82,8 @@ def _export(
     """
     from hushfleet import atomic_file
     from hushfleet.aggregator.devices.board import roster_keys
-    from hushfleet.aggregator.fleet.membership import membership
-    from hushfleet.aggregator.fleet.roster import to_sign, waiting
+    from hushfleet.aggregator.fleet.trust.membership import membership
+    from hushfleet.aggregator.fleet.trust.roster import to_sign, waiting
     from hushfleet.secure.roster import Roster, RosterContent
     from hushfleet.user_files import checked_file
     from hushfleet.wire.format.topics import check_name
@@ -161,9 +161,9 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
 
     Example: `hushfleet fleet roster import greenhouse roster.signed`
     """
-    from hushfleet.aggregator.fleet.access import apply, locked
-    from hushfleet.aggregator.fleet.registry import boards_of
-    from hushfleet.aggregator.fleet.roster import describe_waiting, export_command, take, waiting
+    from hushfleet.aggregator.fleet.trust.access import apply, locked
+    from hushfleet.aggregator.fleet.trust.registry import boards_of
+    from hushfleet.aggregator.fleet.trust.roster import describe_waiting, export_command, take, waiting
 
     with opened(path) as (folder, registry):
         apply(folder, registry)

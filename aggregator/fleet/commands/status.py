@@ -13,7 +13,7 @@ from hushfleet.aggregator.fleet.commands.setup import RUN_IT
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.devices.board import Board
-    from hushfleet.aggregator.fleet.membership import Membership
+    from hushfleet.aggregator.fleet.trust.membership import Membership
     from hushfleet.aggregator.fleet.view import FleetView
 
 REDRAW_S = 1.0
@@ -47,12 +47,12 @@ def _status(
     """
     from rich.live import Live
 
-    from hushfleet.aggregator.fleet.board_ids import chosen_ids
-    from hushfleet.aggregator.fleet.folder import FleetFolder
-    from hushfleet.aggregator.fleet.membership import is_fleet, membership
     from hushfleet.aggregator.fleet.page.server import page_url
-    from hushfleet.aggregator.fleet.table import table
-    from hushfleet.aggregator.fleet.watch import FleetWatch
+    from hushfleet.aggregator.fleet.trust.board_ids import chosen_ids
+    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+    from hushfleet.aggregator.fleet.trust.membership import is_fleet, membership
+    from hushfleet.aggregator.fleet.watching.table import table
+    from hushfleet.aggregator.fleet.watching.watch import FleetWatch
     from hushfleet.aggregator.observe.console import Console
 
     if not is_fleet(folder):
@@ -86,7 +86,7 @@ def _status(
 
 
 def _print_board(board: Board, view: FleetView) -> None:
-    from hushfleet.aggregator.fleet.columns import COLUMNS, day
+    from hushfleet.aggregator.fleet.watching.columns import COLUMNS, day
 
     print(board.device)
     for column in COLUMNS:

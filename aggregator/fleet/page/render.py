@@ -14,9 +14,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from hushfleet.aggregator.devices.board import ACTIVITIES, Board
-from hushfleet.aggregator.fleet import advice, descriptions
-from hushfleet.aggregator.fleet.columns import TABLE
+from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.view import FleetView, RunView
+from hushfleet.aggregator.fleet.watching import advice
+from hushfleet.aggregator.fleet.watching.columns import TABLE
 from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent, size
 
 PARTS = ("summary", "attention", "round", "releases", "boards", "answers", "figures")

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store
 
 from hushfleet.aggregator.commands.field_run import members_of
-from hushfleet.aggregator.fleet.authority import Authority, read_revocations
-from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.trust.authority import Authority, read_revocations
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.errors import StoreError
 from support.enroller import Asker, Desk
 

@@ -13,8 +13,8 @@ from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.devices.activity import RefusedBirth
 from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry, RefusedRequest
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.identity import Identity
 from support import report_samples

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hushfleet.aggregator.devices.activity import RefusedBirth
 from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.enrolment import carried_rounds
+from hushfleet.aggregator.fleet.trust.enrolment import carried_rounds
 from hushfleet.aggregator.ingest.checks import terms_of
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.edge_client.storage.store import DeviceStore

@@ -14,16 +14,15 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands.field_run import members_of
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.devices.activity import ActivityStore
-from hushfleet.aggregator.fleet import columns
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.authority import Authority, read_revocations
-from hushfleet.aggregator.fleet.cards import choose_boards
-from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.lock_out import LockOut
-from hushfleet.aggregator.fleet.members import counted
-from hushfleet.aggregator.fleet.registry import FleetRegistry, RefusedRequest
 from hushfleet.aggregator.fleet.service import Service
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.software.cards import choose_boards
+from hushfleet.aggregator.fleet.trust.access import apply
+from hushfleet.aggregator.fleet.trust.authority import Authority, read_revocations
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.members import counted
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch, columns
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.wire.format.identity import Identity

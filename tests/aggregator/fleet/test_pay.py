@@ -20,14 +20,14 @@ from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.page.render import render_parts
-from hushfleet.aggregator.fleet.pay import enrolled, pay_of_fleet, told_images
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.table import table
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.tasks.next_task import set_task
+from hushfleet.aggregator.fleet.tasks.pay import enrolled, pay_of_fleet, told_images
+from hushfleet.aggregator.fleet.trust.access import apply
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.fleet.watching.table import table
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.aggregator.results.answers import StatisticRow, WithError
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.report.verdict import judge

@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.newest import SIGN_EVERY_S, TELL_AGAIN_S, TellingNewest
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import add_release, keys_in_force, releases, trust
-from hushfleet.aggregator.fleet.rollout import begin, change, current
+from hushfleet.aggregator.fleet.software.newest import SIGN_EVERY_S, TELL_AGAIN_S, TellingNewest
+from hushfleet.aggregator.fleet.software.releases import add_release, keys_in_force, releases, trust
+from hushfleet.aggregator.fleet.software.rollout import begin, change, current
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.release import Newest, Signed, Trust, pack

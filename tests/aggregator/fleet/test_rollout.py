@@ -14,12 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.fleet import rollout as rollout_module
-from hushfleet.aggregator.fleet.cards import ReleasePlatform, build_release, release_of
-from hushfleet.aggregator.fleet.folder import FleetFolder, UpdatesPart
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import Withdrawal, add_release, check_signed, offered_releases, releases
-from hushfleet.aggregator.fleet.rollout import (
+from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.software import rollout as rollout_module
+from hushfleet.aggregator.fleet.software.cards import ReleasePlatform, build_release, release_of
+from hushfleet.aggregator.fleet.software.releases import (
+    Withdrawal,
+    add_release,
+    check_signed,
+    offered_releases,
+    releases,
+)
+from hushfleet.aggregator.fleet.software.rollout import (
     HEARD_S,
     LONGEST_S,
     SILENT_S,
@@ -34,7 +39,8 @@ from hushfleet.aggregator.fleet.rollout import (
     rollout_view,
     stage_sizes,
 )
-from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder, UpdatesPart
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.edge_client.fleet.slots import SlotsError, State, check_fits
 from hushfleet.errors import BadInput, BadSignature, Malformed

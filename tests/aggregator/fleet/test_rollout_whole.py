@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.processes import FleetProcess, brokers_of, started
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import add_release, trust
-from hushfleet.aggregator.fleet.rollout import begin, board_rollouts, current
+from hushfleet.aggregator.fleet.software.releases import add_release, trust
+from hushfleet.aggregator.fleet.software.rollout import begin, board_rollouts, current
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.edge_client.fleet.newest import Freshness
 from hushfleet.errors import BadSignature
 from hushfleet.release import Trust

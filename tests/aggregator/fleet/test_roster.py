@@ -9,9 +9,9 @@ import pytest
 
 from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.trust.access import apply
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
@@ -64,7 +64,7 @@ def test_a_grant_reads_no_register_that_is_open(folder: FleetFolder) -> None:
     """To open it reads the charges of a year: seconds with 10,000 boards, for each certificate."""
     with FleetRegistry(folder.path) as registry, ActivityStore(folder.aggregator) as activity:
         registry.block("plant-2", "stolen")
-        with patch("hushfleet.aggregator.fleet.access.ActivityStore", side_effect=AssertionError):
+        with patch("hushfleet.aggregator.fleet.trust.access.ActivityStore", side_effect=AssertionError):
             apply(folder, registry, activity)
     assert written(folder).devices == ("plant-1",)
 

@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.devices import board as boards
 from hushfleet.aggregator.devices.roster_signing import RosterChanges
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.page.render import render_parts
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.sums import _problems
-from hushfleet.aggregator.fleet.table import table
+from hushfleet.aggregator.fleet.tasks.sums import _problems
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.fleet.view import FleetView
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.watching.table import table
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.aggregator.storage.identity_file import load, load_or_create
 from hushfleet.errors import BadInput
 from hushfleet.secure.roster import Roster

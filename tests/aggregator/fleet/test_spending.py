@@ -15,11 +15,12 @@ from hushfleet.aggregator.config.question import noise_by_round
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet import columns, descriptions
-from hushfleet.aggregator.fleet.columns import Moment, with_problems
-from hushfleet.aggregator.fleet.spending import Spending
-from hushfleet.aggregator.fleet.task_check import first_charge
+from hushfleet.aggregator.fleet import descriptions
+from hushfleet.aggregator.fleet.tasks.spending import Spending
+from hushfleet.aggregator.fleet.tasks.task_check import first_charge
 from hushfleet.aggregator.fleet.view import FleetView, RunView
+from hushfleet.aggregator.fleet.watching import columns
+from hushfleet.aggregator.fleet.watching.columns import Moment, with_problems
 from hushfleet.aggregator.results.report.readable import format_lifetime, number
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.results.server_sees import SumFacts

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.activity import ActivityStore
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.next_task import set_task
-from hushfleet.aggregator.fleet.payment import Payment
 from hushfleet.aggregator.fleet.processes import _print_obstacles
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.task_check import first_charge, mean_charge, obstacles, spread, thresholds
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.tasks.next_task import set_task
+from hushfleet.aggregator.fleet.tasks.payment import Payment
+from hushfleet.aggregator.fleet.tasks.task_check import first_charge, mean_charge, obstacles, spread, thresholds
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.fleet_state import Shortfall
@@ -61,7 +61,7 @@ def test_the_last_day_is_that_of_the_tasks_time_zone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str, opens: bool
 ) -> None:
     now = datetime(2026, 11, 27, 3, tzinfo=UTC).timestamp()  # in Auckland it is afternoon, on the coast the day before
-    monkeypatch.setattr("hushfleet.aggregator.fleet.task_check.time.time", lambda: now)
+    monkeypatch.setattr("hushfleet.aggregator.fleet.tasks.task_check.time.time", lambda: now)
     schedule = f'[schedule]\nbetween = "01:00-23:00"\nuntil = 2026-11-{26 if opens else 27}\ntimezone = "{zone}"\n'
     night = schedule.replace("23:00", "05:00") if not opens else schedule
     file = tmp_path / "next.toml"

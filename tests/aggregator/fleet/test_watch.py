@@ -18,18 +18,19 @@ from rich.console import Console
 
 from hushfleet.aggregator.devices.activity import ActivityStore, RefusedBirth
 from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.fleet import columns, descriptions, spending
-from hushfleet.aggregator.fleet.columns import Moment, with_problems
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.page.metrics import metrics
+from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.processes import LONGEST_WAIT_S, FleetProcess
-from hushfleet.aggregator.fleet.registry import FleetRegistry, RefusedRequest
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener
-from hushfleet.aggregator.fleet.table import table
+from hushfleet.aggregator.fleet.tasks import spending
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
 from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft
-from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
+from hushfleet.aggregator.fleet.watching.columns import Moment, with_problems
+from hushfleet.aggregator.fleet.watching.metrics import metrics
+from hushfleet.aggregator.fleet.watching.table import table
+from hushfleet.aggregator.fleet.watching.watch import LOST_HEARTBEATS, FleetWatch, columns
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.report.readable import format_lifetime, number
 from hushfleet.errors import BadInput, BadSignature, Malformed
@@ -194,7 +195,7 @@ def test_what_was_read_before_is_not_read_again(desk: Desk) -> None:
     first = {board.device: board for board in desk.registry.boards()}
     desk.hear("board-2", desk.health("board-2", uptime_s=120))
     desk.listener.flush(2.0)
-    with patch("hushfleet.aggregator.fleet.registry.unpack", side_effect=unpack) as unpacked:
+    with patch("hushfleet.aggregator.fleet.trust.registry.unpack", side_effect=unpack) as unpacked:
         second = {board.device: board for board in desk.registry.boards()}
     assert unpacked.call_count == 1
     assert [second[name].health == first[name].health for name in NAMES] == [True, False, True]

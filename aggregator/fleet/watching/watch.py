@@ -17,20 +17,20 @@ from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.devices.board import Activity, Board, with_blocked
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.advice import certificate_problems, old_copy_problems
-from hushfleet.aggregator.fleet.columns import Moment, with_problems
-from hushfleet.aggregator.fleet.ended import why_ended
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
-from hushfleet.aggregator.fleet.pay import pay_of_fleet
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.rollout import rollout_view
-from hushfleet.aggregator.fleet.seasons import season_view
 from hushfleet.aggregator.fleet.sightings import AGGREGATOR, HEARTBEAT_S, SERVICE
-from hushfleet.aggregator.fleet.spending import Spending
-from hushfleet.aggregator.fleet.sums import SumsWatch
-from hushfleet.aggregator.fleet.task_check import waits
+from hushfleet.aggregator.fleet.software.rollout import rollout_view
+from hushfleet.aggregator.fleet.tasks.pay import pay_of_fleet
+from hushfleet.aggregator.fleet.tasks.seasons import season_view
+from hushfleet.aggregator.fleet.tasks.spending import Spending
+from hushfleet.aggregator.fleet.tasks.sums import SumsWatch
+from hushfleet.aggregator.fleet.tasks.task_check import waits
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.own_certificates import AUTHORITY, ends
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.fleet.view import FleetView, Process, RoundPoint, RunView, SeasonView, SumsView
+from hushfleet.aggregator.fleet.watching.advice import certificate_problems, old_copy_problems
+from hushfleet.aggregator.fleet.watching.columns import Moment, with_problems
+from hushfleet.aggregator.fleet.watching.ended import why_ended
 from hushfleet.aggregator.planning.advice import DAY_S
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.aggregator.results.fleet_state import Event, RunState, SeenDevice

@@ -12,8 +12,8 @@ from pathlib import Path
 from cryptography import x509
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.fleet.authority import Authority, general_name, make_key, private_pem, read_key
-from hushfleet.aggregator.fleet.folder import (
+from hushfleet.aggregator.fleet.trust.authority import Authority, general_name, make_key, private_pem, read_key
+from hushfleet.aggregator.fleet.trust.folder import (
     AGGREGATOR_NAME,
     HOME_ASSISTANT_NAME,
     SERVICE_NAME,

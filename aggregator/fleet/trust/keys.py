@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput
 from hushfleet.public_keys import KEY_TEXT, parse_public_key

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.list_file import roster_file
 from hushfleet.aggregator.devices.roster_signing import RosterChanges
-from hushfleet.aggregator.fleet import keys, roster
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust import keys, roster
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.view import SumsView
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.schema import read_file

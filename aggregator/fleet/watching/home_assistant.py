@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import hushfleet
-from hushfleet.aggregator.fleet.page.metrics import METRICS
 from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.view import FleetView
+from hushfleet.aggregator.fleet.watching.metrics import METRICS
 from hushfleet.errors import HushfleetError, LinkLost
 from hushfleet.wire.link.interface import Will
 

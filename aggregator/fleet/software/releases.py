@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.keys import read_public
-from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.keys import read_public
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load, load_or_create
 from hushfleet.errors import BadInput, WireError
 from hushfleet.release import Manifest, ReleaseKeys, Signed, SignedManifest, Trust, check_payload, read_head

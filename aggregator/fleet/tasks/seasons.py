@@ -19,11 +19,11 @@ from typing import Any
 from hushfleet.aggregator.config.season import SeasonSection
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.device_file import card_limits
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.next_task import check_next, set_task
 from hushfleet.aggregator.fleet.service import Service, ServicePart
-from hushfleet.aggregator.fleet.task_check import season_charge
+from hushfleet.aggregator.fleet.tasks.next_task import check_next, set_task
+from hushfleet.aggregator.fleet.tasks.task_check import season_charge
+from hushfleet.aggregator.fleet.trust.device_file import card_limits
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.view import SeasonView
 from hushfleet.aggregator.planning.season import SeasonCalendar, seasons_paid
 from hushfleet.aggregator.publish.start import newest_model

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.registry import boards_of
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import boards_of
 from hushfleet.aggregator.planning.advice import ImagesBy
 from hushfleet.aggregator.planning.pay import PayAnswer, pay
 from hushfleet.aggregator.results.answers import EvaluationRow

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import keys_in_force, offered_releases
-from hushfleet.aggregator.fleet.rollout import HEARD_S, current
 from hushfleet.aggregator.fleet.service import Service, ServicePart
+from hushfleet.aggregator.fleet.software.releases import keys_in_force, offered_releases
+from hushfleet.aggregator.fleet.software.rollout import HEARD_S, current
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.release import Newest, Signed

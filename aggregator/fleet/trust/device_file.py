@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.fleet import keys
-from hushfleet.aggregator.fleet.folder import FleetConfig, FleetFolder
+from hushfleet.aggregator.fleet.trust import keys
+from hushfleet.aggregator.fleet.trust.folder import FleetConfig, FleetFolder
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.config.toml_text import to_toml
 

@@ -22,9 +22,9 @@ from dataclasses import astuple
 from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.enrolment import TokenBucket
-from hushfleet.aggregator.fleet.authority import Authority, is_fresh, key_digest, read_request
-from hushfleet.aggregator.fleet.folder import FleetConfig
-from hushfleet.aggregator.fleet.registry import FleetRegistry, RefusedRequest
+from hushfleet.aggregator.fleet.trust.authority import Authority, is_fresh, key_digest, read_request
+from hushfleet.aggregator.fleet.trust.folder import FleetConfig
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.charge import Charge
 from hushfleet.schema import unpack

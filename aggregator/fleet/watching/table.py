@@ -7,8 +7,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.columns import TABLE
 from hushfleet.aggregator.fleet.view import FleetView
+from hushfleet.aggregator.fleet.watching.columns import TABLE
 from hushfleet.aggregator.observe.display import COLORS, SOFT, WARNING
 from hushfleet.wire.format.health import Problem
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.errors import BadInput, HushfleetError
 
 _FILE = "ended"

@@ -14,12 +14,12 @@ from hushfleet.aggregator.config.question import noise_factor
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.fleet.device_file import LIMITS, card_limits
-from hushfleet.aggregator.fleet.folder import FleetConfig, FleetFolder
-from hushfleet.aggregator.fleet.pay import told_images
-from hushfleet.aggregator.fleet.payment import Payment, pace
-from hushfleet.aggregator.fleet.registry import boards_of
-from hushfleet.aggregator.fleet.spending import Spending
+from hushfleet.aggregator.fleet.tasks.pay import told_images
+from hushfleet.aggregator.fleet.tasks.payment import Payment, pace
+from hushfleet.aggregator.fleet.tasks.spending import Spending
+from hushfleet.aggregator.fleet.trust.device_file import LIMITS, card_limits
+from hushfleet.aggregator.fleet.trust.folder import FleetConfig, FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import boards_of
 from hushfleet.aggregator.planning.evaluation_error import useless_evaluation
 from hushfleet.aggregator.planning.pay import images_of
 from hushfleet.aggregator.results.fleet_state import Shortfall

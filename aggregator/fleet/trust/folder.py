@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from hushfleet.aggregator.fleet.authority import CA_DAYS
+from hushfleet.aggregator.fleet.trust.authority import CA_DAYS
 from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.device_toml import check_sections

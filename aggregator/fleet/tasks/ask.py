@@ -19,9 +19,9 @@ from hushfleet.aggregator.config.question import StatisticSection, question_of
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.config.sections import MethodSection, ModelSection, PrivacySection, WireSection
 from hushfleet.aggregator.config.task import Task, load_task
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.next_task import set_task
-from hushfleet.aggregator.fleet.spending import Spending
+from hushfleet.aggregator.fleet.tasks.next_task import set_task
+from hushfleet.aggregator.fleet.tasks.spending import Spending
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.results.answers import statistic_of
 from hushfleet.aggregator.results.result import Result
 from hushfleet.config.toml_text import to_toml

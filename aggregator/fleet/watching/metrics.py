@@ -13,8 +13,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from hushfleet.aggregator.devices.board import ACTIVITIES
-from hushfleet.aggregator.fleet.columns import COLUMNS, Column
 from hushfleet.aggregator.fleet.view import FleetView, RolloutView, RunView
+from hushfleet.aggregator.fleet.watching.columns import COLUMNS, Column
 from hushfleet.wire.format.fields import DeclineCode
 from hushfleet.wire.format.messages import RefusedCode
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.config.task import Task, files_beside, load_task
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder, SecureSumsPart
-from hushfleet.aggregator.fleet.task_check import obstacles
+from hushfleet.aggregator.fleet.tasks.task_check import obstacles
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder, SecureSumsPart
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.errors import BadInput, StoreFull
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.config.task import Task, load_task
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.task_check import thresholds
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.tasks.task_check import thresholds
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.aggregator.rounds.thresholds import Given, Thresholds
 from hushfleet.config.toml_text import toml_value
 from hushfleet.errors import BadInput

@@ -13,11 +13,7 @@ from typing import Any
 import hushfleet
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.fleet.board_ids import chosen_ids
-from hushfleet.aggregator.fleet.device_file import device_toml
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import (
+from hushfleet.aggregator.fleet.software.releases import (
     FleetRelease,
     Withdrawal,
     add_release,
@@ -28,6 +24,10 @@ from hushfleet.aggregator.fleet.releases import (
     releases,
     trust,
 )
+from hushfleet.aggregator.fleet.trust.board_ids import chosen_ids
+from hushfleet.aggregator.fleet.trust.device_file import device_toml
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, BadSignature, HushfleetError
 from hushfleet.firmware_profiles import load_board

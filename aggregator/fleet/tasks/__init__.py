@@ -1,0 +1,1 @@
+"""What a fleet trains: its tasks and seasons, what boards can pay for, and questions."""

@@ -1,0 +1,1 @@
+"""What a fleet shows of itself: the columns of boards, problems, the terminal and Home Assistant."""
