@@ -48,9 +48,8 @@ def _status(
     from rich.live import Live
 
     from hushfleet.aggregator.fleet.page.server import page_url
-    from hushfleet.aggregator.fleet.trust.board_ids import chosen_ids
     from hushfleet.aggregator.fleet.trust.folder import FleetFolder
-    from hushfleet.aggregator.fleet.trust.membership import is_fleet, membership
+    from hushfleet.aggregator.fleet.trust.membership import chosen_ids, is_fleet, membership
     from hushfleet.aggregator.fleet.watching.table import table
     from hushfleet.aggregator.fleet.watching.watch import FleetWatch
     from hushfleet.aggregator.observe.console import Console

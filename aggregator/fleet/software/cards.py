@@ -24,9 +24,9 @@ from hushfleet.aggregator.fleet.software.releases import (
     releases,
     trust,
 )
-from hushfleet.aggregator.fleet.trust.board_ids import chosen_ids
 from hushfleet.aggregator.fleet.trust.device_file import device_toml
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.trust.membership import chosen_ids
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, BadSignature, HushfleetError

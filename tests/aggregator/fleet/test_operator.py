@@ -22,7 +22,8 @@ from hushfleet.aggregator.fleet.trust.authority import Authority, read_revocatio
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.members import counted
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
-from hushfleet.aggregator.fleet.watching.watch import FleetWatch, columns
+from hushfleet.aggregator.fleet.watching import columns
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.wire.format.identity import Identity

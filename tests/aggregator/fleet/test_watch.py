@@ -27,10 +27,11 @@ from hushfleet.aggregator.fleet.tasks import spending
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
 from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft
+from hushfleet.aggregator.fleet.watching import columns
 from hushfleet.aggregator.fleet.watching.columns import Moment, with_problems
 from hushfleet.aggregator.fleet.watching.metrics import metrics
 from hushfleet.aggregator.fleet.watching.table import table
-from hushfleet.aggregator.fleet.watching.watch import LOST_HEARTBEATS, FleetWatch, columns
+from hushfleet.aggregator.fleet.watching.watch import LOST_HEARTBEATS, FleetWatch
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.report.readable import format_lifetime, number
 from hushfleet.errors import BadInput, BadSignature, Malformed
