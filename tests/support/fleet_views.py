@@ -7,7 +7,7 @@ from dataclasses import replace
 from hushfleet.aggregator.devices.activity import RefusedBirth
 from hushfleet.aggregator.devices.board import Board, Rejection
 from hushfleet.aggregator.fleet.view import FleetView, RolloutView, RoundPoint, RunView
-from hushfleet.aggregator.fleet.watching.columns import Moment, with_problems
+from hushfleet.aggregator.fleet.watching.columns import Circumstances, with_problems
 from hushfleet.wire.format.health import SHOWN, Health, Problem
 
 NOW = 1_790_000_000.0
@@ -78,7 +78,7 @@ def a_view(*only: Board) -> FleetView:
     return FleetView(
         federation="greenhouse",
         at=NOW,
-        boards=tuple(with_problems(board, Moment(NOW, 12, True)) for board in only or boards),
+        boards=tuple(with_problems(board, Circumstances(NOW, 12, True)) for board in only or boards),
         run=run,
         aggregator="running",
         service="running",

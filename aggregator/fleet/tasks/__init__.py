@@ -1,1 +1,1 @@
-"""What a fleet trains: its tasks and seasons, what boards can pay for, and questions."""
+"""The tasks and seasons of a fleet, what boards can pay for, and questions."""

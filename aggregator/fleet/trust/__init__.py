@@ -1,1 +1,1 @@
-"""Who is a board of the fleet: authority, certificates, registry, enrolment, and the lists that follow from them."""
+"""The boards of a fleet: its authority, certificates, registry and enrolment, and the lists that follow from them."""

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 
@@ -92,6 +92,8 @@ _UPGRADES = {
 }
 
 _HEARD = "state, session, version, seen, health, health_at"
+_FIELDS = tuple(each.name for each in fields(Board))[:16]
+"""The fields of `Board` that the registry has, in the order of `_COLUMNS`."""
 _COLUMNS = f"id, board, place, wifi, labels, public_key, standing, reason, certificate_end, enrolled, {_HEARD}"
 
 
@@ -355,9 +357,8 @@ def _key_of_token_digest(digest: bytes) -> bytes:
 
 
 def _board(row: Row) -> Board:
-    *own, labels, key, standing, reason, end, enrolled, state, session, version, seen, body, health_at = row
-    heard = {"state": state, "session": session, "version": version, "seen": seen, "health_at": health_at}
-    return Board(*own, json.loads(labels), key, standing, reason, end, enrolled, health=_health(body), **heard)
+    found = dict(zip(_FIELDS, row, strict=True))
+    return Board(**found | {"labels": json.loads(found["labels"]), "health": _health(found["health"])})
 
 
 @lru_cache(MOST_HEALTHS)

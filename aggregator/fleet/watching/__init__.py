@@ -1,1 +1,1 @@
-"""What a fleet shows of itself: the columns of boards, problems, the terminal and Home Assistant."""
+"""The state of a fleet: columns of its boards, problems, the terminal, metrics and Home Assistant."""

@@ -1,4 +1,4 @@
-"""What is shown of each board: one list for terminal, page, `/metrics`, Home Assistant and the problems.
+"""The facts that are shown of each board: one list for terminal, page, `/metrics`, Home Assistant and the problems.
 
 To show something new of a board, write one entry of `COLUMNS`; a field of its health, one in `wire/format/health.py`.
 """
@@ -19,7 +19,7 @@ CERTIFICATE_DAYS = 14
 SILENT_S = 600.0
 
 
-class Moment(NamedTuple):
+class Circumstances(NamedTuple):
     """When problems are looked for.
 
     :param newest_round: newest round of the run; an older decline or refusal is no problem any more.
@@ -32,7 +32,7 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Column:
+class BoardColumn:
     """One fact about a board.
 
     :param text: for people, at a moment in unix seconds; empty: nothing is known. None: only programs are told.
@@ -50,10 +50,10 @@ class Column:
     value: Callable[[Board], float | None] = lambda board: None
     help: str = ""
     binary: str = ""
-    problems: Callable[[Board, Moment], Iterator[Problem]] | None = None
+    problems: Callable[[Board, Circumstances], Iterator[Problem]] | None = None
 
 
-def with_problems(board: Board, moment: Moment) -> Board:
+def with_problems(board: Board, moment: Circumstances) -> Board:
     """Adds the board's problems: those of its standing, or else all others."""
     first = tuple(_standing_problems(board))
     if not first and not board.is_approved:
@@ -109,7 +109,7 @@ def _standing_problems(board: Board) -> Iterator[Problem]:
         yield Problem(board.reason or "waits for approval", advice, urgent=True)
 
 
-def _presence_problems(board: Board, moment: Moment) -> Iterator[Problem]:
+def _presence_problems(board: Board, moment: Circumstances) -> Iterator[Problem]:
     now = moment.now
     if board.state == "lost" and board.seen is not None:
         yield Problem("was cut off", "Power or network of the board.", urgent=now - board.seen > SILENT_S)
@@ -118,14 +118,14 @@ def _presence_problems(board: Board, moment: Moment) -> Iterator[Problem]:
         yield Problem("is connected, but says nothing of itself", DECLINES["error"])
 
 
-def _certificate_problems(board: Board, moment: Moment) -> Iterator[Problem]:
+def _certificate_problems(board: Board, moment: Circumstances) -> Iterator[Problem]:
     end, now = board.certificate_end, moment.now
     if end is not None and end - now < CERTIFICATE_DAYS * DAY_S:
         advice = "It renews by itself while the fleet service runs; is its clock right?"
         yield Problem(f"its certificate {describe_end(end, now)}", advice, end <= now)
 
 
-def _budget_problems(board: Board, moment: Moment) -> Iterator[Problem]:
+def _budget_problems(board: Board, moment: Circumstances) -> Iterator[Problem]:
     if board.is_above_limit:
         told = epsilon_number(board.spent, board.limit)
         what = f"has spent epsilon_server {told}, above the limit of {number(board.limit)} on its card"
@@ -136,11 +136,11 @@ def _budget_problems(board: Board, moment: Moment) -> Iterator[Problem]:
         yield Problem(what, advice)
 
 
-def _health_problems(board: Board, moment: Moment) -> Iterator[Problem]:
+def _health_problems(board: Board, moment: Circumstances) -> Iterator[Problem]:
     return iter(()) if board.health is None else alarms(board.health)
 
 
-def _answer_problems(board: Board, moment: Moment) -> Iterator[Problem]:
+def _answer_problems(board: Board, moment: Circumstances) -> Iterator[Problem]:
     decline, refusal = board.decline, board.refusal
     if decline is not None and decline.round >= moment.newest_round:
         advice = DECLINES.get(decline.code, DECLINES["error"])
@@ -149,60 +149,60 @@ def _answer_problems(board: Board, moment: Moment) -> Iterator[Problem]:
         yield Problem(f"refused: {refusal.code}", REFUSALS.get(refusal.code, DECLINES["error"]), urgent=True)
 
 
-def _of_health(name: str) -> Column:
+def _of_health(name: str) -> BoardColumn:
     shown = SHOWN[name]
 
     def value(board: Board) -> float | None:
         return None if board.health is None else metric_value(board.health, name)
 
-    return Column(name, metric=shown.metric, value=value, help=shown.help, binary="problem" if shown.flag else "")
+    return BoardColumn(name, metric=shown.metric, value=value, help=shown.help, binary="problem" if shown.flag else "")
 
 
 COLUMNS = (
-    Column("board", lambda board, now: board.board, alone=True),
-    Column("place", lambda board, now: board.place),
-    Column("wifi", lambda board, now: board.wifi, alone=True),
-    Column("labels", lambda board, now: "; ".join(f"{k}={v}" for k, v in board.labels.items()), alone=True),
-    Column(
+    BoardColumn("board", lambda board, now: board.board, alone=True),
+    BoardColumn("place", lambda board, now: board.place),
+    BoardColumn("wifi", lambda board, now: board.wifi, alone=True),
+    BoardColumn("labels", lambda board, now: "; ".join(f"{k}={v}" for k, v in board.labels.items()), alone=True),
+    BoardColumn(
         "state", state, metric="up", value=lambda board: board.is_there, help="1 where the board is connected",
         binary="connectivity", problems=_presence_problems,
     ),
-    Column("reason", lambda board, now: board.reason or "", alone=True),
-    Column(
+    BoardColumn("reason", lambda board, now: board.reason or "", alone=True),
+    BoardColumn(
         "urgent", metric="urgent", value=lambda board: board.is_urgent, help="1 where the board needs somebody",
         binary="problem",
     ),
-    Column(
+    BoardColumn(
         "seen", lambda board, now: ago(board.seen, now) if board.seen else "", metric="seen_timestamp_seconds",
         value=lambda board: board.seen, help="when something came from the board last",
     ),
-    Column("release", release),
-    Column("health", health, problems=_health_problems),
+    BoardColumn("release", release),
+    BoardColumn("health", health, problems=_health_problems),
     *(_of_health(name) for name, shown in SHOWN.items() if shown.metric),
-    Column(
+    BoardColumn(
         "certificate", lambda board, now: f"ends {day(board.certificate_end, now)}" if board.certificate_end else "",
         alone=True, metric="certificate_expiry_timestamp_seconds", value=lambda board: board.certificate_end,
         help="when its certificate ends", problems=_certificate_problems,
     ),
-    Column(
+    BoardColumn(
         "rounds", lambda board, now: str(board.rounds), metric="rounds_total", value=lambda board: board.rounds,
         help="rounds in which its update was accepted",
     ),
-    Column(
+    BoardColumn(
         "epsilon", metric="epsilon_server", value=lambda board: board.epsilon,
         help="of this task, as the board said with its latest update",
     ),
-    Column(
+    BoardColumn(
         "spent", spent, metric="spent_epsilon", value=lambda board: board.spent,
         help="epsilon_server over all tasks, as charged", problems=_budget_problems,
     ),
-    Column("limit", metric="limit_epsilon", value=lambda board: board.limit, help="what its card allows"),
-    Column("answer", problems=_answer_problems),
-    Column(
+    BoardColumn("limit", metric="limit_epsilon", value=lambda board: board.limit, help="what its card allows"),
+    BoardColumn("answer", problems=_answer_problems),
+    BoardColumn(
         "sent", lambda board, now: size(board.sent_bytes) if board.sent_bytes else "", metric="sent_bytes_total",
         value=lambda board: board.sent_bytes, help="of its accepted updates",
     ),
-    Column("key", lambda board, now: board.public_key.hex() if board.public_key else "", alone=True),
-    Column("enrolled", lambda board, now: day(board.enrolled, now), alone=True),
+    BoardColumn("key", lambda board, now: board.public_key.hex() if board.public_key else "", alone=True),
+    BoardColumn("enrolled", lambda board, now: day(board.enrolled, now), alone=True),
 )  # fmt: skip
 TABLE = tuple(column for column in COLUMNS if column.text is not None and not column.alone)

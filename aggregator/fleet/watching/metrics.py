@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from hushfleet.aggregator.devices.board import ACTIVITIES
 from hushfleet.aggregator.fleet.view import FleetView, RolloutView, RunView
-from hushfleet.aggregator.fleet.watching.columns import COLUMNS, Column
+from hushfleet.aggregator.fleet.watching.columns import COLUMNS, BoardColumn
 from hushfleet.wire.format.fields import DeclineCode
 from hushfleet.wire.format.messages import RefusedCode
 
@@ -68,7 +68,7 @@ def _rollout(help: str, value: Callable[[RolloutView], float]) -> Described:
     return Described(help, samples, ("version",))
 
 
-def _of_boards(column: Column) -> Described:
+def _of_boards(column: BoardColumn) -> Described:
     def samples(view: FleetView) -> list[Sample]:
         return [((board.device,), column.value(board)) for board in view.boards]
 

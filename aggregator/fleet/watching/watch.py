@@ -29,7 +29,7 @@ from hushfleet.aggregator.fleet.trust.own_certificates import AUTHORITY, ends
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.fleet.view import FleetView, Process, RoundPoint, RunView, SeasonView, SumsView
 from hushfleet.aggregator.fleet.watching.advice import certificate_problems, old_copy_problems
-from hushfleet.aggregator.fleet.watching.columns import Moment, with_problems
+from hushfleet.aggregator.fleet.watching.columns import Circumstances, with_problems
 from hushfleet.aggregator.fleet.watching.ended import why_ended
 from hushfleet.aggregator.planning.advice import DAY_S
 from hushfleet.aggregator.results.events import EventTail
@@ -172,7 +172,7 @@ class FleetWatch:
             most = self._spending.most(task, activity, window_s=window_s)
             left = self._spending.most(task, activity, among=able, window_s=window_s, following=following)
         parts, known = self._course.states(), {board.device for board in boards}
-        moment = Moment(now, self._course.round, service == "running")
+        moment = Circumstances(now, self._course.round, service == "running")
         boards = [
             with_problems(self._with_part(b, parts.get(b.device, "absent"), spent.get(b.device)), moment)
             for b in boards

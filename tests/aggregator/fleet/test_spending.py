@@ -20,7 +20,7 @@ from hushfleet.aggregator.fleet.tasks.spending import Spending
 from hushfleet.aggregator.fleet.tasks.task_check import first_charge
 from hushfleet.aggregator.fleet.view import FleetView, RunView
 from hushfleet.aggregator.fleet.watching import columns
-from hushfleet.aggregator.fleet.watching.columns import Moment, with_problems
+from hushfleet.aggregator.fleet.watching.columns import Circumstances, with_problems
 from hushfleet.aggregator.results.report.readable import format_lifetime, number
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.results.server_sees import SumFacts
@@ -145,7 +145,7 @@ def test_a_number_above_the_cards_limit_is_explained(whole: Whole, register: Dev
         whole.board(name, epsilon_server=1000.0)  # its owner's word, after the card was written
     assert whole.drive(lambda: whole.coordinator.engine.finished)
     spent = Spending(LIMITS | {"epsilon_server": card}).update(register)["board-1"]
-    view = with_problems(Board("board-1", spent=spent, limit=card), Moment(0.0, 3, True))
+    view = with_problems(Board("board-1", spent=spent, limit=card), Circumstances(0.0, 3, True))
     assert columns.spent(view) == f"{number(spent)}, above its card's {number(card)}"
     (problem,) = view.problems
     assert problem.what == f"has spent epsilon_server {number(spent)}, above the limit of {number(card)} on its card"

@@ -28,7 +28,7 @@ from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
 from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft
 from hushfleet.aggregator.fleet.watching import columns
-from hushfleet.aggregator.fleet.watching.columns import Moment, with_problems
+from hushfleet.aggregator.fleet.watching.columns import Circumstances, with_problems
 from hushfleet.aggregator.fleet.watching.metrics import metrics
 from hushfleet.aggregator.fleet.watching.table import table
 from hushfleet.aggregator.fleet.watching.watch import LOST_HEARTBEATS, FleetWatch
@@ -231,7 +231,7 @@ def test_what_is_old_or_of_somebody_else_changes_nothing(desk: Desk) -> None:
 def test_a_board_that_says_nothing_is_told_also_where_it_was_training(state: Any, hours: int, silent: bool) -> None:
     """A broker that ends in the same power cut as a board forgets the board's will: nobody says that it is lost."""
     board = a_board(1, state=state, health_at=NOW - 3600 * hours)
-    found = with_problems(board, Moment(NOW, 12, True)).problems
+    found = with_problems(board, Circumstances(NOW, 12, True)).problems
     assert [each.what for each in found] == ["is connected, but says nothing of itself"] * silent
 
 
