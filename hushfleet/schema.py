@@ -142,7 +142,11 @@ def unpack(kind: type[T], data: bytes | memoryview, *, what: str) -> T:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parses TOML. Raises `ValueError` if the text is not valid."""
+    r"""Parses TOML. Raises `ValueError` if the text is not valid.
+
+    >>> parse_toml("[limits]\nepsilon_server = 8.0")
+    {'limits': {'epsilon_server': 8.0}}
+    """
     try:
         return tomllib.loads(text)
     except RecursionError:

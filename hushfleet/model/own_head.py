@@ -101,6 +101,9 @@ def takes_unlabelled(signal: float | None, classes: int) -> bool:
     """Returns whether images without labels improve the head.
 
     :param signal: `TaskSpec.signal`.
+
+    >>> takes_unlabelled(10.0, 10), takes_unlabelled(50.0, 10)
+    (True, False)
     """
     return signal is not None and signal * min(1.0, 10 / classes) < UNLABELLED_BELOW
 
@@ -269,6 +272,9 @@ def default(signal: float) -> int:
     """Returns the place on the path for a device without images: 0 is the shared head, the last is trained alone.
 
     :param signal: r, `equivalent` to that of ten classes.
+
+    >>> default(1000.0), default(1.0)
+    (0, 6)
     """
     return len(_SIGNALS) - bisect_right(_SIGNALS, signal)
 

@@ -51,7 +51,11 @@ class Keystream:
 
 
 def uniform(key: bytes, count: int, prime: int) -> np.ndarray:
-    """Returns the first `count` values, uint32."""
+    """Returns the first `count` values, uint32.
+
+    >>> uniform(bytes(32), 2, 65_521).tolist()
+    [47222, 44512]
+    """
     return Keystream(key, prime).take(count)
 
 

@@ -17,13 +17,12 @@ from hushfleet.aggregator.results.gains import (
     MeanAccuracies,
     chance,
     common_test,
-    own_data,
     own_models,
     shared_model,
     worse_than_alone,
 )
-from hushfleet.aggregator.results.report.page import PageCell
 from hushfleet.aggregator.results.report.readable import NOT_MEASURED, format_lifetime, gained, number
+from hushfleet.aggregator.results.report.tables import PageCell
 from hushfleet.aggregator.results.result import Lifetime, OwnHead, Repeated, Result, SumsInfo, SweepPoint
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE
@@ -172,7 +171,7 @@ def judge(result: Result) -> Headline:
         result,
         rows=(
             ComparedRow(other if own_heads else own, COMMON, common_test(result)),
-            ComparedRow(own, "own data", own_data(result)),
+            ComparedRow(own, "own data", own_models(result, "local")),
             ComparedRow(own if own_heads else other, COMMON, third),
         ),
         epsilon_server=_largest(row.epsilon_server for row in privacy),

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.results.report import page
+from hushfleet.aggregator.results.report import page, tables
 from hushfleet.simulator.studies.audit.finding import Finding, whole_task
 
 _COLOURS = {"holds": "green", "VIOLATED": "bold red", "no claim": "yellow"}
@@ -105,7 +105,7 @@ def render_page(title: str, findings: Sequence[Finding]) -> str:
     """Returns the findings as HTML: the table, and the trade-off curve of each game of two worlds."""
     plots = [_plot(each) for each in findings if each.scores is not None]
     lead = f"Errors of the adversary's tests at every threshold; dots: rates at most, {findings[0].confidence:.0%}."
-    table = page.Table(_HEAD, _lines(findings), names=2)
+    table = tables.Table(_HEAD, _lines(findings), names=2)
     sections = [
         page.Section("findings", "Claimed and measured", "Of each adversary.", [table]),
         page.Section("trade-off", "Trade-off", lead, plots or [page.missing("no game of two worlds was played")]),
