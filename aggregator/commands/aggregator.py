@@ -108,8 +108,9 @@ def aggregator(
     from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.devices.activity import FILES
     from hushfleet.aggregator.devices.devices_file import read_devices
+    from hushfleet.aggregator.devices.fleet_members import Members
     from hushfleet.aggregator.devices.list_file import roster_file
-    from hushfleet.aggregator.devices.register import DeviceRegister, Members
+    from hushfleet.aggregator.devices.register import DeviceRegister
     from hushfleet.aggregator.fleet.tasks.pay import pay_of_fleet
     from hushfleet.aggregator.fleet.tasks.seasons import Seasons
     from hushfleet.aggregator.fleet.tasks.spending import Spending
