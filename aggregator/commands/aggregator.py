@@ -182,7 +182,8 @@ def aggregator(
     with ExitStack() as opened:
         opened.enter_context(noted_end(of_fleet))
         store = opened.enter_context(AggregatorStore(folder))
-        known: Members = opened.enter_context(DeviceRegister(folder) if of_fleet is None else members_of(of_fleet))
+        known: Members = DeviceRegister(folder) if of_fleet is None else members_of(of_fleet)
+        opened.enter_context(known)
         policy = enrolment_of(store, known, listed, closed=closed, fleet=of_fleet, console=console)
         with show_progress(console):
             prepared = prepared_under_its_id(task, store, data_dir=options.data_dir, run_id=options.run_id)
