@@ -85,6 +85,10 @@ class BoardRollout:
     good_at: float | None
     why: str = ""
 
+    @property
+    def takes_part(self) -> bool:
+        return self.outcome not in ("unmanaged", "no release")
+
 
 def current(registry: FleetRegistry) -> Rollout | None:
     row = registry.row("SELECT number, version, state, reason, stage, began FROM rollouts ORDER BY number DESC LIMIT 1")
@@ -203,7 +207,7 @@ class RolloutStep:
 
 def next_step(rollout: Rollout, found: list[BoardRollout], rules: UpdatesPart, *, now: float) -> RolloutStep:
     """Decides the next step from the boards' states alone."""
-    managed = [board for board in found if board.outcome not in ("unmanaged", "no release")]
+    managed = [board for board in found if board.takes_part]
     taking = [board for board in managed if board.offered]
     failed = [board for board in taking if board.outcome == "failed"]
     sizes = stage_sizes(len(managed), rules)
@@ -231,21 +235,11 @@ def rollout_view(registry: FleetRegistry, *, now: float) -> RolloutView | None:
     found = current(registry)
     if found is None or found.state == "cancelled":
         return None
-    taken = [
-        board for board in board_rollouts(registry, found, now=now) if board.outcome not in ("unmanaged", "no release")
-    ]
-    counts: Mapping[str, int] = {
-        outcome: sum(board.outcome == outcome for board in taken) for outcome in ("good", "failed")
-    }
-    state = "done" if found.state == "running" and counts["good"] == len(taken) > 0 else found.state
+    taken = [board for board in board_rollouts(registry, found, now=now) if board.takes_part]
+    good, failed = (sum(board.outcome == outcome for board in taken) for outcome in ("good", "failed"))
+    state = "done" if found.state == "running" and good == len(taken) > 0 else found.state
     return RolloutView(
-        version=found.version,
-        state=state,
-        stage=STAGES[found.stage],
-        wanted=len(taken),
-        reached=counts["good"],
-        returned=counts["failed"],
-        reason=found.reason,
+        found.version, state, STAGES[found.stage], wanted=len(taken), reached=good, returned=failed, reason=found.reason
     )
 
 
