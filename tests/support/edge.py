@@ -20,6 +20,7 @@ from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.chunks import Assembler, chunk_count, expand, parse_frame, split
 from hushfleet.wire.format.identity import Identity
@@ -299,7 +300,14 @@ class Bench:
             self.store.ledger, monotonic=self.clock, witness=witness, waits=self.config.simulation is None
         )
         self.agent = Agent(
-            self.config, connect, self.store, clock=self.clock, stop=stop, health=health, budget_clock=counts
+            self.config,
+            connect,
+            self.store,
+            clock=self.clock,
+            stop=stop,
+            health=health,
+            budget_clock=counts,
+            workshop=InProcess(clock=self.clock),
         )
         self.agent.start()
 
