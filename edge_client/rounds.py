@@ -427,7 +427,7 @@ class RoundHandler:
 
     # actions: training
 
-    def _begin_training(self, model: bytes) -> None:
+    def _begin_training(self, model: bytes) -> Then:
         plan, task, round = self.plan, self._tasks.runtime, self._round
         assert plan is not None
         assert task is not None
@@ -445,6 +445,7 @@ class RoundHandler:
         self._announce("training")
         if training.hides:
             self._quiet(True)
+        return "look", None
 
     def _poll(self) -> Then | None:
         """Looks at the worker."""
@@ -458,7 +459,7 @@ class RoundHandler:
         is_late = self.training is not None and self._clock() > self.training.deadline
         return ("late", None) if is_late else None
 
-    def _commit(self, done: Finished | HeadChosen) -> None:
+    def _commit(self, done: Finished | HeadChosen) -> Then | None:
         """Stores the charge, the update and the state of a trained round; nothing was spent before."""
         training = self._training_now
         task, plan = training.task, training.plan
@@ -473,16 +474,16 @@ class RoundHandler:
                 self._new_samples.note(done.samples, task=plan.task)
         except Exception as error:
             training.outcome = decline_reason(error)
-        self._has_ended(training)
+        return self._has_ended(training)
 
-    def _failed(self, failed: Failed) -> None:
+    def _failed(self, failed: Failed) -> Then | None:
         training = self._training_now
         training.outcome = DeclineReason(failed.code, failed.reason)
         if failed.of_task:
             self._tasks.stop(training.outcome)
-        self._has_ended(training)
+        return self._has_ended(training)
 
-    def _died(self, died: Died) -> None:
+    def _died(self, died: Died) -> Then | None:
         training = self._training_now
         task = training.task
         task.deaths += 1
@@ -492,9 +493,9 @@ class RoundHandler:
             words = f"the training process {died.why}; it ended abruptly {MAX_ATTEMPTS} times in a row"
             self._tasks.stop(DeclineReason("memory", words))
         self._handover.died(died)
-        self._has_ended(training)
+        return self._has_ended(training)
 
-    def _too_late(self) -> None:
+    def _too_late(self) -> Then | None:
         training = self._training_now
         self._handover.give_up()
         training.task.deaths += 1
@@ -503,7 +504,7 @@ class RoundHandler:
             words = f"training did not end before the deadline {MAX_ATTEMPTS} times in a row"
             self._tasks.stop(DeclineReason("busy", words))
         training.given_up = True  # at the deadline, which reveals nothing
-        self._has_ended(training)
+        return self._has_ended(training)
 
     def _give_up(self) -> None:
         """Ends a training whose result could not be used any more."""
@@ -517,7 +518,7 @@ class RoundHandler:
         assert self.training is not None
         return self.training
 
-    def _has_ended(self, training: Training) -> None:
+    def _has_ended(self, training: Training) -> Then | None:
         """Determines when the end is announced: at once, or at the end of a slot that the data do not determine."""
         self._end_attempt()
         self._tidy(training.plan, training.task)
@@ -532,6 +533,7 @@ class RoundHandler:
                 deadline=training.deadline,
                 deadline_s=training.plan.deadline_s,
             )
+        return self._wait_for_slot()
 
     def _wait_for_slot(self) -> Then | None:
         ends_at = self._training_now.ends_at

@@ -163,7 +163,7 @@ class Handover:
             done.public_before,
             context=None if plan.secure is None else round.secure.context,
             package=round.party.package,
-            at=round.at,
+            at=round.party.now(),
             window=round.window,
         )
 

@@ -43,6 +43,12 @@ class Work:
         self._tell, self._clock = tell, clock
         self._loaded: tuple[bytes, JobStore, LoadedTask] | None = None
 
+    @property
+    def loaded(self) -> LoadedTask:
+        """The task of the last job."""
+        assert self._loaded is not None
+        return self._loaded[2]
+
     def do(self, job: Job) -> Finished | HeadChosen | Failed:
         """Returns the outcome of a job."""
         try:
