@@ -1,4 +1,6 @@
-"""Defines the result of a round in the store: the update with its charge and next state, and the waiting update."""
+"""Defines the result of a round in the store: the update with its charge and next state, and the waiting update.
+
+The store writes bytes (`CodedRound`), as a worker hands them over; `RoundCommit` is the same with arrays."""
 
 from __future__ import annotations
 
@@ -9,10 +11,46 @@ import numpy as np
 
 from hushfleet.durations import Period
 from hushfleet.edge_client.storage.answers import Answers
-from hushfleet.methods.state import DeviceState
+from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
+from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import LedgerView
 from hushfleet.wire.format.identity import Identity
+
+RESIDUAL = "wire:residual"
+"""The encoding error among the arrays of a stored state; the method's own arrays have identifiers as names."""
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """A device's state of one task as bytes.
+
+    :param size: the number of parameters, d.
+    :param public: `PublicState.to_bytes()`.
+    :param own: the own model, little-endian float32; None before the first training.
+    :param private: the method's arrays and the encoding error, by `pack_arrays`.
+    """
+
+    size: int
+    public: bytes
+    own: bytes | None
+    private: bytes
+
+
+@dataclass(frozen=True)
+class CodedRound:
+    """The result of a round as bytes, to be stored whole or not at all; the fields are those of `RoundCommit`."""
+
+    task: str
+    round: int
+    charge: Charge
+    state: StoredState
+    update: bytes
+    public_before: bytes
+    context: bytes | None = None
+    package: bytes | None = None
+    at: int = 0
+    window: Period | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +89,9 @@ class RoundStore(Protocol):
     """A store of a device's rounds: `DeviceStore`, or a lighter store in simulations."""
 
     @property
-    def identity(self) -> Identity: ...
+    def identity(self) -> Identity | None:
+        """The device's key; None in a worker, whose guardian signs."""
+        ...
 
     @property
     def ledger(self) -> LedgerView: ...
@@ -105,8 +145,36 @@ class RoundCommit:
     at: int = 0
     window: Period | None = None
 
-    @property
-    def written_bytes(self) -> int:
-        vectors = (self.state.own, self.residual, *self.state.private.values())
-        arrays_bytes = sum(int(vector.nbytes) for vector in vectors if vector is not None)
-        return len(self.update) + len(self.state.public.to_bytes()) + arrays_bytes
+    def coded(self) -> CodedRound:
+        """Returns the round as bytes."""
+        state, residual = self.state, {} if self.residual is None else {RESIDUAL: self.residual}
+        stored = StoredState(
+            int(np.asarray(state.public.mask).size),
+            state.public.to_bytes(),
+            None if state.own is None else np.ascontiguousarray(state.own, "<f4").tobytes(),
+            pack_arrays({**state.private, **residual}),
+        )
+        fields = (self.task, self.round, self.charge, stored, self.update, self.public_before)
+        return CodedRound(*fields, self.context, self.package, self.at, self.window)
+
+
+def decoded_state(stored: StoredState) -> DeviceState:
+    """Returns a stored state with arrays. Raises `Malformed`, `ValueError` or `TypeError` for damaged bytes."""
+    state = DeviceState(
+        PublicState.from_bytes(stored.public, size=stored.size),
+        None if stored.own is None else np.frombuffer(stored.own, "<f4").astype(np.float32, copy=False),
+        {name: array for name, array in unpack_arrays(stored.private).items() if name != RESIDUAL},
+    )
+    if state.own is not None and state.own.shape != (stored.size,):
+        raise ValueError(f"{state.own.size} own parameters where {stored.size} are expected")
+    return state
+
+
+def residual_of(stored: StoredState | None, *, size: int) -> np.ndarray:
+    """Returns the encoding error in a stored state, float32 `[size]`; zeros without one. Raises as `decoded_state`."""
+    residual = None if stored is None else unpack_arrays(stored.private).get(RESIDUAL)
+    if residual is None:
+        return np.zeros(size, np.float32)
+    if residual.shape != (size,) or residual.dtype != np.float32:
+        raise ValueError(f"{residual.dtype} of shape {residual.shape} where {size} float32 values are expected")
+    return residual

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -114,11 +114,14 @@ class SecureRound:
 
     # the device
 
-    def masked(self, agreement: KeyAgreement, device: str, values: np.ndarray) -> Masked:
-        """Returns the masked form of `values`, uint32 `[size]`, that `device` sends."""
+    def keys(self, agreement: KeyAgreement, device: str) -> tuple[bytes, ...]:
+        """Returns the keys of this round alone that `device` shares with the committee, in its order."""
+        return tuple(agreement.key(self.roster.key(m), self._info(self._places[device], m)) for m in self.committee)
+
+    def masked(self, keys: Sequence[bytes], values: np.ndarray) -> Masked:
+        """Returns the masked form of `values`, uint32 `[size]`, that the device with these `keys` sends."""
         from hushfleet.secure.masking import mask
 
-        keys = [agreement.key(self.roster.key(m), self._info(self._places[device], m)) for m in self.committee]
         return mask(values, keys, self.rule, self.prime)
 
     # the member

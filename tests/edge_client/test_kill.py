@@ -45,7 +45,7 @@ NAMED = {
     "the update is encoded": (CALL, ("encode_update",)),
     "the transaction begins": (CALL, ("DeviceStore._transaction",)),
     "the charge is written": ("execute", ("Ledger.charge",)),
-    "update and state are written": ("execute", ("DeviceStore.commit_round",)),
+    "update and state are written": ("execute", ("DeviceStore.commit_coded",)),
     "the round is committed": ("execute", ("DeviceStore._transaction",)),
     "the round is done": (CALL, ("DeviceRound.commit",)),
 }

@@ -123,7 +123,7 @@ class SecureFleet:
         )
         values = self.integers(name) if integers is None else integers
         if self.masked:
-            masked = secure.masked(self.agreements[name], name, values)
+            masked = secure.masked(secure.keys(self.agreements[name], name), values)
         else:
             masked = Masked(values, np.zeros((secure.rule.may_miss, secure.width), np.uint32))
         flat = np.concatenate([masked.values, masked.corrections.reshape(-1)])

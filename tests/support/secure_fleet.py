@@ -101,7 +101,7 @@ class SecureFleet:
         for name in included:
             if name != DEVICE:
                 own = rng.integers(0, secure_round.prime, self.shared, dtype=np.uint32)
-                masked = secure_round.masked(self.keys_of(name, told), name, own)
+                masked = secure_round.masked(secure_round.keys(self.keys_of(name, told), name), own)
                 for total, each in ((sums.values, masked.values), (sums.corrections, masked.corrections), (plain, own)):
                     prime_field.add_into(total, each, secure_round.prime)
         return sums, plain

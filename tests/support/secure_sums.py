@@ -53,7 +53,7 @@ class SumFleet:
         return rng.integers(0, self.prime, self.size).astype(np.uint32)
 
     def masked(self, secure: SecureRound, device: str) -> Masked:
-        return secure.masked(self.agreements[device], device, self.values(device))
+        return secure.masked(secure.keys(self.agreements[device], device), self.values(device))
 
     def sums(self, secure: SecureRound, devices: Iterable[str]) -> Masked:
         """What the aggregator adds."""
