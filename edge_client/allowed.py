@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import LimitsSection
@@ -117,8 +115,7 @@ class AllowedRound:
         if spec is None or self.roster is None:
             raise BadInput(f"round {plan.round} of {plan.task} has no secure sum: task and plan must both have one")
         check_trust(spec, self.party.limits)
-        shared = int(np.count_nonzero(~self.method.init_state().public.mask))
-        return self.party.make_secure_round(spec, plan, self.roster, size=shared)
+        return self.party.make_secure_round(spec, plan, self.roster, size=self.method.newcomer_shares)
 
     @cached_property
     def mask_keys(self) -> tuple[bytes, ...]:

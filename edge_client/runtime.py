@@ -45,7 +45,7 @@ class TaskRuntime:
         if spec.data_window_s and not store.ledger.entries():
             store.arrivals.forget()  # before the first training, each start trusts its own clock
         self.digest, self.spec, self._store = digest, spec, store
-        self.newcomer_digest = method.init_state().public.digest()  # a device that has not taken part yet
+        self.newcomer_digest = method.newcomer_digest  # a device that has not taken part yet
         asked, in_the_field = config.limits.constant_time, config.simulation is None
         self.constant_time = in_the_field and spec.privacy.unit == "record" if asked is None else asked
         """True if the end of a round is announced at a time that does not depend on the number of records."""

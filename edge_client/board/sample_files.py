@@ -16,7 +16,7 @@ import numpy as np
 from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import are_pixels, as_targets, as_values, opened, read_targets, read_values
 from hushfleet.data.csv_file import LABEL, read_csv
-from hushfleet.data.folder import files_below, named
+from hushfleet.data.files import files_below, named
 from hushfleet.data.form import one_form
 from hushfleet.data.labels import SAY_WHICH, UNCLEAR, read_labels
 from hushfleet.data.measurements import far_away, refuse_far, warn_of_row_numbers

@@ -8,13 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from hushfleet.edge_client.storage.answers import Answers
-from hushfleet.edge_client.storage.round_commit import (
-    CodedRound,
-    OutboxEntry,
-    RoundCommit,
-    decoded_state,
-    residual_of,
-)
+from hushfleet.edge_client.storage.arrays import RoundCommit, decoded_state, residual_of
+from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.worker.job import Job
 from hushfleet.errors import StoreError
 from hushfleet.methods.state import DeviceState

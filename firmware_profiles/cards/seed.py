@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Protocol
 
-from hushfleet.data.folder import MAX_NAMED
+from hushfleet.data.files import MAX_NAMED
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition

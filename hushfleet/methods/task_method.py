@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING
 
 from hushfleet.array_api import Array, np
 from hushfleet.config.spec import PrivacySpec
+from hushfleet.errors import Malformed
 from hushfleet.methods.cost import Cost, RoundSetting, RoundTerms
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.method import Method, TrainingConfig
+from hushfleet.methods.personal import Personal
+from hushfleet.methods.public_bytes import newcomer_digest
 from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.stages import ClipLayers, Gaussian, OneStep, Transform, costs
 from hushfleet.objectives import Objective
@@ -48,6 +51,8 @@ class TaskMethod:
         self.parts = method
         self.config, self.privacy, self.layout, self.name = config, privacy, layout, name
         method.personal.check(layout)
+        if type(method.personal).mask is not Personal.mask:
+            raise Malformed(f"{type(method.personal).__name__} defines `mask`: it must name its entries in `kept`")
 
     @cached_property
     def _newcomer(self) -> PublicState:
@@ -134,6 +139,16 @@ class TaskMethod:
         return math.inf
 
     # what is carried from round to round
+
+    @cached_property
+    def newcomer_digest(self) -> bytes:
+        """The digest of the public state of a device that has not trained."""
+        return newcomer_digest(self.layout.size, self.parts.personal.kept(self.layout))
+
+    @property
+    def newcomer_shares(self) -> int:
+        """The number of entries that such a device sends."""
+        return self.layout.size - sum(span.stop - span.start for span in self.parts.personal.kept(self.layout))
 
     def init_state(self) -> DeviceState:
         """Returns the state of a device that has not trained. The aggregator computes the same state."""

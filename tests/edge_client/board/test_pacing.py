@@ -19,7 +19,7 @@ from hushfleet.edge_client.board.config import DeviceConfig, SimulationSection, 
 from hushfleet.edge_client.board.pacing import LEAST_WAIT_S, SLICE_S, PacedStore, Pacer, open_store
 from hushfleet.edge_client.metrics import MetricsFile
 from hushfleet.edge_client.rounds import Stopped
-from hushfleet.edge_client.storage.round_commit import RoundCommit
+from hushfleet.edge_client.storage.arrays import RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import DeviceState, PublicState
