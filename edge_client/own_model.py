@@ -8,40 +8,52 @@ an earlier task answers, and the store keeps the graphs that it needs (`blobs_of
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.config.spec import TaskSpec
-from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
 from hushfleet.methods import method_of
 from hushfleet.methods.personal import Personal
-from hushfleet.model.evaluation import LogitsOf
-from hushfleet.model.own_head import inputs_of_own, own_logits
+
+if TYPE_CHECKING:
+    from hushfleet.data.samples import LabelledSamples
+    from hushfleet.model.evaluation import LogitsOf
 
 
 class OwnModel(NamedTuple):
     """The model that this device predicts with.
 
     :param kind: `personalised` or `global`, or the own head that was chosen, in words.
-    :param params: float32 `[d]`.
+    :param values: little-endian float32.
     :param is_head: whether it is an own head, which takes all features and no graph of the task.
-    :param shared: the global model that it was made with, float32 `[d]`; None if the device has it no more.
+    :param shared_values: of the global model that it was made with; None if the device has it no more.
     :param round: the last closed round in it; 0 if there is none, or if it is unknown.
     """
 
     spec: TaskSpec
     kind: str
-    params: np.ndarray
+    values: bytes
     is_head: bool = False
-    shared: np.ndarray | None = None
+    shared_values: bytes | None = None
     round: int = 0
+
+    @property
+    def params(self) -> np.ndarray:
+        """float32 `[d]`."""
+        return np.frombuffer(self.values, "<f4").astype(np.float32)
+
+    @property
+    def shared(self) -> np.ndarray | None:
+        """The global model, float32 `[d]`."""
+        return None if self.shared_values is None else np.frombuffer(self.shared_values, "<f4").astype(np.float32)
 
     def answers(self, graph: LogitsOf, samples: LabelledSamples) -> tuple[LogitsOf, LabelledSamples]:
         """Returns the function that computes its logits, and its inputs."""
+        from hushfleet.model.own_head import inputs_of_own, own_logits
+
         return (own_logits, inputs_of_own(samples)) if self.is_head else (graph, samples)
 
 
@@ -99,13 +111,13 @@ def spec_of(store: DeviceStore, package: bytes | None) -> TaskSpec | None:
 
 def _loaded(store: DeviceStore, spec: TaskSpec, kept: KeptModel, *, as_shared: bool = False) -> OwnModel | None:
     """Returns a kept model; None if the store lacks a part of it."""
-    size = spec.model.layout.size
+    size = 4 * spec.model.layout.size
     data = kept.shared or store.blob(kept.global_digest) or b""
-    shared = np.frombuffer(data, "<f4", count=size).astype(np.float32) if len(data) >= 4 * size else None
+    shared = data[:size] if len(data) >= size else None
     rest = shared, kept.round
     if kept.choice is not None:
-        return OwnModel(spec, kept.choice.plain, kept.params, True, *rest)
+        return OwnModel(spec, kept.choice.plain, kept.values, True, *rest)
     if as_shared or is_shared_whole(spec):
         return None if shared is None else OwnModel(spec, "global", shared, False, *rest)
-    state = store.load_state(spec.task)
+    state = store.stored_state(spec.task)
     return None if state is None or state.own is None else OwnModel(spec, "personalised", state.own, False, *rest)

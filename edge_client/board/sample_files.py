@@ -21,16 +21,9 @@ from hushfleet.data.form import one_form
 from hushfleet.data.labels import SAY_WHICH, UNCLEAR, read_labels
 from hushfleet.data.measurements import far_away, refuse_far, warn_of_row_numbers
 from hushfleet.data.samples import Samples
+from hushfleet.edge_client.board.by_content import FORM_OF_ARRAYS, FORM_OF_FOLDERS
 from hushfleet.errors import BadInput
 
-FORM_OF_ARRAYS = (
-    "it is not said what its values are, and one sample of another type would change it for all; give the task, or the "
-    'DEVICE.toml of this board, data.values = "pixels" (0 to 255) or "numbers" (as they are)'
-)
-FORM_OF_FOLDERS = (
-    "no columns are named, and the first file would decide their order for all; give the task, or the DEVICE.toml of "
-    'this board, data.columns = ["first", "second", ...], in the order in which the network takes them'
-)
 _UNCLEAR = f"its label may be the name of a class or its place from 0; {SAY_WHICH}"
 
 

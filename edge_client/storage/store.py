@@ -284,11 +284,13 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
 
     def load_state(self, task: str) -> DeviceState | None:
         """Returns the state after the last committed round of the task, or None before the first."""
+        stored = self.stored_state(task)
+        if stored is None:
+            return None
         from hushfleet.edge_client.storage.arrays import decoded_state
 
-        stored = self.stored_state(task)
         with self._whole(f"state of task {task}"):
-            return None if stored is None else decoded_state(stored)
+            return decoded_state(stored)
 
     def stored_state(self, task: str) -> StoredState | None:
         """Returns the bytes of the state after the last committed round of the task, or None before the first."""

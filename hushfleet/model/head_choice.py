@@ -9,6 +9,8 @@ from msgspec import Meta
 
 from hushfleet.schema import Checked, Count
 
+UNLABELLED_BELOW = 20.0
+"""The value of r from which on images without labels do not help."""
 Part = Annotated[float, Meta(ge=0, le=1, description="in [0, 1]")]
 
 
@@ -56,3 +58,11 @@ class HeadChoice(Checked):
             f"{self.plain} (own images right, cross-validated: {self.right} of {self.images}; the fleet's model "
             f"{self.right_shared}, trained alone {self.right_alone})"
         )
+
+
+def takes_unlabelled(signal: float | None, classes: int) -> bool:
+    """Returns whether images without labels improve the head.
+
+    :param signal: `TaskSpec.signal`.
+    """
+    return signal is not None and signal * min(1.0, 10 / classes) < UNLABELLED_BELOW
