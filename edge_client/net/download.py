@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from hushfleet.apart import apart
 from hushfleet.config.spec import BlobRef, TaskSpec
-from hushfleet.edge_client.net.differences import applied
 from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.kept import RosterMark
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import Malformed, Replayed, TooLarge, WireError
+from hushfleet.errors import HushfleetError, Malformed, Replayed, TooLarge, WireError
 from hushfleet.secure.roster import MAX_ROSTER_BYTES, SEEN_NEWER, Roster
 from hushfleet.wire.format.chunks import Assembler
 from hushfleet.wire.format.messages import BASE_BYTES, DifferenceRef, RoundPlan, Want
@@ -188,7 +188,10 @@ class GlobalModel:
             if data is None:
                 raise Malformed(f"the difference {ref.digest.hex()[:16]}... is damaged in the store")
             differences.append(data)
-        model = applied(base, differences, task=plan.task, counts=counts)
+        try:
+            model: bytes = apart("hushfleet.wire.format.difference:apply_all", base, differences, plan.task, counts)
+        except HushfleetError as error:
+            raise Malformed(str(error)) from error
         if BlobRef.of(model).digest != plan.global_digest:
             raise Malformed("the differences lead to another model than the plan names")
         self._store.put_blob(plan.global_digest, model)

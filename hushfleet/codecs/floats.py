@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.codecs.codec import Codec, Coding, check_finite
 from hushfleet.errors import Malformed
 
@@ -32,17 +31,17 @@ def _decode(data: bytes | memoryview, coding: Coding, out: np.ndarray | None, *,
     return read.astype(np.float32, copy=False) if out is None else out
 
 
-def _floats(kind: str, float_error: tuple[float, float]) -> Codec:
-    width = np.dtype(kind).itemsize
+def _floats(bits: int, float_error: tuple[float, float]) -> Codec:
+    width, kind = bits // 8, f"<f{bits // 8}"
     return Codec(
-        np.dtype(kind).name,
+        f"float{bits}",
         partial(_encode, kind=kind),
         partial(_decode, kind=kind),
         max_bytes=lambda size: width * size,
-        bits=8.0 * width,
+        bits=float(bits),
         float_error=float_error,
     )
 
 
-FLOAT16 = _floats("<f2", (2.0**-11, 2.0**-25))
-FLOAT32 = _floats("<f4", (0.0, 0.0))
+FLOAT16 = _floats(16, (2.0**-11, 2.0**-25))
+FLOAT32 = _floats(32, (0.0, 0.0))

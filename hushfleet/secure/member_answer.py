@@ -84,7 +84,7 @@ def _drawn(key: bytes, count: int, prime: int) -> list[int]:
 
 def encode_answer(header: AnswerHeader, values: Sequence[int], *, identity: Identity) -> bytes:
     """Returns the signed blob of an answer, `[w]` values."""
-    coded = b"".join(value.to_bytes(header.bits // 8, "little") for value in values)
+    coded = b"".join(int(value).to_bytes(header.bits // 8, "little") for value in values)
     signed = headed(MAGIC, VERSION, pack(header)) + coded
     return signed + identity.sign(signed)
 
