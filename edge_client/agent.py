@@ -170,7 +170,8 @@ class Agent:
         self._retention.advance(self._clock())
         self._budget_clock.tick()
         if self.rounds.is_quiet:
-            self.stop.wait(self.rounds.rests_s(LONGEST_SLEEP_S))
+            if self.stop.wait(self.rounds.rests_s(LONGEST_SLEEP_S)):
+                return  # nothing may tell whether the training had ended
         elif (event := self.link.receive(self._sleep_s(self.rounds.rests_s(longest_s)))) is not None:
             self._on_event(event)
         if self.blobs.fetch is None:

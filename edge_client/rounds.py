@@ -440,11 +440,15 @@ class RoundHandler:
         nominal_s = ANSWER_S if round.asks and task.constant_time else task.nominal_s
         training = Training(plan, round, task, self._clock(), self.deadline, task.constant_time, nominal_s)
         known = self._new_samples.known if self._new_samples is not None and task.spec.after_new else None
-        self._handover.begin_round(task, round, model, nominal_s=nominal_s, known=known, again=attempts > 1)
         self.training = training
         self._announce("training")
         if training.hides:
             self._quiet(True)
+        try:
+            self._handover.begin_round(task, round, model, nominal_s=nominal_s, known=known, again=attempts > 1)
+        except BaseException:
+            self._end_slot()
+            raise
         return "look", None
 
     def _poll(self) -> Then | None:
