@@ -50,9 +50,9 @@ class Objective(Checked):
     """
 
     kind: str = "cross-entropy"
-    temperature: Annotated[float, Meta(gt=0, le=1000, description="in (0, 1000]")] = 1.0
-    non_target_weight: Annotated[float, Meta(ge=0, le=1000, description="in [0, 1000]")] = 1.0
-    target_temperature: Annotated[float, Meta(gt=0, le=1000, description="in (0, 1000]")] = 1.0
+    temperature: Annotated[float, Meta(gt=0, le=1000)] = 1.0
+    non_target_weight: Annotated[float, Meta(ge=0, le=1000)] = 1.0
+    target_temperature: Annotated[float, Meta(gt=0, le=1000)] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,7 +7,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from hushfleet.aggregator.broker import BrokerKind
+from hushfleet.aggregator.broker.programs import BrokerKind
 from hushfleet.aggregator.options import Option
 from hushfleet.errors import BadInput
 

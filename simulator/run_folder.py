@@ -29,9 +29,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hushfleet.aggregator.config.sections import OWN_DATA
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.atomic_file import write_whole
+from hushfleet.data.form import OWN_DATA
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import features_folder
 from hushfleet.progress import counted

@@ -73,13 +73,13 @@ def with_sweep(result: Result, points: Sequence[SweepPoint]) -> Result:
     own = noise_point(result)
     others = [point for point in points if point.noise_multiplier != own.noise_multiplier]
     sweep = sorted([own, *others], key=lambda point: point.noise_multiplier)
-    return result.model_copy(update={"details": result.details.model_copy(update={"privacy_sweep": sweep})})
+    return result.with_details(privacy_sweep=sweep)
 
 
 def with_seeds(result: Result, others: Sequence[Result]) -> Result:
     """Returns the result with a point for itself and for each of its repetitions with other seeds."""
     points = [seed_point(each) for each in (result, *others)]
-    return result.model_copy(update={"details": result.details.model_copy(update={"seeds": points})})
+    return result.with_details(seeds=points)
 
 
 def seed_point(result: Result) -> SeedPoint:

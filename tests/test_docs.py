@@ -91,6 +91,14 @@ def test_the_readmes_python_runs(tmp_path: Path) -> None:
     assert Path(output.split()[-1]).is_file()
 
 
+def test_fragments_of_the_changelog_have_a_kind() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["towncrier"]
+    kinds = "|".join(kind["directory"] for kind in settings["type"])
+    fragments = [path for path in (ROOT / "changes").iterdir() if path.name != "template.md"]
+    assert [path.name for path in fragments if not re.fullmatch(rf"[\w-]+\.({kinds})\.md", path.name)] == []
+    assert all(path.read_text("utf-8").strip() for path in fragments)
+
+
 def test_the_readme_counts_the_methods() -> None:
     privacy = PrivacySpec(unit="device", accounting="strict", clip_norm=1.0, noise_multiplier=1.0, delta=1e-5)
     made = [each.parts(each.config(), privacy, 10) for each in methods.METHODS.values()]
@@ -175,8 +183,8 @@ def check_toml(text: str, folder: Path) -> None:
 
 
 def table_codes(heading: str) -> set[str]:
-    """The first column of the table under a heading of field.md."""
-    text = (ROOT / "docs" / "field.md").read_text("utf-8")
+    """The first column of the table under a heading of field-reference.md."""
+    text = (ROOT / "docs" / "field-reference.md").read_text("utf-8")
     section = text.split(heading, 1)[1].split("\n## ", 1)[0]
     return set(re.findall(r"^\| `([a-z.-]+)` \|", section, re.MULTILINE))
 
@@ -187,7 +195,8 @@ def test_every_code_is_explained() -> None:
 
 
 def test_every_key_of_a_device_file_is_explained() -> None:
-    text = (ROOT / "docs" / "field.md").read_text("utf-8").split("### DEVICE.toml", 1)[1].split("\n### ", 1)[0]
+    page = (ROOT / "docs" / "field-reference.md").read_text("utf-8")
+    text = page.split("### DEVICE.toml", 1)[1].split("\n### ", 1)[0]
     explained = set(re.findall(r"`((?:device|broker|data|limits)\.[a-z_]+)`", text))
     sections = {"device": DeviceSection, "broker": BrokerSection, "data": OwnDataSection, "limits": LimitsSection}
     assert explained == {f"{name}.{key}" for name, section in sections.items() for key in section.__dataclass_fields__}

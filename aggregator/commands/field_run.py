@@ -262,7 +262,7 @@ def write_results(
     :param pays: says whether the fleet pays, given the task's newest evaluation.
     """
     result = record(store, prepared, engine="field", seed=None, sums=sums, lifetimes=lifetimes, federation=federation)
-    result = result.model_copy(update={"pay": pays(result.evaluations[-1] if result.evaluations else None)})
+    result = result.but(pay=pays(result.evaluations[-1] if result.evaluations else None))
     result.save(store.folder / "result.json")
     from hushfleet.aggregator.results.report import write_report  # the import of its plotting library takes long
 

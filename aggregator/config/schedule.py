@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from msgspec import Meta
 
+from hushfleet.aggregator.config import rules
 from hushfleet.errors import format_value
 from hushfleet.schema import Checked
 
@@ -59,10 +60,10 @@ class ScheduleSection(Checked):
     timezone: str | None = None
     after_new: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
+    rules = rules.SCHEDULE
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(set(self.days)) != len(self.days):
-            raise ValueError(f"days = {list(self.days)}: each day may stand there once")
         if self.timezone is not None:
             check_zone(self.timezone)
 

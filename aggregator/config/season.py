@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from hushfleet.aggregator.config import rules
 from hushfleet.aggregator.config.schedule import Every, period_of
 from hushfleet.schema import Checked, PositiveOrInf
 
@@ -42,12 +43,7 @@ class SeasonSection(Checked):
     number: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     first: Annotated[float, Meta(ge=0, le=1e11, description="unix seconds")] | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.number > 1) != (self.first is not None):
-            raise ValueError(
-                f"number = {self.number} and first = {self.first}: the fleet service writes both; leave both out"
-            )
+    rules = rules.SEASON
 
     @property
     def period(self) -> timedelta:

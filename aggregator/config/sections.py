@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 import math
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
+from hushfleet.aggregator.config import rules
 from hushfleet.codecs.registry import codec_of
 from hushfleet.config.spec import UNIT_NORM, Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
-from hushfleet.config.written import faults
-from hushfleet.data.form import Columns, DecimalMark, LabelKind, SampleForm, ValueKind, check_form, one_form
+from hushfleet.config.written import Fault, faults
+from hushfleet.data.form import OWN_DATA, Columns, DecimalMark, LabelKind, SampleForm, ValueKind
+from hushfleet.data.sets import SOURCES
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
-from hushfleet.errors import HushfleetError, Malformed, format_value
-from hushfleet.losses import find_loss
+from hushfleet.errors import HushfleetError
 from hushfleet.methods import find_method
-from hushfleet.methods.method import Method, TrainingConfig, check_range
+from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.schema import (
+    AtLeast1,
     Checked,
     Finite,
+    Fraction,
     PositiveOrInf,
     Probability,
     Share,
     from_plain,
-    hints,
     missing,
     require,
-    unknown,
 )
 from hushfleet.user_files import expanded, in_file
 
-OwnData = Literal["folder", "arrays", "csv"]
-DataSetName = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", OwnData]
-OWN_DATA = get_args(OwnData)
+if TYPE_CHECKING:
+    DataSetName = str
+else:
+    DataSetName = Literal[(*SOURCES, *OWN_DATA)]
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
-_AtLeast1 = Annotated[int, Meta(ge=1)]
-_Accuracy = Annotated[float, Meta(ge=0, le=1)]
 _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30, as float32 numbers can be")]
 
 
@@ -83,7 +83,7 @@ class ModelSection(Checked):
 
     name: str
     features: str | None = None
-    directions: _AtLeast1 | None = None
+    directions: AtLeast1 | None = None
     share: Literal["all", "head"] = "all"
     weights: str | None = None
     start: str | None = None
@@ -91,41 +91,10 @@ class ModelSection(Checked):
     tolerance: Tolerance | None = None
     false_alarms: Probability | None = None
 
+    rules = rules.MODEL
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.features is not None and self.name != "linear":
-            raise ValueError(f"features go with name = 'linear', not {self.name!r}, which takes images")
-        if self.directions is not None and self.features in (None, UNIT_NORM):
-            raise ValueError(
-                f"directions = {format_value(self.directions)}: need features; no other inputs have an order"
-            )
-        if self.share == "head" and self.name == "linear":
-            raise ValueError("share = 'head' needs a network of several layers; 'linear' has one")
-        named = self.features is not None and ":" in self.features and not is_path("features", self.features)
-        if self.weights is not None and self.share != "head" and not named:
-            raise ValueError(
-                f"weights = {format_value(self.weights)}: are those of the fixed layers, and need share = 'head' or "
-                "features such as 'torchvision:mobilenet_v3_small'"
-            )
-        if (self.tolerance is not None) != find_loss(self.loss).of_numbers:
-            raise ValueError(
-                f"tolerance and a loss of numbers ('squared', 'huber') need each other, and loss = {self.loss!r} has "
-                f"tolerance = {self.tolerance}; it is how far a prediction may be from its target and still count as "
-                "right, for example 0.5"
-            )
-        inputs = find_loss(self.loss).of_inputs
-        if self.false_alarms is not None and not inputs:
-            raise ValueError(f"false_alarms = {self.false_alarms:g} belongs to loss = 'reconstruction'; leave it out")
-        if inputs and (self.name == "linear" or self.share == "head"):
-            raise ValueError(
-                "loss = 'reconstruction' needs a network with a narrow layer, which one layer (name = 'linear', "
-                "share = 'head') does not have; take name = 'autoencoder', or your own with one output for "
-                "each value of a sample"
-            )
-        if self.name == "autoencoder" and not inputs:
-            raise ValueError(
-                f"name = 'autoencoder' gives its input back; set loss = 'reconstruction', not {self.loss!r}"
-            )
         for key, path in (
             ("features", self.features),
             ("weights", self.weights),
@@ -173,40 +142,24 @@ class MethodSection(Checked):
             require(not too_large, f"method.{key}", value, "a whole number of 64 bits, or have a decimal point")
 
     @classmethod
-    def of(cls, plain: Any) -> MethodSection:
-        """Reads a table that has `name` and the settings. Raises `Malformed`."""
-        if not isinstance(plain, dict):
-            raise Malformed(f"method = {format_value(plain)}: expected a table")
-        if "name" not in plain:
-            raise Malformed(missing("name", "method"))
-        name = from_plain(str, plain["name"], where="method.name")
-        try:
-            return cls(name, {key: value for key, value in plain.items() if key != "name"})
-        except ValueError as error:
-            raise Malformed(str(error)) from error
+    def of(cls, plain: dict[str, Any]) -> MethodSection:
+        """Makes the section of a table with `name` and the settings. Raises `ValueError`."""
+        return cls(plain["name"], {key: value for key, value in plain.items() if key != "name"})
 
     @classmethod
-    def faults(cls, plain: Any) -> list[str]:
-        """Returns all reasons why `of` refuses a table: its keys, their types and ranges; or else the error of `of`."""
+    def faults(cls, plain: Any) -> list[Fault]:
+        """Returns all reasons why `of` would refuse a table: its keys, and their types and ranges."""
+        if not isinstance(plain, dict):
+            return faults(cls, plain, "method")
+        if "name" not in plain:
+            return [Fault(missing("name", "method"))]
+        if found := faults(str, plain["name"], "method.name"):
+            return found
         try:
-            cls.of(plain)
-            return []
-        except Malformed as error:
-            said = str(error)
-        name = plain.get("name") if isinstance(plain, dict) else None
-        if not isinstance(name, str):
-            return [said]
-        try:
-            kind: type = find_method(name).config
-        except HushfleetError:
-            return [said]
-        settings = {key: value for key, value in plain.items() if key != "name"}
-        found = list(unknown(kind, settings, "method"))
-        for each in fields(kind):
-            if each.name in settings:
-                value = settings[each.name]
-                found += _out_of_range(each, value) or faults(hints(kind)[each.name], value, f"method.{each.name}")
-        return found or [said]
+            kind = find_method(plain["name"]).config
+        except HushfleetError as error:
+            return [Fault(str(error))]
+        return faults(kind, {key: value for key, value in plain.items() if key != "name"}, "method")
 
     def to_wire(self) -> dict[str, Any]:
         return {"name": self.name, **self.settings}
@@ -217,15 +170,6 @@ class MethodSection(Checked):
     def parts(self, privacy: PrivacySpec, rounds: int) -> Method:
         """Returns the method's parts, before they are bound to a network."""
         return find_method(self.name).parts(self.config(), privacy, rounds)
-
-
-def _out_of_range(setting: Field[Any], value: Any) -> list[str]:
-    try:
-        if isinstance(value, int | float):
-            check_range(setting, value)
-    except ValueError as error:
-        return [f"method.{error}"]
-    return []
 
 
 @dataclass(frozen=True)
@@ -273,30 +217,7 @@ class PrivacySection(Checked):
     budget: PositiveOrInf = math.inf
     preference_std: Annotated[float, Meta(ge=0, le=10)] = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.noise_multiplier is not None and self.epsilon is not None:
-            raise ValueError(
-                f"noise_multiplier = {self.noise_multiplier:g} and epsilon = {self.epsilon:g}: give one of them, not "
-                "both"
-            )
-        if self.sample_rate is not None and self.unit != "record":
-            raise ValueError(f"sample_rate = {self.sample_rate:g}: needs unit = 'record'")
-        if self.reading != "user-level" and self.unit == "record":
-            raise ValueError(
-                f"reading = {self.reading!r}: needs unit = 'device'; a record's epsilon has one accountant"
-            )
-        if self.reading != "user-level" and self.accounting == "strict":
-            raise ValueError(
-                f"reading = {self.reading!r}: counts as a paper does, and not what the server sees; to repeat a paper "
-                'write privacy.accounting = "as-published", else leave reading out'
-            )
-        if math.isinf(self.clip_norm) and (self.noise_multiplier or self.epsilon):
-            raise ValueError("clip_norm = inf: must be finite where noise is added, since the noise is scaled to it")
-        if math.isfinite(self.clip_norm) and not 1e-9 <= self.clip_norm <= 1e4:  # what an update's steps can be
-            raise ValueError(f"clip_norm = {self.clip_norm:g}: must be 1e-9 to 1e4, or inf")
-        if self.noise_multiplier and self.noise_multiplier < 1e-6:
-            raise ValueError(f"noise_multiplier = {self.noise_multiplier:g}: must be 0, or 1e-6 to 1000")
+    rules = rules.PRIVACY
 
 
 @dataclass(frozen=True)
@@ -309,20 +230,14 @@ class PlanSection(Checked):
     heads and of the shared head, and the gain's deviation over seeds.
     """
 
-    images: _AtLeast1 | None = None
+    images: AtLeast1 | None = None
     alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     measured_on: str = ""
     devices: Annotated[float, Meta(ge=1, le=1e6)] | None = None
-    alone: tuple[_Accuracy, ...] = ()
-    points: tuple[tuple[Annotated[float, Meta(ge=1e-3, le=1e3)], _Accuracy, _Accuracy, _Accuracy], ...] = ()
+    alone: tuple[Fraction, ...] = ()
+    points: tuple[tuple[Annotated[float, Meta(ge=1e-3, le=1e3)], Fraction, Fraction, Fraction], ...] = ()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.measured_on and not (self.images and self.devices and len(self.alone) == 2 and self.points):
-            raise ValueError(
-                f"measured_on = {format_value(self.measured_on)}: a simulation needs images, devices, two values of "
-                "alone, and points; `hushfleet plan --data --out` writes them"
-            )
+    rules = rules.PLAN
 
 
 @dataclass(frozen=True)
@@ -371,10 +286,10 @@ class DataSection(Checked):
     devices: Annotated[int, Meta(ge=1, le=100_000)] = 10
     partition: Partition = "iid"
     alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None
-    classes_per_device: _AtLeast1 | None = None
+    classes_per_device: AtLeast1 | None = None
     test_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.2
     min_samples: Annotated[int, Meta(ge=2)] = 10
-    limit: _AtLeast1 | None = None
+    limit: AtLeast1 | None = None
     unlabelled: Annotated[int, Meta(ge=0, le=10_000)] = 0
     augment: Augment = "none"
     window: str | None = None
@@ -390,40 +305,12 @@ class DataSection(Checked):
     labels: LabelKind = ""
     values: ValueKind = ""
 
+    rules = rules.DATA
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.path is not None:  # absolute, because a run can be resumed from a copy of the task, in any folder
             object.__setattr__(self, "path", expanded(self.path, "path").absolute())
-        if self.window_s and self.window_s < 3600:
-            raise ValueError(f"window = {self.window!r}: must be an hour or more, such as '30d'")
-        if self.partition.startswith("dirichlet") and self.alpha is None:
-            raise ValueError(f"partition = {self.partition!r} needs alpha, for example alpha = 1.0")
-        if self.partition == "pathological" and self.classes_per_device is None:
-            raise ValueError("partition = 'pathological' needs classes_per_device, for example 2")
-        if len(set(map(one_form, self.class_names))) != len(self.class_names):
-            raise ValueError(f"class_names = {format_value(list(self.class_names))}: each name may appear only once")
-        if self.name == "folder" and (not self.class_names or self.input_shape is None):
-            raise ValueError("name = 'folder' needs class_names and input_shape, such as [3, 32, 32]")
-        if self.name not in OWN_DATA and self.path is not None:
-            raise ValueError(
-                f"path is for your own data alone ({', '.join(OWN_DATA)}); leave it out: name = {self.name!r} is in "
-                "--data-dir"
-            )
-        if len(self.mean) != len(self.std) or (self.mean and self.name not in OWN_DATA):
-            raise ValueError(
-                "mean and std come together, one of each for a channel, with your own data; here they have "
-                f"{len(self.mean)} and {len(self.std)} values"
-            )
-        if len(self.target_mean) != len(self.target_std):
-            raise ValueError(
-                "target_mean and target_std come together, one of each for an output; here they have "
-                f"{len(self.target_mean)} and {len(self.target_std)} values"
-            )
-        if self.class_names and len(self.target_mean) not in (0, len(self.class_names)):
-            raise ValueError(f"target_mean has {len(self.target_mean)} values, for {len(self.class_names)} outputs")
-        if self.partition == "given" and self.name not in ("arrays", "csv"):
-            raise ValueError("partition = 'given' goes with name = 'arrays' or 'csv', which can say whose a sample is")
-        check_form(self, self.name)
 
     @property
     def form(self) -> SampleForm:

@@ -30,14 +30,13 @@ from hushfleet.errors import BadInput, BadSignature, HushfleetError
 from hushfleet.firmware_profiles import load_board
 from hushfleet.firmware_profiles.cards import bundle
 from hushfleet.firmware_profiles.cards.device_toml import faults_of
-from hushfleet.firmware_profiles.cards.seed import Card, SeedWriter
+from hushfleet.firmware_profiles.cards.seed import Card
 from hushfleet.firmware_profiles.cards.stock_image import System
 from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.progress import doing
 from hushfleet.release import add_signature
 from hushfleet.release.manifest import VERSION, version_order
 
-_OLD_PYTHON = "3.11"  # the Python of Raspberry Pi OS Bookworm, the newest system that `firstrun` supports
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # hidden by the client's systemd unit
 
 
@@ -110,9 +109,7 @@ class ReleasePlatform:
         return f"cp{self.python.replace('.', '')}-{self.arch}"
 
 
-def choose_target(
-    boards: Sequence[RegisteredBoard], writer: SeedWriter, system: System, *, python: str | None = None
-) -> ReleasePlatform:
+def choose_target(boards: Sequence[RegisteredBoard], system: System, *, python: str | None = None) -> ReleasePlatform:
     """Chooses the platform by the image, or else by the boards' profiles. Raises `BadInput` for boards of several
     kinds."""
     profiles = {row.board: load_board(row.board) for row in boards}
@@ -136,10 +133,6 @@ def choose_target(
                 f"{', '.join(bundle.PYTHONS)}: take an image of Raspberry Pi OS Trixie (3.13) or of Ubuntu 24.04 (3.12)"
             )
         return ReleasePlatform(fitting[0], arch, ", as the image has it")
-    if writer.name == "firstrun":
-        return ReleasePlatform(
-            _OLD_PYTHON, arch, ", as Raspberry Pi OS Bookworm has it; if the system is another, say --python"
-        )
     pythons = {profile.python for profile in profiles.values()}
     if len(pythons) > 1:
         raise BadInput(

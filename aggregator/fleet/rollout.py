@@ -158,7 +158,7 @@ def _board_rollout(
     if at is not None and tried and health.slot == "returned":
         return found("failed", "it refused the release, or went back")
     if good_at is not None and tried:
-        return found("good")  # by now it runs another release, from a USB stick
+        return found("good")  # by now a board of 0.3 may run another release, from a USB stick
     if at is not None and health.attempt > rollout.number:
         later = f"it has answered roll-out {health.attempt}, which this registry does not know"
         return found("failed", f"{later}; begin roll-outs until their number is higher")

@@ -29,7 +29,6 @@ from hushfleet.aggregator.results.fleet_state import Activity, Opening, RunState
 from hushfleet.aggregator.results.report import page
 from hushfleet.aggregator.results.report.readable import (
     NOT_MEASURED,
-    codec,
     epsilon_number,
     number,
     percent,
@@ -37,13 +36,8 @@ from hushfleet.aggregator.results.report.readable import (
 )
 from hushfleet.aggregator.results.report.sweeps import noise_table, seed_table
 from hushfleet.aggregator.results.report.terminal import terminal_table
-from hushfleet.aggregator.results.report.verdict import (
-    answer,
-    further_answers,
-    gain_cell,
-    judge,
-    received,
-)
+from hushfleet.aggregator.results.report.verdict import gain_cell, judge
+from hushfleet.aggregator.results.report.words import Words, sentences
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.rounds.next_round import shortfall_text
 from hushfleet.aggregator.rounds.schedule import moment_text
@@ -271,14 +265,6 @@ def summary_table(result: Result) -> RenderableType:
     title = f"{result.method} on {result.dataset}, {result.devices} devices, {len(result.rounds)} rounds"
     heads = (_measure_or_score(result), "federated", "alone", "difference")
     table = terminal_table(page.Table(heads, rows), title=title)
-    epsilons = ", ".join(f"{name} {words}" for name, words in headline.epsilons)
-    bits = "" if result.bits_per_value is None else f"{number(result.bits_per_value)} bits per parameter"
-    form = "; ".join(filter(None, [bits, codec(result.wire) if result.wire else ""]))
-    sent = size(result.uplink_bytes) if result.uplink_bytes else "bytes not counted"
-    facts = (
-        f"{epsilons}, delta {number(headline.delta)}, {result.accounting}, accountant {result.accountant}; "
-        f"sent up {sent}{form and f' ({form})'}, {received(result)}"
-    )
     sweeps = [
         terminal_table(table, title=title)
         for table, title in (
@@ -290,9 +276,8 @@ def summary_table(result: Result) -> RenderableType:
     return Group(
         *([table] if result.statistic is None else []),
         *sweeps,
-        Text(facts),
-        Text(answer(result, headline), "bold"),
-        *map(Text, further_answers(result, headline)),
+        Text(Words(result, headline).told("facts")),
+        *(Text(words, "bold" * (name == "answer")) for name, words in sentences(result, headline).items()),
     )
 
 

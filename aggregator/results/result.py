@@ -10,17 +10,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+import msgspec
+from msgspec import Meta
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow
-from hushfleet.aggregator.results.json_record import Count, Fraction, JsonRecord, Measured, Number, mistakes
+from hushfleet.aggregator.results.json_record import Count, Delta, Epsilon, Fraction, JsonRecord, Measured
 from hushfleet.aggregator.results.server_sees import RosterBy
 from hushfleet.config.spec import Form
 from hushfleet.errors import BadInput
 from hushfleet.losses import ACCURACY
+from hushfleet.plain_json import to_json
 from hushfleet.privacy.terms import Accountant, Accounting, TrustModel
 
 SCHEMA: Literal[1] = 1
@@ -40,7 +42,7 @@ _BY_DEVICE = (
 )
 
 
-class ModelInfo(JsonRecord):
+class ModelInfo(JsonRecord, frozen=True):
     """The trained network: `layers` are (name, number of parameters) in the order of the flat vector."""
 
     name: str
@@ -48,7 +50,7 @@ class ModelInfo(JsonRecord):
     layers: list[tuple[str, int]]
 
 
-class RoundRow(JsonRecord):
+class RoundRow(JsonRecord, frozen=True, kw_only=True):
     """One round. The three accuracies are means over devices, defined in `docs/result.md`.
 
     :param opened_at: time in UTC; None in a simulation.
@@ -76,7 +78,7 @@ class RoundRow(JsonRecord):
     suspected_wraps: Count = 0
 
 
-class LocalOnly(JsonRecord):
+class LocalOnly(JsonRecord, frozen=True):
     """The same networks trained by each device alone: means over devices.
 
     :param way: what was trained instead if the model is one linear layer on features: the best of several models, in
@@ -88,7 +90,7 @@ class LocalOnly(JsonRecord):
     way: str = ""
 
 
-class OwnHead(JsonRecord):
+class OwnHead(JsonRecord, frozen=True):
     """The head of a linear model that a device mixed by its own images; known only in simulations.
 
     :param shared: the weight of the shared head in it; `pulled`: of heads pulled to the shared head; `alone`: of a head
@@ -108,7 +110,7 @@ class OwnHead(JsonRecord):
     unlabelled: Count = 0
 
 
-class Lifetime(JsonRecord):
+class Lifetime(JsonRecord, frozen=True):
     """The privacy loss of one device over all tasks that this aggregator knows, at the delta of the device's own limit.
 
     :param epsilon_server: for adding or removing a unit, as everywhere; `exchange_server`: for exchanging one unit for
@@ -118,15 +120,15 @@ class Lifetime(JsonRecord):
     :param window: the part of it that counts for samples of one window, in words; empty if the task has no windows.
     """
 
-    epsilon_server: Annotated[Number, Field(ge=0)]
-    exchange_server: Annotated[Number, Field(ge=0)]
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    epsilon_server: Epsilon
+    exchange_server: Epsilon
+    delta: Delta
     since: int = 0
     period: str = ""
     window: str = ""
 
 
-class PrivacyRow(JsonRecord):
+class PrivacyRow(JsonRecord, frozen=True, kw_only=True):
     """The privacy that one device has spent at the end of the run, against each adversary.
 
     :param exchange_server: like epsilon_server, for exchanging one unit for another; null if the accountant cannot
@@ -140,9 +142,9 @@ class PrivacyRow(JsonRecord):
     device: str
     unit: str
     adjacency: str
-    delta: Annotated[float, Field(gt=0, lt=1)]
-    epsilon_server: Annotated[Number, Field(ge=0)]
-    epsilon_release: Annotated[Number, Field(ge=0)]
+    delta: Delta
+    epsilon_server: Epsilon
+    epsilon_release: Epsilon
     rounds_charged: Count
     raw_values: list[str] = []
     noised_server: Measured = None
@@ -151,7 +153,7 @@ class PrivacyRow(JsonRecord):
     lifetime: Lifetime | None = None
 
 
-class LostRounds(JsonRecord):
+class LostRounds(JsonRecord, frozen=True):
     """The rounds that made no model, because too few updates came.
 
     :param boards: number of devices whose updates were accepted in them, and are in no model.
@@ -160,7 +162,7 @@ class LostRounds(JsonRecord):
 
     rounds: Count
     boards: Count
-    epsilon: Number
+    epsilon: Epsilon
 
     def words(self, closed: int) -> str:
         """:param closed: number of all closed rounds."""
@@ -171,7 +173,7 @@ class LostRounds(JsonRecord):
         return f"{self.rounds} of {closed} rounds made no model, because too few updates came{paid}"
 
 
-class WireInfo(JsonRecord):
+class WireInfo(JsonRecord, frozen=True, kw_only=True):
     """The encoding of updates.
 
     :param step: the quantisation step of `quantized`, else null. Its unit is named by `step_unit`: the standard
@@ -179,11 +181,11 @@ class WireInfo(JsonRecord):
     """
 
     codec: Form
-    step: Annotated[float, Field(gt=0)] | None = None
+    step: Annotated[float, Meta(gt=0)] | None = None
     step_unit: Literal["noise", "rms"]
 
 
-class Repeated(JsonRecord):
+class Repeated(JsonRecord, frozen=True):
     """The run with another setting; accuracies are the last measured ones. The gain is `accuracy_own_common` (if
     devices have own heads: `accuracy_global`) minus the local-only accuracy, with its standard error over devices."""
 
@@ -194,15 +196,15 @@ class Repeated(JsonRecord):
     gain_standard_error: Measured = None
 
 
-class SweepPoint(Repeated):
+class SweepPoint(Repeated, frozen=True, kw_only=True):
     """The run repeated at another noise level."""
 
-    noise_multiplier: Annotated[float, Field(ge=0)]
-    epsilon_server: Annotated[Number, Field(ge=0)]
-    epsilon_release: Annotated[Number, Field(ge=0)]
+    noise_multiplier: Epsilon
+    epsilon_server: Epsilon
+    epsilon_release: Epsilon
 
 
-class SeedPoint(Repeated):
+class SeedPoint(Repeated, frozen=True, kw_only=True):
     """The run repeated with another seed: other devices' data, first model and noise.
 
     :param local_only_common: mean final accuracy when each device trains alone; `local_only_local`: on own data.
@@ -213,7 +215,7 @@ class SeedPoint(Repeated):
     local_only_local: Fraction = None
 
 
-class TimelineRow(JsonRecord):
+class TimelineRow(JsonRecord, frozen=True):
     """A round: its time in seconds since the run began, and the numbers of devices by outcome.
 
     The numbers are null if the round is not in the event log. `late`: connected, but no update when the round closed;
@@ -230,7 +232,7 @@ class TimelineRow(JsonRecord):
     lost: Count | None = None
 
 
-class Rerun(JsonRecord):
+class Rerun(JsonRecord, frozen=True):
     """The record that is needed to repeat the run.
 
     :param command: the command as typed.
@@ -247,7 +249,7 @@ class Rerun(JsonRecord):
     runtime: str = ""
 
 
-class Example(JsonRecord):
+class Example(JsonRecord, frozen=True):
     """An image of the common test set of a simulation, and the classes that models predict for it.
 
     :param png: the image, as base64.
@@ -255,7 +257,7 @@ class Example(JsonRecord):
     :param device: the device of the own model and of the model trained alone.
     """
 
-    png: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]+=*$")]
+    png: Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]+=*$")]
     label: Count
     device: str
     said_global: Count
@@ -267,7 +269,7 @@ PerRound = list[Measured]
 Grid = list[list[Measured]]
 
 
-class Details(JsonRecord):
+class Details(JsonRecord, frozen=True):
     """The data of the plots. Every list may be empty: then it was not recorded.
 
     Lists by round are in the order of `rounds`, lists by device of `devices`, lists by layer of `model.layers`.
@@ -291,7 +293,7 @@ class Details(JsonRecord):
     class_names: list[str] = []
     score: str = ""
     measure: str = ACCURACY
-    chance: Annotated[list[Fraction], Field(min_length=2, max_length=2)] | None = None
+    chance: Annotated[list[Fraction], Meta(min_length=2, max_length=2)] | None = None
     eq20_bytes: PerRound = []
     float32_bytes: PerRound = []
     values_sent: list[Count] = []
@@ -313,7 +315,7 @@ class Details(JsonRecord):
     privacy_sweep: list[SweepPoint] = []
 
 
-class SumsInfo(JsonRecord):
+class SumsInfo(JsonRecord, frozen=True, kw_only=True):
     """The party that decides which devices may be in a secure sum, as in `SumFacts`.
 
     :param min_devices: the smallest number of devices in a sum.
@@ -324,17 +326,17 @@ class SumsInfo(JsonRecord):
     min_devices: Count
 
 
-class Result(JsonRecord):
-    """One run. `schema_version` is the key `schema` in the file."""
+class Result(JsonRecord, frozen=True, kw_only=True):
+    """One run."""
 
-    schema_version: Literal[1] = Field(default=SCHEMA, alias="schema")
+    schema: Literal[1] = SCHEMA
     task: str
     recorded_at: str | None = None  # missing in files of earlier versions
     federation: str | None = None  # likewise; None in simulations
     method: str
     dataset: str
     partition: str
-    devices: Annotated[int, Field(gt=0)]
+    devices: Annotated[int, Meta(gt=0)]
     seed: int | None
     engine: str
     model: ModelInfo
@@ -343,8 +345,8 @@ class Result(JsonRecord):
     sums: SumsInfo | None = None  # likewise; None also without secure sums
     assumption: str | None = None  # what secure sums assume about the fleet, by the newest roster
     accountant: Accountant = "rdp"  # files without this key were made with it
-    clip_norm: Annotated[Number, Field(gt=0)]
-    noise_multiplier: Annotated[float, Field(ge=0)]
+    clip_norm: Annotated[float, Meta(gt=0)]
+    noise_multiplier: Epsilon
     wire: WireInfo | None = None
     boards: dict[str, str] = {}
     rounds: list[RoundRow]
@@ -364,6 +366,16 @@ class Result(JsonRecord):
         return sum(row.uplink_bytes for row in self.rounds)
 
     @property
+    def downlink_bytes(self) -> int:
+        """The sum over all rounds."""
+        return sum(row.downlink_bytes for row in self.rounds)
+
+    @property
+    def full_model_bytes(self) -> float:
+        """The bytes of the same models as whole float32 models: of as many bytes as the updates of plain FedAvg."""
+        return sum(value or 0 for value in self.details.float32_bytes)
+
+    @property
     def bits_per_value(self) -> float | None:
         """The bits of an update per sent parameter, header and signature included; None: not recorded.
 
@@ -372,8 +384,8 @@ class Result(JsonRecord):
         values, answers = sum(self.details.values_sent), sum(row.answer_bytes for row in self.rounds)
         return 8 * (self.uplink_bytes - answers) / values if values and self.uplink_bytes else None
 
-    @model_validator(mode="after")
-    def _lists_fit_together(self) -> Self:
+    def __post_init__(self) -> None:
+        """Checks that the lists fit together."""
         detail, rounds, devices = self.details, len(self.rounds), len(self.details.devices)
         lists = dict.fromkeys(_BY_ROUND, rounds) | dict.fromkeys(_BY_DEVICE, devices)
         for name, length in lists.items():
@@ -391,11 +403,14 @@ class Result(JsonRecord):
             raise ValueError("details.examples has a label that is none of details.class_names")
         if sum(size for _, size in self.model.layers) != self.model.parameters:
             raise ValueError("the sizes of model.layers do not add up to model.parameters")
-        return self
+
+    def with_details(self, **changes: Any) -> Result:
+        """Returns a copy with other values of some details."""
+        return self.but(details=self.details.but(**changes))
 
     def save(self, path: Path) -> None:
-        """Writes the file completely or not at all. Raises `StoreError`."""
-        named = renamed(self.model_dump(mode="json", by_alias=True), ACCURACY, self.details.measure.lower())
+        """Writes the file completely or not at all. Raises `StoreError`, and `ValueError` if it could not be read."""
+        named = renamed(to_json(self.of(self)), ACCURACY, self.details.measure.lower())
         write_whole(path, _laid_out(named, 1) + "\n")
 
     @classmethod
@@ -419,11 +434,9 @@ class Result(JsonRecord):
         details = data.get("details")
         measure = details.get("measure") if isinstance(details, dict) else None
         try:
-            return cls.model_validate(renamed(data, str(measure or ACCURACY).lower(), ACCURACY), extra="ignore")
-        except ValidationError as error:
-            first, *others = mistakes(error)
-            more = f" (and {len(others)} more)" if others else ""
-            raise BadInput(f"{path} is not a result of schema {SCHEMA}: {first}{more}") from error
+            return cls.of(renamed(data, str(measure or ACCURACY).lower(), ACCURACY))
+        except msgspec.ValidationError as error:
+            raise BadInput(f"{path} is not a result of schema {SCHEMA}: {error}") from error
 
 
 def write_whole(path: Path, text: str) -> None:

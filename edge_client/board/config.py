@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from hushfleet.config.spec import ModelSpec, PrivacySpec
 from hushfleet.config.written import read_written
-from hushfleet.data.form import Columns, DecimalMark, LabelKind, SampleForm, ValueKind, check_form
+from hushfleet.data.form import Columns, DecimalMark, LabelKind, OwnData, SampleForm, ValueKind, form_rules
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.state_files import STORE, TLS_CERTIFICATE, TLS_KEY
 from hushfleet.errors import BadInput, format_value
@@ -78,7 +78,7 @@ class BrokerSection(Checked):
     username: str | None = None
     password_file: str | None = None
     server_key: PublicKeyText | None = None
-    keepalive_s: Annotated[int, Meta(ge=5, le=120, description="a whole number from 5 to 120")] = 60
+    keepalive_s: Annotated[int, Meta(ge=5, le=120)] = 60
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,7 +139,7 @@ class OwnDataSection(Checked):
         These four replace what the task says.
     """
 
-    kind: Literal["folder", "arrays", "csv"]
+    kind: OwnData
     path: str
     held_out: str | None = None
     unlabelled: str | None = None
@@ -150,6 +150,8 @@ class OwnDataSection(Checked):
     decimal: DecimalMark = ""
     labels: LabelKind = ""
     values: ValueKind = ""
+
+    rules = form_rules("data", lambda data: data.kind)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,7 +164,6 @@ class OwnDataSection(Checked):
                 duration_s(self.keep)
             except ValueError as error:
                 raise ValueError(f"keep = {error}") from error
-        check_form(self, self.kind)
 
     def here(self, model: ModelSpec) -> ModelSpec:
         """Returns a task's model with the form of samples that this board's files have."""

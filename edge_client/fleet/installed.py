@@ -108,15 +108,6 @@ class Installed:
         """Notes that this offer and all earlier ones must not be handled again."""
         self._note({"version": version, "attempt": attempt, "newest": attempt})
 
-    def note_good(self) -> None:
-        """Notes that the answered offer's release is good. Another one from a USB stick is then no sign of a failure.
-
-        Raises `StoreFull`.
-        """
-        known, state = self._answer(), self.state()
-        if state is not None and known.get("version") == state.good and known.get("good") is not True:
-            self._note({**known, "good": True})
-
     def was_answered(self, attempt: int) -> bool:
         """Returns whether the offer was answered or is withdrawn: its attempt is then below the newest one."""
         known = self._answer()
@@ -144,8 +135,6 @@ class Installed:
         if state.trial and state.starts:
             return ReleaseStanding("trial", tried, attempt)
         failed = bool(tried) and tried not in (state.good, state.trial) and not waits
-        if known.get("good") is True and (state.last, state.outcome) != (tried, "returned"):
-            failed = False  # it passed its trial, and a release from a USB stick has replaced it
         return ReleaseStanding("returned" if failed else "good", tried, attempt)
 
     def _answer(self) -> dict[str, object]:

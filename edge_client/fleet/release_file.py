@@ -120,5 +120,5 @@ class ReleaseFile(Assembler):
 
 def _drop_others(folder: Path, digest: str) -> None:
     for path in folder.iterdir():
-        if _OURS.match(path.name) and not path.name.startswith(digest):  # not files being copied from a USB stick
+        if _OURS.match(path.name) and not path.name.startswith(digest):  # not a release that waits to be installed
             path.unlink()

@@ -53,7 +53,6 @@ from hushfleet.atomic_file import sync_folder, write_whole
 from hushfleet.edge_client.fleet import system_files
 from hushfleet.edge_client.fleet.charge_line import ChargeLine
 from hushfleet.edge_client.fleet.client_files import clear_inside, only_release, read_inside, remove_inside
-from hushfleet.edge_client.fleet.first_proof import ProofFailed, prove
 from hushfleet.edge_client.state_files import CHARGED, HEALTHY, INCOMING, RELEASE_KEYS
 from hushfleet.output import say
 from hushfleet.release.manifest import VERSION, highest, version_order
@@ -289,11 +288,11 @@ class Slots:
             clear_inside(incoming)
             return state
 
-    def first(self, archive: Path, *, prove: Callable[..., None] = prove) -> State:
-        """Installs the release that came on the card, if it runs here. A good release that is already installed stays.
+    def first(self, archive: Path) -> State:
+        """Installs the release that came on the card. A good release that is already installed stays.
 
-        Raises `HushfleetError`, and `ProofFailed` if it does not run. Only the hash is checked: anyone who can change
-        the release on the card can also change the key beside it.
+        Raises `HushfleetError`. Only the hash is checked: anyone who can change the release on the card can also change
+        the key beside it.
         """
         from hushfleet.release import place
 
@@ -304,7 +303,6 @@ class Slots:
             except SlotsError:
                 state = self._with_withdrawn(State(place(archive, self.releases, trust=None).version, **self._kept()))
                 self._replace("system.json", json.dumps({"release": state.good}))  # these files came on the card, too
-            prove(self.releases / state.good, state_dir=self._state_dir, is_new=not self._file.exists())
             self._settle(state)
             return state
 
@@ -487,7 +485,7 @@ def main() -> int:
             restart = options.command == "back"
     except Exception as error:
         say(f"error: {error}", error=True)
-        return 2 if isinstance(error, ProofFailed) else 1
+        return getattr(error, "exit_code", 1)
     if restart:
         subprocess.run(["systemctl", "restart", "--no-block", SERVICE], check=False)
     elif options.command == "check" and system_files.is_due(slots.root, state.good):

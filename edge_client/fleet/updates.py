@@ -7,7 +7,6 @@ the new release when no round transfers data, or after `PATIENCE_S` at the lates
 
 from __future__ import annotations
 
-import contextlib
 import logging
 
 from hushfleet.edge_client.board.config import DeviceConfig
@@ -49,8 +48,6 @@ class ReleaseDuty(Duty):
         self._topics = Topics(config.device.federation)
         self.filters = (self._topics.fleet(self._device),)
         self._installed = Installed.of(config)
-        with contextlib.suppress(StoreError):  # if the disk is full, the next start notes it
-            self._installed.note_good()
         self._offer: ReleaseOffer | None = None
         self._file: ReleaseFile | None = None
         self._subscribed: str | None = None

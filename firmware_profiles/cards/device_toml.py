@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hushfleet.config.spec import SecureSpec
@@ -33,7 +33,7 @@ def check_sections(sections: Mapping[str, Any], where: str) -> None:
             raise ValueError("; ".join(found))
 
 
-def faults_of(text: str) -> list[str]:
+def faults_of(text: str) -> Sequence[str]:
     """Finds everything for which a board would refuse this DEVICE.toml, each with the name of its key."""
     return faults(DeviceConfig, parse_toml(text))
 

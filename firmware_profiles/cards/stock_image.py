@@ -16,7 +16,6 @@ from pathlib import Path
 from hushfleet.firmware_profiles.cards.partition_table import read_partitions
 
 _ARCHITECTURES = {"aarch64-linux-gnu": "aarch64", "arm-linux-gnueabihf": "armhf", "x86_64-linux-gnu": "x86_64"}
-_RASPBERRY_PI = "raspberrypi-sys-mods"  # the package of Raspberry Pi OS that reads custom.toml
 _MAGIC = {"squashfs": (0, b"hsqs"), "erofs": (1024, b"\xe2\xe1\xf5\xe0"), "ext4": (0x438, b"\x53\xef")}
 
 
@@ -28,7 +27,6 @@ class System:
     :param arch: as in `platform.machine()`.
     :param cloud_init: whether cloud-init is installed.
     :param name: its own name, such as `Debian GNU/Linux 13 (trixie)`.
-    :param is_raspberry_pi_os: whether it reads the older first-boot files of Raspberry Pi OS; None: not known.
     :param foreign: why the image cannot contain a system for the client; empty: it can.
     """
 
@@ -36,7 +34,6 @@ class System:
     arch: str | None = None
     cloud_init: bool = False
     name: str = ""
-    is_raspberry_pi_os: bool | None = None
     foreign: str = ""
 
 
@@ -61,7 +58,6 @@ def read_system(image: Path) -> System:
                     arch=next((arch for folder, arch in _ARCHITECTURES.items() if folder in libraries), None),
                     cloud_init="cloud-init" in programs,
                     name=named[1] if named else "",
-                    is_raspberry_pi_os=_RASPBERRY_PI in libraries if named else None,
                 )
         kinds += [f"{kind} without Python" if kind == "ext4" else kind] if kind else []
     return System(foreign=f"its partitions hold {', '.join(dict.fromkeys(kinds))}" if kinds else "")

@@ -86,7 +86,7 @@ class DropoutSpec(Checked):
     """A dropout mask that is an input of the gradient graph: per-sample shape and drop rate."""
 
     shape: tuple[Annotated[int, Meta(ge=1)], ...]
-    rate: Annotated[float, Meta(ge=0, lt=1, description="in [0, 1)")]
+    rate: Annotated[float, Meta(ge=0, lt=1)]
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -141,15 +141,3 @@ def _farthest(x: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.
     low, high = (extreme(axis=(0, 2, 3)).astype(np.float64) / unit for extreme in (x.min, x.max))
     farthest: np.ndarray = np.maximum(high - mean, mean - low) / np.array(std)
     return farthest
-
-
-def refuse_far(x: np.ndarray, mean: Sequence[float], std: Sequence[float], where: str) -> None:
-    """Raises `BadInput` for the first sample that is `far_away`."""
-    far = far_away(x, mean, std)
-    if far.any():
-        first = int(far.argmax())
-        raise BadInput(
-            f"{where}: {far.sum()} samples, the first of them number {first} (from 0), hold a value such as "
-            f"{max(x[first].ravel(), key=abs):g}, more than a million standard deviations from the mean; leave these "
-            "samples out, or mend the unit"
-        )

@@ -35,7 +35,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from hushfleet.array_api import Array, np
 from hushfleet.config.spec import PrivacySpec
@@ -43,7 +45,7 @@ from hushfleet.methods.cost import RoundSetting
 from hushfleet.methods.feddpa import AgainstGlobal, FedDPAConfig, LengthPenalties
 from hushfleet.methods.fisher import ByFisher
 from hushfleet.methods.local import PersonalFirst, Sgd
-from hushfleet.methods.method import Method, published, within
+from hushfleet.methods.method import Method, published
 from hushfleet.methods.stages import ClipLayers, Gaussian, LayerBounds, Transform
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
@@ -65,7 +67,7 @@ class FedADDPConfig(FedDPAConfig):
     :param beta: width of the interval for a parameter's change, both directions together, relative to its size.
     """
 
-    beta: float = within("(0, 100]", 0.1)
+    beta: Annotated[float, Meta(gt=0, le=100)] = 0.1
 
 
 @published(

@@ -29,7 +29,7 @@ from hushfleet.config.spec import UNIT_NORM, PrivacySpec
 from hushfleet.errors import Malformed, PrivacyError
 from hushfleet.methods.hush_rule import falling, rule
 from hushfleet.methods.local import Sgd, SharedOnly
-from hushfleet.methods.method import Method, TrainingConfig, published, within
+from hushfleet.methods.method import BatchSize, Epochs, LearningRate, Method, Momentum, TrainingConfig, published
 from hushfleet.methods.personal import Personal
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import Gaussian, ScaleWhole
@@ -51,10 +51,10 @@ class HushConfig(TrainingConfig):
     """
 
     optimizer: Literal["adam", "sgd"] = "sgd"
-    learning_rate: float = within("(0, 100)", 16.0)
-    batch_size: int = within("[1, 65536]", 2048)
-    local_epochs: int = within("[1, 1000]", 5)
-    momentum_server: float = within("[0, 1)", 0.0)
+    learning_rate: LearningRate = 16.0
+    batch_size: BatchSize = 2048
+    local_epochs: Epochs = 5
+    momentum_server: Momentum = 0.0
 
 
 @published(

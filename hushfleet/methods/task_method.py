@@ -1,6 +1,6 @@
 """Binds a method to a task, by the unit of privacy. Devices and the aggregator use the same object.
 
-A round on the device:  `LocalRound` (choose, start, train, measure) -> `release` (stages) -> codec -> `advance`
+A round on the device:  `LocalRound` (choose, start, train, measure) -> `privatize` (stages) -> codec -> `advance`
 A round on the server:  controls -> every update is added to exact sums, with its weight -> aggregate -> advance;
                         `advance_public` for each device
 
@@ -30,7 +30,7 @@ from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.record import RecordMechanism
 
 if TYPE_CHECKING:
-    from hushfleet.methods.release import Release
+    from hushfleet.methods.privatize import NoisedUpdate
     from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext
     from hushfleet.privacy.noise import NoiseSource
 
@@ -172,11 +172,11 @@ class TaskMethod:
         not see it."""
         return self.by_record and self.parts.own_training is not None
 
-    def release(self, context: RoundContext, update: Array, noise: NoiseSource) -> Release:
+    def privatize(self, context: RoundContext, update: Array, noise: NoiseSource) -> NoisedUpdate:
         """Returns the part of `update = trained - start` that leaves the device; called once."""
-        from hushfleet.methods.release import released
+        from hushfleet.methods.privatize import privatized
 
-        return released(self.parts.stages, context, update, noise, self.charge(context.setting.terms))
+        return privatized(self.parts.stages, context, update, noise, self.charge(context.setting.terms))
 
     def advance(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> DeviceState:
         """Returns the state for the next round.

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from msgspec import Meta
-
-from hushfleet.schema import Checked, Count
+from hushfleet.schema import Checked, Count, Fraction
 
 UNLABELLED_BELOW = 20.0
 """The value of r from which on images without labels do not help."""
-Part = Annotated[float, Meta(ge=0, le=1, description="in [0, 1]")]
 
 
 @dataclass(frozen=True)
@@ -28,9 +24,9 @@ class HeadChoice(Checked):
     """
 
     images: Count = 0
-    shared: Part = 1.0
-    pulled: Part = 0.0
-    alone: Part = 0.0
+    shared: Fraction = 1.0
+    pulled: Fraction = 0.0
+    alone: Fraction = 0.0
     right: Count = 0
     right_shared: Count = 0
     right_alone: Count = 0

@@ -37,7 +37,7 @@ from hushfleet.wire.format.fleet_messages import ReleaseNews
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import encode_message
 from hushfleet.wire.format.topics import Topics
-from support.releases import DAILY, put_trust, runs, statement
+from support.releases import DAILY, put_trust, statement
 
 DAY_S = 86400.0
 DAYS = int(FROZEN_AFTER_S / DAY_S)
@@ -58,7 +58,7 @@ class Board:
         first = folder / "first.hfr"
         pack(folder / "content", first, key=KEY, version=HERE, python=python, arch=arch, oldest_store=1, store=5)
         self.state.mkdir()
-        Slots(self.root, self.state).first(first, prove=runs)
+        Slots(self.root, self.state).first(first)
         put_trust(self.root, KEY.public_key.hex())
         self.config = DeviceConfig(
             device=DeviceSection("greenhouse-01", str(self.state), federation="greenhouse"),

@@ -12,7 +12,7 @@ from hushfleet.data.samples import Samples
 from hushfleet.gradients.draws import Inputs
 from hushfleet.gradients.own_samples import LoadedSamples
 from hushfleet.methods.cost import RoundTerms
-from hushfleet.methods.release import Release
+from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.state import DeviceState, PublicState, RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.noise import SeededNoise
@@ -61,10 +61,10 @@ def context_of(
     return replace(begun.context, **changes)
 
 
-def released(
+def privatized(
     method: TaskMethod, update: np.ndarray, terms: RoundTerms | None = None, noise: Any = None, **context: Any
-) -> Release:
-    return method.release(context_of(method, terms=terms, **context), update, noise or Constant())
+) -> NoisedUpdate:
+    return method.privatize(context_of(method, terms=terms, **context), update, noise or Constant())
 
 
 def advanced(

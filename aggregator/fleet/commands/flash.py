@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.cards import ReleasePlatform
     from hushfleet.aggregator.fleet.releases import FleetRelease
     from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
-    from hushfleet.firmware_profiles.cards.seed import Card, SeedWriter
+    from hushfleet.firmware_profiles.cards.seed import Card
 
 DAY_S = 86400.0
 
@@ -33,7 +33,6 @@ class FlashOptions:
     count: Annotated[int | None, Option(min=1, help="Number of cards to write, for boards without one. Default: all of them.")] = None
     device: Annotated[list[str] | None, Option(metavar="ID", help="Write the card of this board, or of those that match a pattern in quotes; may be repeated.")] = None
     file: Annotated[Path | None, Option(metavar="IDS.txt", help="File with the ids of boards, one a line.", exists=True, dir_okay=False)] = None
-    writer: Annotated[str | None, Option(help="First-boot system: cloud-init or firstrun. Default: found from the image.")] = None
     python: Annotated[str | None, Option(metavar="3.X", help="Python version of the system. Default: found from the image.")] = None
     images: Annotated[Path | None, Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id, with a folder for each class.", exists=True, file_okay=False)] = None
     ssh_key: Annotated[Path | None, Option(metavar="KEY.pub", help="Public SSH key whose owner may log in. Default: nobody may.")] = None
@@ -48,6 +47,10 @@ def flash(
     options: FlashOptions,
 ) -> None:
     """Write cards: the software, the configuration and a one-time token of each board, on its boot partition.
+
+    The system on the image or card is Raspberry Pi OS from Trixie on, Ubuntu or Debian: cloud-init starts the
+    installation. Its settings of first start (of rpi-imager, for example) are replaced: --ssh-key lets somebody log in,
+    and the fleet knows the Wi-Fi.
 
     No root is needed, and no device is ever written to: write the finished images with rpi-imager or dd, or name the
     boot partition of a card that is in the reader. Started again, it writes the cards that are missing.
@@ -70,10 +73,8 @@ def flash(
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot, MountedBoot
-    from hushfleet.firmware_profiles.cards.customised import original
+    from hushfleet.firmware_profiles.cards.cloud_init import require_cloud_init, write_card
     from hushfleet.firmware_profiles.cards.stock_image import System, read_system
-    from hushfleet.firmware_profiles.cards.write import write_card
-    from hushfleet.firmware_profiles.cards.writers import choose_writer, named_writer
     from hushfleet.user_files import checked_folder
 
     image = options.image
@@ -83,7 +84,6 @@ def flash(
         raise BadInput("--image and --out FOLDER go together: the boards' images go there, IMAGE itself is not changed")
     if options.python is not None:
         require_python(options.python)  # before an image is unpacked
-    named = None if options.writer is None else named_writer(options.writer)
     if options.out is not None:
         checked_folder(options.out)
     ssh_keys = [] if options.ssh_key is None else [read_ssh_key(options.ssh_key)]
@@ -105,23 +105,21 @@ def flash(
             partition, system = ImageBoot(image), read_system(image)
         else:
             partition, system = MountedBoot(options.boot or Path()), System()
-        how = named or choose_writer(partition, system)
-        target = choose_target(boards, how, system, python=options.python)
+        require_cloud_init(partition, system)
+        target = choose_target(boards, system, python=options.python)
         cards = [
             card_of(folder, row, target=target, images=options.images, user=options.ssh_user, ssh_keys=ssh_keys)
             for row in boards
         ]
-        # errors of the partition are reported before a release is built
-        kept = [name for name in how.files(cards[0], partition) if original(partition, name) is not None]
         with show_progress(Console()):
             release = release_of(folder, registry, [target], wheels=options.wheels)
         cards = [replace(card, release=folder.releases / release.file) for card in cards]
         written: list[str] = []
         for card, place in _copies(cards, image, options.out) if image and options.out else [(cards[0], partition)]:
-            written = write_card(place, card, how)
+            written = write_card(place, card)
             expires = time.time() + folder.config.enrolment.token_days * DAY_S
             registry.add_token(card.device, card.token.encode(), expires=expires)
-    _tell(cards, how, target, release, written, kept, boot=options.boot, out=options.out, expires=expires)
+    _tell(cards, target, release, written, boot=options.boot, out=options.out, expires=expires)
     if replaced:
         print(f"cards that were written before and stop working: {' '.join(replaced)}")
 
@@ -170,24 +168,18 @@ def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Car
 
 def _tell(
     cards: Sequence[Card],
-    writer: SeedWriter,
     target: ReleasePlatform,
     release: FleetRelease,
     written: Sequence[str],
-    kept: Sequence[str],
     *,
     boot: Path | None,
     out: Path | None,
     expires: float,
 ) -> None:
-    from hushfleet.firmware_profiles.cards.customised import BEFORE
-
-    words_of_kept = f"what {', '.join(kept)} said; copies in {BEFORE}/" if kept else "nothing, since nothing was there"
     names = cards[0].device if len(cards) == 1 else f"{cards[0].device} to {cards[-1].device}, {len(cards)} cards"
     print(
         f"written: {names}\n"
-        f"  by         {writer.name}: {' '.join(written)}\n"
-        f"  kept       {words_of_kept}\n"
+        f"  files      {' '.join(written)}\n"
         f"  release    {release.version} ({release.size / 1e6:.1f} MB), for Python {target.python}{target.why}\n"
         f"  tokens     serve once, until {time.strftime('%Y-%m-%d', time.localtime(expires))}; keep the cards as you "
         "would keep a key"

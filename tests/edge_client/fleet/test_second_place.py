@@ -23,7 +23,6 @@ from hushfleet.release import pack, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.edge import DEVICE
 from support.local_link import LocalHub
-from support.releases import runs
 
 KEY = Identity.generate().public_key.hex()
 CHARGE = Charge("record", "add-or-remove", "gaussian", 2.0)
@@ -42,7 +41,7 @@ class Card:
         pack(home / "content", home / "a.hfr", key=Identity.generate(), version="1.0", python=python, arch=arch,
              oldest_store=1, store=5)  # fmt: skip
         self.slots = Slots(self.opt, self.state, self.boot)
-        self.slots.first(home / "a.hfr", prove=runs)
+        self.slots.first(home / "a.hfr")
         self.fleet = FleetSection(KEY, "mqtts://localhost:1", releases=str(self.opt))
         device = replace(config.device, state_dir=str(self.state))
         self.config = replace(config, device=device, simulation=None, fleet=self.fleet)

@@ -216,7 +216,7 @@ def test_system_is_read_from_the_root_partition(tmp_path: Path) -> None:
     put_root(image, *names)
     assert read_system(image) == System(("3.13", "3.9"), "aarch64", True)
     put_root(image, *names, files={"lib/os-release": 'NAME="Arch"\nPRETTY_NAME="Arch Linux ARM"\n'})
-    assert read_system(image) == System(("3.13", "3.9"), "aarch64", True, "Arch Linux ARM", False)
+    assert read_system(image) == System(("3.13", "3.9"), "aarch64", True, "Arch Linux ARM")
 
 
 @needs_mtools

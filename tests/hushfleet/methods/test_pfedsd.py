@@ -17,7 +17,7 @@ from hushfleet.methods.cost import RoundTerms
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout
-from support.methods import advanced, context_of, released, train_round
+from support.methods import advanced, context_of, privatized, train_round
 
 LAYOUT = ParamLayout(("w",), ((3,),))
 
@@ -89,7 +89,7 @@ def test_the_teacher_is_the_last_own_model() -> None:
 
 def test_without_noise_nothing_is_clipped() -> None:
     method, update = pfedsd(), np.array([30, 40, 0], np.float32)
-    release = released(method, update, RoundTerms(4))
-    np.testing.assert_array_equal(release.values, update)
-    assert release.charge.mechanism == "none"
-    assert release.report == ()
+    noised = privatized(method, update, RoundTerms(4))
+    np.testing.assert_array_equal(noised.values, update)
+    assert noised.charge.mechanism == "none"
+    assert noised.report == ()

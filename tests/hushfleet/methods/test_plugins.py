@@ -53,6 +53,16 @@ def test_a_name_that_nobody_has_says_what_to_install() -> None:
         find_method("fedfoo")
 
 
+def test_a_method_with_the_ranges_of_earlier_versions_is_told_how_to_write_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "old.py"
+    file.write_text("from hushfleet.methods.method import published, within\n")
+    monkeypatch.setenv(ALLOWED_FILE, f"{file}:old")
+    with pytest.raises(BadInput, match=r"write Annotated\[float, Meta\(ge=0, lt=1\)\] = 0\.9"):
+        find_method(f"{file}:old")
+
+
 def test_a_file_runs_only_where_just_this_one_is_allowed() -> None:
     name = f"{EXAMPLE}:fedbabu"
     with pytest.raises(BadInput, match=r"runs in simulations only.*On boards it must be installed"):

@@ -173,15 +173,15 @@ def test_what_every_method_sends_is_bounded_by_the_clipped_gradients(name: str) 
         rng=np.random.default_rng(0),
         noise=SeededNoise(1, 1, 1),
     )
-    release = method.release(done.context, done.update, SeededNoise(1, 1, 1))
-    assert release.charge == method.charge(RoundTerms())
-    assert release.charge.unit == "record"
-    assert not np.any(release.noise_stds)
+    noised = method.privatize(done.context, done.update, SeededNoise(1, 1, 1))
+    assert noised.charge == method.charge(RoundTerms())
+    assert noised.charge.unit == "record"
+    assert not np.any(noised.noise_stds)
     bound = 6 * method.training.gradients_per_batch * 0.01 * 1e-6 * 10 / 5
     rounding = 6 * np.finfo(np.float32).eps * np.linalg.norm(start_of())
     # a penalty of weight lambda_2 / 2 pulls towards a change as large as the clip norm, in steps of this length
     penalty = 6 * 0.01 * getattr(method.config, "lambda_2", 0.0) / 2
-    assert np.linalg.norm(release.values) <= bound + rounding + penalty
+    assert np.linalg.norm(noised.values) <= bound + rounding + penalty
 
 
 def test_more_gradients_than_are_charged_are_refused() -> None:
@@ -280,10 +280,10 @@ def test_a_device_without_records_takes_part_with_noise_alone(name: str) -> None
             rng=np.random.default_rng(0),
             noise=noise,
         )
-        release = method.release(done.context, done.update, noise)
-        assert np.isfinite(release.values).all()
-        assert np.any(release.values)
-        state = method.advance(done.context, update=done.update, trained=done.own, sent=release.values)
+        noised = method.privatize(done.context, done.update, noise)
+        assert np.isfinite(noised.values).all()
+        assert np.any(noised.values)
+        state = method.advance(done.context, update=done.update, trained=done.own, sent=noised.values)
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])

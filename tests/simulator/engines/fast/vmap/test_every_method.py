@@ -140,8 +140,8 @@ def alone(
 def returned(method: TaskMethod, index: int, count: int, inputs: Inputs) -> DeviceState:
     """The state of a device that took part in the round before."""
     trained = alone(method, method.init_state(), MODEL.init(1), index, count, 1, inputs=inputs)
-    release = method.release(trained.context, trained.update, SeededRandomness(8, index).noise(1))
-    return method.advance(trained.context, update=trained.update, trained=trained.own, sent=release.values)
+    noised = method.privatize(trained.context, trained.update, SeededRandomness(8, index).noise(1))
+    return method.advance(trained.context, update=trained.update, trained=trained.own, sent=noised.values)
 
 
 def together(
