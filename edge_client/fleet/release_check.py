@@ -10,8 +10,7 @@ import zlib
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
-
+from hushfleet.apart import apart
 from hushfleet.edge_client.state_files import TRIAL_STORE
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_there, way_on
@@ -41,9 +40,7 @@ def check_release(folder: Path, store_path: Path, *, device: str) -> DeviceStore
 
     :param folder: for the copy; the device's state directory.
     """
-    for part in _PARTS:
-        importlib.import_module(f"hushfleet.edge_client.{part}")
-    _compute()
+    apart(f"{__name__}:check_software")
     return _read_store(folder, store_path, device=device)
 
 
@@ -53,7 +50,16 @@ def drop_copy(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def check_software() -> None:
+    """Imports all parts of the release and computes a gradient. Raises `ReleaseCheckFailed`, or what an import does."""
+    for part in _PARTS:
+        importlib.import_module(f"hushfleet.edge_client.{part}")
+    _compute()
+
+
 def _compute() -> None:
+    import numpy as np
+
     from hushfleet.graphs.safety import check_graph
     from hushfleet.graphs.session import GradientGraph
 
