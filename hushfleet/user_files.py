@@ -9,7 +9,6 @@ import importlib.util
 import os
 import stat
 import sys
-import tempfile
 import traceback
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -155,6 +154,8 @@ def _check_place(place: Path, folders: Sequence[Path], option: str) -> None:
     if not existing.is_dir():
         what = "a link to nothing" if existing.is_symlink() else "a file, not a folder"
         raise BadInput(f"{option} {place}: {existing} is {what}; choose another place")
+    import tempfile  # a board's guardian needs none of it
+
     try:
         with contextlib.suppress(FileNotFoundError):
             place.stat()  # its name may be too long
@@ -192,6 +193,8 @@ def read_cached(path: Path) -> bytes | None:
 
 def write_cached(path: Path, content: bytes) -> None:
     """Writes the content and its SHA-256 to a file that appears whole or not at all. Raises `OSError`."""
+    import tempfile
+
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
     try:

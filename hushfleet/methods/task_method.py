@@ -148,7 +148,7 @@ class TaskMethod:
     @property
     def newcomer_shares(self) -> int:
         """The number of entries that such a device sends."""
-        return self.layout.size - sum(span.stop - span.start for span in self.parts.personal.kept(self.layout))
+        return self.layout.size - sum(int(span.stop - span.start) for span in self.parts.personal.kept(self.layout))
 
     def init_state(self) -> DeviceState:
         """Returns the state of a device that has not trained. The aggregator computes the same state."""
