@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo tools test test-fast test-board test-lowest test-peers test-arm test-card coverage chaos fuzz lint format types imports links docs hashes dist clean
+.PHONY: help demo tools test test-fast test-board test-lowest test-peers test-arm test-card coverage chaos fuzz lint size format types imports links docs hashes changes dist clean
 
 help:
 	@echo "make demo    two fleets train over MQTT on this machine, with a report"
@@ -40,7 +40,9 @@ help:
 	@echo "make test-card  a whole card, emulated: first start, rounds, and a power cut in the middle of an update"
 	@echo "make fuzz    a million inputs for the decoders, guided by coverage   (FUZZ='--targets message')"
 	@echo "make lint    check style, types and who imports whom (ruff, mypy, import-linter);   make format  mend what ruff can mend"
+	@echo "make size    lines, words and what a process loads, beside the goals of docs/size.md; fails where one grew"
 	@echo "make docs    the documents and the API reference as a site, in site/"
+	@echo "make changes  the fragments of changes/ as a version's part of the changelog   (VERSION=0.4.0)"
 	@echo "make dist    the wheel, the source distribution and the version's part of the changelog, checked"
 	@echo "make clean   remove .venv and the caches"
 
@@ -120,7 +122,12 @@ imports: links
 links: $(STAMP)
 	$(BIN)/python setup.py --quiet links
 
+# How large it is, beside the goals of docs/size.md.
+size: links
+	@$(BIN)/python tests/size.py
+
 docs: links
+	$(BIN)/python docs/settings_page.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Whatever an index or a mirror sends is refused if it is not the file whose hash constraints.txt has. PyTorch alone is taken
@@ -142,8 +149,14 @@ hashes: $(STAMP)
 	$(BIN)/uv pip compile --quiet --no-deps --universal --python-version 3.12 --generate-hashes --no-annotate \
 	    --custom-compile-command "make hashes" build/pins.txt --output-file constraints.txt
 
-# What a release publishes. Nothing is uploaded here.
+# Each change has a file, changes/NAME.removed.md, NAME.changed.md, NAME.added.md or NAME.fixed.md, which goes with its version.
+VERSION ?=
+changes: $(STAMP)
+	$(BIN)/towncrier build --yes --version $(VERSION)
+
+# What a release publishes. Nothing is uploaded here. A change that is not in CHANGELOG.md yet is an error.
 dist: $(STAMP)
+	test -z "$$(ls changes/*.*.md 2>/dev/null)"
 	rm -rf dist build/changes.md
 	$(PIP) build twine
 	$(BIN)/python -m build --no-isolation .

@@ -89,18 +89,3 @@ def _cpu_model() -> str:
     lines = path.read_text().splitlines() if path.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor() or "unknown"
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def quickest_s(works: Mapping[str, Callable[[], object]], turns: int) -> dict[str, float]:
-    """Returns each work's least wall time; they run in turns, and other load on the machine only adds time."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(turns):
-        for name, work in works.items():
-            times[name].append(seconds_of(work))
-    return {name: min(each) for name, each in times.items()}

@@ -1,4 +1,4 @@
-"""Compares a board's work without PyTorch to PyTorch on the same CPU: steps, rounds, memory, start.
+"""Compares a board's work without PyTorch to PyTorch on the same CPU: steps, rounds, memory.
 
     python -m benchmarks.device [--models fashion-mnist-cnn,...] [--methods all] [--runtimes native,torch] [--quick]
 
@@ -11,20 +11,17 @@ others longer. All sides run in several turns, and the fastest turn counts.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from resource import RUSAGE_CHILDREN, getrusage
 
 import numpy as np
 from PIL import Image
 
 from benchmarks.board import DEVICE
-from benchmarks.common import Figures, make_parser, names_option, seconds_of, table, write
-from benchmarks.processes import ROOT, ReadyProcess, environment
+from benchmarks.common import Figures, make_parser, names_option, table, write
+from benchmarks.processes import ReadyProcess
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.data.torchvision_sets import import_torchvision
 from hushfleet.methods import METHODS
@@ -40,8 +37,6 @@ FEATURES = {
     **{f"mobilenet-{side}": ("torchvision:mobilenet_v3_small", (3, side, side)) for side in (96, 128, 160, 224)},
 }
 SHOWN_METHODS = ("dp-fedavg", "fedglp-adp", "perfreezeclip", "acdp-pfsd")
-CLIENT_IMPORTS = "import hushfleet.edge_client.__main__, hushfleet.edge_client.agent, hushfleet.wire.link.mqtt"
-IMPORTS = {"python alone": "pass", "the client": CLIENT_IMPORTS, "numpy": "import numpy", "torch": "import torch"}
 OURS, PLAIN = "ours", "plain PyTorch"
 
 CONFIG = f"""\
@@ -171,21 +166,6 @@ def measure_features(name: str, folder: Path, **work: int) -> Figures:
     }
 
 
-def measure_imports(turns: int) -> Figures:
-    """Measures the fastest of several new processes; files are in the system's cache after the first."""
-    found: dict[str, Figures] = {}
-    for name, code in IMPORTS.items():
-        runs = []
-        for _ in range(turns):
-            before = getrusage(RUSAGE_CHILDREN)
-            command = [sys.executable, "-c", code]
-            wall = seconds_of(lambda: subprocess.run(command, env=environment(), cwd=ROOT, check=True))  # noqa: B023
-            after = getrusage(RUSAGE_CHILDREN)
-            runs.append((wall, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime))
-        found[name] = {"wall_s": min(run[0] for run in runs), "cpu_s": min(run[1] for run in runs)}
-    return found
-
-
 def show(figures: Figures) -> None:
     steps, rounds, memory = [], [], []
     for model in figures["models"]:
@@ -203,8 +183,6 @@ def show(figures: Figures) -> None:
     table("A whole round, CPU ms", rounds)
     table("Peak memory, MiB resident", memory)
     table("A linear head on features: CPU ms an image and a round, peak MiB resident", figures["features"])
-    imports = figures["imports"]
-    table("Imports in a fresh process", [{"import": name, **spent} for name, spent in imports.items()])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -224,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             measure_model(name, options.methods, options.runtimes, Path(folder), **work) for name in options.models
         ]
         features = [measure_features(name, Path(folder), **work) for name in options.features]
-    figures = {**work, "models": models, "features": features, "imports": measure_imports(work["turns"])}
+    figures = {**work, "models": models, "features": features}
     show(figures)
     write(options, figures)
 

@@ -38,20 +38,6 @@ def environment(root: Path = ROOT, **more: str) -> dict[str, str]:
     return {**os.environ, **one_thread, "PYTHONPATH": path, **more}
 
 
-def figures_of(command: Sequence[str], *, timeout_s: float) -> Reply:
-    """Returns the JSON of a process's last line, or the reason as `missing` if there is none."""
-    try:
-        done = subprocess.run(
-            command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {"missing": type(error).__name__}
-    if done.returncode:
-        return {"missing": (done.stderr.strip().splitlines() or ["no reason given"])[-1]}
-    figures: Reply = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
 class ReadyProcess:
     """A process that has reported that it is ready; it and its children end with the context.
 

@@ -1,18 +1,15 @@
 """Runs a thousand real devices in rounds with secure sums, kills some, and checks the opened sums and the losses.
 
     python -m benchmarks.secure_fleet --data-dir DIR [--devices 1000] [--rounds 1] [--lost 0.05] [--json F]
-    python -m benchmarks.secure_fleet --data-dir DIR --engine fast --devices 10000
 
 Broker, aggregator and devices are as in `benchmarks/fleet.py`. A share of the devices is in a separate process, which
 is killed when the first round has opened and is not restarted: some of them are committee members. Each device has four
-images, and the head sees pixels: with features, a thousand boards that fetch their graph at once take 5 MiB each. With
-the fast engine no device is killed, and it omits the masks. The exit status is 0 only if every round's sum was opened
-and nothing else was lost.
+images, and the head sees pixels: with features, a thousand boards that fetch their graph at once take 5 MiB each. The
+exit status is 0 only if every round's sum was opened and nothing else was lost.
 """
 
 from __future__ import annotations
 
-import resource
 import sys
 import tempfile
 import time
@@ -32,13 +29,11 @@ from benchmarks.fleet import (
 )
 from benchmarks.processes import ROOT
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.aggregator.results.events import EventLog, iterate_events
+from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
 from hushfleet.schema import read_file
 from hushfleet.simulator.engines.fast.device_file import store_of
-from hushfleet.simulator.engines.fast.engine import run_rounds
-from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import Simulation, begin
 
@@ -90,20 +85,6 @@ def run(simulation: Simulation, *, lost: float, processes: int) -> tuple[float, 
     ]
 
 
-def run_fast(simulation: Simulation) -> tuple[float, list[Figures]]:
-    """Returns the seconds of the rounds, and the memory peaks; devices' own models are not tested."""
-    began, never = time.time(), simulation.task.round.rounds + 1
-    with Workers() as workers, EventLog(_log(simulation)) as events:
-        run_rounds(simulation, workers, events, evaluate_every=never, evaluate_last=0)
-    seconds = time.time() - began
-    processes = []
-    for name, who in (("main", resource.RUSAGE_SELF), ("workers", resource.RUSAGE_CHILDREN)):
-        used = resource.getrusage(who)
-        cpu_s = used.ru_utime + used.ru_stime
-        processes.append({"process": name, "cpu_s": cpu_s, "peak_mib": used.ru_maxrss / 1024})  # of the largest worker
-    return seconds, processes
-
-
 def disk_bytes(simulation: Simulation) -> int:
     """Returns the size of all files of devices."""
     folder = simulation.folder.path / "devices"
@@ -114,8 +95,7 @@ def _log(simulation: Simulation) -> Path:
     return simulation.folder.events
 
 
-def audit(simulation: Simulation, *, lost: float, live: bool) -> list[Figures]:
-    """:param live: whether messages and acknowledgements of updates were sent."""
+def audit(simulation: Simulation, *, lost: float) -> list[Figures]:
     task, names = simulation.prepared.spec.task, [device.name for device in simulation.fleet.devices]
     with AggregatorStore(simulation.folder.aggregator) as store:
         rounds = store.rounds()
@@ -130,7 +110,7 @@ def audit(simulation: Simulation, *, lost: float, live: bool) -> list[Figures]:
     for name in names:
         with store_of(simulation.folder.device(name), name) as device:
             kept += device.ledger.rounds_charged(task) >= len(of_device[name])
-            acked += not live or all(
+            acked += all(
                 (entry := device.outbox(task, number)) is not None and entry.status == "acked"
                 for number in of_device[name]
             )
@@ -154,19 +134,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--lost", type=float, default=0.05, help="the share of the devices that is killed")
-    parser.add_argument("--engine", choices=("live", "fast"), default="live", help="fast: none is killed")
     options = parser.parse_args(arguments)
-    live = options.engine == "live"
-    lost = options.lost if live else 0.0
+    lost = options.lost
     with tempfile.TemporaryDirectory(prefix="hushfleet-secure-") as scratch:
         try:
             task = task_of(options.data, devices=options.devices, rounds=options.rounds, lost=lost)
             simulation = begin(task, Path(scratch) / "run", data_dir=options.data_dir)
-            if live:
-                seconds, processes = run(simulation, lost=lost, processes=max(2, cores()))
-            else:
-                seconds, processes = run_fast(simulation)
-            findings = audit(simulation, lost=lost, live=live)
+            seconds, processes = run(simulation, lost=lost, processes=max(2, cores()))
+            findings = audit(simulation, lost=lost)
             disk = disk_bytes(simulation)
             (round_close,) = [e for e in iterate_events(_log(simulation)) if e["event"] == "round_close"][-1:]
         except HushfleetError as error:
@@ -175,7 +150,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     whole = {
         "devices": options.devices,
         "in the last sum": round_close["participants"],
-        "engine": options.engine,
         "seconds": seconds,
         "kilobytes on disk a device": disk / options.devices / 1000,
         "bytes up a device": round_close["uplink_bytes"] / max(1, round_close["participants"]),

@@ -1,12 +1,11 @@
-"""Measures an update on the wire: its bytes against alternatives and the entropy, and the speed.
+"""Measures the bytes of an update on the wire against alternatives and the entropy.
 
-    python -m benchmarks.wire [--data-dir DIR] [--part sizes,speed] [--quick] [--json F]
+    python -m benchmarks.wire [--data-dir DIR] [--quick] [--json F]
 
-sizes  Real updates of each compact network, of the first round and of the sixth, from small federations by the
-       product's own trainer: DP-FedAvg, FedGLP-ADP (whose masks keep parameters private) and FedAvg (no noise).
-       Bits per parameter of the encoded values against the empirical entropy of the quantised values, layer by layer;
-       bytes of whole signed updates against Eq. (20) of the FedGLP-ADP paper, float32, float16, zlib, JSON and QSGD.
-speed  Whole updates encoded and decoded on one core, in turns with a memory copy and the others; peak memory.
+Real updates of each compact network, of the first round and of the sixth, from small federations by the product's own
+trainer: DP-FedAvg, FedGLP-ADP (whose masks keep parameters private) and FedAvg (no noise). Bits per parameter of the
+encoded values against the empirical entropy of the quantised values, layer by layer; bytes of whole signed updates
+against Eq. (20) of the FedGLP-ADP paper, float32, float16, zlib, JSON and QSGD.
 
 To measure the accuracy cost of a codec on any task, run `hushfleet simulate --set wire.codec=one-bit`.
 
@@ -18,11 +17,9 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import tracemalloc
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +27,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from benchmarks.common import Figures, make_parser, names_option, quickest_s, table, write
+from benchmarks.common import Figures, make_parser, names_option, table, write
 from benchmarks.device import write_images
 from benchmarks.simulation import write_digits
-from benchmarks.updates import IDENTITY, Update, train_update
+from benchmarks.updates import Update, train_update
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.results.metrics import eq20_bytes
 from hushfleet.codecs import quantized
@@ -41,7 +38,6 @@ from hushfleet.config.spec import WireSpec
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.models import get_model
-from hushfleet.wire.format.update import decode_update
 
 NETWORKS = {
     "digits-cnn": ("digits",),
@@ -145,14 +141,11 @@ def to_json(values: np.ndarray) -> bytes:
     return json.dumps([float(text) for text in values.astype("U16")], separators=(",", ":")).encode()
 
 
-LOSSLESS: dict[str, tuple[Callable[[np.ndarray], bytes], Callable[[bytes], np.ndarray]]] = {
-    "zlib 6 on float32": (
-        lambda values: zlib.compress(values.tobytes(), 6),
-        lambda data: np.frombuffer(zlib.decompress(data), np.float32),
-    ),
-    "JSON": (to_json, lambda data: np.array(json.loads(data), np.float32)),
+LOSSLESS: dict[str, Callable[[np.ndarray], bytes]] = {
+    "zlib 6 on float32": lambda values: zlib.compress(values.tobytes(), 6),
+    "JSON": to_json,
 }
-"""Lossless codings: functions to encode and to decode."""
+"""Lossless codings."""
 
 
 def qsgd(values: np.ndarray, rng: np.random.Generator) -> tuple[int, int, np.ndarray]:
@@ -200,7 +193,7 @@ def payloads_of(update: Update) -> dict[str, Figures]:
     for name, wire in ours_of(update).items():
         encoded = update.encoded(wire)
         rows[name] = {"bytes": len(encoded.data), "added_variance": added(encoded.sent)}
-    rows |= {name: {"bytes": len(encode(update.values))} for name, (encode, _) in LOSSLESS.items()}
+    rows |= {name: {"bytes": len(encode(update.values))} for name, encode in LOSSLESS.items()}
     fixed, elias, restored = qsgd(update.values, np.random.default_rng(0))
     rows["QSGD-8, fixed length"] = {"bytes": fixed, "added_variance": added(restored)}
     rows["QSGD-8, Elias code"] = {"bytes": elias, "added_variance": added(restored)}
@@ -222,44 +215,8 @@ def measure_sizes(options: Any, folder: Path) -> list[Figures]:
     return rows
 
 
-def measure_speed(options: Any, folder: Path) -> Figures:
-    """Measures rates in 10^6 bytes of float32, and extra memory including the result, in float32 vectors."""
-    network = options.networks[min(2, len(options.networks) - 1)]
-    update, _ = real_update(network, "dp-fedavg", 1, 40, folder, options.data_dir)
-    values, copy = update.values, np.empty_like(update.values)
-    ways: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-        "memory copy": (lambda: np.copyto(copy, values), lambda _: np.copyto(copy, values))
-    }
-    for name, wire in ours_of(update).items():
-        ways[name] = (
-            lambda wire=wire: update.encoded(wire).data,
-            lambda data: decode_update(data, public_key=IDENTITY.public_key, counts=update.counts),
-        )
-    for name, (encode, decode) in LOSSLESS.items():
-        ways[name] = (lambda encode=encode: encode(values), decode)
-    works: dict[str, Callable[[], object]] = {}
-    for name, (encode_it, decode_it) in ways.items():
-        works[f"{name} encode"] = encode_it
-        works[f"{name} decode"] = partial(decode_it, encode_it())
-    slow = {name: work for name, work in works.items() if name.startswith("JSON")}
-    best_s = quickest_s(works, 1)
-    quick = quickest_s({name: work for name, work in works.items() if name not in slow}, 2 if options.quick else 14)
-    rows = []
-    for name in ways:
-        row: Figures = {"name": name}
-        for side in ("encode", "decode"):
-            work = f"{name} {side}"
-            row[f"{side}_mb_s"] = 1e-6 * values.nbytes / min(best_s[work], quick.get(work, np.inf))
-            tracemalloc.start()
-            works[work]()
-            row[f"{side}_extra_memory"] = tracemalloc.get_traced_memory()[1] / values.nbytes
-            tracemalloc.stop()
-        rows.append(row)
-    return {"network": network, "values": values.size, "memory_copy_mb_s": rows[0]["decode_mb_s"], "rows": rows[1:]}
-
-
 def show(figures: Figures) -> None:
-    sizes = figures.get("sizes", [])
+    sizes = figures["sizes"]
     noised = [row for row in sizes if row["method"] != "fedavg"]
     for unit, rows in (("the noise", noised), ("a layer's root mean square", [r for r in sizes if r not in noised])):
         lines = []
@@ -273,22 +230,16 @@ def show(figures: Figures) -> None:
         found = {network: payloads[way] for network, payloads in last.items() if payloads.get(way, {}).get("bytes")}
         lines.append({"way": way} | {n: f"{f['bytes']:,.0f} ({f['times_below_eq20']:.1f})" for n, f in found.items()})
     table("Bytes of a whole update (times below Eq. (20)), DP-FedAvg, last round", lines)
-    if speed := figures.get("speed"):
-        table(f"10^6 bytes of float32 a second, an update of {speed['network']}", speed["rows"])
-
-
-PARTS = {"sizes": measure_sizes, "speed": measure_speed}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--part", type=names_option(PARTS), default=tuple(PARTS), metavar="PART,...")
     parser.add_argument("--networks", type=names_option(NETWORKS), default=tuple(NETWORKS), metavar="NAME,...")
     parser.add_argument("--data-dir", type=Path, help="folder with mnist/, cifar10/, ...")
     parser.add_argument("--quick", action="store_true", help="few rounds and images: shows that it runs, says little")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        figures = {part: PARTS[part](options, Path(folder) / part) for part in options.part}
+        figures = {"sizes": measure_sizes(options, Path(folder))}
     show(figures)
     write(options, {**figures, "default_step": WireSpec().step, "quick": options.quick})
 

@@ -41,7 +41,6 @@ examples:
   hushfleet-edge predict device.toml photo.jpg   what its own model sees
   hushfleet-edge add device.toml *.jpg --label leaf   more images to train on
   hushfleet-edge label device.toml             label new images, in a browser
-  hushfleet-edge update device.toml new.hfr    install a release from a stick
 
 a small device.toml:
   [device]
@@ -106,20 +105,17 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hushfleet {hushfleet.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{run,predict,status,add,label,update}", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="{run,predict,status,add,label}", required=True)
     for name, text in (
         ("run", "run the device (the default)"),
         ("predict", "classify an image with the device's own model, or say how unusual series of sensor values are"),
         ("status", "show the device's state, its model, and the privacy that it has spent"),
         ("add", "add images of one class to what the device trains on"),
         ("label", "label new images from the inbox, on a page for a browser or a telephone"),
-        ("update", "install a release from a file; it is tried at the next start"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("config", metavar="DEVICE.toml", type=Path, help="the device's configuration")
         command.add_argument("-v", "--verbose", action="store_true", help="log more")
-        if name == "update":
-            command.add_argument("release", metavar="FILE.hfr", type=Path, help="the release")
         if name == "predict":
             command.add_argument(
                 "files",
@@ -148,6 +144,8 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
             command.add_argument("--json", action="store_true", help="print JSON for other programs")
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     only_asks = not arguments or arguments[0] in ("-h", "--help", "--version")
+    if named == "update" and not Path(named).exists():
+        parser.error("update went after 0.3; releases come over the network: hushfleet release rollout")
     if named not in commands.choices and not only_asks:
         meant = difflib.get_close_matches(named or "", commands.choices, n=1)
         if named and meant and named.isalpha() and not Path(named).exists():
@@ -229,8 +227,8 @@ def _run(options: argparse.Namespace) -> int:
         if config.fleet is None:
             run_agent()
         else:
-            from hushfleet.edge_client.fleet.freshness import newest_said_at
             from hushfleet.edge_client.fleet.membership import run_in_fleet
+            from hushfleet.edge_client.fleet.newest import newest_said_at
 
             witness = partial(newest_said_at, config.store_path.parent)
             budget_clock = BudgetClock(store.ledger, witness=witness, period_s=period_s)
@@ -323,25 +321,12 @@ def _label(options: argparse.Namespace) -> int:
     return 0
 
 
-def _update(options: argparse.Namespace) -> int:
-    from hushfleet.edge_client.board.config import load_config
-    from hushfleet.edge_client.fleet.by_hand import hand_over
-
-    manifest = hand_over(load_config(options.config), options.release)
-    say(
-        f"release {manifest.version} is handed over: it is unpacked in the next minutes, and tried when the client has "
-        "ended its round. If it is not connected and healthy within half an hour, the board goes back by itself"
-    )
-    return 0
-
-
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": _run,
     "predict": _predict,
     "status": _status,
     "add": _add,
     "label": _label,
-    "update": _update,
 }
 
 

@@ -6,20 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.config.spec import BlobRef, TaskSpec
+from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import allowed_charge, check_trust
 from hushfleet.edge_client.declines import Declined
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.round_commit import RoundStore
 from hushfleet.errors import BadInput, Malformed, PrivacyError
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.question import rules_of
-from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.privacy.mechanism import Charge
-from hushfleet.privacy.periods import Period
+from hushfleet.privacy.charge import Charge
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.member_answer import AnswerHeader, encode_answer
 from hushfleet.secure.roster import Roster

@@ -21,7 +21,7 @@ from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.graphs.features import FeatureGraph
-from hushfleet.methods.stages import Release
+from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.model.evaluation import Evaluation, LogitsOf, evaluate, evaluate_each
 from hushfleet.plain_json import to_json
 from hushfleet.training.local_round import Trained
@@ -51,7 +51,7 @@ class MetricsFile:
         common, local = (None if test is None else Path(test) for test in (section.common_test, section.local_test))
         return cls(Path(section.metrics), common, local, features)
 
-    def write(self, round: DeviceRound, trained: Trained, release: Release, *, train_s: float) -> None:
+    def write(self, round: DeviceRound, trained: Trained, noised: NoisedUpdate, *, train_s: float) -> None:
         """Appends one line about the device's own model after local training, before aggregation."""
         spec, logits_of = round.spec, round.trainer.logits_of
         privacy, line = spec.privacy, dict[str, object](round=round.plan.round, loss=trained.loss)
@@ -62,9 +62,9 @@ class MetricsFile:
             line[f"loss_own_{name}"] = result.loss
         mask, layers = trained.context.mask, spec.model.layout.layers
         line["personal_share"] = [np.count_nonzero(mask[layer.start : layer.stop]) / layer.size for layer in layers]
-        line["clip_weights"] = _clip_weights(release.clip_norms, privacy.clip_norm)
+        line["clip_weights"] = _clip_weights(noised.clip_norms, privacy.clip_norm)
         line["epsilon_server"] = round.store.ledger.epsilon_server(
-            delta=privacy.delta, task=spec.task, extra=release.charge, accountant=privacy.accountant
+            delta=privacy.delta, task=spec.task, extra=noised.charge, accountant=privacy.accountant
         )
         line["train_s"] = float(f"{train_s:.3f}")
         append_line(self.path, line)

@@ -20,8 +20,8 @@ from hushfleet.edge_client.board.drift import HeldOutTest, describe_drift, read_
 from hushfleet.edge_client.board.notes import read_data_use, read_training
 from hushfleet.edge_client.board.state_place import volatile_place
 from hushfleet.edge_client.board.waiting import read_waiting
-from hushfleet.edge_client.fleet.freshness import Freshness
 from hushfleet.edge_client.fleet.installed import standing_of
+from hushfleet.edge_client.fleet.newest import Freshness
 from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.own_accuracy import own_accuracy
 from hushfleet.edge_client.storage.kept import RosterMark
@@ -29,12 +29,12 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_in_use
 from hushfleet.errors import BadInput
 from hushfleet.methods import method_of
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.question import rules_of
-from hushfleet.methods.state import RoundTerms
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.budget import Budget, charges_on, describe_period, describe_since, windows_of
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of, rounds_that_fit
-from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.protection import QUESTIONS, protection, worth
 from hushfleet.privacy.terms import TRUST, TrustModel
 from hushfleet.schema import to_plain

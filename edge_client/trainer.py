@@ -13,6 +13,7 @@ import numpy as np
 
 from hushfleet.codecs.registry import codec_of, steps_for
 from hushfleet.data.samples import LabelledSamples, Samples
+from hushfleet.durations import Period
 from hushfleet.edge_client.allowed import AllowedRound, Party
 from hushfleet.edge_client.board.local_data import zero_samples
 from hushfleet.edge_client.declines import GivenUp
@@ -23,16 +24,14 @@ from hushfleet.gradients.batch import GradientFunction
 from hushfleet.gradients.draws import Inputs
 from hushfleet.gradients.optim import make_optimizer
 from hushfleet.gradients.own_samples import LoadedSamples, OwnSamples
-from hushfleet.methods.stages import Release
+from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.model.carry_over import carry_over, output_names
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.noise import NoiseSource
-from hushfleet.privacy.periods import Period
 from hushfleet.secure import prime_field
-from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.training.answer import drift_answer, evaluation_answer, statistic_answer
 from hushfleet.training.local_round import LocalRound, MakeOptimizer, OnBatch, Trained
@@ -52,7 +51,8 @@ class Trainer(Party):
     :param held_out: reads the samples that never train; None if the task holds none out.
     :param left_out: counts the samples that could not be read.
     :param worse: returns whether the own head has become worse; None if the owner does not allow to report it.
-    :param observer: receives each trained round and its release before the commit, for metrics that stay on the device.
+    :param observer: receives each trained round and its noised update before the commit, for metrics that stay on the
+        device.
     :param make_optimizer: creates the optimizer of the local training.
     :param replace_failed_training: whether the device answers like a device without data if training fails on its
         data.
@@ -64,7 +64,7 @@ class Trainer(Party):
     logits_of: LogitsOf
     samples: Callable[[], LabelledSamples]
     randomness: Randomness
-    observer: Callable[[DeviceRound, Trained, Release], None] | None = None
+    observer: Callable[[DeviceRound, Trained, NoisedUpdate], None] | None = None
     make_optimizer: MakeOptimizer = make_optimizer
     replace_failed_training: bool = False
     held_out: Callable[[], LabelledSamples] | None = None
@@ -236,12 +236,12 @@ class DeviceRound(AllowedRound):
         held = self.state() if self.asks else state
         # With the unit `record`, the gradients have used this stream, and nothing more is drawn from it.
         noise = self.trainer.randomness.noise(plan.round)
-        release = method.release(trained.context, update, noise)
+        noised = method.privatize(trained.context, update, noise)
         shared = ~state.public.mask
         everything = bool(shared.all())  # then nothing is copied: a board's memory is small
-        values, residual = release.values if everything else release.values[shared], None
+        values, residual = noised.values if everything else noised.values[shared], None
         counts = [int(np.count_nonzero(shared[span.start : span.stop])) for span in layout.layers]
-        header = self._header(release, held, counts)
+        header = self._header(noised, held, counts)
         if self.spec.privacy.secure is not None:
             data, seen = self._masked(header, values, noise), np.zeros(len(values), np.float32)
         else:
@@ -260,7 +260,7 @@ class DeviceRound(AllowedRound):
         commit = RoundCommit(
             task=plan.task,
             round=plan.round,
-            charge=release.charge,
+            charge=noised.charge,
             state=held if self.asks else method.advance(trained.context, update=update, trained=trained.own, sent=sent),
             update=data,
             public_before=held.public.to_bytes(),
@@ -271,7 +271,7 @@ class DeviceRound(AllowedRound):
             window=self.window,
         )
         if self.trainer.observer is not None and not self.asks:  # before the commit: after a crash it measures again
-            self.trainer.observer(self, trained, release)
+            self.trainer.observer(self, trained, noised)
         return self.store.commit_round(commit)
 
     def _masked(self, header: UpdateHeader, values: np.ndarray, noise: NoiseSource) -> bytes:
@@ -280,14 +280,14 @@ class DeviceRound(AllowedRound):
         :param values: clipped, float32 `[k]`. Nobody sees them, not even the aggregator.
         """
         secure_round, cost = self.secure, self.method.cost(self.terms)
-        ring = ring_of(self.spec, self.plan, secure_round, cost.bound, cost.noise_multiplier, cost.records)
+        ring = secure_round.ring(cost.bound, cost.noise_multiplier, cost.records)
         masked = secure_round.masked(self.mask_keys, ring.encode(values, noise))
         integers = np.concatenate((masked.values, masked.corrections.reshape(-1)))
         return encode_masked(
             header, prime_field.to_bytes(integers, secure_round.spec.bits), identity=self.store.identity
         )
 
-    def _header(self, release: Release, state: DeviceState, counts: list[int]) -> UpdateHeader:
+    def _header(self, noised: NoisedUpdate, state: DeviceState, counts: list[int]) -> UpdateHeader:
         """:param counts: how many values of each layer are sent."""
         privacy, charged = self.spec.privacy, self.store.ledger.entries(self.plan.task)
         return UpdateHeader(
@@ -296,25 +296,25 @@ class DeviceRound(AllowedRound):
             device=self.trainer.device,
             codec=self.spec.wire.codec,
             value_count=sum(counts),
-            steps=self._steps(release, counts),
-            noise_stds=tuple(release.noise_stds),
-            clip_norms=tuple(release.clip_norms),
+            steps=self._steps(noised, counts),
+            noise_stds=tuple(noised.noise_stds),
+            clip_norms=tuple(noised.clip_norms),
             public_digest=state.public.digest(),
             rounds_charged=len({entry.round for entry in charged}) + 1,
             epsilon_server=epsilon_server_of(
-                [*(entry.charge for entry in charged), release.charge],
+                [*(entry.charge for entry in charged), noised.charge],
                 delta=privacy.delta,
                 accountant=privacy.accountant,
             ),
-            multiplier_server=release.charge.noise_multiplier,
-            noise_split=release.charge.noise_split,
-            report=release.report,
+            multiplier_server=noised.charge.noise_multiplier,
+            noise_split=noised.charge.noise_split,
+            report=noised.report,
         )
 
-    def _steps(self, release: Release, counts: list[int]) -> tuple[float, ...]:
-        stds = [float(std) for std in release.noise_stds]
+    def _steps(self, noised: NoisedUpdate, counts: list[int]) -> tuple[float, ...]:
+        stds = [float(std) for std in noised.noise_stds]
         rms: list[float] = []
         if not any(stds):  # the steps depend on the values
-            norms = layer_norms(release.values, self.spec.model.layout)
+            norms = layer_norms(noised.values, self.spec.model.layout)
             rms = [float(norm) / max(count, 1) ** 0.5 for norm, count in zip(norms, counts, strict=True)]
         return steps_for(self.spec.wire, noise_stds=stds, layer_rms=rms)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hushfleet.array_api import Array, array_namespace
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, Momentum, TrainingConfig, published
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 
 
@@ -24,7 +24,7 @@ class FedAvgMConfig(TrainingConfig):
     :param momentum_server: beta of the server; 0 is FedAvg.
     """
 
-    momentum_server: float = within("[0, 1)", 0.9)
+    momentum_server: Momentum = 0.9
 
 
 @published(
@@ -34,11 +34,11 @@ class FedAvgMConfig(TrainingConfig):
     summary="FedAvg with momentum on the server; updates are clipped and noised as by DP-FedAvg",
 )
 def fedavgm(config: FedAvgMConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    return Method(stages=CLIP_AND_NOISE, server=Momentum(config.momentum_server))
+    return Method(stages=CLIP_AND_NOISE, server=Velocity(config.momentum_server))
 
 
 @dataclass(frozen=True)
-class Momentum(ServerHalf):
+class Velocity(ServerHalf):
     """Adds the mean of updates to a velocity, which moves the model."""
 
     beta: float

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Sgd, SharedOnly
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published
 from hushfleet.methods.personal import Head
+from hushfleet.schema import AtLeast1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class FedBABUConfig(TrainingConfig):
     :param head_layers: number of layers at the end that keep their initial values.
     """
 
-    head_layers: int = within("[1, inf)", 1)
+    head_layers: AtLeast1 = 1
 
 
 @published(

@@ -22,14 +22,16 @@ Deviation: an update that arrives too late is in the device's c_i and not in c.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
 from hushfleet.methods.local import Penalty, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published
 from hushfleet.methods.personal import Personal
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.state import PrivateArrays, RoundContext
@@ -43,7 +45,7 @@ class ScaffoldConfig(TrainingConfig):
     :param server_learning_rate: l_g.
     """
 
-    server_learning_rate: float = within("(0, 100]", 1.0)
+    server_learning_rate: Annotated[float, Meta(gt=0, le=100)] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,9 +26,17 @@ from __future__ import annotations
 
 
 class HushfleetError(Exception):
-    """Base of all errors below; `exit_code` is what a command line returns for it."""
+    """Base of all errors below.
+
+    :cvar exit_code: what a command line returns for it.
+    :param code: the stable names of the broken rules between settings (`hushfleet.rules`), with spaces between.
+    """
 
     exit_code = 1
+
+    def __init__(self, *args: object, code: str = "") -> None:
+        super().__init__(*args)
+        self.code = code
 
 
 class BadInput(HushfleetError):
@@ -106,7 +114,11 @@ class LinkLost(WireError):
 
 
 def format_value(value: object) -> str:
-    """Writes a value for an error's text, which is for a person: a long one is cut short."""
+    """Writes a value for an error's text, which is for a person: a long one is cut short.
+
+    >>> format_value("leaf")
+    "'leaf'"
+    """
     try:
         text = repr(value)
     except ValueError:  # from Python, for an integer of thousands of digits

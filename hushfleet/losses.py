@@ -8,9 +8,9 @@
 | `huber` | float32 `[n, outputs]` | mean Huber loss of outputs, linear above an error of 1 | same as `squared` |
 | `reconstruction` | the sample itself, float32 `[n, values]` | mean squared error | see `Reconstruction` |
 
-To add a loss, write a class below and add it to `LOSSES`: tasks, boards, every runtime and the report then have it.
-`each` is written once for NumPy and PyTorch. Boards and compiled programs have no automatic differentiation, so they
-use the slope that it returns; PyTorch and exported graphs differentiate the value.
+To add a loss, write a class below and add it to `LOSSES`, and its targets to `objectives.TARGETS`: tasks, boards, every
+runtime and the report then have it. `each` is written once for NumPy and PyTorch. Boards and compiled programs have no
+automatic differentiation, so they use the slope that it returns; PyTorch and exported graphs differentiate the value.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hushfleet.array_api import Array, array_namespace
+from hushfleet.objectives import TARGETS, Objective
 from hushfleet.schema import require
 
 ACCURACY = "accuracy"
@@ -31,19 +32,25 @@ _PASSES = 3  # over the outputs, in the search for the best constant
 class Loss:
     """A loss for targets float32 `[n, outputs]`: the mean of the losses of the outputs.
 
-    :cvar of_classes: the targets are classes, int64 `[n]`.
-    :cvar of_numbers: the targets have a unit, so they may be scaled, and a tolerance.
-    :cvar of_inputs: the targets are the network's inputs; labels, if there are any, say which samples are faults.
     :cvar measure: the name of a model's score.
     """
 
     name: ClassVar[str]
-    of_classes: ClassVar[bool] = False
-    of_numbers: ClassVar[bool] = False
-    of_inputs: ClassVar[bool] = False
     measure: ClassVar[str] = ACCURACY
     misfit: ClassVar[str]
     """Describes targets that do not `fit`."""
+
+    @property
+    def of_classes(self) -> bool:
+        return TARGETS[self.name] == "classes"
+
+    @property
+    def of_numbers(self) -> bool:
+        return TARGETS[self.name] == "numbers"
+
+    @property
+    def of_inputs(self) -> bool:
+        return TARGETS[self.name] == "inputs"
 
     def each(self, outputs: Array, y: Array) -> tuple[Array, Array]:
         """Returns the loss of each output `[B, C]`, and its derivative by that output; NumPy or PyTorch."""
@@ -95,7 +102,6 @@ class CrossEntropy(Loss):
     """The cross-entropy for one class of several; `hushfleet.models.losses` uses PyTorch's own operator."""
 
     name = "cross-entropy"
-    of_classes = True
 
     def losses_and_slopes(self, outputs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """:param y: the classes `[B]`."""
@@ -149,7 +155,6 @@ class Binary(Loss):
 class Numbers(Loss):
     """The base of losses for regression."""
 
-    of_numbers = True
     misfit = "not finite float32 numbers"
 
     def random(self, count: int, outputs: int, rng: np.random.Generator) -> np.ndarray:
@@ -208,8 +213,6 @@ class Reconstruction(Squared):
     """
 
     name = "reconstruction"
-    of_numbers = False
-    of_inputs = True
     measure = "AUROC"
     misfit = Binary.misfit
 
@@ -230,13 +233,21 @@ class Reconstruction(Squared):
 
 
 def normal(labels: np.ndarray) -> np.ndarray:
-    """Marks the samples without a fault, bool `[n]`, from the labels `[n, outputs]` of a `Reconstruction`."""
+    """Marks the samples without a fault, bool `[n]`, from the labels `[n, outputs]` of a `Reconstruction`.
+
+    >>> normal(np.array([[0.0], [1.0]])).tolist()
+    [True, False]
+    """
     return np.asarray((labels == 0).all(1))
 
 
 def auroc(normal: np.ndarray, faults: np.ndarray) -> float:
     """Returns the share of pairs (one fault, one normal sample) in which the fault's error is larger; a pair with two
-    equal errors counts one half. NaN without pairs."""
+    equal errors counts one half. NaN without pairs.
+
+    >>> auroc(np.array([0.1, 0.2]), np.array([0.2, 0.9]))
+    0.875
+    """
     if not (len(normal) and len(faults)):
         return float("nan")
     ordered = np.sort(normal)
@@ -245,7 +256,11 @@ def auroc(normal: np.ndarray, faults: np.ndarray) -> float:
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Returns the logarithms of the softmax over the last axis of `[B, C]`."""
+    """Returns the logarithms of the softmax over the last axis of `[B, C]`.
+
+    >>> np.exp(log_softmax(np.array([[0.0, 0.0]]))).tolist()
+    [[0.5, 0.5]]
+    """
     shifted = logits - logits.max(1, keepdims=True)
     normalized: np.ndarray = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
     return normalized
@@ -255,6 +270,77 @@ LOSSES: dict[str, Loss] = {each.name: each for each in (CrossEntropy(), Binary()
 
 
 def find_loss(name: str) -> Loss:
-    """Returns the loss of that name. Raises ValueError if there is none."""
+    """Returns the loss of that name. Raises ValueError if there is none.
+
+    >>> find_loss("huber").score(0.5)
+    'within 0.5 of the target'
+    """
     require(name in LOSSES, "loss", name, f"one of {', '.join(LOSSES)}")
     return LOSSES[name]
+
+
+def loss_of(objective: Objective) -> Loss:
+    """Returns the loss that depends on the targets alone, without a teacher."""
+    return LOSSES["cross-entropy" if objective.distills else objective.kind]
+
+
+def loss_and_cotangent(
+    objective: Objective,
+    logits: np.ndarray,
+    y: np.ndarray,
+    teacher: np.ndarray | None = None,
+    weight: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns each sample's loss float64 `[B]`, and its derivative by that sample's logits, float64 `[B, C]`.
+
+    :param logits: the student's logits `[B, C]`; `teacher`: the teacher's logits, for a distillation.
+    :param y: labels `[B]`, each a class; or targets `[B, C]`.
+    :param weight: the weight of the distillation, `[B]`, in [0, 1].
+    """
+    student = np.asarray(logits, np.float64)
+    losses, slopes = loss_of(objective).losses_and_slopes(student, y)
+    if not objective.distills:
+        return losses, slopes
+    label = np.arange(student.shape[1]) == y[:, None]
+    teacher, weight = np.asarray(teacher, np.float64), np.asarray(weight, np.float64)
+    divergences, pulls = (_plain if objective.kind == "distillation" else _decoupled)(
+        objective, student, teacher, label
+    )
+    rest = 1 - weight
+    return rest * losses + weight * divergences, rest[:, None] * slopes + weight[:, None] * pulls
+
+
+def _plain(
+    objective: Objective, student: np.ndarray, teacher: np.ndarray, label: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    t = objective.temperature
+    divergence, pull = _divergence(student / t, teacher / t)
+    return t * t * divergence, t * pull
+
+
+def _decoupled(
+    objective: Objective, student: np.ndarray, teacher: np.ndarray, label: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    batch, classes = student.shape
+    heat = objective.target_temperature
+    students, teachers = (logits[~label].reshape(batch, classes - 1) for logits in (student, teacher))
+    two = [
+        np.stack([logits[label] / heat, np.logaddexp.reduce(others / heat, 1)], 1)
+        for logits, others in ((student, students), (teacher, teachers))
+    ]
+    target, target_pull = _divergence(*two)
+    target_pull /= heat
+    others, others_pull = _divergence(students / objective.temperature, teachers / objective.temperature)
+    pull = np.empty_like(student)
+    pull[label] = target_pull[:, 0]
+    share = objective.non_target_weight / objective.temperature
+    # The logarithm of the summed exponentials has the softmax as its slopes.
+    pull[~label] = (target_pull[:, 1:] * np.exp(log_softmax(students / heat)) + share * others_pull).ravel()
+    return target + objective.non_target_weight * others, pull
+
+
+def _divergence(student: np.ndarray, teacher: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns KL(softmax(teacher) || softmax(student)) `[B]` and its derivative by the student's logits."""
+    ours, theirs = log_softmax(student), log_softmax(teacher)
+    probabilities = np.exp(theirs)
+    return (probabilities * (theirs - ours)).sum(1), np.exp(ours) - probabilities

@@ -14,14 +14,16 @@ from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
+from hushfleet.array_api import np
 from hushfleet.errors import Malformed
 
 MAX_PARAMS = 1 << 28
 MAX_TENSORS = 4096
 _Shape = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_PARAMS)], ...], Meta(max_length=8)]
+WEIGHT, PRIOR = "head.weight", "prior"
+"""The names of the tensors of a linear model."""
 _Tensors = Annotated[tuple[tuple[str, _Shape], ...], Meta(max_length=MAX_TENSORS)]
 
 
@@ -98,7 +100,12 @@ class ParamLayout:
         return tuple(spans)
 
     def unflatten(self, vector: Any) -> dict[str, Any]:
-        """Returns named views `[..., *shape]` into `vector [..., d]` (NumPy or PyTorch; nothing is copied)."""
+        """Returns named views `[..., *shape]` into `vector [..., d]` (NumPy or PyTorch; nothing is copied).
+
+        >>> layout = ParamLayout(("w", "b"), ((2, 3), (2,)))
+        >>> {name: view.shape for name, view in layout.unflatten(np.zeros(layout.size)).items()}
+        {'w': (2, 3), 'b': (2,)}
+        """
         lead = tuple(vector.shape[:-1])
         return {
             name: vector[..., place].reshape(lead + shape)
@@ -115,7 +122,11 @@ class ParamLayout:
         return len(self.layers)
 
     def to_wire(self) -> list[list[Any]]:
-        """Returns the name and the shape of each tensor, in order."""
+        """Returns the name and the shape of each tensor, in order.
+
+        >>> ParamLayout(("w", "b"), ((2, 3), (2,))).to_wire()
+        [['w', [2, 3]], ['b', [2]]]
+        """
         return [[name, list(shape)] for name, shape in zip(self.names, self.shapes, strict=True)]
 
     @classmethod
@@ -134,3 +145,9 @@ class ParamLayout:
     def digest(self) -> str:
         """SHA-256 of names and shapes: two sides with the same digest interpret vectors in the same way."""
         return hashlib.sha256(msgspec.msgpack.encode(self.to_wire())).hexdigest()
+
+
+def is_linear(layout: ParamLayout) -> bool:
+    """Returns whether the model is one linear layer on features (`models/linear.py`); a device then makes its head."""
+    (weight, *others), names = layout.shapes, layout.names
+    return names == (WEIGHT, PRIOR) and len(weight) == 2 and others == [weight[:1]]

@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
+
 
 def to_json(value: Any) -> Any:
-    """Converts values of Python, NumPy and pydantic to standard JSON: infinities to `"inf"`, `"-inf"`; NaN to None."""
+    """Converts values of Python, NumPy and msgspec to standard JSON: infinities to `"inf"`, `"-inf"`; NaN to None.
+
+    >>> to_json({"epsilon": math.inf, "loss": math.nan})
+    {'epsilon': 'inf', 'loss': None}
+    """
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if hasattr(value, "model_dump"):
-        value = value.model_dump()
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
     if isinstance(value, dict):
         return {str(name): to_json(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -22,7 +28,11 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Turns infinities into numbers again; so no ordinary text in the value may be `inf` or `-inf`."""
+    """Turns infinities into numbers again; so no ordinary text in the value may be `inf` or `-inf`.
+
+    >>> from_json({"epsilon": "inf"})
+    {'epsilon': inf}
+    """
     if isinstance(value, dict):
         return {name: from_json(item) for name, item in value.items()}
     if isinstance(value, list):

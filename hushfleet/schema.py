@@ -27,6 +27,7 @@ import msgspec
 from msgspec import Meta
 
 from hushfleet.errors import BadInput, Malformed, format_value
+from hushfleet.rules import NO_RULES, check_rules
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -42,7 +43,9 @@ Positive = Annotated[float, Meta(gt=0, le=_MAX, description="positive and finite
 PositiveOrInf = Annotated[float, Meta(gt=0, description="positive")]
 MAX_COUNT = (1 << 63) - 1
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-Share = Annotated[float, Meta(gt=0, le=1, description="in (0, 1]")]
+AtLeast1 = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
 Probability = Annotated[float, Meta(gt=0, lt=1, description="between 0 and 1")]
 
 
@@ -53,7 +56,12 @@ def require(condition: bool, name: str, value: object, accepted: str) -> None:
 
 
 class Checked:
-    """Base of frozen dataclasses that check the types and constraints of their fields at construction."""
+    """Base of frozen dataclasses that check the types and constraints of their fields at construction.
+
+    :cvar rules: between the fields.
+    """
+
+    rules = NO_RULES
 
     def __post_init__(self) -> None:
         kind: type = type(self)
@@ -66,6 +74,7 @@ class Checked:
         for name, before, value in zip(names, given, values, strict=True):
             if value is not before:
                 object.__setattr__(self, name, value)
+        check_rules(self, self.rules)
 
 
 def later(default: Any) -> Any:
@@ -98,7 +107,7 @@ def from_plain(kind: type[T], plain: object, *, where: str = "") -> T:
     try:
         value = msgspec.convert(plain, kind, dec_hook=_decoded)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise Malformed(_explained(error, kind, plain, where)) from error
+        raise Malformed(_explained(error, kind, plain, where), code=_code_of(error)) from error
     except UnicodeEncodeError as error:
         raise Malformed(_halved(where, error.object)) from error
     _check_known(value, plain, where)
@@ -133,7 +142,11 @@ def unpack(kind: type[T], data: bytes | memoryview, *, what: str) -> T:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parses TOML. Raises `ValueError` if the text is not valid."""
+    r"""Parses TOML. Raises `ValueError` if the text is not valid.
+
+    >>> parse_toml("[limits]\nepsilon_server = 8.0")
+    {'limits': {'epsilon_server': 8.0}}
+    """
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -160,6 +173,11 @@ def _of_backslashes(error: Exception, text: str) -> str:
     if "\\" not in text.split("\n")[int(line[1]) - 1 if line else -1]:
         return ""
     return "; between double quotes \\ begins an escape: write a Windows path between single quotes, or with /"
+
+
+def _code_of(error: BaseException) -> str:
+    """Returns the code of the broken rule; empty if the error is of another kind."""
+    return getattr(error.__cause__, "code", "")
 
 
 @cache
@@ -290,8 +308,8 @@ def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequ
             message = "; ".join([message, *islice(unknown(bare(kind), value), 1)])
         return _below(name, message, bare(kind))
     message = f"{message[0].lower()}{message[1:]}"
-    if message == "number out of range":  # beyond 64 bits, where msgspec says no more
-        message = f"must be {_within(kind)}"
+    if message == "number out of range" or (", got " not in message and _within(kind).startswith("in ")):
+        accepted = accepted or _within(kind)  # msgspec names one bound, or none beyond 64 bits
     rule = f"must be {accepted}" if accepted else message
     if accepted and ", got " in message:
         rule += f" ({message})"
@@ -331,7 +349,7 @@ def bare(kind: Any) -> Any:
     """Returns a type without its constraints, and without its None."""
     if get_origin(kind) is Annotated:
         return bare(get_args(kind)[0])
-    if type(None) in get_args(kind):
+    if _may_be_none(kind):
         return bare(get_args(kind)[0])
     return kind
 
@@ -352,19 +370,35 @@ def _inner(kind: Any, step: str) -> Any:
 
 
 def _within(kind: Any) -> str:
-    """Describes the bounds of a number."""
-    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    """Describes the bounds of a number: an interval such as `in [0, 1)`, or one bound; empty if there are none."""
     metas = [meta for meta in getattr(kind, "__metadata__", ()) if isinstance(meta, Meta)]
-    return " and ".join(
-        f"{sign} {end:g}" for m in metas for name, sign in signs.items() if (end := getattr(m, name)) is not None
-    )
+    ends = {name: end for meta in metas for name in _SIGNS if (end := getattr(meta, name)) not in (None, MAX_COUNT)}
+    # Bounds that are equal may be integers or not: Python caches equal types.
+    shown = {name: f"{end:.0f}" if end == end // 1 and abs(end) < 1e15 else f"{end:g}" for name, end in ends.items()}
+    if len(shown) < 2:
+        return "".join(f"{_SIGNS[name]} {end}" for name, end in shown.items())
+    (below, low), (above, high) = shown.items()
+    return f"in {'[' if below == 'ge' else '('}{low}, {high}{']' if above == 'le' else ')'}"
+
+
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+def accepted(kind: Any) -> str:
+    """Describes in words what a setting accepts, with its bounds; empty if every value of its type is."""
+    inner = next((each for each in get_args(kind) if each is not type(None)), kind) if _may_be_none(kind) else kind
+    return _accepted(inner) or _within(inner)
+
+
+def _may_be_none(kind: Any) -> bool:
+    return type(None) in get_args(kind)
 
 
 def _accepted(kind: Any) -> str:
     """Describes in words what a type accepts; empty if only msgspec's own message is available."""
     metadata = getattr(kind, "__metadata__", ())
     said = [meta.description for meta in metadata if isinstance(meta, Meta) and meta.description]
-    for argument in get_args(kind) if type(None) in get_args(kind) else ():
+    for argument in get_args(kind) if _may_be_none(kind) else ():
         said.append(_accepted(argument))
     if get_origin(bare(kind)) is Literal:
         said.append(f"one of {', '.join(map(repr, get_args(bare(kind))))}")

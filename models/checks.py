@@ -13,6 +13,7 @@ from hushfleet.errors import GraphRefused
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.graphs.shapes import check_cost
+from hushfleet.losses import loss_of
 from hushfleet.model.evaluation import EVALUATION_BATCH
 from hushfleet.models.model import Model
 from hushfleet.models.torch_gradient import TorchGradient
@@ -72,7 +73,7 @@ def random_batch(
 ) -> tuple[np.ndarray, np.ndarray, Masks]:
     """Returns random images `[B, C, H, W]`, targets `[B]` or `[B, classes]`, and dropout masks `[B, *shape]`."""
     x = rng.standard_normal((size, *model.input_shape), np.float32)
-    y = objective.loss.random(size, model.classes, rng)
+    y = loss_of(objective).random(size, model.classes, rng)
     masks = tuple(
         ((rng.random((size, *drop.shape)) >= drop.rate) / (1 - drop.rate)).astype(np.float32) for drop in model.dropout
     )

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hushfleet.losses import loss_of
 from hushfleet.objectives import Objective
 
 EXCLUDED = -1e30  # a logit with probability exactly 0; unlike infinity, it does not produce NaN
@@ -20,7 +21,7 @@ def losses_of(objective: Objective, logits: Tensor, y: Tensor) -> Tensor:
     """Returns each sample's loss `[B]`, without a teacher."""
     if objective.of_classes:
         return F.cross_entropy(logits, y, reduction="none")
-    losses: Tensor = objective.loss.each(logits, y)[0].mean(1)
+    losses: Tensor = loss_of(objective).each(logits, y)[0].mean(1)
     return losses
 
 

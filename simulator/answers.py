@@ -50,7 +50,7 @@ def with_answers(
         "confusion_devices": len(said),
         "examples": _examples(simulation, by_global, said, {each.device: each.said for each in alone}),
     }
-    return result.model_copy(update={"details": result.details.model_copy(update=details)})
+    return result.with_details(**details)
 
 
 def _ask(job: AfterRound) -> np.ndarray | None:

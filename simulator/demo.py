@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hushfleet.aggregator.broker import BrokerKind
+from hushfleet.aggregator.broker.programs import BrokerKind
 from hushfleet.aggregator.options import with_options
 from hushfleet.simulator.options import BrokerOption, Out, Resume, RunOptions
 from hushfleet.user_files import checked_folder, refuse_others

@@ -7,7 +7,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from hushfleet.aggregator.broker import BrokerKind
+from hushfleet.aggregator.broker.programs import BrokerKind
 from hushfleet.aggregator.options import Option
 from hushfleet.errors import BadInput
 
@@ -53,9 +53,9 @@ class TaskSettings:
 class TaskOptions(TaskSettings):
     """Task settings, including those with their own option."""
 
-    devices: Annotated[int | None, Option(min=1, help="Number of devices; replaces data.devices.")] = None
-    rounds: Annotated[int | None, Option(min=1, help="Number of rounds; replaces round.rounds.")] = None
-    seed: Annotated[int | None, Option(min=0, help="Seed; replaces the task's seed.")] = None
+    devices: Annotated[int | None, Option(help="Number of devices; replaces data.devices.")] = None
+    rounds: Annotated[int | None, Option(help="Number of rounds; replaces round.rounds.")] = None
+    seed: Annotated[int | None, Option(help="Seed; replaces the task's seed.")] = None
     model: Annotated[str, Option(metavar="FILE.py:NAME", help="Your own torch.nn.Module; replaces model.name.")] = ""
 
     def load(self, path: Path, **keys: str | int | None) -> Task:

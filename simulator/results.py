@@ -53,31 +53,23 @@ def assemble(
 
     common, local = grid("accuracy_own_common"), grid("accuracy_own_local")
     counts, chance = simulation.fleet.label_counts, simulation.fleet.chance
-    details = base.details.model_copy(
-        update={
-            "accuracy_own_common": common,
-            "accuracy_own_local": local,
-            "personal_share": _means_by_layer(metrics, rounds, "personal_share", len(base.model.layers)),
-            "clip_weights": _means_by_layer(metrics, rounds, "clip_weights", len(base.model.layers)),
-            "label_counts": [] if counts is None else [counts[by_name[name].index].tolist() for name in names],
-            "chance": None if chance is None else list(chance),
-            "own_heads": _own_heads(metrics, names, rounds[-1] if rounds else 0),
-            "common_test_images": len(simulation.fleet.common_test),
-            "local_test_images": [len(by_name[name].local_test) for name in names],
-        }
+    details = base.details.but(
+        accuracy_own_common=common,
+        accuracy_own_local=local,
+        personal_share=_means_by_layer(metrics, rounds, "personal_share", len(base.model.layers)),
+        clip_weights=_means_by_layer(metrics, rounds, "clip_weights", len(base.model.layers)),
+        label_counts=[] if counts is None else [counts[by_name[name].index].tolist() for name in names],
+        chance=None if chance is None else list(chance),
+        own_heads=_own_heads(metrics, names, rounds[-1] if rounds else 0),
+        common_test_images=len(simulation.fleet.common_test),
+        local_test_images=[len(by_name[name].local_test) for name in names],
     )
     rows = [
-        row.model_copy(update={"accuracy_own_common": _mean(common[i]), "accuracy_own_local": _mean(local[i])})
+        row.but(accuracy_own_common=_mean(common[i]), accuracy_own_local=_mean(local[i]))
         for i, row in enumerate(base.rounds)
     ]
-    full = base.model_copy(
-        update={
-            "rounds": rows,
-            "details": details,
-            "boards": {device.name: device.board for device in fleet},
-        }
-    )
-    return with_baseline(Result.model_validate(full.model_dump(by_alias=True)), alone)
+    full = base.but(rounds=rows, details=details, boards={device.name: device.board for device in fleet})
+    return with_baseline(Result.of(full), alone)
 
 
 def with_baseline(result: Result, alone: Sequence[Alone]) -> Result:
@@ -89,9 +81,7 @@ def with_baseline(result: Result, alone: Sequence[Alone]) -> Result:
     common, local = ([_measured(value) for value in each] for each in zip(*(row[1:3] for row in rows), strict=True))
     details = {"local_only_common": common, "local_only_local": local}
     local_only = LocalOnly(accuracy_own_common=_mean(common), accuracy_own_local=_mean(local), way=alone[0].way)
-    return result.model_copy(
-        update={"local_only": local_only, "details": result.details.model_copy(update=details)},
-    )
+    return result.but(local_only=local_only, details=result.details.but(**details))
 
 
 def _measured(accuracy: float) -> float | None:
@@ -111,7 +101,7 @@ def read_metrics(simulation: Simulation, device: str) -> Metrics:
 def _own_heads(metrics: dict[str, Metrics], names: Sequence[str], last: int) -> list[OwnHead | None]:
     """Returns the head that each device chose; empty if the model has no choice of heads."""
     chosen = [metrics[name].get(last, {}).get("own_head") for name in names]
-    return [each and OwnHead.model_validate(each) for each in chosen] if any(chosen) else []
+    return [each and OwnHead.of(each) for each in chosen] if any(chosen) else []
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -29,9 +29,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hushfleet.aggregator.config.sections import OWN_DATA
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.atomic_file import write_whole
+from hushfleet.data.form import OWN_DATA
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import features_folder
 from hushfleet.progress import counted
@@ -157,6 +157,12 @@ def open_simulation(
             "that it was begun with, or choose another --out"
         )
     return simulation
+
+
+def repeated(simulation: Simulation, task: Task, folder: RunFolder) -> Simulation:
+    """Opens the same run with another task, in a folder of its own: started, or continued."""
+    how: dict[str, Any] = {"data_dir": simulation.data_dir, "mix": simulation.mix}
+    return open_simulation(task, folder.path, **how, resume=folder.task.exists())
 
 
 def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None = None) -> Simulation:

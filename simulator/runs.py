@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from msgspec import to_builtins
 
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.aggregator.results.gains import final_by_device
-from hushfleet.aggregator.results.report.comparison import comparison_json, comparison_rows, load_runs
+from hushfleet.aggregator.results.report.comparison import comparison, comparison_json, load_runs
 from hushfleet.aggregator.results.report.readable import percent
-from hushfleet.aggregator.results.report.verdict import answer, judge, privacy_answer
+from hushfleet.aggregator.results.report.verdict import judge
+from hushfleet.aggregator.results.report.words import sentences
 from hushfleet.aggregator.results.result import Result, RoundRow, renamed
 from hushfleet.errors import BadInput
 from hushfleet.losses import ACCURACY
@@ -45,8 +47,8 @@ class Run:
     @property
     def rounds(self) -> pd.DataFrame:
         """One row per round, see `hushfleet.aggregator.results.result.RoundRow`."""
-        rows = [self._named(row.model_dump()) for row in self.result.rounds]
-        names = self._named(dict.fromkeys(RoundRow.model_fields))  # also if no round has closed
+        rows = [self._named(to_builtins(row)) for row in self.result.rounds]
+        names = self._named(dict.fromkeys(RoundRow.__struct_fields__))  # also if no round has closed
         return pd.DataFrame(rows, columns=list(names)).set_index("round")
 
     @property
@@ -70,7 +72,7 @@ class Run:
     @property
     def privacy(self) -> pd.DataFrame:
         """One row per device: privacy spent at the end, see `hushfleet.aggregator.results.result.PrivacyRow`."""
-        rows = pd.DataFrame([row.model_dump() for row in self.result.privacy])
+        rows = pd.DataFrame([to_builtins(row) for row in self.result.privacy])
         return rows.set_index("device") if len(rows) else rows
 
     @property
@@ -79,7 +81,7 @@ class Run:
 
         `run.seeds.agg(["mean", "std"])` computes the mean and the spread.
         """
-        rows = pd.DataFrame([row.model_dump() for row in self.result.details.seeds])
+        rows = pd.DataFrame([to_builtins(row) for row in self.result.details.seeds])
         return rows.set_index("seed").dropna(axis="columns", how="all") if len(rows) else rows
 
     @property
@@ -90,8 +92,8 @@ class Run:
     @property
     def summary(self) -> str:
         """The report's own sentences: is federating worth it, and what does its privacy mean?"""
-        headline = judge(self.result)
-        return f"{answer(self.result, headline)} {privacy_answer(headline, devices=self.result.devices)}"
+        told = sentences(self.result, judge(self.result))
+        return f"{told['answer']} {told['privacy']}"
 
     def model(self, which: str = "global") -> dict[str, Tensor]:
         """Returns a trained model of a simulation, as a PyTorch state_dict.
@@ -188,13 +190,13 @@ class Comparison:
 
     def __init__(self, results: dict[str, Result]) -> None:
         self.values = comparison_json(results)
-        self._head, *self._rows = comparison_rows(results)
+        self._table = comparison(results)
 
     @property
     def frame(self) -> pd.DataFrame:
         """The table of `hushfleet compare`: a row for each compared quantity, a column for each run."""
-        return pd.DataFrame([list(map(str, row[1:])) for row in self._rows],
-                            index=[str(row[0]) for row in self._rows], columns=self._head[1:])  # fmt: skip
+        rows = [list(map(str, row)) for row in self._table.rows]
+        return pd.DataFrame(rows, columns=list(self._table.head)).set_index("").rename_axis(None)
 
     def _repr_html_(self) -> str:
         return self.frame.to_html()

@@ -21,7 +21,7 @@ from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble, with_baseline
-from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
+from hushfleet.simulator.run_folder import RunFolder, Simulation, repeated
 
 Rounds = Callable[[Simulation, int], None]
 """Runs the rounds of a point; the second argument is the interval in rounds at which own models are tested."""
@@ -73,13 +73,13 @@ def with_sweep(result: Result, points: Sequence[SweepPoint]) -> Result:
     own = noise_point(result)
     others = [point for point in points if point.noise_multiplier != own.noise_multiplier]
     sweep = sorted([own, *others], key=lambda point: point.noise_multiplier)
-    return result.model_copy(update={"details": result.details.model_copy(update={"privacy_sweep": sweep})})
+    return result.with_details(privacy_sweep=sweep)
 
 
 def with_seeds(result: Result, others: Sequence[Result]) -> Result:
     """Returns the result with a point for itself and for each of its repetitions with other seeds."""
     points = [seed_point(each) for each in (result, *others)]
-    return result.model_copy(update={"details": result.details.model_copy(update={"seeds": points})})
+    return result.with_details(seeds=points)
 
 
 def seed_point(result: Result) -> SeedPoint:
@@ -118,10 +118,7 @@ def _run_with(
     folder = RunFolder(simulation.folder.path / "sweep" / name)
     if folder.result.exists():
         return Result.load(folder.result)
-    if folder.task.exists():
-        point = go_on(folder.path, data_dir=simulation.data_dir)
-    else:
-        point = begin(task, folder.path, data_dir=simulation.data_dir, mix=simulation.mix)
+    point = repeated(simulation, task, folder)
     every = 1 if task.round.patience else task.round.rounds  # with patience any round may be the last one
     if clocked is not None:
         clocked(point, every)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Self
+from typing import Self
 
 from hushfleet.aggregator.observe.display import FleetDisplay
-from hushfleet.aggregator.results.events import EventTail
+from hushfleet.aggregator.results.events import DeviceMetrics, EventTail
 from hushfleet.simulator.run_folder import Simulation
 
 _INTERVAL_S = 0.2
@@ -21,10 +21,8 @@ class Watch:
     def __init__(self, simulation: Simulation, display: FleetDisplay, *, engine: str) -> None:
         self._display = display
         self._engine = engine
-        self._waiting: list[tuple[str, dict[str, Any]]] = []
         self._events = EventTail(simulation.folder.events)
-        self._folder = simulation.folder
-        self._metrics: dict[str, EventTail] = {}
+        self._metrics = DeviceMetrics(simulation.folder.device("").path)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="display", daemon=True)
 
@@ -48,20 +46,13 @@ class Watch:
             if event["event"] == "run":
                 event = {**event, "engine": self._engine}
             elif event["event"] == "update":
-                self._read_metrics(event["device"])
+                self._metrics.read(event["device"])
             elif event["event"] == "round_close":
                 self._show_metrics(until=event["round"])
             self._display.apply(event)
         self._show_metrics(until=self._display.state.round)
 
-    def _read_metrics(self, device: str) -> None:
-        """Reads a device's metrics after its update: it writes them before it sends the update."""
-        tail = self._metrics.setdefault(device, EventTail(self._folder.device(device).metrics))
-        self._waiting += [(device, line) for line in tail.read() if isinstance(line.get("round"), int)]
-
     def _show_metrics(self, *, until: int) -> None:
         """Shows metrics up to a round; lines of later rounds wait, because they would be shown as this round's."""
-        for device, line in self._waiting:
-            if line["round"] <= until:
-                self._display.apply_metrics(device, line)
-        self._waiting = [(device, line) for device, line in self._waiting if line["round"] > until]
+        for device, line in self._metrics.until(until):
+            self._display.apply_metrics(device, line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXTRA = {
     "hushfleet/data/torchvision_sets.py": {"torch"},
     "hushfleet/methods/clip_agent.py": {"torch"},
-    "hushfleet/torch_threads.py": {"torch"},
+    "hushfleet/array_api.py": {"torch"},
 }
 """What no board needs, in files that boards have: it is for simulations and for the server's half of a method."""
 
@@ -56,3 +57,51 @@ def test_a_board_imports_what_its_extra_installs() -> None:
         if others:
             found[file.relative_to(ROOT).as_posix()] = others
     assert found == EXTRA
+
+
+LIGHT = (
+    *("config.spec", "config.written", "durations", "schema", "params"),
+    *("privacy.budget", "privacy.charge", "privacy.ledger", "privacy.protection", "privacy.record", "privacy.terms"),
+    *("methods", "methods.cost", "methods.question"),
+    *("secure.agreement", "secure.committee", "secure.roster", "secure.secure_round"),
+    *("wire.format.chunks", "wire.format.messages", "wire.format.update", "wire.link.mqtt"),
+    *("edge_client.board.budget_clock", "edge_client.board.config", "edge_client.board.consent"),
+)
+"""What a board's guardian loads: specifications, costs, ledger, messages and keys, and no arithmetic on vectors."""
+HEAVY = {"PIL", "array_api_compat", "numpy", "onnxruntime", "torch"}
+LOADED = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(f"hushfleet.{name}")
+print(*sys.modules)
+"""
+
+
+def loaded(*names: str, then: str = "") -> set[str]:
+    """The modules in a new process that imports these of ours, and then runs `then`."""
+    command = [sys.executable, "-c", LOADED.replace("print", f"{then}\nprint"), *names]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_a_guardian_loads_no_arithmetic() -> None:
+    assert not loaded(*LIGHT) & HEAVY
+
+
+CHARGES = """
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.methods import METHODS, make_method
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.params import ParamLayout
+from hushfleet.privacy.ledger import epsilon_server_of
+layout = ParamLayout(("body.weight", "head.weight", "head.bias"), ((3, 2), (2, 3), (2,)))
+for name in METHODS:
+    for unit, rate in (("device", 1.0), ("record", 0.1)):
+        privacy = PrivacySpec(unit, "as-published", 1.0, 2.0, 1e-5, sample_rate=rate, batches=4)
+        charge = make_method(name, {}, privacy, layout, rounds=5).charge(RoundTerms())
+        assert charge.steps == (4 if unit == "record" else 1)
+        assert unit == "record" or epsilon_server_of([charge] * 300, delta=1e-5) > 0
+"""
+
+
+def test_the_charge_of_each_method_needs_no_arithmetic() -> None:
+    assert not loaded(then=CHARGES) & HEAVY

@@ -23,13 +23,14 @@ from hushfleet.aggregator.devices.devices_file import read_devices
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.data.samples import Samples
-from hushfleet.edge_client.board.config import BrokerSection, DeviceSection, LimitsSection, OwnDataSection, load_config
+from hushfleet.edge_client.board.config import LimitsSection, load_config
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.gradients.own_samples import HiddenSamples
 from hushfleet.graphs.session import GradientGraph
-from hushfleet.methods.state import PublicState, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.state import PublicState
 from hushfleet.training.local_round import LocalRound
 from hushfleet.wire.format.messages import DeclineCode, RefusedCode, RoundPlan
 from support.documents import BLOCKS, DOCUMENTS, EXAMPLES, ROOT, Block
@@ -88,6 +89,14 @@ def test_the_readmes_python_runs(tmp_path: Path) -> None:
     assert "epsilon_server" in output
     assert (tmp_path / "accuracy.svg").is_file()
     assert Path(output.split()[-1]).is_file()
+
+
+def test_fragments_of_the_changelog_have_a_kind() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["towncrier"]
+    kinds = "|".join(kind["directory"] for kind in settings["type"])
+    fragments = [path for path in (ROOT / "changes").iterdir() if path.name != "template.md"]
+    assert [path.name for path in fragments if not re.fullmatch(rf"[\w-]+\.({kinds})\.md", path.name)] == []
+    assert all(path.read_text("utf-8").strip() for path in fragments)
 
 
 def test_the_readme_counts_the_methods() -> None:
@@ -174,8 +183,8 @@ def check_toml(text: str, folder: Path) -> None:
 
 
 def table_codes(heading: str) -> set[str]:
-    """The first column of the table under a heading of field.md."""
-    text = (ROOT / "docs" / "field.md").read_text("utf-8")
+    """The first column of the table under a heading of field-reference.md."""
+    text = (ROOT / "docs" / "field-reference.md").read_text("utf-8")
     section = text.split(heading, 1)[1].split("\n## ", 1)[0]
     return set(re.findall(r"^\| `([a-z.-]+)` \|", section, re.MULTILINE))
 
@@ -183,13 +192,6 @@ def table_codes(heading: str) -> set[str]:
 def test_every_code_is_explained() -> None:
     assert table_codes("## When a device says no") == set(get_args(DeclineCode))
     assert table_codes("## When the aggregator says no") == set(get_args(RefusedCode))
-
-
-def test_every_key_of_a_device_file_is_explained() -> None:
-    text = (ROOT / "docs" / "field.md").read_text("utf-8").split("### DEVICE.toml", 1)[1].split("\n### ", 1)[0]
-    explained = set(re.findall(r"`((?:device|broker|data|limits)\.[a-z_]+)`", text))
-    sections = {"device": DeviceSection, "broker": BrokerSection, "data": OwnDataSection, "limits": LimitsSection}
-    assert explained == {f"{name}.{key}" for name, section in sections.items() for key in section.__dataclass_fields__}
 
 
 def test_the_brokers_files_say_what_the_kit_generates(tmp_path: Path) -> None:

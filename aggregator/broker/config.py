@@ -6,7 +6,6 @@ import base64
 import hashlib
 import os
 import pwd
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,9 +177,3 @@ def _head(*, host: str, port: int, pid_file: Path | None) -> str:
     # as root it would become the user mosquitto, which must not read certificates and configuration here
     text = f"listener {port} {host}".rstrip() + f"\nuser {pwd.getpwuid(os.getuid()).pw_name}\n"
     return text if pid_file is None else f"{text}pid_file {pid_file}\n"
-
-
-def find_mosquitto() -> str | None:
-    """Returns Mosquitto's path; Debian puts the binary in a folder that only root's PATH has."""
-    elsewhere = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
-    return shutil.which("mosquitto") or shutil.which("mosquitto", path=elsewhere)

@@ -1,4 +1,4 @@
-"""A broker as a child process: Mosquitto if a binary is found, else amqtt from PyPI.
+"""A broker as a child process: one of `hushfleet.aggregator.broker.programs`.
 
 It is meant for laptops, tests and small labs: an aggregator that is given a broker's URL does not need it. Nothing is
 persisted, because the protocol does not require the broker to remember anything (docs/wire.md).
@@ -6,25 +6,21 @@ persisted, because the protocol does not require the broker to remember anything
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import importlib.util
 import ipaddress
 import resource
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
 
-from hushfleet.aggregator.broker import BrokerKind
 from hushfleet.aggregator.broker.child import dies_with_parent
-from hushfleet.aggregator.broker.config import BrokerTls, find_mosquitto, mosquitto_acl, mosquitto_config
+from hushfleet.aggregator.broker.config import BrokerTls
+from hushfleet.aggregator.broker.programs import PROGRAMS, BrokerKind, BrokerProgram
 from hushfleet.errors import BadInput, HushfleetError
 
 START_TIMEOUT_S = 20.0
@@ -33,14 +29,17 @@ MOST_OPEN_FILES = 1 << 16
 # CONNECT of MQTT 3.1.1 with a clean session, keep-alive 10 s and its own client id; and the answer "accepted"
 _PROBE = b"\x10\x1b\x00\x04MQTT\x04\x02\x00\x0a\x00\x0fhushfleet-probe"
 _PROBE_ANSWER = b"\x20\x02\x00\x00"
-_SERVE_AMQTT = "from hushfleet.aggregator.broker.process import serve_amqtt; serve_amqtt()"
 
 
 @dataclass(eq=False, kw_only=True)
 class Broker:
-    """A running broker; a context manager that stops it. Made by `start_broker`."""
+    """A running broker; a context manager that stops it. Made by `start_broker`.
 
-    kind: Literal["mosquitto", "amqtt"]
+    :param path: where the program is.
+    """
+
+    program: BrokerProgram
+    path: str
     host: str
     port: int
     data_dir: Path
@@ -58,7 +57,7 @@ class Broker:
     def pid(self) -> int:
         """Process id; raises `HushfleetError` when the broker is not running."""
         if self._process is None or not self.is_running:
-            raise HushfleetError(f"the {self.kind} broker at {self.url} is not running")
+            raise HushfleetError(f"the {self.program.name} broker at {self.url} is not running")
         return self._process.pid
 
     @property
@@ -100,10 +99,7 @@ class Broker:
     def start(self) -> None:
         """Starts the broker, and waits until it answers."""
         check_port_free(self.host, self.port)
-        if self.kind == "mosquitto":
-            command = self._mosquitto_command()
-        else:
-            command = [sys.executable, "-c", _SERVE_AMQTT, self.host, str(self.port)]
+        command = self.program.command(self.path, self.host, self.port, self.data_dir, self.tls)
         spawned = threading.Event()
         # for the kernel the child's parent is the thread that forked it, so that thread stays alive
         self._keeper = threading.Thread(target=self._keep, args=(command, spawned), daemon=True)
@@ -134,11 +130,13 @@ class Broker:
         give_up = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < give_up:
             if not self.is_running:
-                raise HushfleetError(f"the {self.kind} broker ended at its start: {self._log_tail()}")
+                raise HushfleetError(f"the {self.program.name} broker ended at its start: {self._log_tail()}")
             if _answers(self.host, self.port) if self.tls is None else speaks_tls(self.host, self.port):
                 return
             time.sleep(0.02)
-        raise HushfleetError(f"the {self.kind} broker did not answer within {START_TIMEOUT_S:g} s: {self._log_tail()}")
+        raise HushfleetError(
+            f"the {self.program.name} broker did not answer within {START_TIMEOUT_S:g} s: {self._log_tail()}"
+        )
 
     def _log_tail(self) -> str:
         with contextlib.suppress(OSError):
@@ -146,14 +144,6 @@ class Broker:
             if lines:
                 return " | ".join(lines)
         return f"its log {self.log_path} is empty"
-
-    def _mosquitto_command(self) -> list[str]:
-        acl_path, config_path = self.data_dir / "mosquitto.acl", self.data_dir / "mosquitto.conf"
-        if self.tls is not None:
-            acl_path.write_text(mosquitto_acl(aggregator=self.tls.aggregator))
-            acl_path.chmod(0o600)
-        config_path.write_text(mosquitto_config(host=self.host, port=self.port, tls=self.tls, acl_path=acl_path))
-        return [find_mosquitto() or "mosquitto", "-c", str(config_path)]
 
 
 def start_broker(
@@ -168,7 +158,7 @@ def start_broker(
 ) -> Broker:
     """Starts a broker and waits until it answers. It ends with this process at the latest.
 
-    :param kind: `auto` takes Mosquitto if its binary is found, else amqtt.
+    :param kind: the name of a program; `auto` takes the first that is installed and can do what is asked.
     :param port: 0 takes a free one.
     :param data_dir: the folder for the generated configuration and the log.
     :param tls: certificates; needs Mosquitto.
@@ -181,13 +171,13 @@ def start_broker(
             f"a broker on {host} would let anyone on the network in: give it TLS certificates, or, on a "
             "network that you trust, say --open"
         )
-    chosen = _choose(kind, tls)
+    program, path = _choose(kind, tls)
     data_dir.mkdir(parents=True, exist_ok=True)
     log_path = log_path or data_dir / "broker.log"
     attempts = 1 if port else 3  # another process may take a free port in the meantime
     while True:
         used = port or _free_port(host)
-        broker = Broker(kind=chosen, host=host, port=used, data_dir=data_dir, tls=tls, log_path=log_path)
+        broker = Broker(program=program, path=path, host=host, port=used, data_dir=data_dir, tls=tls, log_path=log_path)
         try:
             broker.start()
             return broker
@@ -197,19 +187,20 @@ def start_broker(
                 raise
 
 
-def _choose(kind: BrokerKind, tls: BrokerTls | None) -> Literal["mosquitto", "amqtt"]:
-    if kind not in get_args(BrokerKind):
-        raise BadInput(f"a broker of the kind {kind!r} is not known; use one of {', '.join(get_args(BrokerKind))}")
-    mosquitto = find_mosquitto() is not None
-    if kind == "mosquitto" and not mosquitto:
-        raise BadInput("Mosquitto was not found; install it (Debian: apt install mosquitto) or use amqtt")
-    if kind == "mosquitto" or (kind == "auto" and mosquitto):
-        return "mosquitto"
-    if tls is not None:
-        raise BadInput("TLS needs Mosquitto, since amqtt cannot require client certificates; install it")
-    if importlib.util.find_spec("amqtt") is None:
-        raise BadInput("no broker is installed: apt install mosquitto, or pip install amqtt")
-    return "amqtt"
+def _choose(kind: BrokerKind, tls: BrokerTls | None) -> tuple[BrokerProgram, str]:
+    """Returns the program, and where it is. Raises `BadInput`."""
+    if kind not in ("auto", *PROGRAMS):
+        raise BadInput(f"a broker of the kind {kind!r} is not known; use one of {', '.join(('auto', *PROGRAMS))}")
+    wanted = list(PROGRAMS.values()) if kind == "auto" else [PROGRAMS[kind]]
+    there = [(program, path) for program in wanted if (path := program.find()) is not None]
+    fit = [each for each in there if tls is None or each[0].has_tls]
+    if fit:
+        return fit[0]
+    secure = " or ".join(program.title for program in PROGRAMS.values() if program.has_tls)
+    if there:
+        raise BadInput(f"TLS needs {secure}, since {there[0][0].title} cannot require client certificates; install it")
+    how = ", or ".join(program.get for program in wanted)
+    raise BadInput(f"no broker is installed: {how}" if kind == "auto" else f"{wanted[0].title} was not found: {how}")
 
 
 def _allow_open_files(pid: int) -> None:
@@ -290,22 +281,3 @@ def speaks_tls(host: str, port: int) -> bool:
 
 def _reached(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-
-
-def serve_amqtt() -> None:
-    """Runs an amqtt broker at the host and port of the command line until the process is ended."""
-    from amqtt.broker import Broker as AmqttBroker
-
-    host, port = sys.argv[1:]
-    address = f"[{host}]" if ":" in host else host
-    config = {
-        "listeners": {"default": {"type": "tcp", "bind": f"{address}:{port}"}},
-        # logins without a user name make sessions that amqtt forgets at once, which is enough for clean sessions
-        "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
-    }
-
-    async def serve() -> None:
-        await AmqttBroker(config).start()
-        await asyncio.Event().wait()
-
-    asyncio.run(serve())

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.broker import BrokerKind
+from hushfleet.aggregator.broker.programs import BrokerKind
 from hushfleet.errors import BadInput
 
 _FILE = {"metavar": "FILE", "exists": True, "dir_okay": False, "resolve_path": True}
@@ -54,7 +54,7 @@ def broker(
             tls=tls,
             open_to_network=open_to_network,
         ) as running:
-            print(f"{running.kind} listens at {running.url}; its log is {running.log_path}", flush=True)
+            print(f"{running.program.name} listens at {running.url}; its log is {running.log_path}", flush=True)
             status = running.wait()
     except KeyboardInterrupt:
         status = 0

@@ -38,7 +38,7 @@ from hushfleet.aggregator.rounds.thresholds import RunningThresholds
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.schema import pack, unpack
@@ -262,7 +262,7 @@ def write_results(
     :param pays: says whether the fleet pays, given the task's newest evaluation.
     """
     result = record(store, prepared, engine="field", seed=None, sums=sums, lifetimes=lifetimes, federation=federation)
-    result = result.model_copy(update={"pay": pays(result.evaluations[-1] if result.evaluations else None)})
+    result = result.but(pay=pays(result.evaluations[-1] if result.evaluations else None))
     result.save(store.folder / "result.json")
     from hushfleet.aggregator.results.report import write_report  # the import of its plotting library takes long
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,10 +19,8 @@ def log(
 
     Example: `hushfleet log runs/demo/paper --to tensorboard`
     """
-    import shlex
-
     from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.results.tracking import Mlflow, Sink, TensorBoard, WeightsAndBiases, figures_of
+    from hushfleet.aggregator.results.tracking import figures_of, tracker
     from hushfleet.errors import BadInput
     from hushfleet.user_files import checked_folder
 
@@ -30,21 +29,8 @@ def log(
     first = next(figures, None)
     if first is None:
         raise BadInput(f"no round of {run} has closed yet")
-    name = run.resolve().name
-    sink: Sink
-    if to == "tensorboard":
-        sink, where = TensorBoard(folder), f"see: tensorboard --logdir {shlex.quote(str(folder))}"
-    elif to == "mlflow":
-        sink, where = Mlflow("hushfleet", name), "experiment hushfleet"
-    else:
-        sink = WeightsAndBiases("hushfleet", name, folder)
-        where = f"project hushfleet; upload: wandb sync {shlex.quote(str(folder / 'wandb'))}/offline-run-*"
-    count = 1
-    try:
-        sink.write(first)
-        for each in figures:
-            sink.write(each)
-            count += 1
-    finally:
-        sink.close()
+    count = 0
+    with tracker(to, run.resolve().name, folder) as (write, where):
+        for count, each in enumerate(chain([first], figures), start=1):  # noqa: B007  # the number of the last one
+            write(each)
     Console().print(f"{count} rounds written; {where}", highlight=False, markup=False, soft_wrap=True)

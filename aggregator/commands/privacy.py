@@ -7,39 +7,89 @@ also shows two guesses: whether a unit took part or not (add or remove), and whi
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
 from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput, PrivacyError
-from hushfleet.privacy.terms import HONEST_FRACTION, TRUST, Accountant, Accounting, Unit
+from hushfleet.privacy.terms import HONEST_FRACTION, Accountant, Accounting, Unit
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyOptions:
     """The question: noise, rounds, and who takes part."""
 
-    # fmt: off
     rounds: Annotated[int, Option(help="Rounds; with --unit record, batches over the whole task.")]
     delta: Annotated[float, Option(help="Probability with which the promise may fail.")]
-    noise_multiplier: Annotated[float | None, Option(help="Noise of the sum of --noise-split devices, over the clip norm.")] = None
-    target: Annotated[float | None, Option("--epsilon", help="Find the noise multiplier that gives this epsilon to the released models.")] = None
+    noise_multiplier: Annotated[
+        float | None, Option(help="Noise of the sum of --noise-split devices, over the clip norm.")
+    ] = None
+    target: Annotated[
+        float | None,
+        Option("--epsilon", help="Find the noise multiplier that gives this epsilon to the released models."),
+    ] = None
     sample_rate: Annotated[float, Option(help="Probability that a unit takes part in a round (Poisson).")] = 1.0
-    noise_split: Annotated[int, Option(help="Devices that divide the noise: each adds 1/sqrt(N) of it. 1 is local privacy.")] = 1
-    participants: Annotated[int | None, Option(help="Devices whose updates are added up; --noise-split if not given.")] = None
+    noise_split: Annotated[
+        int, Option(help="Devices that divide the noise: each adds 1/sqrt(N) of it. 1 is local privacy.")
+    ] = 1
+    participants: Annotated[
+        int | None, Option(help="Devices whose updates are added up; --noise-split if not given.")
+    ] = None
     unit: Annotated[Unit, Option(help="Unit of privacy: a whole device or one record.")] = "device"
     units: Annotated[int | None, Option(help="Number of such units, to compare with 1/delta.")] = None
-    parameters: Annotated[int | None, Option(help="Number of values in an update, for its signal-to-noise ratio.")] = None
-    accounting: Annotated[Accounting | None, Option(help="Trust model: strict (trust nobody), secure (sums of enough honest devices), as-published.")] = None
+    parameters: Annotated[int | None, Option(help="Number of values in an update, for its signal-to-noise ratio.")] = (
+        None
+    )
+    accounting: Annotated[
+        Accounting | None,
+        Option(help="Trust model: strict (trust nobody), secure (sums of enough honest devices), as-published."),
+    ] = None
     devices: Annotated[int | None, Option(help="Number of devices in a secure sum when none is missing.")] = None
     honest_fraction: Annotated[float, Option(help="Least share of honest devices, with secure sums.")] = HONEST_FRACTION
-    min_devices: Annotated[int | None, Option(help="Fewest devices in a sum that is opened; default: nine tenths of --devices.")] = None
+    min_devices: Annotated[
+        int | None, Option(help="Fewest devices in a sum that is opened; default: nine tenths of --devices.")
+    ] = None
     accountant: Annotated[Accountant, Option(help="Accountant that computes epsilon; rdp: as in the papers.")] = "exact"
-    check: Annotated[bool, Option("--check", help="Also print the results of Opacus' RDP and PRV accountants; takes seconds.")] = False
+    check: Annotated[
+        bool, Option("--check", help="Also print the results of Opacus' RDP and PRV accountants; takes seconds.")
+    ] = False
     as_json: Annotated[bool, Option("--json", help="Print JSON; an unbounded epsilon is null.")] = False
-    # fmt: on
+
+
+_REFUSALS: tuple[tuple[Callable[[PrivacyOptions], bool], str], ...] = (
+    (
+        lambda o: (o.noise_multiplier is None) == (o.target is None),
+        "give either --noise-multiplier or --epsilon, the other one is computed",
+    ),
+    (lambda o: o.rounds < 1, "--rounds must be 1 or more, got {0.rounds}"),
+    (
+        lambda o: o.unit == "record" and (o.noise_split != 1 or o.participants not in (None, 1)),
+        "record-level noise is added whole on each device: leave out --noise-split, --participants",
+    ),
+    (
+        lambda o: o.unit == "record" and o.parameters is not None,
+        "--parameters asks about device-level noise: leave it out with --unit record",
+    ),
+    (lambda o: o.accounting == "strict" and o.noise_split != 1, "strict noise is not divided: leave out --noise-split"),
+    (
+        lambda o: (o.accounting == "secure") != (o.devices is not None),
+        "--accounting secure needs --devices, and --devices needs --accounting secure",
+    ),
+    (
+        lambda o: o.devices is None and (o.min_devices is not None or o.honest_fraction != HONEST_FRACTION),
+        "--honest-fraction and --min-devices need --accounting secure",
+    ),
+    (lambda o: o.parameters is not None and o.parameters < 1, "--parameters must be 1 or more, got {0.parameters}"),
+    (
+        lambda o: (
+            o.devices is not None
+            and (o.unit == "record" or o.noise_split != 1 or o.participants is not None or o.sample_rate != 1)
+        ),
+        "a secure sum takes --devices, --honest-fraction and --min-devices alone: remove the other options",
+    ),
+)
+"""The options that do not go together, each with the sentence that says so."""
 
 
 @with_options
@@ -67,117 +117,13 @@ def privacy(
     The table shows epsilon for adding or removing a unit, and for replacing one unit by another. `--accountant rdp` computes as
     the papers do, with Rényi's bound, which is larger.
     """
-    from hushfleet.aggregator.commands.privacy_figures import (
-        checked,
-        honest_of,
-        print_json,
-        print_table,
-        sums_of,
-        view_of,
-    )
-    from hushfleet.aggregator.config.secure_sums import LEAST_SHARE
-    from hushfleet.privacy.accounting.epsilon import check_delta
-    from hushfleet.privacy.adversaries import multipliers
-    from hushfleet.privacy.adversaries import noise_multiplier as noise_multiplier_of
-    from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, RECORD_ADJACENCY
-    from hushfleet.privacy.snr import snr_db
+    from hushfleet.aggregator.commands.privacy_figures import figures, print_json, print_table
 
-    noise_multiplier, noise_split = options.noise_multiplier, options.noise_split
-    if (noise_multiplier is None) == (options.target is None):
-        raise BadInput("give either --noise-multiplier or --epsilon, the other one is computed")
-    if options.rounds < 1:
-        raise BadInput(f"--rounds must be 1 or more, got {options.rounds}")
-    if options.unit == "record" and (noise_split != 1 or options.participants not in (None, 1)):
-        raise BadInput("record-level noise is added whole on each device: leave out --noise-split, --participants")
-    if options.unit == "record" and options.parameters is not None:
-        raise BadInput("--parameters asks about device-level noise: leave it out with --unit record")
-    if options.accounting == "strict" and noise_split != 1:
-        raise BadInput("strict noise is not divided: leave out --noise-split")
-    if (options.accounting == "secure") != (options.devices is not None):
-        raise BadInput("--accounting secure needs --devices, and --devices needs --accounting secure")
-    if options.devices is None and (options.min_devices is not None or options.honest_fraction != HONEST_FRACTION):
-        raise BadInput("--honest-fraction and --min-devices need --accounting secure")
-    if options.parameters is not None and options.parameters < 1:
-        raise BadInput(f"--parameters must be 1 or more, got {options.parameters}")
+    for is_refused, why in _REFUSALS:
+        if is_refused(options):
+            raise BadInput(why.format(options))
     try:
-        if options.devices is not None:
-            if (
-                options.unit == "record"
-                or noise_split != 1
-                or options.participants is not None
-                or options.sample_rate != 1
-            ):
-                raise BadInput(
-                    "a secure sum takes --devices, --honest-fraction and --min-devices alone: remove the other options"
-                )
-            least = (
-                options.min_devices
-                if options.min_devices is not None
-                else max(2, math.ceil(LEAST_SHARE * options.devices - 1e-9))
-            )
-            noise_split = honest_of(least, options.devices, options.honest_fraction)
-        summed = options.participants if options.participants is not None else noise_split
-        if noise_multiplier is None:
-            noise_multiplier = noise_multiplier_of(
-                options.target or 0.0,
-                rounds=options.rounds,
-                delta=options.delta,
-                sample_rate=options.sample_rate,
-                noise_split=noise_split,
-                participants=summed,
-                accountant=options.accountant,
-            )
-        noise = multipliers(noise_multiplier, noise_split=noise_split, participants=summed, unit=options.unit)
-        own, rate = "its own updates: server, broker, wire", options.sample_rate if options.unit == "record" else 1.0
-        seen = noise.server
-        if options.devices is not None:
-            own, seen = "sums, and what the corrupt devices know", noise.release
-        view = partial(
-            view_of, unit=options.unit, rounds=options.rounds, delta=options.delta, accountant=options.accountant
-        )
-        both = (
-            view("server", own, seen, rate),
-            view("release", "released models only", noise.release, options.sample_rate),
-        )
-        judged = options.units if options.units is not None else (summed if summed > 1 else None)
-        notes = [] if judged is None else check_delta(options.delta, judged, as_published=True)
-        sums = None
-        if options.devices is not None:
-            if options.parameters is None:
-                raise BadInput("the bits of a value depend on the number of values: give --parameters")
-            sums = sums_of(noise_multiplier, noise_split, options.devices, options.parameters)
-            notes.append(
-                f"{noise_split} of the fewest {least} devices are honest for certain; {sums['bits']} bits a value, "
-                f"{sums['steps']:.1f} steps in a clip norm, noise of {sums['noise']:.1f} steps in the sum and "
-                f"{sums['part']:.1f} from each device; rounding costs {100 * sums['extra']:.2f} % of noise"
-            )
-        elif options.parameters is not None:
-            ratio = snr_db(1.0, both[0].noise_multiplier, options.parameters)
-            notes.append(f"signal-to-noise ratio of one device's {options.parameters} values: {ratio:.1f} dB at most")
-        opinions = (
-            checked(both, (rate, options.sample_rate), options.rounds, options.accountant) if options.check else {}
-        )
+        found = figures(options)
     except PrivacyError as error:
         raise BadInput(str(error)) from error
-    if options.sample_rate < 1 and options.unit == "device":
-        notes.append("the server sees who takes part: its number is for a device that is drawn in every round")
-    facts = {
-        "unit": options.unit,
-        "adjacency": RECORD_ADJACENCY if options.unit == "record" else DEVICE_ADJACENCY,
-        "accountant": options.accountant,
-        "noise_multiplier": noise_multiplier,
-        "rounds": options.rounds,
-        "sample_rate": options.sample_rate,
-        "noise_split": noise_split,
-        "participants": summed,
-        "trust": None if options.accounting is None else TRUST[options.accounting],
-        "sums": sums,
-    }
-    if options.check:
-        facts["check"] = [opinion._asdict() | {"differs": opinion.differs} for opinion in opinions.values()]
-    if options.as_json:
-        print_json(facts, both, notes)
-    else:
-        print_table(facts, both, notes)
-        for name, opinion in opinions.items():
-            print(f"check: {name}: {opinion.text}")
+    (print_json if options.as_json else print_table)(found)

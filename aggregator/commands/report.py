@@ -1,4 +1,4 @@
-"""`hushfleet report`: make the report of a run again, or of a fleet over all its tasks."""
+"""`hushfleet report`: make the report of a run again, or of all runs of a fleet."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def report(
         typer.Option(metavar="FILE.html", help="HTML file to write; default: report.html in the folder."),
     ] = None,
 ) -> None:
-    """Make the report of a run again from its result.json, and print its summary; or write the report of a fleet.
+    """Make the report of a run again from its result.json, and print its summary; or compare the runs of a fleet.
 
     A run's report shows what the server could see if `hushfleet invert RUN/task.json --out RUN` has drawn it.
 
-    A fleet's report is one page over all its tasks: rounds, boards, epsilon, releases, and what went wrong. It needs
-    nothing else and may be sent to the boards' owners.
+    A fleet's report compares its tasks that have ended, and links the report of each. Its boards, and what each has
+    spent over all tasks: `hushfleet fleet status DIR`.
 
     Examples:
 
@@ -33,14 +33,12 @@ def report(
 
     `hushfleet report greenhouse`
     """
-    from hushfleet.aggregator.fleet.fleet_report import render_fleet_report
-    from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.membership import is_fleet
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.display import summary_table
     from hushfleet.aggregator.results.report import write_report
     from hushfleet.aggregator.results.report.comparison import load_runs, run_folders, write_comparison
-    from hushfleet.aggregator.results.result import Result, write_whole
+    from hushfleet.aggregator.results.result import Result
     from hushfleet.errors import BadInput
     from hushfleet.user_files import checked_file
 
@@ -48,10 +46,13 @@ def report(
         raise BadInput(f"{run} is a file; give the run's folder, which has a result.json")
     console, path = Console(), checked_file(out or run / "report.html")
     if is_fleet(run):
-        write_whole(path, render_fleet_report(FleetFolder(run)))
-        console.print(f"report  {path}", highlight=False, markup=False)
-        return
-    folders = sorted(file.parent for file in run.glob("*/result.json"))
+        folders = sorted(file.parent for file in run.glob("runs/*/result.json"))
+        if not folders:
+            raise BadInput(
+                f"no task of {run} has ended yet; its boards, and what they have spent: hushfleet fleet status {run}"
+            )
+    else:
+        folders = sorted(file.parent for file in run.glob("*/result.json"))
     if (run / "result.json").exists() or not folders:
         result = Result.load(run / "result.json")
         write_report(result, path, seen=run / "invert.png")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from hushfleet.aggregator.config.sections import OWN_DATA
 from hushfleet.aggregator.config.task import Task
 from hushfleet.codecs.registry import codec_of
+from hushfleet.data.form import OWN_DATA
 from hushfleet.privacy.terms import AS_PUBLISHED
 
 

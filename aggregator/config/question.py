@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.question import Bins, HeldOut, Most, MostGain, QuestionSpec
-from hushfleet.config.spec import MAX_ROUNDS
-from hushfleet.losses import find_loss
-from hushfleet.schema import Checked, Finite, to_plain
+from hushfleet.aggregator.config import rules
+from hushfleet.config.question import Bins, HeldOut, Most, QuestionSpec
+from hushfleet.schema import AtLeast1, Checked, Finite, Share, to_plain
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.config.task import Task
@@ -26,35 +25,38 @@ class EvaluationSection(Checked):
 
     After the last training round, and after each `every` training rounds, each board tests its own head, a head trained
     alone and the shared model on samples that are never trained on, and answers with a few noised numbers. They are
-    summed like updates, and have a privacy cost of their own: `share` of the privacy budget, counted in inverse squared
-    noise multipliers, which add up. Training has the rest, so that both together cost the task's epsilon.
+    summed like updates, and have a privacy cost of their own.
 
-    `held_out` is the share of a board's samples that all training leaves out for the evaluation. A board's gain counts
-    as `most_gain` at most, and the error is proportional to that: with 0.5 it is half as large, and the result is still
-    right if boards have so many samples that none gains more.
+    :param share: of the privacy budget, counted in inverse squared noise multipliers, which add up. Training has the
+        rest, so that both together cost the task's epsilon.
+    :param every: training rounds between two evaluations; left out, only at the end.
+    :param held_out: the share of a board's samples that all training leaves out for the evaluation.
+    :param most_gain: a board's gain counts as this much at most, and the error is proportional to that: with 0.5 it is
+        half as large, and the result is still right if boards have so many samples that none gains more.
     """
 
-    share: Annotated[float, Meta(ge=1e-6, le=0.5, description="from 1e-6 to 0.5")] = 0.05
-    every: Annotated[int, Meta(ge=1)] | None = None
+    share: Annotated[float, Meta(ge=1e-6, le=0.5)] = 0.05
+    every: AtLeast1 | None = None
     held_out: HeldOut = 0.2
-    most_gain: MostGain = 1.0
+    most_gain: Share = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.held_out:
-            raise ValueError("held_out = 0: there is no honest test without samples that never train; set 0.2")
+    rules = rules.EVALUATION
 
 
 @dataclass(frozen=True)
 class StatisticSection(Checked):
     """`[statistic]`: the task has one round, in which boards do not train, but answer a question about their data.
+    `hushfleet fleet ask` writes this section.
 
-    `counts` counts the samples in each class, and the samples that could not be read: a board whose counts have a norm
-    above `most` scales them down to that norm. `mean` and `histogram` are those of a `column`, which is the index of a
-    value in a sample, from 0, or the name of a target; values beyond the public limits `low` and `high` count as the
-    limit, and each board has the same weight, no matter how many samples it has. `drift` counts the boards whose own
-    model has become worse on samples that are never trained on, among the boards whose owners have set
-    `limits.tell_drift`. `hushfleet fleet ask` writes this section.
+    :param kind: `counts` counts the samples in each class, and those that could not be read. `mean` and `histogram` are
+        those of a `column`; each board has the same weight, no matter how many samples it has. `drift` counts the
+        boards whose own model has become worse on samples that are never trained on, among the boards whose owners have
+        set `limits.tell_drift`.
+    :param column: for `mean` and `histogram`: the index of a value in a sample, from 0, or the name of a target.
+    :param low: public limit of the column: values below it count as the limit.
+    :param high: its upper limit.
+    :param bins: of a `histogram`.
+    :param most: for `counts`: a board whose counts have a norm above it scales them down to that norm.
     """
 
     kind: StatisticKind
@@ -64,14 +66,7 @@ class StatisticSection(Checked):
     bins: Bins = 10
     most: Most = 50
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.low >= self.high:
-            raise ValueError(f"low = {self.low:g}, high = {self.high:g}: low must be below high")
-        if math.isinf(self.high - self.low):
-            raise ValueError(f"low = {self.low:g}, high = {self.high:g}: their difference is not finite")
-        if not self.column and self.kind in ("mean", "histogram"):
-            raise ValueError(f"kind = {self.kind!r} needs a column: the number of a value, from 0, or a target's name")
+    rules = rules.STATISTIC
 
     def check_column(self, values: int | None, targets: Sequence[str] | None) -> None:
         """Raises `ValueError` for a column that no sample has, because boards would answer as if they had no samples.
@@ -89,55 +84,10 @@ class StatisticSection(Checked):
             raise ValueError(f"column = {self.column!r}: must be the number of a value, from 0{known}")
 
 
-def check_question(task: Task) -> None:
-    """Raises `ValueError` if the task cannot ask its question with its other settings."""
-    section = "evaluation" if task.evaluation is not None else "statistic"
-    if task.evaluation is None and task.statistic is None:
-        return
-    if task.evaluation is not None and task.statistic is not None:
-        raise ValueError("evaluation and statistic: a task has one of them; a statistic has no training to evaluate")
-    if task.privacy.unit != "device" or task.privacy.accounting == "as-published":
-        raise ValueError(
-            f"{section}: an answer protects a whole device; it needs privacy.unit = 'device' and privacy.accounting = "
-            "'strict' or 'secure'"
-        )
-    if task.round.buffered:
-        raise ValueError(
-            f'round.mode = "buffered": {section} asks all devices in one round, and a buffer has whoever comes; take '
-            'mode = "synchronous"'
-        )
-    if task.statistic is not None:
-        if task.round.rounds != 1:
-            raise ValueError(f"round.rounds = {task.round.rounds}: a statistic has one round, so set rounds = 1")
-        of_inputs = find_loss(task.model.loss).of_inputs  # such a task has samples without labels, and no linear model
-        if (task.model.name != "linear" and not of_inputs) or task.model.has_features:
-            raise ValueError("model: a statistic trains none; write name = 'linear', and nothing else")
-        shape, targets = task.data.input_shape, () if task.targets.are_classes else task.class_names or None
-        task.statistic.check_column(None if shape is None else math.prod(shape), targets)
-        return
-    if not task.model.has_features or not task.targets.are_classes:
-        raise ValueError(
-            "evaluation: boards compare heads on fixed features, which they can train alone in a second; it needs "
-            "classes, and model.features or model.share = 'head'"
-        )
-    if task.round.patience:
-        raise ValueError(f"round.patience = {task.round.patience}: leave patience out, or evaluation")
-    if (rounds := total_rounds(task)) > MAX_ROUNDS:
-        raise ValueError(
-            f"round.rounds = {task.round.rounds}: {rounds} with those that evaluate, and a task has at most "
-            f"{MAX_ROUNDS}; take fewer, or a larger evaluation.every"
-        )
-
-
 def evaluations(task: Task) -> int:
     """Counts the rounds that evaluate."""
     section, rounds = task.evaluation, task.round.rounds
     return 0 if section is None else -(-rounds // (section.every or rounds))
-
-
-def total_rounds(task: Task) -> int:
-    """Counts all rounds: training rounds and evaluation rounds."""
-    return task.round.rounds + evaluations(task)
 
 
 def noise_factor(task: Task) -> float:
@@ -147,7 +97,7 @@ def noise_factor(task: Task) -> float:
 
 def noise_by_round(task: Task) -> list[float]:
     """Returns the noise of each round, over that of a training round: evaluations have less, or more, of it."""
-    every, total = _every(task), total_rounds(task)
+    every, total = _every(task), task.total_rounds
     asks = [task.evaluation is not None and (number % every == 0 or number == total) for number in range(1, total + 1)]
     return [_noise_of_evaluation(task) if each else 1.0 for each in asks]
 

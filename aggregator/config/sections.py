@@ -3,44 +3,43 @@
 from __future__ import annotations
 
 import math
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
+from hushfleet.aggregator.config import rules
 from hushfleet.codecs.registry import codec_of
 from hushfleet.config.spec import UNIT_NORM, Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
-from hushfleet.config.written import faults
-from hushfleet.data.form import Columns, DecimalMark, LabelKind, SampleForm, ValueKind, check_form
-from hushfleet.data.labels import one_form
+from hushfleet.config.written import Fault, faults
+from hushfleet.data.form import OWN_DATA, Columns, DecimalMark, LabelKind, SampleForm, ValueKind
+from hushfleet.data.sets import SOURCES
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
-from hushfleet.errors import HushfleetError, Malformed, format_value
-from hushfleet.losses import find_loss
+from hushfleet.errors import HushfleetError
 from hushfleet.methods import find_method
-from hushfleet.methods.method import Method, TrainingConfig, check_range
+from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.schema import (
+    AtLeast1,
     Checked,
     Finite,
+    Fraction,
     PositiveOrInf,
     Probability,
     Share,
     from_plain,
-    hints,
     missing,
     require,
-    unknown,
 )
 from hushfleet.user_files import expanded, in_file
 
-OwnData = Literal["folder", "arrays", "csv"]
-DataSetName = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", OwnData]
-OWN_DATA = get_args(OwnData)
+if TYPE_CHECKING:
+    DataSetName = str
+else:
+    DataSetName = Literal[(*SOURCES, *OWN_DATA)]
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
-_AtLeast1 = Annotated[int, Meta(ge=1)]
-_Accuracy = Annotated[float, Meta(ge=0, le=1)]
 _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30, as float32 numbers can be")]
 
 
@@ -51,40 +50,40 @@ def is_path(key: str, value: str) -> bool:
 
 @dataclass(frozen=True)
 class ModelSection(Checked):
-    """`[model]`: one of the compact networks, or `linear`, which can take features instead of images; or your own
-    network, `path/to/file.py:NAME`: a `torch.nn.Module`, or a class or function that returns one, see
-    `hushfleet.models.module`.
+    """`[model]`: the network, what it learns, and what it starts from.
 
-    `features` are fixed and come with the task: `scattering` (28x28 grey, 32x32 colour and the like), `filters` (8x8),
-    a pretrained network (`torchvision:mobilenet_v3_small`, `timm:NAME`), or your own ONNX file that takes the task's
-    images, with pixels in [0, 1], and returns `[batch, features]` or ends with a classifier; a relative path starts at
-    the task file's folder (in an override: at the working directory). `unit-norm` are no features of images: it scales
-    a sample of up to 4095 values, normalised as without features, to norm 1. With method `hush`, `linear` takes it if
-    no features are named.
-
-    `directions` says how many leading directions of the features the shared head takes as input and sends; a device's
-    own part uses all. Left out, method `hush` uses the number of its rule, other methods use all. A network without a
-    classifier returns features in no order, so that all are sent.
-
-    With `share = "head"` only the last layer of a compact network is trained and sent. The other layers are fixed: the
-    task's seed draws them, or they come from the safetensors file `weights` (a run stores its global model as one), and
-    they come with the task like features. For a pretrained network, `weights` is the file that its authors offer; left
-    out, it is the file in the download folder of torchvision or timm.
-
-    `start` is the model to continue from: the folder of an earlier run or a `global-ROUND.safetensors` of it. Left out,
-    the seed draws the first model. A class that both tasks have keeps its outputs, a new class starts with the mean of
-    the others, and devices keep their own parts of the model. Network and features must be the same.
-
-    `loss` says what the network learns (`hushfleet.losses`): `cross-entropy`, one of several classes; `binary`,
-    yes or no for each output (multi-label); `squared` or `huber`, numbers (regression), which need `tolerance`: an
-    answer is right if every output is at most this far from its target, in the target's unit; or `reconstruction`, to
-    reproduce the input, which needs no labels: an input that is reproduced badly is unusual. A board's threshold is
-    chosen so that the share `false_alarms` of its normal samples lies above it.
+    :param name: one of the compact networks; `linear`, which can take features instead of images; or your own network,
+        `path/to/file.py:NAME`: a `torch.nn.Module`, or a class or function that returns one
+        (`hushfleet.models.module`).
+    :param features: for `linear`, fixed and sent with the task: `scattering` (28x28 grey, 32x32 colour and the like),
+        `filters` (8x8), a pretrained network (`torchvision:mobilenet_v3_small`, `timm:NAME`), or your own ONNX file
+        that takes the task's images, with pixels in [0, 1], and returns `[batch, features]` or ends with a classifier;
+        a relative path starts at the task file's folder (in an override: at the working directory). `unit-norm` are no
+        features of images: it scales a sample of up to 4095 values, normalised as without features, to norm 1; method
+        `hush` takes it if none are named.
+    :param directions: how many leading directions of the features the shared head takes as input and sends; a device's
+        own part uses all. Left out, method `hush` uses the number of its rule, other methods use all. A network without
+        a classifier returns features in no order, so that all are sent.
+    :param share: `all`: the whole network is trained and sent; `head`: only the last layer of a compact network. The
+        other layers are fixed: the task's seed draws them, or they come from `weights`, and they are sent with the task
+        like features.
+    :param weights: a safetensors file with the fixed layers; a run stores its global model as one. For a pretrained
+        network, the file that its authors offer; left out, the file in torchvision's or timm's download folder.
+    :param start: the model to continue from: the folder of an earlier run or a `global-ROUND.safetensors` of it. Left
+        out, the seed draws the first model. A class that both tasks have keeps its outputs, a new class starts with the
+        mean of the others, and devices keep their own parts. Network and features must be the same.
+    :param loss: `cross-entropy`, one of several classes; `binary`, yes or no for each output (multi-label); `squared`
+        or `huber`, numbers (regression); `reconstruction`, the input itself, without labels: an input that is
+        reproduced badly is unusual.
+    :param tolerance: for a loss of numbers: an answer is right if every output is at most this far from its target, in
+        the target's unit.
+    :param false_alarms: for `reconstruction`: a board's threshold is chosen so that this share of its normal samples
+        lies above it; 0.01 if left out.
     """
 
     name: str
     features: str | None = None
-    directions: _AtLeast1 | None = None
+    directions: AtLeast1 | None = None
     share: Literal["all", "head"] = "all"
     weights: str | None = None
     start: str | None = None
@@ -92,41 +91,10 @@ class ModelSection(Checked):
     tolerance: Tolerance | None = None
     false_alarms: Probability | None = None
 
+    rules = rules.MODEL
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.features is not None and self.name != "linear":
-            raise ValueError(f"features go with name = 'linear', not {self.name!r}, which takes images")
-        if self.directions is not None and self.features in (None, UNIT_NORM):
-            raise ValueError(
-                f"directions = {format_value(self.directions)}: need features; no other inputs have an order"
-            )
-        if self.share == "head" and self.name == "linear":
-            raise ValueError("share = 'head' needs a network of several layers; 'linear' has one")
-        named = self.features is not None and ":" in self.features and not is_path("features", self.features)
-        if self.weights is not None and self.share != "head" and not named:
-            raise ValueError(
-                f"weights = {format_value(self.weights)}: are those of the fixed layers, and need share = 'head' or "
-                "features such as 'torchvision:mobilenet_v3_small'"
-            )
-        if (self.tolerance is not None) != find_loss(self.loss).of_numbers:
-            raise ValueError(
-                f"tolerance and a loss of numbers ('squared', 'huber') need each other, and loss = {self.loss!r} has "
-                f"tolerance = {self.tolerance}; it is how far a prediction may be from its target and still count as "
-                "right, for example 0.5"
-            )
-        inputs = find_loss(self.loss).of_inputs
-        if self.false_alarms is not None and not inputs:
-            raise ValueError(f"false_alarms = {self.false_alarms:g} belongs to loss = 'reconstruction'; leave it out")
-        if inputs and (self.name == "linear" or self.share == "head"):
-            raise ValueError(
-                "loss = 'reconstruction' needs a network with a narrow layer, which one layer (name = 'linear', "
-                "share = 'head') does not have; take name = 'autoencoder', or your own with one output for "
-                "each value of a sample"
-            )
-        if self.name == "autoencoder" and not inputs:
-            raise ValueError(
-                f"name = 'autoencoder' gives its input back; set loss = 'reconstruction', not {self.loss!r}"
-            )
         for key, path in (
             ("features", self.features),
             ("weights", self.weights),
@@ -151,14 +119,14 @@ class ModelSection(Checked):
         """Whether the model takes features that are ordered by importance. Raises `BadInput` for a bad file."""
         if self.features is None or not is_path("features", self.features):
             return self.takes_pixels
-        from hushfleet.models.features import have_order  # with PyTorch
+        from hushfleet.models.features import find_features  # with PyTorch
 
-        return have_order(self.features)
+        return find_features(self.features).has_order(self.features)
 
 
 @dataclass(frozen=True)
 class MethodSection(Checked):
-    """`[method]`: its name and its own settings, which the method's configuration class checks."""
+    """`[method]`: its name, and its own settings beside it, which the method's configuration class checks."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -174,40 +142,24 @@ class MethodSection(Checked):
             require(not too_large, f"method.{key}", value, "a whole number of 64 bits, or have a decimal point")
 
     @classmethod
-    def of(cls, plain: Any) -> MethodSection:
-        """Reads a table that has `name` and the settings. Raises `Malformed`."""
-        if not isinstance(plain, dict):
-            raise Malformed(f"method = {format_value(plain)}: expected a table")
-        if "name" not in plain:
-            raise Malformed(missing("name", "method"))
-        name = from_plain(str, plain["name"], where="method.name")
-        try:
-            return cls(name, {key: value for key, value in plain.items() if key != "name"})
-        except ValueError as error:
-            raise Malformed(str(error)) from error
+    def of(cls, plain: dict[str, Any]) -> MethodSection:
+        """Makes the section of a table with `name` and the settings. Raises `ValueError`."""
+        return cls(plain["name"], {key: value for key, value in plain.items() if key != "name"})
 
     @classmethod
-    def faults(cls, plain: Any) -> list[str]:
-        """Returns all reasons why `of` refuses a table: its keys, their types and ranges; or else the error of `of`."""
+    def faults(cls, plain: Any) -> list[Fault]:
+        """Returns all reasons why `of` would refuse a table: its keys, and their types and ranges."""
+        if not isinstance(plain, dict):
+            return faults(cls, plain, "method")
+        if "name" not in plain:
+            return [Fault(missing("name", "method"))]
+        if found := faults(str, plain["name"], "method.name"):
+            return found
         try:
-            cls.of(plain)
-            return []
-        except Malformed as error:
-            said = str(error)
-        name = plain.get("name") if isinstance(plain, dict) else None
-        if not isinstance(name, str):
-            return [said]
-        try:
-            kind: type = find_method(name).config
-        except HushfleetError:
-            return [said]
-        settings = {key: value for key, value in plain.items() if key != "name"}
-        found = list(unknown(kind, settings, "method"))
-        for each in fields(kind):
-            if each.name in settings:
-                value = settings[each.name]
-                found += _out_of_range(each, value) or faults(hints(kind)[each.name], value, f"method.{each.name}")
-        return found or [said]
+            kind = find_method(plain["name"]).config
+        except HushfleetError as error:
+            return [Fault(str(error))]
+        return faults(kind, {key: value for key, value in plain.items() if key != "name"}, "method")
 
     def to_wire(self) -> dict[str, Any]:
         return {"name": self.name, **self.settings}
@@ -220,45 +172,35 @@ class MethodSection(Checked):
         return find_method(self.name).parts(self.config(), privacy, rounds)
 
 
-def _out_of_range(setting: Field[Any], value: Any) -> list[str]:
-    try:
-        if isinstance(value, int | float):
-            check_range(setting, value)
-    except ValueError as error:
-        return [f"method.{error}"]
-    return []
-
-
 @dataclass(frozen=True)
 class PrivacySection(Checked):
-    """`[privacy]`: the privacy guarantee, and the noise that it needs.
+    """`[privacy]`: the privacy guarantee, and the noise that it needs. Give `noise_multiplier`, or `epsilon`.
 
-    Give `noise_multiplier`, or `epsilon`, from which it is computed. With `strict`, the default, `epsilon` also holds
-    against the server. `as-published` repeats a paper, and `epsilon` is the paper's number: it holds only against an
-    observer who sees nothing but the aggregate (epsilon_release).
-    By default `delta` is a tenth of one over the number of devices with `strict`, and ten times that, as in the papers,
-    with `as-published`.
-
-    With `secure` a server that does not hold the operator's key sees nothing but sums (`hushfleet.secure`), and
-    `epsilon` holds against it. At least `honest_fraction` of the devices are assumed to be honest: the noise is divided
-    among the honest devices that remain in the smallest sum (`round.min_updates`) when all dishonest devices are in it.
-    `delta` is 1e-5 by default.
-
-    `accountant` converts noise to epsilon and back: `exact`, or `rdp` (Rényi), the looser one that the papers used.
-
-    `reading` says what `epsilon` counts: `user-level` counts rounds in which every device takes part;
-    `client-sampling` treats the cohort as a Poisson sample of the devices that nobody sees (DP-FedSim), although the
-    broker sees it; `pooled-sampling` is FedDPA's public accountant, which counts batches drawn from the pooled records,
-    although training does not draw them so. The last two belong to `as-published`.
-
-    With `unit = "record"` each gradient is noised (DP-SGD): `clip_norm` bounds each record's gradient, a batch includes
-    a record with probability `sample_rate` (by default the batch size over an even share of the training records),
-    a round has `local_epochs / sample_rate` batches, or `local_steps`, and `epsilon` holds against the server, over
-    all rounds.
-
-    In the field the owner of a device sets its budget and preference (DEVICE.toml, `[limits]`). In a simulation each
-    device allows `budget` against the server; if the method lets devices choose their noise, each chooses the standard
-    noise times 1 plus a normal deviation with standard deviation `preference_std`, within 0.2 to 5.
+    :param unit: what is protected: `device`, all data of a device, or `record`, each sample, with noise on each
+        gradient (DP-SGD).
+    :param accounting: `strict`: `epsilon` also holds against the server. `secure`: a server without the operator's key
+        sees nothing but sums (`hushfleet.secure`), `epsilon` holds against it, and the noise is divided. `as-published`
+        repeats a paper: `epsilon` is the paper's number, and holds only against an observer who sees nothing but the
+        aggregate (epsilon_release).
+    :param clip_norm: L2 bound of an update, or with the unit `record` of each record's gradient; `inf`: not clipped.
+    :param noise_multiplier: the noise's standard deviation over the clip norm.
+    :param epsilon: of all rounds together, from which the noise multiplier is computed.
+    :param delta: left out: with `strict` a tenth of one over the number of devices, with `as-published` ten times that,
+        as in the papers; with `secure` or the unit `record` 1e-5.
+    :param honest_fraction: with `secure`: at least this share of the devices is assumed to be honest: the noise is
+        divided among the honest devices that remain in the smallest sum (`round.min_updates`) when all dishonest
+        devices are in it.
+    :param sample_rate: with the unit `record`: the probability that a batch includes a record; left out, the batch size
+        over an even share of the training records. A round has `local_epochs / sample_rate` batches, or `local_steps`.
+    :param accountant: converts noise to epsilon and back: `exact`, or `rdp` (Rényi), the looser one of the papers.
+    :param reading: what `epsilon` counts: `user-level` counts rounds in which every device takes part;
+        `client-sampling` treats the cohort as a Poisson sample of the devices that nobody sees (DP-FedSim), although
+        the broker sees it; `pooled-sampling` is FedDPA's public accountant, which counts batches drawn from the pooled
+        records, although training does not draw them so. The last two belong to `as-published`.
+    :param budget: in a simulation, what each device allows against the server; in the field the owner of a device sets
+        it (DEVICE.toml, `[limits]`).
+    :param preference_std: in a simulation, if the method lets devices choose their noise: each takes the standard noise
+        times 1 plus a normal deviation with this standard deviation, within 0.2 to 5.
     """
 
     unit: Unit = "device"
@@ -274,108 +216,81 @@ class PrivacySection(Checked):
     budget: PositiveOrInf = math.inf
     preference_std: Annotated[float, Meta(ge=0, le=10)] = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.noise_multiplier is not None and self.epsilon is not None:
-            raise ValueError(
-                f"noise_multiplier = {self.noise_multiplier:g} and epsilon = {self.epsilon:g}: give one of them, not "
-                "both"
-            )
-        if self.sample_rate is not None and self.unit != "record":
-            raise ValueError(f"sample_rate = {self.sample_rate:g}: needs unit = 'record'")
-        if self.reading != "user-level" and self.unit == "record":
-            raise ValueError(
-                f"reading = {self.reading!r}: needs unit = 'device'; a record's epsilon has one accountant"
-            )
-        if self.reading != "user-level" and self.accounting == "strict":
-            raise ValueError(
-                f"reading = {self.reading!r}: counts as a paper does, and not what the server sees; to repeat a paper "
-                'write privacy.accounting = "as-published", else leave reading out'
-            )
-        if math.isinf(self.clip_norm) and (self.noise_multiplier or self.epsilon):
-            raise ValueError("clip_norm = inf: must be finite where noise is added, since the noise is scaled to it")
-        if math.isfinite(self.clip_norm) and not 1e-9 <= self.clip_norm <= 1e4:  # what an update's steps can be
-            raise ValueError(f"clip_norm = {self.clip_norm:g}: must be 1e-9 to 1e4, or inf")
-        if self.noise_multiplier and self.noise_multiplier < 1e-6:
-            raise ValueError(f"noise_multiplier = {self.noise_multiplier:g}: must be 0, or 1e-6 to 1000")
+    rules = rules.PRIVACY
 
 
 @dataclass(frozen=True)
 class PlanSection(Checked):
     """`[plan]`: what `hushfleet plan` assumed or simulated. It decides only the sentence on whether the fleet pays.
 
-    `images` per board, and `alpha` of their labels, are guesses. The rest is what `--data` simulated on public images:
-    `measured_on` names them, `devices` is the size of a fleet in which all are honest and present, `alone` has the
-    accuracies without the others, on own labels and on all, and each of `points` has an epsilon, the accuracies of own
-    heads and of the shared head, and the gain's deviation over seeds.
+    :param images: of a board; a guess.
+    :param alpha: how evenly labels are spread over the boards; a guess.
+    :param measured_on: the public images that `--data` simulated; the keys below are its results.
+    :param devices: size of a fleet in which all are honest and present.
+    :param alone: two accuracies without the others, on own labels and on all.
+    :param points: each with an epsilon, the accuracies of own heads and of the shared head, and the gain's deviation
+        over seeds.
     """
 
-    images: _AtLeast1 | None = None
+    images: AtLeast1 | None = None
     alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     measured_on: str = ""
     devices: Annotated[float, Meta(ge=1, le=1e6)] | None = None
-    alone: tuple[_Accuracy, ...] = ()
-    points: tuple[tuple[Annotated[float, Meta(ge=1e-3, le=1e3)], _Accuracy, _Accuracy, _Accuracy], ...] = ()
+    alone: tuple[Fraction, ...] = ()
+    points: tuple[tuple[Annotated[float, Meta(ge=1e-3, le=1e3)], Fraction, Fraction, Fraction], ...] = ()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.measured_on and not (self.images and self.devices and len(self.alone) == 2 and self.points):
-            raise ValueError(
-                f"measured_on = {format_value(self.measured_on)}: a simulation needs images, devices, two values of "
-                "alone, and points; `hushfleet plan --data --out` writes them"
-            )
+    rules = rules.PLAN
 
 
 @dataclass(frozen=True)
 class DataSection(Checked):
     """`[data]`: the data set, and how a simulation divides it among devices.
 
-    For `folder`, `class_names` and `input_shape` describe the devices' class folders; `path` is the folder in which a
-    simulation finds `train/<class>/*` and `test/<class>/*`, and an aggregator in the field its public test set. A
-    relative path starts at the task file's folder (in an override: at the working directory).
-
-    `arrays` is an `.npz` file `path` with train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`);
-    `csv` is a file `path` with the columns `label`, perhaps `device`, and values, or a folder with `train.csv` and
-    `test.csv`. In the field give `class_names` and `input_shape`. With `partition = "given"` the file says which device
-    each sample belongs to.
-
-    A network is given pixels in [0, 1] and all other values as they are, in a simulation as on a board; with `mean` and
-    `std`, one of each for a channel, it is given (value - mean) / std. They are public numbers that you give, because
-    nothing is computed from private data.
-
-    What tables contain is the same for all samples and boards, and is never concluded from the samples: `columns` names
-    the columns of values of CSV files in the order in which the network takes them (left out, it is the order in the
-    file `path`), `decimal` is the decimal mark of CSV files, `labels` says whether labels are `names` of classes or
-    `numbers` from 0, and `values` whether values are `pixels` from 0 to 255 or `numbers`. A board's owner may say
-    otherwise in DEVICE.toml.
-
-    With a `model.loss` other than cross-entropy, y are numbers, `class_names` are the names of the outputs (in
-    CSV files the columns of the targets), and a regression's targets are scaled by `target_mean` and `target_std`, one
-    of each for an output: public numbers that you give, because nothing is computed from private data; a network learns
-    (target - mean) / std.
-
-    With `window = "30d"` a board trains only on the samples that arrived in the current window of 30 days, so that a
-    person who appears in one window is protected by the epsilon of that window (docs/privacy.md). In a simulation all
-    samples have arrived in the current window.
-
-    `augment = "flip-crop"` flips images at random and moves them by up to 4 pixels before each training step.
-
-    With `test_fraction = 0` a device trains on its whole share, and its own-distribution test part is drawn from
-    the common test set by its label shares.
-
-    Each simulated device gets `unlabelled` additional images, with its own mix of classes but without labels. They are
-    drawn from the training images that `limit` leaves out, and help its own head after the last round (`hush` with few
-    devices); a board has `data.unlabelled` in DEVICE.toml.
+    :param name: a public data set; or your own data: `folder`, class folders of images; `arrays`, an `.npz` file with
+        train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`); `csv`, columns `label`, perhaps
+        `device`, and values. In the field give `class_names` and `input_shape`.
+    :param devices: number of devices.
+    :param partition: how a simulation deals samples out; with `given` the file says whose each sample is.
+    :param alpha: for `dirichlet-class` and `dirichlet-device`: the larger, the more alike the devices are.
+    :param classes_per_device: for `pathological`.
+    :param test_fraction: share of a device's samples that it is tested on. With 0 it trains on its whole share, and its
+        test part is drawn from the common test set by its label shares.
+    :param min_samples: of a device.
+    :param limit: use only this many training samples.
+    :param unlabelled: number of additional images of each simulated device, with its own mix of classes but without
+        labels, drawn from the training images that `limit` leaves out. They help its own head after the last round
+        (`hush` with few devices); a board has `data.unlabelled` in DEVICE.toml.
+    :param augment: `flip-crop` flips images at random and moves them by up to 4 pixels before each training step.
+    :param window: such as `30d`: a board trains only on the samples that arrived in the current window, so that a
+        person who appears in one window is protected by the epsilon of that window (docs/privacy.md). In a simulation
+        all samples have arrived in the current window.
+    :param path: of your own data: the folder with `train/<class>/*` and `test/<class>/*`, the file, or for `csv` a
+        folder with `train.csv` and `test.csv`; in the field the aggregator's public test set. A relative path starts at
+        the task file's folder (in an override: at the working directory).
+    :param class_names: the meaning of labels 0, 1, ...; for other losses the names of the outputs, which are the
+        columns of the targets in CSV files.
+    :param input_shape: channels, height, width of a sample.
+    :param mean: one for each channel: with `std`, a network is given (value - mean) / std; left out, pixels in [0, 1]
+        and all other values as they are. They are public numbers that you give: nothing is computed from private data.
+    :param std: as `mean`.
+    :param target_mean: one for each output of a regression: a network learns (target - mean) / std; public numbers.
+    :param target_std: as `target_mean`.
+    :param columns: the columns of values of CSV files, in the order in which the network takes them; left out, in the
+        order of the file `path`. This and the next three are the same for all samples and boards, and are never
+        concluded from the samples. A board's owner may say otherwise in DEVICE.toml.
+    :param decimal: the decimal mark of CSV files.
+    :param labels: whether labels are `names` of classes or `numbers` from 0.
+    :param values: whether values are `pixels` from 0 to 255 or `numbers`.
     """
 
     name: DataSetName
     devices: Annotated[int, Meta(ge=1, le=100_000)] = 10
     partition: Partition = "iid"
     alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None
-    classes_per_device: _AtLeast1 | None = None
+    classes_per_device: AtLeast1 | None = None
     test_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.2
     min_samples: Annotated[int, Meta(ge=2)] = 10
-    limit: _AtLeast1 | None = None
+    limit: AtLeast1 | None = None
     unlabelled: Annotated[int, Meta(ge=0, le=10_000)] = 0
     augment: Augment = "none"
     window: str | None = None
@@ -391,40 +306,12 @@ class DataSection(Checked):
     labels: LabelKind = ""
     values: ValueKind = ""
 
+    rules = rules.DATA
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.path is not None:  # absolute, because a run can be resumed from a copy of the task, in any folder
             object.__setattr__(self, "path", expanded(self.path, "path").absolute())
-        if self.window_s and self.window_s < 3600:
-            raise ValueError(f"window = {self.window!r}: must be an hour or more, such as '30d'")
-        if self.partition.startswith("dirichlet") and self.alpha is None:
-            raise ValueError(f"partition = {self.partition!r} needs alpha, for example alpha = 1.0")
-        if self.partition == "pathological" and self.classes_per_device is None:
-            raise ValueError("partition = 'pathological' needs classes_per_device, for example 2")
-        if len(set(map(one_form, self.class_names))) != len(self.class_names):
-            raise ValueError(f"class_names = {format_value(list(self.class_names))}: each name may appear only once")
-        if self.name == "folder" and (not self.class_names or self.input_shape is None):
-            raise ValueError("name = 'folder' needs class_names and input_shape, such as [3, 32, 32]")
-        if self.name not in OWN_DATA and self.path is not None:
-            raise ValueError(
-                f"path is for your own data alone ({', '.join(OWN_DATA)}); leave it out: name = {self.name!r} is in "
-                "--data-dir"
-            )
-        if len(self.mean) != len(self.std) or (self.mean and self.name not in OWN_DATA):
-            raise ValueError(
-                "mean and std come together, one of each for a channel, with your own data; here they have "
-                f"{len(self.mean)} and {len(self.std)} values"
-            )
-        if len(self.target_mean) != len(self.target_std):
-            raise ValueError(
-                "target_mean and target_std come together, one of each for an output; here they have "
-                f"{len(self.target_mean)} and {len(self.target_std)} values"
-            )
-        if self.class_names and len(self.target_mean) not in (0, len(self.class_names)):
-            raise ValueError(f"target_mean has {len(self.target_mean)} values, for {len(self.class_names)} outputs")
-        if self.partition == "given" and self.name not in ("arrays", "csv"):
-            raise ValueError("partition = 'given' goes with name = 'arrays' or 'csv', which can say whose a sample is")
-        check_form(self, self.name)
 
     @property
     def form(self) -> SampleForm:
@@ -444,10 +331,11 @@ class DataSection(Checked):
 class WireSection(WireSpec):
     """`[wire]`: the encoding that devices are told, and two keys that only the aggregator uses.
 
-    `downlink` is how a global model reaches devices that hold an earlier one: `difference`, encoded, with a step of
-    `downlink_step` times the standard deviation of the noise in the aggregate (`relative_step` times the root mean
-    square of a layer's change if there is no noise); or `full`, exactly as it was computed. Left out, it is
-    `full` if `codec` rounds no more than a float does, because such a task wants exact averages.
+    :param downlink: how a global model reaches devices that hold an earlier one: `difference`, encoded; or `full`,
+        exactly as it was computed. Left out, it is `full` if `codec` rounds no more than a float does, because such a
+        task wants exact averages.
+    :param downlink_step: the step of a difference, in units of the standard deviation of the noise in the aggregate;
+        without noise it is `relative_step` times the root mean square of a layer's change.
     """
 
     downlink: Literal["difference", "full"] | None = None

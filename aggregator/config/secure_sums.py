@@ -1,12 +1,10 @@
-"""Checks that a task file meets the requirements of secure sums, and makes the specification for devices."""
+"""Makes the specification of secure sums for devices."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Literal
 
-from hushfleet.aggregator.config.question import total_rounds
-from hushfleet.aggregator.config.sections import WireSection
 from hushfleet.config.spec import MAX_SECURE_ROUNDS, SecureSpec
 from hushfleet.errors import PrivacyError
 from hushfleet.privacy.ring import least_bits
@@ -19,20 +17,8 @@ if TYPE_CHECKING:
 LEAST_SHARE = 0.9  # a secure sum is opened only with at least this share of the cohort
 
 
-def check_task(task: Task) -> int:
-    """Returns the least number of updates in a sum. Raises `ValueError` for a task that secure sums do not support."""
-    if task.wire.codec not in ("masked", WireSection().codec):
-        raise ValueError(f'wire.codec = {task.wire.codec!r}: secure sums have their own, "masked"; leave it out')
-    if task.round.aggregation != "mean":
-        raise ValueError(f"round.aggregation = {task.round.aggregation!r}: a secure sum gives only the mean")
-    if task.privacy.reading != "user-level":
-        raise ValueError(
-            f"privacy.reading = {task.privacy.reading!r}: with privacy.accounting = 'secure' every round counts in "
-            "full; leave it out"
-        )
-    if math.isinf(task.privacy.clip_norm):
-        raise ValueError("privacy.clip_norm = inf: must be finite for sums of whole numbers")
-    task.round.check_updates(task.cohort_size)
+def least_updates(task: Task) -> int:
+    """Returns the least number of updates in a sum: the task's, or nine tenths of a cohort."""
     if task.round.min_updates > 1:
         return task.round.min_updates
     cohort, rate = task.cohort_size, task.sampling_rate
@@ -46,7 +32,7 @@ def spec_of(task: Task, *, noise_multiplier: float, size: int | None) -> SecureS
 
     Raises `PrivacyError` if no honest devices are left, or no ring is fine enough.
     """
-    if (rounds := total_rounds(task)) > MAX_SECURE_ROUNDS:
+    if (rounds := task.total_rounds) > MAX_SECURE_ROUNDS:
         evaluated = "" if rounds == task.round.rounds else f", {rounds} with those that evaluate"
         raise PrivacyError(
             f"round.rounds = {task.round.rounds}{evaluated}: secure sums allow at most {MAX_SECURE_ROUNDS}, since a "

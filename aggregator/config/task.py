@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from hushfleet.aggregator.config.question import EvaluationSection, StatisticSection, check_question, noise_factor
-from hushfleet.aggregator.config.round_section import RoundSection, check_buffered
+from hushfleet.aggregator.config import rules
+from hushfleet.aggregator.config.question import EvaluationSection, StatisticSection, evaluations, noise_factor
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.config.season import SeasonSection
@@ -26,20 +27,18 @@ from hushfleet.aggregator.config.sections import (
     WireSection,
     is_path,
 )
-from hushfleet.aggregator.config.secure_sums import check_task, spec_of
-from hushfleet.codecs.registry import codec_of
+from hushfleet.aggregator.config.secure_sums import least_updates, spec_of
 from hushfleet.config.spec import MAX_BATCHES, PrivacySpec, SecureSpec
 from hushfleet.config.toml_text import without_none
-from hushfleet.config.written import faults, with_lines
+from hushfleet.config.written import Fault, faults, refusal, with_lines
 from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput, Malformed, PrivacyError, format_value
 from hushfleet.losses import FAULT, find_loss
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
-from hushfleet.methods.server import ServerHalf
-from hushfleet.methods.sums import check_sums
-from hushfleet.privacy.accounting.epsilon import check_delta, noise_multiplier_for
+from hushfleet.privacy.accounting.noise_for import check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor, sensitivity
+from hushfleet.rules import check_rules
 from hushfleet.schema import (
     Checked,
     Count,
@@ -59,7 +58,11 @@ FALSE_ALARMS = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Task(Checked):
-    """A whole task file."""
+    """A whole task file.
+
+    :param name: of the task.
+    :param seed: of everything that a simulation draws, and of the first model.
+    """
 
     name: Name
     seed: Count = 0
@@ -79,25 +82,18 @@ class Task(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._complete_features()
+        check_rules(self, rules.SEASON_OF_TASK)
         self._complete_season()
-        if self.round.buffered:
-            check_buffered(self.privacy, self.method, self.parts)
-        secure = self.privacy.accounting == "secure"
-        if secure:
-            self._complete_sums()
-        elif self.wire.codec == "masked":
-            raise ValueError('wire.codec = "masked" needs privacy.accounting = "secure"')
-        self.round.check(self.data.devices, honest_fraction=self.privacy.honest_fraction if secure else None)
-        self._check_epsilon()
-        self._check_loss()
-        self._check_augment()
-        self._check_window()
-        self._check_preferences()
-        self._check_codec()
-        self._check_aggregation()
-        self._check_patience()
-        self._check_delta()
-        check_question(self)
+        check_rules(self, rules.SUMS_OF_TASK)
+        if self.privacy.accounting == "secure":
+            check_rules(self, rules.SECURE_SUMS)
+            object.__setattr__(self, "wire", replace(self.wire, codec="masked"))
+            object.__setattr__(self, "round", replace(self.round, min_updates=least_updates(self)))
+        check_rules(self, rules.TASK)
+        if self.statistic is not None:
+            shape = self.data.input_shape
+            targets = () if self.targets.are_classes else self.class_names or None
+            self.statistic.check_column(None if shape is None else math.prod(shape), targets)
 
     def to_plain(self) -> dict[str, Any]:
         """Returns the task as `parse_task` reads it: dicts, lists and scalars; keys without a value are left out."""
@@ -111,56 +107,9 @@ class Task(Checked):
             object.__setattr__(self, "model", replace(self.model, features=features))
 
     def _complete_season(self) -> None:
-        """Takes a season's epsilon as the task's. Refuses seasons that contradict the rest of the file."""
-        season, privacy = self.season, self.privacy
-        if season is None:
-            return
-        if self.schedule.until is not None:
-            raise ValueError(
-                f"schedule.until = {self.schedule.until} would end each season on that day: leave it out, as a season "
-                f"ends after season.every = {season.every!r}"
-            )
-        if season.number > 1 and not self.name.endswith(f"-{season.number}"):
-            raise ValueError(f"name = {self.name!r}: the name of season {season.number} ends in -{season.number}")
-        if season.epsilon is None or season.epsilon == privacy.epsilon:
-            return
-        if privacy.epsilon is not None or privacy.noise_multiplier is not None:
-            raise ValueError(
-                f"season.epsilon = {season.epsilon:g}: [privacy] says already how much noise it has; leave one out"
-            )
-        object.__setattr__(self, "privacy", replace(privacy, epsilon=season.epsilon))
-
-    def _complete_sums(self) -> None:
-        """Adds the settings that follow from secure sums where the file leaves them out."""
-        min_updates = check_task(self)
-        object.__setattr__(self, "wire", replace(self.wire, codec="masked"))
-        object.__setattr__(self, "round", replace(self.round, min_updates=min_updates))
-        try:
-            check_sums(self.parts(), self._some_privacy(), self.method.config())
-        except (PrivacyError, BadInput) as error:
-            raise ValueError(f"method.name = {self.method.name!r}: {error}") from error
-
-    def _check_epsilon(self) -> None:
-        """Refuses a task that asks for an epsilon, or for noise, if its method adds no noise to updates."""
-        privacy = self.privacy
-        if privacy.unit == "record" or self.parts().stages:
-            return
-        for key, value in (("epsilon", privacy.epsilon), ("noise_multiplier", privacy.noise_multiplier)):
-            if value:
-                raise ValueError(
-                    f"privacy.{key} = {value:g}: method.name = {self.method.name!r} adds no noise to updates, so no "
-                    f"epsilon holds; take for example 'dp-fedavg', or leave {key} out"
-                )
-
-    def _check_window(self) -> None:
-        """Refuses windows if devices without new samples cannot send noise: a decline reveals that they have none."""
-        by_record = self.privacy.unit == "record"
-        if self.data.window_s and not by_record and not (self.parts().takes_empty and self.noises_updates):
-            raise ValueError(
-                f"data.window = {self.data.window!r}: with method.name = {self.method.name!r} a device without new "
-                'samples would have to decline, which tells that none have arrived; take "hush" with noise, or '
-                'privacy.unit = "record"'
-            )
+        """Takes a season's epsilon as the task's."""
+        if self.season is not None and self.season.epsilon is not None:
+            object.__setattr__(self, "privacy", replace(self.privacy, epsilon=self.season.epsilon))
 
     @property
     def first_name(self) -> str:
@@ -171,6 +120,11 @@ class Task(Checked):
     def cohort_size(self) -> int:
         """The number of devices in a round; the average number if devices are drawn."""
         return min(self.round.cohort_size or self.data.devices, self.data.devices)
+
+    @property
+    def total_rounds(self) -> int:
+        """The number of training rounds and evaluation rounds together."""
+        return self.round.rounds + evaluations(self)
 
     @property
     def sampling_rate(self) -> float:
@@ -197,99 +151,12 @@ class Task(Checked):
         """Names of classes or outputs; for a reconstruction the name of a fault; empty if the data have the names."""
         return self.data.class_names or ((FAULT,) if self.targets.are_inputs else ())
 
-    def _check_loss(self) -> None:
-        """Refuses settings that are defined only for classes if the loss is another one."""
-        loss, section = self.model.loss, self.data
-        if section.target_mean and not find_loss(loss).of_numbers:
-            raise ValueError(
-                "data.target_mean and data.target_std belong to a model.loss of numbers ('squared', 'huber')"
-            )
-        if find_loss(loss).of_classes:
-            return
-        refused = {
-            f"data.name = {section.name!r} has classes; take 'arrays' or 'csv'": section.name not in ("arrays", "csv"),
-            f"data.partition = {section.partition!r} deals samples out by their classes; take 'iid', or 'given' with "
-            "your own": section.partition not in ("iid", "given"),
-            "data.test_fraction = 0 draws test parts by the shares of classes; set for example 0.2": (
-                section.test_fraction == 0
-            ),
-            f"data.unlabelled = {section.unlabelled} is for own heads, which classes alone have; leave it out": (
-                section.unlabelled > 0
-            ),
-            f"data.augment = {section.augment!r} changes the input and not the target; take 'none'": (
-                find_loss(loss).of_inputs and section.augment != "none"
-            ),
-            f"method.name = {self.method.name!r} is defined for classes alone; take for example 'dp-fedavg' or "
-            "'fedper'": self.parts().of_classes,
-        }
-        for words in (words for words, is_so in refused.items() if is_so):
-            raise ValueError(f"model.loss = {loss!r} has no classes, and {words}")
-
-    def _check_augment(self) -> None:
-        if self.data.augment != "none" and self.model.has_features:
-            features = self.model.features
-            found = "model.share = 'head'" if features is None else f"model.features = {features!r}"
-            raise ValueError(
-                f"data.augment = {self.data.augment!r}: with {found} each image's features are computed once, so "
-                "images cannot be changed from step to step; leave one of them out"
-            )
-
-    def _check_preferences(self) -> None:
-        if self.privacy.preference_std > 0 and self.parts().max_preference is None:
-            raise ValueError(
-                f"privacy.preference_std = {self.privacy.preference_std:g}: with method.name = {self.method.name!r} "
-                "all devices add the same noise; leave it out, or take 'apdp-fl'"
-            )
-
-    def _check_codec(self) -> None:
-        needs_noise = codec_of(self.wire.codec).needs_noise
-        if needs_noise and not self.noises_updates:
-            raise ValueError(
-                f'wire.codec = "{self.wire.codec}" {needs_noise}, and here no noise is added to the update; use '
-                '"quantized", or privacy.unit = "device" with noise'
-            )
-
-    def _check_aggregation(self) -> None:
-        """Refuses a median for a method that weighs updates or aggregates in its own way."""
-        name, rules = self.method.name, self.round
-        if rules.aggregation == "mean":
-            return
-        server = self.parts().server
-        if type(server).aggregate is not ServerHalf.aggregate:
-            raise ValueError(
-                f"round.aggregation = {rules.aggregation!r}: method.name = {name!r} aggregates in its own way; "
-                "take 'mean'"
-            )
-        if server.weighs:
-            raise ValueError(
-                f"round.aggregation = {rules.aggregation!r} gives every update the same weight, and {name!r} "
-                "weighs them; switch that off (dp-fedsim: method.msa = false), or keep the mean"
-            )
-
-    def _check_patience(self) -> None:
-        if self.round.patience and type(self.parts().server).final is not ServerHalf.final:
-            raise ValueError(
-                f"round.patience = {self.round.patience}: method.name = {self.method.name!r} ends with what it makes "
-                "of its last rounds, so it cannot end sooner; leave patience out"
-            )
-
-    def _check_delta(self) -> None:
-        if self.privacy.unit == "record":
-            return  # the number of records of a device is not known before the data are
-        published = self.privacy.accounting == "as-published"
-        try:
-            check_delta(self.delta, max(self.data.devices, 2), as_published=published)
-        except PrivacyError as error:
-            raise ValueError(
-                f"privacy.delta = {self.delta:g}: {error}; to repeat a paper with its own delta write "
-                'privacy.accounting = "as-published"'
-            ) from error
-
     def parts(self) -> Method:
         """Returns the method's parts, with a placeholder for the amount of noise if that is not known yet."""
-        return self.method.parts(self._some_privacy(), self.round.rounds)
+        return self.method.parts(self.some_privacy(), self.round.rounds)
 
-    def _some_privacy(self) -> PrivacySpec:
+    def some_privacy(self) -> PrivacySpec:
+        """Returns the specification, with a placeholder for the amount of noise if that is not known yet."""
         section = self.privacy
         noise = section.noise_multiplier if section.noise_multiplier is not None else float(bool(section.epsilon))
         secure = self.secure_spec()
@@ -328,7 +195,7 @@ class Task(Checked):
         rate, batches = self._record_batches(train_samples) if self.privacy.unit == "record" else (1.0, 1)
         noise_multiplier = self._noise_multiplier(train_samples, rate, batches)
         return replace(
-            self._some_privacy(),
+            self.some_privacy(),
             noise_multiplier=noise_multiplier,
             sample_rate=rate,
             batches=batches,
@@ -448,27 +315,25 @@ def parse_task(
     _leave_out_others(plain, overrides)
     for override in overrides:
         _apply(plain, override)
-    read, errors = {**plain}, list(unknown(Task, plain))
+    read, found = {**plain}, [Fault(each) for each in unknown(Task, plain)]
     for name in plain.keys() & _SECTIONS.keys():
-        errors += faults(_SECTIONS[name], plain[name], name)
+        found += faults(_SECTIONS[name], plain[name], name)
     if "method" in plain:
-        errors += MethodSection.faults(plain["method"])
-    if not errors:
-        if "method" in plain:
-            read["method"] = MethodSection.of(plain["method"])
+        found += MethodSection.faults(plain["method"])
+    if not found:
         try:
+            if "method" in plain:
+                read["method"] = MethodSection.of(plain["method"])
             task = from_plain(Task, read, where="task")
             steps = _steps(task, plain)
             return from_plain(Task, {**read, **steps}, where="task") if steps else task
-        except Malformed as error:
-            errors = [str(error).removeprefix("task: ").removeprefix("task.")]
+        except (Malformed, ValueError) as error:
+            found = [Fault(str(error).removeprefix("task: ").removeprefix("task."), getattr(error, "code", ""))]
     if file is not None:
         set_here = tuple(override.partition("=")[0].strip() for override in overrides)
-        not_here = [error for error in errors if set_here and error.startswith(set_here)]
-        errors = [*with_lines(file, sorted(set(errors) - set(not_here))), *not_here]
-    else:
-        errors = sorted(errors)
-    raise BadInput(f"{where}: {'; '.join(errors)}")
+        not_here = [fault for fault in found if set_here and fault.startswith(set_here)]
+        found = [*with_lines(file, sorted(set(found) - set(not_here))), *not_here]
+    raise refusal(where, found if file is not None else sorted(found))
 
 
 def _steps(task: Task, plain: dict[str, Any]) -> dict[str, Any]:

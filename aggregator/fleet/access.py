@@ -25,6 +25,7 @@ from hushfleet.aggregator.broker.config import (
     mosquitto_acl,
     mosquitto_config,
 )
+from hushfleet.aggregator.broker.programs import MOSQUITTO
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.devices.roster_signing import RosterChanges
 from hushfleet.aggregator.fleet import keys
@@ -123,7 +124,9 @@ def reload_brokers(folder: FleetFolder) -> int:
         with contextlib.suppress(OSError, ValueError):
             pid = int((folder.broker / file).read_text())
             name = Path(f"/proc/{pid}/comm")
-            if not name.exists() or name.read_text().strip() == "mosquitto":  # another process may have this pid by now
+            if (
+                not name.exists() or name.read_text().strip() == MOSQUITTO.name
+            ):  # another process may have this pid by now
                 os.kill(pid, signal.SIGHUP)
                 asked += 1
     return asked

@@ -25,7 +25,7 @@ from hushfleet.aggregator.fleet.authority import Authority, is_fresh, key_digest
 from hushfleet.aggregator.fleet.folder import FleetConfig
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RefusedRequest, RegisteredBoard
 from hushfleet.errors import BadSignature, Malformed
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.charge import Charge
 from hushfleet.schema import unpack
 from hushfleet.wire.format.chunks import MAX_RANGES
 from hushfleet.wire.format.fleet_messages import (

@@ -83,7 +83,7 @@ class UpdatesPart(Checked):
     """
 
     second_stage: Share = 0.1
-    error_budget: Annotated[float, Meta(ge=0, lt=1, description="in [0, 1)")] = 0.05
+    error_budget: Annotated[float, Meta(ge=0, lt=1)] = 0.05
     soak_minutes: NotNegative = 10.0
     kib_per_second: Positive = 1024.0
 

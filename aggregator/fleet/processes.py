@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hushfleet.aggregator.broker.child import dies_with_parent
-from hushfleet.aggregator.broker.config import find_mosquitto
 from hushfleet.aggregator.broker.process import check_port_free, speaks_tls
+from hushfleet.aggregator.broker.programs import find_mosquitto
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.folder import FleetFolder

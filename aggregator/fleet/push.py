@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import IO
 
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, MountedBoot
 from hushfleet.firmware_profiles.cards.bundle import PYTHONS
-from hushfleet.firmware_profiles.cards.customised import FOLDER
-from hushfleet.firmware_profiles.cards.seed import Card, stage
+from hushfleet.firmware_profiles.cards.seed import FOLDER, Card, stage
 
 _SAYS = "hushfleet looks around:"  # a login may print other things before
 _LOOK = (
@@ -76,7 +74,7 @@ def push(host: SshHost, card: Card) -> None:
     """Puts the card's folder on the board, installs from it, and removes it. Raises `HushfleetError`."""
     with tempfile.TemporaryDirectory(prefix="hushfleet-push-") as name, tempfile.TemporaryFile() as archive:
         folder = Path(name)
-        stage(card, _NoWriter(), MountedBoot(folder), folder)
+        stage(card, folder)
         with tarfile.open(fileobj=archive, mode="w") as tar:
             tar.add(folder / FOLDER, FOLDER, filter=_owned_by_nobody)
         # Only one line per step: ssh may be asking for a password on this terminal.
@@ -86,19 +84,6 @@ def push(host: SshHost, card: Card) -> None:
     print("installing there", flush=True)
     install = _INSTALL % ("" if host.is_root else "sudo ")
     _ssh(host.destination, ["-t", *host.options], install, stdin=None)
-
-
-class _NoWriter:
-    """A seed writer without files: the board has started already, so it needs none for its first start."""
-
-    name = "push"
-    secrets: Sequence[str] = ()
-
-    def files(self, card: Card, boot: BootPartition) -> dict[str, str]:
-        return {}
-
-    def afterwards(self, card: Card, boot: BootPartition) -> dict[str, str]:
-        return {}
 
 
 def _ssh(

@@ -15,11 +15,10 @@ from typing import Any
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.view import PrivacyLeft
 from hushfleet.aggregator.results.result import Lifetime
-from hushfleet.durations import describe_duration
+from hushfleet.durations import Period, describe_duration
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget, describe_period
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import epsilon_server_of, rounds_that_fit
-from hushfleet.privacy.mechanism import Charge
-from hushfleet.privacy.periods import Period
 from hushfleet.schema import unpack
 
 MOST_ROUNDS = 1000  # at most so many further rounds are counted

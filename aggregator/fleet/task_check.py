@@ -30,11 +30,11 @@ from hushfleet.aggregator.rounds.thresholds import Given, Thresholds, keys_in, o
 from hushfleet.config.toml_text import toml_value
 from hushfleet.firmware_profiles.cards.device_toml import decline_of
 from hushfleet.methods import make_method
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import epsilon_server_of
-from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.health import Problem
 
 _ADD = "add boards (hushfleet fleet add), or set"

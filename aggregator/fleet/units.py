@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.broker.config import find_mosquitto
+from hushfleet.aggregator.broker.programs import find_mosquitto
 from hushfleet.aggregator.fleet.folder import WRITTEN_BY_AGGREGATOR, FleetFolder
 
 PREFIX = "hushfleet"

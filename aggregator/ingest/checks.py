@@ -20,8 +20,9 @@ from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.codecs.registry import codec_of, steps_for
 from hushfleet.config.spec import TaskSpec
 from hushfleet.errors import BadSignature, StoreError, WireError
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.question import RoundRules
-from hushfleet.methods.state import PublicState, RoundTerms
+from hushfleet.methods.state import PublicState
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.secure.committee import MOST_MEMBERS
 from hushfleet.wire.format.messages import RoundPlan

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
-from hushfleet.blocks import blocks
+from hushfleet.array_api import blocks
 from hushfleet.errors import WireError
 from hushfleet.wire.format.update import SIGNED, UpdateFormat
 

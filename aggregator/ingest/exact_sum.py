@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from hushfleet.aggregator.ingest.decoding import MAX_MAGNITUDE
-from hushfleet.array_api import Array, array_namespace
-from hushfleet.blocks import blocks
+from hushfleet.array_api import Array, array_namespace, blocks
 from hushfleet.errors import Malformed
 
 SCALE_BITS = 40

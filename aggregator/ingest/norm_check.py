@@ -29,7 +29,7 @@ FALSE_REFUSAL = 1e-9
 """The probability that an honest update is refused in a round, for any network and codec."""
 
 # The relative error of a norm from float32 arithmetic; and the error from the grid of the noise, 2^-9 deviations
-# (`hushfleet.privacy.grid`), in deviations: an error along the update's direction, by Hoeffding's inequality.
+# (`privacy.noise.add_on_grid`), in deviations: an error along the update's direction, by Hoeffding's inequality.
 _FLOAT32, _GRID = 1e-5, 1e-2
 _ROUNDING = 2.0**-11  # the relative error of a single value in float16, allowed in every codec
 _EVENTS = 7  # events that may fail in a layer: two tails of X, two of |e|^2, two of <u, e>, and the largest value

@@ -11,12 +11,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any, Self
 
 from rich.columns import Columns
 from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
-from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
@@ -24,12 +23,11 @@ from rich.text import Text
 
 from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.notebook import NotebookConsole
-from hushfleet.aggregator.observe.progress import Heartbeat, format_time
+from hushfleet.aggregator.observe.progress import format_time, moving
 from hushfleet.aggregator.results.fleet_state import Activity, Opening, RunState
 from hushfleet.aggregator.results.report import page
 from hushfleet.aggregator.results.report.readable import (
     NOT_MEASURED,
-    codec,
     epsilon_number,
     number,
     percent,
@@ -37,13 +35,8 @@ from hushfleet.aggregator.results.report.readable import (
 )
 from hushfleet.aggregator.results.report.sweeps import noise_table, seed_table
 from hushfleet.aggregator.results.report.terminal import terminal_table
-from hushfleet.aggregator.results.report.verdict import (
-    answer,
-    further_answers,
-    gain_cell,
-    judge,
-    received,
-)
+from hushfleet.aggregator.results.report.verdict import gain_cell, judge
+from hushfleet.aggregator.results.report.words import Words, sentences
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.rounds.next_round import shortfall_text
 from hushfleet.aggregator.rounds.schedule import moment_text
@@ -77,18 +70,10 @@ class FleetDisplay:
         self._rounds = self._progress.add_task("rounds", total=None)
         self._lock = threading.Lock()
         self._redrawn = self.console.is_terminal or isinstance(self.console, NotebookConsole)
-        self._shown = ExitStack()
-        self._heartbeat = Heartbeat(self.console, self._under_way)
+        self._shown, self._printed = ExitStack(), threading.Event()
 
     def __enter__(self) -> Self:
-        shown: AbstractContextManager[Any]
-        if isinstance(self.console, NotebookConsole):
-            shown = self.console.moving(self, stays=True)
-        elif self._redrawn:
-            shown = Live(self, console=self.console, refresh_per_second=4)
-        else:
-            shown = self._heartbeat
-        self._shown.enter_context(shown)
+        self._printed = self._shown.enter_context(moving(self.console, self, self._under_way, stays=True))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,7 +98,7 @@ class FleetDisplay:
                 line = self.state.take_news()
         if line:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-            self._heartbeat.note_output()
+            self._printed.set()
 
     def replay(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Processes the log of a resumed run; its old warnings are not shown again."""
@@ -271,14 +256,6 @@ def summary_table(result: Result) -> RenderableType:
     title = f"{result.method} on {result.dataset}, {result.devices} devices, {len(result.rounds)} rounds"
     heads = (_measure_or_score(result), "federated", "alone", "difference")
     table = terminal_table(page.Table(heads, rows), title=title)
-    epsilons = ", ".join(f"{name} {words}" for name, words in headline.epsilons)
-    bits = "" if result.bits_per_value is None else f"{number(result.bits_per_value)} bits per parameter"
-    form = "; ".join(filter(None, [bits, codec(result.wire) if result.wire else ""]))
-    sent = size(result.uplink_bytes) if result.uplink_bytes else "bytes not counted"
-    facts = (
-        f"{epsilons}, delta {number(headline.delta)}, {result.accounting}, accountant {result.accountant}; "
-        f"sent up {sent}{form and f' ({form})'}, {received(result)}"
-    )
     sweeps = [
         terminal_table(table, title=title)
         for table, title in (
@@ -290,9 +267,8 @@ def summary_table(result: Result) -> RenderableType:
     return Group(
         *([table] if result.statistic is None else []),
         *sweeps,
-        Text(facts),
-        Text(answer(result, headline), "bold"),
-        *map(Text, further_answers(result, headline)),
+        Text(Words(result, headline).told("facts")),
+        *(Text(words, "bold" * (name == "answer")) for name, words in sentences(result, headline).items()),
     )
 
 

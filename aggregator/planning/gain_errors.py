@@ -1,4 +1,4 @@
-"""Gives a predicted gain its interval, by errors that `benchmarks/gain_errors.py` measured for this way to predict."""
+"""Gives a predicted gain its interval, by errors that were measured for this way to predict."""
 
 from __future__ import annotations
 

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hushfleet.aggregator.config.question import noise_factor
-from hushfleet.aggregator.config.sections import OWN_DATA, PlanSection
+from hushfleet.aggregator.config.sections import PlanSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.planning.advice import Advice, ImagesBy, Question, verdict
 from hushfleet.aggregator.planning.gain_errors import Answer, Interval
 from hushfleet.aggregator.planning.gain_table import GainTable, gain_table
 from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.report.readable import evaluated
-from hushfleet.data.sets import facts
+from hushfleet.data.form import OWN_DATA
+from hushfleet.data.sets import SOURCES
 from hushfleet.methods.hush_rule import rule
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 
@@ -102,8 +103,8 @@ def _described(task: Task) -> tuple[int, tuple[int, int, int] | None] | None:
     """Returns the number of classes and the shape of images; None if only the data say them."""
     if task.data.name in OWN_DATA:
         return (len(task.class_names), task.data.input_shape) if task.class_names else None
-    classes, channels = facts(task.data.name)
-    return classes, (3, 32, 32) if channels == 3 else None
+    source = SOURCES[task.data.name]
+    return len(source.class_names), (3, 32, 32) if len(source.mean) == 3 else None
 
 
 def _unlike_the_table(task: Task, asked: Question, counted: float) -> Iterator[str]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import rounds_left
-from hushfleet.privacy.mechanism import Charge
 
 MOST_SEASONS = 10_000
 _DAY = timedelta(days=1)

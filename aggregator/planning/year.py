@@ -13,7 +13,7 @@ from hushfleet.durations import describe_duration, duration_s
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
-from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
+from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 
 
 @dataclass(frozen=True)

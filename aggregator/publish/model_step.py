@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hushfleet.aggregator.config.sections import WireSection
-from hushfleet.codecs.quantized import MAX_STEP, MIN_STEP
+from hushfleet.codecs.codec import MAX_STEP, MIN_STEP
 from hushfleet.codecs.symbols import MAX_LEVEL
 from hushfleet.errors import Malformed
 from hushfleet.wire.format.difference import EncodedDifference, encode_difference

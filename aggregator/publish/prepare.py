@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hushfleet.aggregator.config.question import question_of, total_rounds
-from hushfleet.aggregator.config.sections import OWN_DATA
+from hushfleet.aggregator.config.question import question_of
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.publish.start import EarlierModel
 from hushfleet.config.spec import MAX_SPEC_BYTES, BlobRef, DropoutSpec, ModelSpec, TaskSpec
 from hushfleet.data.arrays import load_arrays
 from hushfleet.data.csv_file import LABEL, load_csv_set
 from hushfleet.data.folder import load_folder_set
-from hushfleet.data.form import MOST_COLUMNS, SampleForm, ValueKind
+from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, SampleForm, ValueKind
 from hushfleet.data.measurements import advise_normalisation
 from hushfleet.data.samples import DataSet, LabelledSamples
 from hushfleet.data.sets import load
@@ -126,7 +125,7 @@ def prepare(
     graphs = export_graphs(model, objective=task.targets.objective(method.objective))
     spec = TaskSpec(
         task=f"{task.name}-{run_id or os.urandom(4).hex()}",
-        rounds=total_rounds(task),
+        rounds=task.total_rounds,
         method=task.method.name,
         method_config=task.method.settings,
         privacy=privacy,

@@ -9,11 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated
 
-from pydantic import Field
-
-from hushfleet.aggregator.results.json_record import Count, JsonRecord, Number
+from hushfleet.aggregator.results.json_record import Count, Epsilon, JsonRecord
 from hushfleet.config.question import QuestionKind, QuestionSpec
 
 DEVIATIONS = 1.96
@@ -22,14 +19,14 @@ USEFUL_BELOW = 0.05
 """A gain with a standard error of five points or more does not say whether a fleet pays."""
 
 
-class WithError(JsonRecord):
+class WithError(JsonRecord, frozen=True):
     """A value, and its error: the true value is within it in 19 of 20 cases."""
 
-    value: Number
-    error: Annotated[Number, Field(ge=0)]
+    value: float
+    error: Epsilon
 
 
-class EvaluationRow(JsonRecord):
+class EvaluationRow(JsonRecord, frozen=True):
     """The evaluation after a round: accuracies as fractions of 1, means over devices, on samples not trained on.
 
     :param devices: how many devices answered.
@@ -52,7 +49,7 @@ class EvaluationRow(JsonRecord):
         return self.gain.error / DEVIATIONS < USEFUL_BELOW
 
 
-class StatisticRow(JsonRecord):
+class StatisticRow(JsonRecord, frozen=True):
     """A statistic of the devices' data.
 
     :param devices: how many devices answered.

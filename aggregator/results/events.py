@@ -27,6 +27,9 @@ TEXT_FIELDS = {"event", "device", "cohort", "task", "method", "engine", "broker"
 TEXT_FIELDS |= {"layers", "action", "target", "accountant", "timezone"}
 
 
+_PIECE_BYTES = 1 << 20
+
+
 class EventLog:
     """Appends events to a file; safe to share between threads, usable as a context manager.
 
@@ -78,18 +81,13 @@ class EventLog:
 
 
 def iterate_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the events of a log, oldest first, one by one, because the log of a long run is large.
+    """Yields the events of a log, oldest first, piece by piece, because the log of a long run is large.
 
     A missing file has no events, and other lines are skipped.
     """
-    try:
-        with Path(path).open("rb") as file:
-            for line in file:
-                event = _parse(line) if line.endswith(b"\n") else None
-                if event is not None and isinstance(event.get("event"), str):
-                    yield event
-    except FileNotFoundError:
-        return
+    tail = EventTail(path)
+    while piece := tail.read_lines(_PIECE_BYTES):
+        yield from (event for event in map(_parse, piece) if event is not None and isinstance(event.get("event"), str))
 
 
 class EventTail:
@@ -108,6 +106,9 @@ class EventTail:
         A missing file has no objects. A file that is shorter than before was started again, so it is read from its
         start. Lines that are not a JSON object are skipped.
         """
+        return [event for line in self.read_lines(about_bytes) if (event := _parse(line)) is not None]
+
+    def read_lines(self, about_bytes: int = -1) -> list[bytes]:
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset if self.offset <= file.seek(0, os.SEEK_END) else 0)
@@ -116,7 +117,30 @@ class EventTail:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self.offset = start + len(whole)
-        return [event for line in whole.split(b"\n") if (event := _parse(line)) is not None]
+        return whole.split(b"\n")[:-1]
+
+
+class DeviceMetrics:
+    """The lines that simulated devices write about themselves. A device may be rounds ahead of the log.
+
+    :param folder: has a folder for each device.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tails: dict[str, EventTail] = {}
+        self._waiting: list[tuple[str, dict[str, Any]]] = []
+
+    def read(self, device: str) -> None:
+        """Reads a device's new lines after its update: it writes them before it sends the update."""
+        tail = self._tails.setdefault(device, EventTail(self._folder / device / "metrics.jsonl"))
+        self._waiting += [(device, line) for line in tail.read() if isinstance(line.get("round"), int)]
+
+    def until(self, round: int) -> list[tuple[str, dict[str, Any]]]:
+        """Returns the lines up to this round, each once, with their devices."""
+        found = [each for each in self._waiting if each[1]["round"] <= round]
+        self._waiting = [each for each in self._waiting if each[1]["round"] > round]
+        return found
 
 
 def _from_json(event: dict[str, Any]) -> dict[str, Any]:

@@ -382,7 +382,7 @@ class RunState(FleetState):
                 setattr(self, name, event[name])
         self._see_release(event)
         if isinstance(event.get("lost"), dict):
-            self.lost = LostRounds.model_validate(event["lost"])
+            self.lost = LostRounds.of(event["lost"])
         if event.get("asked") == "evaluation" and event.get("answer"):
             self.evaluation = evaluation_of(
                 event["answer"], event["answer_stds"], round=self.rounds_closed, devices=event["participants"]

@@ -1,60 +1,39 @@
-"""Defines the base class of the parts of `result.json`, and the types of numbers that JSON cannot write.
+"""Defines the base class of the parts of `result.json`, and their types of numbers.
 
-An epsilon is infinite if no noise was added, and JSON has no infinity: it is written as the string
-`"inf"` and read back as the number.
+The types are checked where a file is read or written, not in a program that makes a part. An epsilon is infinite if no
+noise was added, and JSON has no infinity: it is written as the text `"inf"` and read back as the number.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+import msgspec
+from msgspec import Meta
 
+from hushfleet.plain_json import to_json
+from hushfleet.schema import Count as Count
 
-def _read(value: Any) -> Any:
-    if isinstance(value, str) and value in ("inf", "-inf"):
-        return float(value)
-    if hasattr(value, "tolist"):  # a NumPy scalar
-        value = value.tolist()
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    return value
-
-
-def _write(value: float | None) -> float | str | None:
-    if value is None or math.isfinite(value):
-        return value
-    return "inf" if value > 0 else "-inf"
+Measured = float | None
+"""A number, which may be infinite; None if it was not measured."""
+Fraction = Annotated[float, Meta(ge=0, le=1)] | None
+"""An accuracy or a share in [0, 1]; None if it was not measured."""
+Epsilon = Annotated[float, Meta(ge=0)]
+"""May be infinite."""
+Delta = Annotated[float, Meta(gt=0, lt=1)]
 
 
-_json = PlainSerializer(_write, when_used="json")
-Number = Annotated[float, BeforeValidator(_read), _json]
-"""A number that may be infinite."""
-Measured = Annotated[float | None, BeforeValidator(_read), _json]
-"""A number, or null if it was not measured or is NaN."""
-Fraction = Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator(_read)]
-"""An accuracy or a share in [0, 1], or null."""
-Count = Annotated[int, BeforeValidator(_read), Field(ge=0)]
-Seconds = Annotated[float, BeforeValidator(_read)]
+class JsonRecord(msgspec.Struct, frozen=True):
+    """A part of the file."""
 
-
-class JsonRecord(BaseModel):
-    """A part of the file; arrays are accepted as lists. Raises `ValidationError`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, populate_by_name=True)
-
-    @model_validator(mode="before")
     @classmethod
-    def _arrays_are_lists(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            return {name: v.tolist() if hasattr(v, "tolist") else v for name, v in data.items()}
-        return data
+    def of(cls, plain: Any) -> Self:
+        """Checks a part, or the JSON of one, whose unknown keys are ignored. Arrays become lists, and NaN becomes None.
 
+        Raises `msgspec.ValidationError`.
+        """
+        return msgspec.convert(to_json(plain), cls, strict=False)
 
-def mistakes(error: ValidationError) -> list[str]:
-    """Returns each mistake as "where: what"; the text of our own validators is kept without pydantic's prefix."""
-    return [
-        f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {each.get('ctx', {}).get('error') or each['msg']}"
-        for each in error.errors(include_url=False)
-    ]
+    def but(self, **changes: Any) -> Self:
+        """Returns a copy with other values of some fields."""
+        return msgspec.structs.replace(self, **changes)

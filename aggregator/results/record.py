@@ -38,7 +38,7 @@ from hushfleet.codecs.registry import codec_of
 from hushfleet.config.spec import SecureSpec, TaskSpec, WireSpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import title_of
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.terms import TRUST
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import assumption
@@ -119,13 +119,13 @@ def record(
         wire=_wire_info(spec.wire, noised=noise_multiplier > 0 and spec.privacy.unit == "device"),
         boards={row.device: row.board for row in store.devices() if row.board},
         rounds=[
-            RoundRow.model_validate(asdict(summary) | (_times(row) if engine == "field" else {}), extra="ignore")
+            RoundRow.of(asdict(summary) | (_times(row) if engine == "field" else {}))
             for summary, row in zip(summaries, closed, strict=True)
         ],
         evaluations=evaluations(summaries),
         statistic=_statistic(spec, summaries),
         local_only=LocalOnly(),
-        privacy=[row.model_copy(update={"lifetime": lifetimes.get(row.device)}) for row in privacy.values()],
+        privacy=[row.but(lifetime=lifetimes.get(row.device)) for row in privacy.values()],
         lost_rounds=lost_rounds(store, delta=delta, accountant=accountant),
         details=Details(
             devices=names,

@@ -9,38 +9,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import Field, ValidationError, model_validator
+import msgspec
+from msgspec import Meta
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow
-from hushfleet.aggregator.results.json_record import Count, Fraction, JsonRecord, Measured, Number, mistakes
+from hushfleet.aggregator.results.json_record import Count, Delta, Epsilon, Fraction, JsonRecord, Measured
 from hushfleet.aggregator.results.server_sees import RosterBy
 from hushfleet.config.spec import Form
 from hushfleet.errors import BadInput
 from hushfleet.losses import ACCURACY
+from hushfleet.plain_json import to_json
 from hushfleet.privacy.terms import Accountant, Accounting, TrustModel
 
 SCHEMA: Literal[1] = 1
 _encode = json.JSONEncoder(allow_nan=False).encode
 _KEYED_BY_DEVICE = ("boards", "refusals", "declines", "faults", "in_vain")
-_BY_ROUND_AND_DEVICE = ("accuracy_own_common", "accuracy_own_local", "epsilon_server", "epsilon_release")
-_BY_ROUND_AND_LAYER = ("personal_share", "clip_weights")
-_BY_ROUND = ("eq20_bytes", "float32_bytes", "values_sent", "timeline")
-_BY_DEVICE = (
-    "local_only_common",
-    "local_only_local",
-    "own_heads",
-    "local_test_images",
-    "rounds_accepted",
-    "uplink_bytes",
-    "label_counts",
-)
 
 
-class ModelInfo(JsonRecord):
+class ModelInfo(JsonRecord, frozen=True):
     """The trained network: `layers` are (name, number of parameters) in the order of the flat vector."""
 
     name: str
@@ -48,7 +39,7 @@ class ModelInfo(JsonRecord):
     layers: list[tuple[str, int]]
 
 
-class RoundRow(JsonRecord):
+class RoundRow(JsonRecord, frozen=True, kw_only=True):
     """One round. The three accuracies are means over devices, defined in `docs/result.md`.
 
     :param opened_at: time in UTC; None in a simulation.
@@ -76,7 +67,7 @@ class RoundRow(JsonRecord):
     suspected_wraps: Count = 0
 
 
-class LocalOnly(JsonRecord):
+class LocalOnly(JsonRecord, frozen=True):
     """The same networks trained by each device alone: means over devices.
 
     :param way: what was trained instead if the model is one linear layer on features: the best of several models, in
@@ -88,7 +79,7 @@ class LocalOnly(JsonRecord):
     way: str = ""
 
 
-class OwnHead(JsonRecord):
+class OwnHead(JsonRecord, frozen=True):
     """The head of a linear model that a device mixed by its own images; known only in simulations.
 
     :param shared: the weight of the shared head in it; `pulled`: of heads pulled to the shared head; `alone`: of a head
@@ -108,7 +99,7 @@ class OwnHead(JsonRecord):
     unlabelled: Count = 0
 
 
-class Lifetime(JsonRecord):
+class Lifetime(JsonRecord, frozen=True):
     """The privacy loss of one device over all tasks that this aggregator knows, at the delta of the device's own limit.
 
     :param epsilon_server: for adding or removing a unit, as everywhere; `exchange_server`: for exchanging one unit for
@@ -118,15 +109,15 @@ class Lifetime(JsonRecord):
     :param window: the part of it that counts for samples of one window, in words; empty if the task has no windows.
     """
 
-    epsilon_server: Annotated[Number, Field(ge=0)]
-    exchange_server: Annotated[Number, Field(ge=0)]
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    epsilon_server: Epsilon
+    exchange_server: Epsilon
+    delta: Delta
     since: int = 0
     period: str = ""
     window: str = ""
 
 
-class PrivacyRow(JsonRecord):
+class PrivacyRow(JsonRecord, frozen=True, kw_only=True):
     """The privacy that one device has spent at the end of the run, against each adversary.
 
     :param exchange_server: like epsilon_server, for exchanging one unit for another; null if the accountant cannot
@@ -140,9 +131,9 @@ class PrivacyRow(JsonRecord):
     device: str
     unit: str
     adjacency: str
-    delta: Annotated[float, Field(gt=0, lt=1)]
-    epsilon_server: Annotated[Number, Field(ge=0)]
-    epsilon_release: Annotated[Number, Field(ge=0)]
+    delta: Delta
+    epsilon_server: Epsilon
+    epsilon_release: Epsilon
     rounds_charged: Count
     raw_values: list[str] = []
     noised_server: Measured = None
@@ -151,7 +142,7 @@ class PrivacyRow(JsonRecord):
     lifetime: Lifetime | None = None
 
 
-class LostRounds(JsonRecord):
+class LostRounds(JsonRecord, frozen=True):
     """The rounds that made no model, because too few updates came.
 
     :param boards: number of devices whose updates were accepted in them, and are in no model.
@@ -160,7 +151,7 @@ class LostRounds(JsonRecord):
 
     rounds: Count
     boards: Count
-    epsilon: Number
+    epsilon: Epsilon
 
     def words(self, closed: int) -> str:
         """:param closed: number of all closed rounds."""
@@ -171,7 +162,7 @@ class LostRounds(JsonRecord):
         return f"{self.rounds} of {closed} rounds made no model, because too few updates came{paid}"
 
 
-class WireInfo(JsonRecord):
+class WireInfo(JsonRecord, frozen=True, kw_only=True):
     """The encoding of updates.
 
     :param step: the quantisation step of `quantized`, else null. Its unit is named by `step_unit`: the standard
@@ -179,11 +170,11 @@ class WireInfo(JsonRecord):
     """
 
     codec: Form
-    step: Annotated[float, Field(gt=0)] | None = None
+    step: Annotated[float, Meta(gt=0)] | None = None
     step_unit: Literal["noise", "rms"]
 
 
-class Repeated(JsonRecord):
+class Repeated(JsonRecord, frozen=True):
     """The run with another setting; accuracies are the last measured ones. The gain is `accuracy_own_common` (if
     devices have own heads: `accuracy_global`) minus the local-only accuracy, with its standard error over devices."""
 
@@ -194,15 +185,15 @@ class Repeated(JsonRecord):
     gain_standard_error: Measured = None
 
 
-class SweepPoint(Repeated):
+class SweepPoint(Repeated, frozen=True, kw_only=True):
     """The run repeated at another noise level."""
 
-    noise_multiplier: Annotated[float, Field(ge=0)]
-    epsilon_server: Annotated[Number, Field(ge=0)]
-    epsilon_release: Annotated[Number, Field(ge=0)]
+    noise_multiplier: Epsilon
+    epsilon_server: Epsilon
+    epsilon_release: Epsilon
 
 
-class SeedPoint(Repeated):
+class SeedPoint(Repeated, frozen=True, kw_only=True):
     """The run repeated with another seed: other devices' data, first model and noise.
 
     :param local_only_common: mean final accuracy when each device trains alone; `local_only_local`: on own data.
@@ -213,7 +204,7 @@ class SeedPoint(Repeated):
     local_only_local: Fraction = None
 
 
-class TimelineRow(JsonRecord):
+class TimelineRow(JsonRecord, frozen=True):
     """A round: its time in seconds since the run began, and the numbers of devices by outcome.
 
     The numbers are null if the round is not in the event log. `late`: connected, but no update when the round closed;
@@ -230,7 +221,7 @@ class TimelineRow(JsonRecord):
     lost: Count | None = None
 
 
-class Rerun(JsonRecord):
+class Rerun(JsonRecord, frozen=True):
     """The record that is needed to repeat the run.
 
     :param command: the command as typed.
@@ -247,7 +238,7 @@ class Rerun(JsonRecord):
     runtime: str = ""
 
 
-class Example(JsonRecord):
+class Example(JsonRecord, frozen=True):
     """An image of the common test set of a simulation, and the classes that models predict for it.
 
     :param png: the image, as base64.
@@ -255,7 +246,7 @@ class Example(JsonRecord):
     :param device: the device of the own model and of the model trained alone.
     """
 
-    png: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]+=*$")]
+    png: Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]+=*$")]
     label: Count
     device: str
     said_global: Count
@@ -263,14 +254,23 @@ class Example(JsonRecord):
     said_alone: Count | None = None
 
 
-PerRound = list[Measured]
-Grid = list[list[Measured]]
+def _by(*sizes: str) -> Meta:
+    """Says by what a list is: of rounds, devices, layers of the model or classes; and what its items are lists of."""
+    return Meta(extra={"sizes": sizes})
 
 
-class Details(JsonRecord):
+PerRound = Annotated[list[Measured], _by("rounds")]
+RoundsByDevice = Annotated[list[list[Fraction]], _by("rounds", "devices")]
+Spent = Annotated[list[list[Measured]], _by("rounds", "devices")]
+PerDevice = Annotated[list[Count], _by("devices")]
+Confusion = Annotated[list[list[Count]], _by("classes", "classes")]
+
+
+class Details(JsonRecord, frozen=True):
     """The data of the plots. Every list may be empty: then it was not recorded.
 
-    Lists by round are in the order of `rounds`, lists by device of `devices`, lists by layer of `model.layers`.
+    Lists by round are in the order of `rounds`, lists by device of `devices`, lists by layer of `model.layers`. Their
+    types say which, and a result checks the lengths.
 
     :param score: what an accuracy counts if targets are no classes, such as "within 0.5 of the target"; empty: classes.
     :param measure: the name of the score. In the file it replaces "accuracy" in keys that begin with "accuracy_".
@@ -278,42 +278,42 @@ class Details(JsonRecord):
     """
 
     devices: list[str] = []
-    accuracy_own_common: list[list[Fraction]] = []
-    accuracy_own_local: list[list[Fraction]] = []
-    local_only_common: list[Fraction] = []
-    local_only_local: list[Fraction] = []
-    own_heads: list[OwnHead | None] = []
+    accuracy_own_common: RoundsByDevice = []
+    accuracy_own_local: RoundsByDevice = []
+    local_only_common: Annotated[list[Fraction], _by("devices")] = []
+    local_only_local: Annotated[list[Fraction], _by("devices")] = []
+    own_heads: Annotated[list[OwnHead | None], _by("devices")] = []
     common_test_images: Count | None = None
-    local_test_images: list[Count] = []
-    personal_share: list[list[Fraction]] = []
-    clip_weights: Grid = []
-    label_counts: list[list[Count]] = []
+    local_test_images: PerDevice = []
+    personal_share: Annotated[list[list[Fraction]], _by("rounds", "layers")] = []
+    clip_weights: Annotated[list[list[Measured]], _by("rounds", "layers")] = []
+    label_counts: Annotated[list[list[Count]], _by("devices", "classes")] = []
     class_names: list[str] = []
     score: str = ""
     measure: str = ACCURACY
-    chance: Annotated[list[Fraction], Field(min_length=2, max_length=2)] | None = None
+    chance: Annotated[list[Fraction], Meta(min_length=2, max_length=2)] | None = None
     eq20_bytes: PerRound = []
     float32_bytes: PerRound = []
-    values_sent: list[Count] = []
-    epsilon_server: Grid = []
-    epsilon_release: Grid = []
-    rounds_accepted: list[Count] = []
-    uplink_bytes: list[Count] = []
+    values_sent: Annotated[list[Count], _by("rounds")] = []
+    epsilon_server: Spent = []
+    epsilon_release: Spent = []
+    rounds_accepted: PerDevice = []
+    uplink_bytes: PerDevice = []
     refusals: dict[str, dict[str, Count]] = {}
     declines: dict[str, dict[str, Count]] = {}
     decline_reasons: dict[str, str] = {}
     faults: dict[str, Count] = {}
-    timeline: list[TimelineRow] = []
+    timeline: Annotated[list[TimelineRow], _by("rounds")] = []
     in_vain: dict[str, Count] = {}
-    confusion_global: list[list[Count]] = []
-    confusion_own: list[list[Count]] = []
+    confusion_global: Confusion = []
+    confusion_own: Confusion = []
     confusion_devices: Count = 0
     examples: list[Example] = []
     seeds: list[SeedPoint] = []
     privacy_sweep: list[SweepPoint] = []
 
 
-class SumsInfo(JsonRecord):
+class SumsInfo(JsonRecord, frozen=True, kw_only=True):
     """The party that decides which devices may be in a secure sum, as in `SumFacts`.
 
     :param min_devices: the smallest number of devices in a sum.
@@ -324,17 +324,17 @@ class SumsInfo(JsonRecord):
     min_devices: Count
 
 
-class Result(JsonRecord):
-    """One run. `schema_version` is the key `schema` in the file."""
+class Result(JsonRecord, frozen=True, kw_only=True):
+    """One run."""
 
-    schema_version: Literal[1] = Field(default=SCHEMA, alias="schema")
+    schema: Literal[1] = SCHEMA
     task: str
     recorded_at: str | None = None  # missing in files of earlier versions
     federation: str | None = None  # likewise; None in simulations
     method: str
     dataset: str
     partition: str
-    devices: Annotated[int, Field(gt=0)]
+    devices: Annotated[int, Meta(gt=0)]
     seed: int | None
     engine: str
     model: ModelInfo
@@ -343,8 +343,8 @@ class Result(JsonRecord):
     sums: SumsInfo | None = None  # likewise; None also without secure sums
     assumption: str | None = None  # what secure sums assume about the fleet, by the newest roster
     accountant: Accountant = "rdp"  # files without this key were made with it
-    clip_norm: Annotated[Number, Field(gt=0)]
-    noise_multiplier: Annotated[float, Field(ge=0)]
+    clip_norm: Annotated[float, Meta(gt=0)]
+    noise_multiplier: Epsilon
     wire: WireInfo | None = None
     boards: dict[str, str] = {}
     rounds: list[RoundRow]
@@ -364,6 +364,16 @@ class Result(JsonRecord):
         return sum(row.uplink_bytes for row in self.rounds)
 
     @property
+    def downlink_bytes(self) -> int:
+        """The sum over all rounds."""
+        return sum(row.downlink_bytes for row in self.rounds)
+
+    @property
+    def full_model_bytes(self) -> float:
+        """The bytes of the same models as whole float32 models: of as many bytes as the updates of plain FedAvg."""
+        return sum(value or 0 for value in self.details.float32_bytes)
+
+    @property
     def bits_per_value(self) -> float | None:
         """The bits of an update per sent parameter, header and signature included; None: not recorded.
 
@@ -372,30 +382,26 @@ class Result(JsonRecord):
         values, answers = sum(self.details.values_sent), sum(row.answer_bytes for row in self.rounds)
         return 8 * (self.uplink_bytes - answers) / values if values and self.uplink_bytes else None
 
-    @model_validator(mode="after")
-    def _lists_fit_together(self) -> Self:
-        detail, rounds, devices = self.details, len(self.rounds), len(self.details.devices)
-        lists = dict.fromkeys(_BY_ROUND, rounds) | dict.fromkeys(_BY_DEVICE, devices)
-        for name, length in lists.items():
-            _check_shape(name, getattr(detail, name), length)
-        layers = len(self.model.layers)
-        grids = dict.fromkeys(_BY_ROUND_AND_DEVICE, devices) | dict.fromkeys(_BY_ROUND_AND_LAYER, layers)
-        for name, width in grids.items():
-            _check_shape(name, getattr(detail, name), rounds, width)
-        if detail.label_counts:
-            classes = len(detail.class_names) or len(detail.label_counts[0])
-            _check_shape("label_counts", detail.label_counts, devices, classes)
-        for name in ("confusion_global", "confusion_own"):
-            _check_shape(name, getattr(detail, name), len(detail.class_names), len(detail.class_names))
+    def __post_init__(self) -> None:
+        """Checks that the lists fit together."""
+        detail = self.details
+        classes = len(detail.class_names) or len(next(iter(detail.label_counts), []))
+        layers, devices = len(self.model.layers), len(detail.devices)
+        sizes = {"rounds": len(self.rounds), "devices": devices, "layers": layers, "classes": classes}
+        for name, by in _sizes().items():
+            _check_shape(name, getattr(detail, name), *(sizes[each] for each in by))
         if any(each.label >= len(detail.class_names) for each in detail.examples):
             raise ValueError("details.examples has a label that is none of details.class_names")
         if sum(size for _, size in self.model.layers) != self.model.parameters:
             raise ValueError("the sizes of model.layers do not add up to model.parameters")
-        return self
+
+    def with_details(self, **changes: Any) -> Result:
+        """Returns a copy with other values of some details."""
+        return self.but(details=self.details.but(**changes))
 
     def save(self, path: Path) -> None:
-        """Writes the file completely or not at all. Raises `StoreError`."""
-        named = renamed(self.model_dump(mode="json", by_alias=True), ACCURACY, self.details.measure.lower())
+        """Writes the file completely or not at all. Raises `StoreError`, and `ValueError` if it could not be read."""
+        named = renamed(to_json(self.of(self)), ACCURACY, self.details.measure.lower())
         write_whole(path, _laid_out(named, 1) + "\n")
 
     @classmethod
@@ -419,11 +425,9 @@ class Result(JsonRecord):
         details = data.get("details")
         measure = details.get("measure") if isinstance(details, dict) else None
         try:
-            return cls.model_validate(renamed(data, str(measure or ACCURACY).lower(), ACCURACY), extra="ignore")
-        except ValidationError as error:
-            first, *others = mistakes(error)
-            more = f" (and {len(others)} more)" if others else ""
-            raise BadInput(f"{path} is not a result of schema {SCHEMA}: {first}{more}") from error
+            return cls.of(renamed(data, str(measure or ACCURACY).lower(), ACCURACY))
+        except msgspec.ValidationError as error:
+            raise BadInput(f"{path} is not a result of schema {SCHEMA}: {error}") from error
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -451,6 +455,14 @@ def renamed(value: Any, old: str, new: str) -> Any:
 def last_measured(rows: Sequence[Any], value: Callable[[Any], float | None]) -> float | None:
     """Returns the newest value that was measured; None if there is none."""
     return next((v for row in reversed(rows) if (v := value(row)) is not None), None)
+
+
+@cache
+def _sizes() -> dict[str, tuple[str, ...]]:
+    """Returns by what the lists of `Details` are."""
+    hints = {name: get_args(kind) for name, kind in get_type_hints(Details, include_extras=True).items()}
+    metas = {name: each for name, kinds in hints.items() for each in kinds if isinstance(each, Meta) and each.extra}
+    return {name: meta.extra["sizes"] for name, meta in metas.items() if meta.extra}
 
 
 def _laid_out(value: Any, depth: int) -> str:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.durations import Period
 from hushfleet.errors import StoreError
 from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import epsilon_server_of
-from hushfleet.privacy.mechanism import Charge
-from hushfleet.privacy.periods import Period
 from hushfleet.schema import unpack
 
 MOST_KEPT = 10_000

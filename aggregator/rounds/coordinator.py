@@ -28,6 +28,7 @@ from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.rounds.charge_book import ChargeBook, charge_of
 from hushfleet.aggregator.rounds.cycle import RoundCycle
 from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.rounds.next_round import NextRound
 from hushfleet.aggregator.rounds.outbox import Outbox
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.round_events import update_fields
@@ -117,17 +118,29 @@ class Coordinator:
         self._wanted_at = clock()  # when a device last wanted a blob
         self._outbox = Outbox(connect, identity=identity, epoch=epoch, federation=federation)
         self.link, self.topics = self._outbox.link, self._outbox.topics
-        self._rounds = RoundCycle(
+        rhythm = rhythm or Rhythm(engine.prepared.task.schedule, engine.store)
+        next_round = NextRound(
+            engine,
+            self._log,
+            enrolment=enrolment,
+            present=self.present,
+            roster=roster,
+            budgets=None if charges is None else charges.budgets,
+            of_fleet=charges is not None,
+            thresholds=thresholds or RunningThresholds(engine.prepared.task),
+            rhythm=rhythm,
+            now=clock(),
+        )
+        self.rounds = RoundCycle(
             engine,
             self._outbox,
             self._log,
             enrolment=enrolment,
-            present=self.present,
+            next_round=next_round,
             on_closed=self._end_round,
             roster=roster,
             charges=charges,
-            thresholds=thresholds or RunningThresholds(engine.prepared.task),
-            rhythm=rhythm or Rhythm(engine.prepared.task.schedule, engine.store),
+            rhythm=rhythm,
             clock=clock,
         )
 
@@ -146,7 +159,7 @@ class Coordinator:
             self.close()
 
     def _served_all(self, linger_s: float) -> bool:
-        now, finished_at = self._clock(), self._rounds.finished_at
+        now, finished_at = self._clock(), self.rounds.finished_at
         if finished_at is None:
             return False
         return now - max(finished_at, self._wanted_at) >= linger_s or now - finished_at >= max(linger_s, MOST_LINGER_S)
@@ -193,7 +206,7 @@ class Coordinator:
             self._log.link("up")
             self._outbox.state("ready")
             self._outbox.task(self.engine.spec.task, self.engine.prepared.spec_ref)
-            self._rounds.announce_soon()
+            self.rounds.announce_soon()
         elif isinstance(event, LinkDown):
             self._up = False
             self._blobs.clear()
@@ -272,7 +285,7 @@ class Coordinator:
                 self.present.pop(device, None)
                 self.engine.lost(device)
             self._log.presence(device, birth.state, board=birth.board)
-        self._rounds.arrived(birth.device for birth in births if birth.device in self.present)
+        self.rounds.arrived(birth.device for birth in births if birth.device in self.present)
 
     def _apply_changes(self) -> None:
         """Applies changes of the register by the operator or a policy, also in the middle of a round."""
@@ -291,7 +304,7 @@ class Coordinator:
             self.link.subscribe(self.topics.state(device))
             self.link.unsubscribe(self.topics.state(device))
         if changes.replaced and self.engine.keys_changed(changes.replaced) and self._up:
-            self._rounds.announce()
+            self.rounds.announce()
         for device, (key, reason) in changes.out.items() if self._up else ():  # last: the link may be lost
             self._outbox.send(device, NotEnrolled(device, key, reason))
         for device in changes.accepted if self._up else ():
@@ -339,7 +352,7 @@ class Coordinator:
             return
         if self.engine.decline(device, message.code, message.reason, round=message.round):
             self._uploads.drop(device)
-            self._rounds.declined(device, message.code)
+            self.rounds.declined(device, message.code)
             self._log.note("decline", round=message.round, device=device, code=message.code, reason=message.reason)
 
     def _answer(self, update: CheckedUpdate | None) -> None:
@@ -351,7 +364,7 @@ class Coordinator:
             return
         device, offer, faults = update.device, update.offer, update.faults
         if update.kind == "update" and update.code == "accepted":
-            self._rounds.accepted(device, update.round)
+            self.rounds.accepted(device, update.round)
             self._note_weight(device, update.round)
         if update.data:
             self._log.note(update.kind, **update_fields(update, round=offer.round, payload_bytes=offer.size))
@@ -375,7 +388,7 @@ class Coordinator:
         before = self._asked.get(device)
         if ask.session == newest and (before is None or before.session < newest):
             before = self._asked[device] = ask
-        plan = self._rounds.announcement
+        plan = self.rounds.announcement
         last_round, last_digest = self._uploads.latest(device)
         known = Known(
             epoch=self.epoch,
@@ -389,7 +402,7 @@ class Coordinator:
             last_digest=last_digest,
             seen=None if self._seen is None else self._seen.of(self._key(device)),
         )
-        self._rounds.expect([device])
+        self.rounds.expect([device])
         if not known.yours:
             self._refusals.add(device, "duplicate", f"session {ask.session} asked, but session {newest} is known")
         self._outbox.send(device, known)
@@ -407,7 +420,7 @@ class Coordinator:
                 self._outbox.frame(frame)
             for device, missing in self._uploads.gaps():
                 self._outbox.send(device, missing)
-        self._rounds.advance(linked=self._up)
+        self.rounds.advance(linked=self._up)
 
     def _end_round(self, unused: set[bytes]) -> None:
         self._store_refusals(force=True)

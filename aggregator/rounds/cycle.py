@@ -4,41 +4,36 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.results.metrics import lost_rounds
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.engine import RoundEngine
-from hushfleet.aggregator.rounds.next_round import Declines, Eligible, participants, shortfall_text
+from hushfleet.aggregator.rounds.next_round import NextRound
 from hushfleet.aggregator.rounds.outbox import Outbox
-from hushfleet.aggregator.rounds.policy import may_open
+from hushfleet.aggregator.rounds.protocol import BETWEEN, COLLECTING, ENDED, RESTING, ROUNDS, UNMASKING
 from hushfleet.aggregator.rounds.rhythm import Rhythm
-from hushfleet.aggregator.rounds.round_events import changed_plan, finished_fields, open_fields
+from hushfleet.aggregator.rounds.round_events import change_fields, finished_fields, open_fields
 from hushfleet.aggregator.rounds.run_log import RunLog
-from hushfleet.aggregator.rounds.thresholds import RunningThresholds, Thresholds
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.messages import RoundPlan
 
 RETRY_S = 5.0
-TELLS_AFTER_S = 5.0
-"""A round that waits for so long is told; devices that are just connecting are no news."""
-TELLS_EVERY_S = 60.0
 
 log = logging.getLogger("hushfleet.aggregator")
 
 
 class RoundCycle:
-    """Drives the engine and announces its rounds through the outbox.
+    """Drives the engine by the table `ROUNDS`, and announces its rounds through the outbox.
 
-    :param present: names of the present devices; the caller keeps it up to date.
+    :param next_round: who can take part in the next round.
     :param on_closed: receives the SHA-256 of blobs that devices no longer need, before the closed round is logged.
     :param roster: as for the `Coordinator`.
     :param charges: as for the `Coordinator`.
-    :param thresholds: as for the `Coordinator`.
     :param rhythm: as for the `Coordinator`.
     :param clock: monotonic seconds.
 
@@ -52,33 +47,33 @@ class RoundCycle:
         run_log: RunLog,
         *,
         enrolment: Enrolment,
-        present: Collection[str],
+        next_round: NextRound,
         on_closed: Callable[[set[bytes]], None],
         roster: RosterFile | None,
         charges: ChargeBook | None,
-        thresholds: RunningThresholds,
         rhythm: Rhythm,
         clock: Callable[[], float],
     ) -> None:
         self._engine, self._outbox, self._log = engine, outbox, run_log
-        self._enrolment, self._present, self._on_closed = enrolment, present, on_closed
-        self._roster, self._charges, self._rhythm = roster, charges, rhythm
-        self._retry_close_at = self._retry_open_at = 0.0
-        self._announce_at, self._told_may_train = math.inf, True
+        self._enrolment, self._next, self._on_closed = enrolment, next_round, on_closed
+        self._roster, self.charges, self._rhythm, self._clock = roster, charges, rhythm, clock
+        self._linked = self._rests = self._paused = False
+        self._retry_at = 0.0  # when a step is tried again that the store or the roster has refused
         self._open_error = ""  # why no round opens
-        self._clock, self._idle_since = clock, clock()  # since when the next round waits only for devices
-        self._wall, self._running = rhythm.wall, thresholds
-        self._declines = Declines(engine.prepared.task.round.deadline_s)
-        self._told_waiting: dict[str, object] = {}
-        self._warned_of: tuple[object, ...] = ()
-        self._tell_waiting_at, self._told_needed = 0.0, self._thresholds()
-        self._listed: tuple[Roster | None, dict[str, bytes]] = None, {}
-        self._remember_declines()
-        engine.responses.require(self._told_needed.updates, at_once=True)
-        self._rests = self._paused = False
+        self._announce_at, self._told_may_train = math.inf, True
         self._told: tuple[int, float] | None = None  # the last reported opening
         self.finished_at: float | None = None
         self._limit(clock())
+
+    @property
+    def state(self) -> str:
+        """One of the states of `ROUNDS`."""
+        engine = self._engine
+        if engine.finished:
+            return ENDED
+        if engine.plan is None:
+            return BETWEEN
+        return RESTING if self._rests else COLLECTING if engine.collects_updates else UNMASKING
 
     @property
     def announcement(self) -> RoundPlan:
@@ -97,24 +92,150 @@ class RoundCycle:
         self._announce_at = -math.inf
 
     def advance(self, *, linked: bool) -> None:
-        """Closes and opens what is due."""
-        now = self._clock()
+        """Does what is due by the table: a window begins or ends, a round is over, the next one opens."""
+        now, self._linked = self._clock(), linked
         self._note_pause()
-        self._engine.responses.require(self._thresholds().updates)
-        if self._engine.plan is not None:
-            self._look_at_window(now)
-        if self._engine.plan is not None and not self._rests and now >= self._retry_close_at and self._close(now):
-            self._idle_since = now
-            if not self._open(now, linked=linked):
-                self.announce()
-        self._open(now, linked=linked)
+        self._engine.responses.require(self._next.thresholds.updates)
+        for look in (self._window_event, self._closing_event, self._opening_event):
+            state = self.state
+            if (event := look(state, now)) is not None:
+                getattr(self, f"_{ROUNDS.row(state, event).action}")(now)
         if linked and (now >= self._announce_at or self._may_train != self._told_may_train):
             self.announce()
+
+    # events
+
+    def _window_event(self, state: str, now: float) -> str | None:
+        """Returns what pause and window say. A round that waits for a committee's answers never rests, because answers
+        are no training."""
+        over = self._rhythm.left_s() <= 0
+        if state == RESTING and not (self._paused or over):
+            return "may go on"
+        if state == RESTING and over and math.isinf(self._rhythm.goes_on()) and self._engine.closed_rounds:
+            return "no round may follow"
+        if state == COLLECTING and self._paused:
+            return "paused"
+        return "window ends" if state == COLLECTING and over else None
+
+    def _closing_event(self, state: str, now: float) -> str | None:
+        """Returns whether the open round is over, or has another plan."""
+        if state not in (COLLECTING, UNMASKING) or now < self._retry_at:
+            return None
+        engine, before = self._engine, self._engine.announcement
+        try:
+            if engine.should_close(now, ready=len(self._next.present)):
+                return "over"
+        except StoreError as error:
+            self._try_later(now, f"the round cannot be closed yet: {error}")
+            return None
+        if engine.collects_updates and self._rhythm.left_s() <= 0:
+            return "too few at the end of the window"
+        if engine.announcement is before:
+            return None
+        return (
+            "too few at the deadline" if engine.announcement.phase == before.phase else "devices of the sum are fixed"
+        )
+
+    def _opening_event(self, state: str, now: float) -> str | None:
+        """Returns whether the next round opens, or none ever.
+
+        A run without a closed round has no result, and waits, also after the schedule's last day.
+        """
+        if state != BETWEEN or not self._linked or now < self._retry_at:
+            return None
+        opens, is_due = self._rhythm.opens(), self._rhythm.is_due()
+        if opens == math.inf and self._engine.closed_rounds:
+            return "no round may follow"
+        if not is_due:
+            self._next.begin_wait(now)
+            self._tell_next(opens)
+            if not self._paused:
+                self._next.tell_if_impossible(now, opens=opens)
+            return None
+        return "enough devices" if self._next.has_enough(now, left_s=self._rhythm.left_s()) else None
+
+    # actions
+
+    def _open(self, now: float) -> None:
+        try:
+            self._engine.open_round(self._next.candidates, roster=self._current_roster())
+        except (StoreError, BadInput) as error:
+            told, self._open_error = self._open_error, str(error)
+            # it may last for days, such as until the operator signs a roster
+            self._try_later(now, "" if told == str(error) else f"the next round cannot be opened yet: {error}")
+            self._next.begin_wait(now)
+            return
+        self._open_error = ""
+        self._next.opened()
+        self._rhythm.opened()
+        self._limit(now)
+        self._leave_out_strangers()
+        self._log.note("round_open", **open_fields(self._engine))
+        self.announce()
+
+    def _close(self, now: float) -> None:
+        engine, served = self._engine, self._engine.model.digests
+        try:
+            summary = engine.close()
+        except StoreError as error:
+            self._try_later(now, f"the round cannot be closed yet: {error}")
+            return
+        self._note_charges(lambda charges: charges.closed(summary.round))  # else the earlier note is an upper bound
+        self._on_closed(served - engine.model.digests)
+        fields, privacy = summary.to_dict(), engine.spec.privacy
+        if not summary.participants:
+            lost = lost_rounds(engine.store, delta=privacy.delta, accountant=privacy.accountant)
+            if lost is not None:
+                log.warning("round %d: %s", summary.round, lost.words(engine.closed_rounds))
+                fields["lost"] = lost
+        self._log.note("round_close", **fields)
+        self._enrolment.round_closed()
+        if engine.finished:
+            self._log.note("finished", **finished_fields(engine))
+        self._next.begin_wait(now)
+        self.announce_soon()
+
+    def _stop_waiting(self, now: float) -> None:
+        if not self._engine.responses.extensions:  # slow devices have declined, and may use the next window
+            self._ask_again()
+        self._engine.responses.close_by(now)
+
+    def _rest(self, now: float) -> None:
+        """Tells devices that no round is open: none trains, and committed updates are sent when the round continues."""
+        self._rests, self._told = True, None
+        self._tell_next(self._rhythm.goes_on())
+        self.announce()
+
+    def _go_on(self, now: float) -> None:
+        self._rests = False
+        self._ask_again()
+        self._engine.responses.wait_longer(now)
+        self._limit(now)
+        if self._told is not None:  # its window had ended, and it was not just paused
+            self._log.note("round_extended", **change_fields(self._engine))
+        self.announce()
+
+    def _extend(self, now: float) -> None:
+        self._limit(now)
+        self._log.note("round_extended", **change_fields(self._engine))
+        self.announce()
+
+    def _ask_members(self, now: float) -> None:
+        self._log.note("unmask", **change_fields(self._engine))
+        self.announce()
+
+    def _end(self, now: float) -> None:
+        """Ends the task after the schedule's last day; no model contains the updates of an open round."""
+        self._engine.progress.ended = True
+        self._log.note("finished", **finished_fields(self._engine))
+        self.announce()
+
+    # what actions do
 
     def announce(self) -> None:
         """Announces the round to all devices, after the charges of the present devices are noted."""
         try:
-            self.expect(self._present)
+            self.expect(self._next.present)
         except StoreError as error:
             log.error("the round is not announced yet: %s", error)
             self._announce_at = self._clock() + RETRY_S
@@ -123,38 +244,6 @@ class RoundCycle:
         self._outbox.round(self.announcement)
         if self._engine.finished and self.finished_at is None:
             self.finished_at = self._clock()
-
-    def expect(self, devices: Iterable[str]) -> None:
-        """Notes charges before devices are told that they may train. Raises `StoreError`; then they are not told."""
-        if self._charges is not None and not self._rests:
-            self._charges.expect(devices)
-
-    def arrived(self, devices: Iterable[str]) -> None:
-        """Notes charges of devices that have arrived, if they may already train."""
-        if self._charges is not None and not self._rests:
-            try:
-                self._charges.arrived(devices)
-            except StoreError as error:
-                log.warning("%s", error)
-                self.announce_soon()  # this notes the present devices
-
-    def accepted(self, device: str, round: int) -> None:
-        """Notes the charge of an accepted update."""
-        self._declines.drop(device)
-        if self._charges is not None:
-            try:
-                self._charges.accepted(device, round)
-            except StoreError as error:  # it is noted when the round closes
-                log.warning("%s", error)
-
-    def declined(self, device: str, code: str) -> None:
-        """Removes the noted charge of a device that will send no update in the open round."""
-        self._note_decline(device, code, at=self._wall())
-        if self._charges is not None:
-            try:
-                self._charges.declined(device, code)
-            except StoreError as error:  # the earlier note is an upper bound
-                log.warning("%s", error)
 
     @property
     def _may_train(self) -> bool:
@@ -167,29 +256,6 @@ class RoundCycle:
         if self._engine.collects_updates:
             self._engine.responses.close_by(now + self._window_s)
 
-    def _look_at_window(self, now: float) -> None:
-        """Lets the open round rest during a pause, and continue when it may; when a window ends, `_close` decides.
-
-        A round that waits for a committee's answers never rests, because answers are no training.
-        """
-        engine, over = self._engine, self._rhythm.left_s() <= 0
-        if self._rests and not (self._paused or over):
-            self._rests = False
-            self._ask_again()
-            engine.responses.wait_longer(now)
-            self._limit(now)
-            if self._told is not None:  # its window had ended, and it was not just paused
-                self._log.note("round_extended", round=engine.announcement.round, accepted=engine.accepted)
-            self.announce()
-        elif self._rests and over and math.isinf(self._rhythm.goes_on()):
-            self._end()
-        elif engine.collects_updates and not self._rests and self._paused:
-            self._begin_rest()
-        elif engine.collects_updates and over and not self._rests:
-            if not engine.responses.extensions:  # slow devices have declined, and may use the next window
-                self._ask_again()
-            engine.responses.close_by(now)
-
     def _ask_again(self) -> None:
         self._engine.responses.ask_again()
         self._leave_out_strangers()
@@ -198,12 +264,6 @@ class RoundCycle:
         """Stops waiting for devices of the cohort that are locked out, which a signed roster may still contain."""
         engine = self._engine
         engine.exclude(*(device for device in engine.cohort if self._enrolment.key(device) is None))
-
-    def _begin_rest(self) -> None:
-        """Tells devices that no round is open: none trains, and committed updates are sent when the round continues."""
-        self._rests, self._told = True, None
-        self._tell_next(self._rhythm.goes_on())
-        self.announce()
 
     def _note_pause(self) -> None:
         if self._rhythm.paused != self._paused:
@@ -220,94 +280,10 @@ class RoundCycle:
             self._told = told
             self._log.note("next_round", round=told[0], opens=opens, timezone=self._rhythm.zone)
 
-    def _may_open(self, now: float) -> bool:
-        """Returns whether it is time for the next round. Ends the task if no round opens any more."""
-        opens = self._rhythm.opens()
-        if opens == math.inf:
-            self._end()
-        if self._rhythm.is_due():
-            return True
-        self._idle_since = now
-        self._tell_next(opens)
-        return False
-
-    def _end(self) -> None:
-        """Ends the task, once, after the schedule's last day; no model contains the updates of an open round. A run
-        without a closed round has no result, and waits."""
-        progress = self._engine.progress
-        if self._engine.closed_rounds and not progress.ended:
-            progress.ended = True
-            self._log.note("finished", **finished_fields(self._engine))
-            self.announce()
-
-    def _close(self, now: float) -> bool:
-        """Closes the open round, or announces its changed plan; returns True if it is closed."""
-        engine, before = self._engine, self._engine.plan
-        try:
-            if not engine.should_close(now, ready=len(self._present)):
-                if engine.collects_updates and self._rhythm.left_s() <= 0:
-                    self._begin_rest()
-                elif engine.plan is not before:
-                    self._limit(now)
-                    event, fields = changed_plan(before, engine)
-                    self._log.note(event, **fields)
-                    self.announce()
-                return False
-            served = engine.model.digests
-            summary = engine.close()
-        except StoreError as error:
-            log.error("the round cannot be closed yet: %s", error)
-            self._retry_close_at = now + RETRY_S
-            return False
-        if self._charges is not None:
-            try:
-                self._charges.closed(summary.round)
-            except StoreError as error:  # the earlier note is an upper bound
-                log.warning("%s", error)
-        self._on_closed(served - engine.model.digests)
-        fields, privacy = summary.to_dict(), engine.spec.privacy
-        if not summary.participants:
-            lost = lost_rounds(engine.store, delta=privacy.delta, accountant=privacy.accountant)
-            if lost is not None:
-                log.warning("round %d: %s", summary.round, lost.words(engine.closed_rounds))
-                fields["lost"] = lost.model_dump()
-        self._log.note("round_close", **fields)
-        self._enrolment.round_closed()
-        if engine.finished:
-            self._log.note("finished", **finished_fields(engine))
-        return True
-
-    def _open(self, now: float, *, linked: bool) -> bool:
-        """Opens the next round if enough devices can take part; returns True if it did."""
-        engine = self._engine
-        if engine.finished or engine.plan is not None or not linked or now < self._retry_open_at:
-            return False
-        may_open = self._may_open(now)
-        if not may_open and (now < self._tell_waiting_at or self._paused or engine.finished):
-            return False
-        needed, found = self._thresholds(), self._participants()
-        if not may_open or not self._enough(now, needed, len(found.able)):
-            waited = now >= self._idle_since + TELLS_AFTER_S
-            if waited if may_open else found.possible(self._rhythm.opens()) < needed.needed:
-                self._tell_waiting(now, needed, found)
-            return False
-        # of a whole fleet, a board whose owner has allowed more than the card says also takes part
-        among = found.able if engine.prepared.task.round.cohort_size else self._present
-        try:
-            engine.open_round(among, roster=self._current_roster())
-        except (StoreError, BadInput) as error:
-            if str(error) != self._open_error:  # it may last for days, such as until the operator signs a roster
-                log.error("the next round cannot be opened yet: %s", error)
-            self._open_error = str(error)
-            self._idle_since, self._retry_open_at = now, now + RETRY_S
-            return False
-        self._open_error, self._told_waiting = "", {}
-        self._rhythm.opened()
-        self._limit(now)
-        self._leave_out_strangers()
-        self._log.note("round_open", **open_fields(engine))
-        self.announce()
-        return True
+    def _try_later(self, now: float, error: str) -> None:
+        self._retry_at = now + RETRY_S
+        if error:
+            log.error("%s", error)
 
     def _current_roster(self) -> Roster | None:
         """Returns the roster of a secure sum. Raises `BadInput` if the operator should have signed one, but has not."""
@@ -318,73 +294,34 @@ class RoundCycle:
             raise BadInput(f"no roster is signed yet in {self._roster.path}, and boards take no other")
         return listed
 
-    # who can take part
+    # charges of devices
 
-    def _thresholds(self) -> Thresholds:
-        boards, blocked = self._enrolment.count, self._enrolment.blocked
-        return self._running.now(boards=boards, blocked=blocked, begun=self._engine.closed_rounds > 0)
+    def expect(self, devices: Iterable[str]) -> None:
+        """Notes charges before devices are told that they may train. Raises `StoreError`; then they are not told."""
+        if self.charges is not None and not self._rests:
+            self.charges.expect(devices)
 
-    def _enough(self, now: float, needed: Thresholds, able: int) -> bool:
-        engine, waited_s = self._engine, now - self._idle_since
-        if waited_s >= self._rhythm.left_s() / 3:  # a quarter of the window: absent devices join the next round
-            waited_s = math.inf
-        return may_open(
-            needed.applied(engine.prepared.task.round),
-            able,
-            least=needed.devices,
-            closed_rounds=engine.closed_rounds,
-            waited_s=waited_s,
-            rate=engine.drawn_at or 1.0,
-        )
+    def arrived(self, devices: Iterable[str]) -> None:
+        """Notes charges of devices that have arrived, if they may already train."""
+        if not self._rests and not self._note_charges(lambda charges: charges.arrived(devices)):
+            self.announce_soon()  # this notes the present devices
 
-    def _participants(self) -> Eligible:
-        enrolment, budgets = self._enrolment, None if self._charges is None else self._charges.budgets
-        return participants(
-            enrolment.accepted,
-            present=self._present,
-            listed=self._listed_devices(),
-            spent={} if budgets is None else budgets.spent(self._engine.next_charge),
-            declined=self._declines.hold(self._wall(), enrolment.session),
-        )
+    def accepted(self, device: str, round: int) -> None:
+        """Notes the charge of an accepted update."""
+        self._next.accepted(device)
+        self._note_charges(lambda charges: charges.accepted(device, round))  # else when the round closes
 
-    def _listed_devices(self) -> Collection[str] | None:
-        """Returns the devices of the signed roster whose keys in it are their present ones; None if none is needed."""
-        if self._roster is None or self._engine.spec.privacy.secure is None:
-            return None
-        roster = self._roster.current()
-        if roster is None:  # the error of the opening says so
-            return None
-        if roster is not self._listed[0]:
-            self._listed = roster, {name: roster.key(index) for index, name in enumerate(roster.devices)}
-        return {name for name, key in self._listed[1].items() if self._enrolment.key(name) == key}
+    def declined(self, device: str, code: str) -> None:
+        """Removes the noted charge of a device that will send no update in the open round."""
+        self._next.declined(device, code, at=self._rhythm.wall())
+        self._note_charges(lambda charges: charges.declined(device, code))  # else the earlier note is an upper bound
 
-    def _tell_waiting(self, now: float, needed: Thresholds, found: Eligible) -> None:
-        """Tells what the next round waits for: the log once for each kind of reasons, the run's events each minute."""
-        if now < self._tell_waiting_at and needed == self._told_needed:
-            return
-        self._told_needed = needed
-        self._tell_waiting_at = now + TELLS_EVERY_S
-        waiting = found.waiting(self._engine.closed_rounds + 1, needed, zone=self._rhythm.zone)
-        event = asdict(waiting)
-        if event == self._told_waiting:
-            return
-        self._told_waiting = event
-        kinds = (waiting.round, *(bool(event[name]) for name in ("spent", "spent_for_good", "declined", "unlisted")))
-        if kinds != self._warned_of:
-            self._warned_of = kinds
-            log.warning("%s", shortfall_text(waiting, now=self._wall()))
-        self._log.note("waits", **event)
-
-    def _note_decline(self, device: str, code: str, *, at: float) -> None:
-        if device in self._engine.store.new_cards(self._engine.announcement.round):
-            return  # it declines what an earlier card may have done
-        period = None if self._charges is None or self._charges.budgets is None else self._charges.budgets.period(at)
-        session, of_fleet = self._enrolment.session(device), self._charges is not None
-        self._declines.note(device, code, at=at, period=period, of_fleet=of_fleet, session=session)
-
-    def _remember_declines(self) -> None:
-        """Takes the declines of the newest round from the store, after a restart."""
-        store = self._engine.store
-        if (row := store.last_round()) is not None:
-            for _, device, code, _ in store.declines(row.round):
-                self._note_decline(device, code, at=row.closed_at or row.opened_at)
+    def _note_charges(self, note: Callable[[ChargeBook], None]) -> bool:
+        """Returns whether the store has taken the note."""
+        try:
+            if self.charges is not None:
+                note(self.charges)
+        except StoreError as error:
+            log.warning("%s", error)
+            return False
+        return True

@@ -32,8 +32,8 @@ from hushfleet.aggregator.rounds.summary import summarise
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
 from hushfleet.config.spec import BlobRef
 from hushfleet.errors import BadInput, StoreFull, WireError
-from hushfleet.methods.state import RoundTerms
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.privacy.charge import Charge
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.member_answer import is_answer, read_answer_header
 from hushfleet.secure.roster import Roster

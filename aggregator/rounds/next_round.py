@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
+from hushfleet.aggregator.devices.enrolment import Enrolment
+from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.results.fleet_state import Shortfall
-from hushfleet.aggregator.rounds.policy import FOR_GOOD
+from hushfleet.aggregator.rounds.budgets import Budgets
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.rounds.policy import FOR_GOOD, may_open
+from hushfleet.aggregator.rounds.rhythm import Rhythm
+from hushfleet.aggregator.rounds.run_log import RunLog
 from hushfleet.aggregator.rounds.schedule import moment_text
-from hushfleet.aggregator.rounds.thresholds import Thresholds
-from hushfleet.privacy.periods import Period
+from hushfleet.aggregator.rounds.thresholds import RunningThresholds, Thresholds
+from hushfleet.durations import Period
+from hushfleet.secure.roster import Roster
+
+TELLS_AFTER_S = 5.0
+"""A round that waits for so long is told; devices that are just connecting are no news."""
+TELLS_EVERY_S = 60.0
 
 UNKNOWN_S = 86400.0
 """A board without budget counts again after this time, if nothing is known of its period."""
+
+log = logging.getLogger("hushfleet.aggregator")
 
 
 class _Decline(NamedTuple):
@@ -168,3 +182,149 @@ def shortfall_advice(waiting: Shortfall) -> str:
     if waiting.able < waiting.least_updates:
         return f"{more}; fewer than {waiting.least_updates} cannot make a model of this task."
     return f"{more}; to open with those that can: hushfleet fleet set DIR {' '.join(keys)}."
+
+
+class NextRound:
+    """Who can take part in the next round of an engine, whether they are enough, and what the round waits for.
+
+    :param present: names of the present devices; the caller keeps it up to date.
+    :param roster: as for the `Coordinator`.
+    :param budgets: which boards of a fleet can pay; None if their cards have no limits.
+    :param of_fleet: whether charges of boards are noted.
+    :param thresholds: with how many devices rounds open and close.
+    """
+
+    def __init__(
+        self,
+        engine: RoundEngine,
+        run_log: RunLog,
+        *,
+        enrolment: Enrolment,
+        present: Collection[str],
+        roster: RosterFile | None,
+        budgets: Budgets | None,
+        of_fleet: bool,
+        thresholds: RunningThresholds,
+        rhythm: Rhythm,
+        now: float,
+    ) -> None:
+        self._engine, self._log, self._enrolment, self.present = engine, run_log, enrolment, present
+        self._roster, self._budgets, self._of_fleet = roster, budgets, of_fleet
+        self._running, self._rhythm = thresholds, rhythm
+        self._declines = Declines(engine.prepared.task.round.deadline_s)
+        self._listed: tuple[Roster | None, dict[str, bytes]] = None, {}
+        self._waits_since = now  # since when it waits only for devices
+        self._told: dict[str, object] = {}
+        self._warned_of: tuple[object, ...] = ()
+        self._tell_at, self._told_needed = 0.0, self.thresholds
+        engine.responses.require(self._told_needed.updates, at_once=True)
+        if (row := engine.store.last_round()) is not None:  # after a restart
+            for _, device, code, _ in engine.store.declines(row.round):
+                self.declined(device, code, at=row.closed_at or row.opened_at)
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """The present numbers of devices with which rounds open and close."""
+        boards, blocked = self._enrolment.count, self._enrolment.blocked
+        return self._running.now(boards=boards, blocked=blocked, begun=self._engine.closed_rounds > 0)
+
+    @property
+    def candidates(self) -> Collection[str]:
+        """The devices among which a cohort is chosen: of a whole fleet, a board whose owner has allowed more than the
+        card says also takes part."""
+        return self._participants().able if self._engine.prepared.task.round.cohort_size else self.present
+
+    def begin_wait(self, now: float) -> None:
+        """Notes that from now on the round waits only for devices."""
+        self._waits_since = now
+
+    def opened(self) -> None:
+        """Notes that the round has opened."""
+        self._told = {}
+
+    def has_enough(self, now: float, *, left_s: float) -> bool:
+        """Returns whether enough devices can take part; tells what is missing.
+
+        :param left_s: seconds until the window ends.
+        """
+        needed, found = self.thresholds, self._participants()
+        waited_s = now - self._waits_since
+        if self._enough(needed, len(found.able), waited_s=math.inf if waited_s >= left_s / 3 else waited_s):
+            return True  # a quarter of the window is over: absent devices join the next round
+        if waited_s >= TELLS_AFTER_S:
+            self._tell(now, needed, found)
+        return False
+
+    def tell_if_impossible(self, now: float, *, opens: float) -> None:
+        """Tells what the next round will wait for, if too few can take part even if all come.
+
+        :param opens: when it may open, unix seconds.
+        """
+        if now >= self._tell_at:
+            needed, found = self.thresholds, self._participants()
+            if found.possible(opens) < needed.needed:
+                self._tell(now, needed, found)
+
+    def accepted(self, device: str) -> None:
+        """Forgets a decline, because the device has sent an update."""
+        self._declines.drop(device)
+
+    def declined(self, device: str, code: str, *, at: float) -> None:
+        """Remembers a decline that may also hold in the next round.
+
+        :param at: unix seconds.
+        """
+        if device in self._engine.store.new_cards(self._engine.announcement.round):
+            return  # it declines what an earlier card may have done
+        period = None if self._budgets is None else self._budgets.period(at)
+        session = self._enrolment.session(device)
+        self._declines.note(device, code, at=at, period=period, of_fleet=self._of_fleet, session=session)
+
+    def _enough(self, needed: Thresholds, able: int, *, waited_s: float) -> bool:
+        engine = self._engine
+        return may_open(
+            needed.applied(engine.prepared.task.round),
+            able,
+            least=needed.devices,
+            closed_rounds=engine.closed_rounds,
+            waited_s=waited_s,
+            rate=engine.drawn_at or 1.0,
+        )
+
+    def _participants(self) -> Eligible:
+        enrolment = self._enrolment
+        return participants(
+            enrolment.accepted,
+            present=self.present,
+            listed=self._listed_devices(),
+            spent={} if self._budgets is None else self._budgets.spent(self._engine.next_charge),
+            declined=self._declines.hold(self._rhythm.wall(), enrolment.session),
+        )
+
+    def _listed_devices(self) -> Collection[str] | None:
+        """Returns the devices of the signed roster whose keys in it are their present ones; None if none is needed."""
+        if self._roster is None or self._engine.spec.privacy.secure is None:
+            return None
+        roster = self._roster.current()
+        if roster is None:  # the error of the opening says so
+            return None
+        if roster is not self._listed[0]:
+            self._listed = roster, {name: roster.key(index) for index, name in enumerate(roster.devices)}
+        return {name for name, key in self._listed[1].items() if self._enrolment.key(name) == key}
+
+    def _tell(self, now: float, needed: Thresholds, found: Eligible) -> None:
+        """Tells what the next round waits for: the log once for each kind of reasons, the run's events each minute."""
+        if now < self._tell_at and needed == self._told_needed:
+            return
+        self._told_needed = needed
+        self._tell_at = now + TELLS_EVERY_S
+        waiting = found.waiting(self._engine.closed_rounds + 1, needed, zone=self._rhythm.zone)
+        event = asdict(waiting)
+        if event == self._told:
+            return
+        self._told = event
+        kinds = (waiting.round, *(bool(event[name]) for name in ("spent", "spent_for_good", "declined", "unlisted")))
+        if kinds != self._warned_of:
+            self._warned_of = kinds
+            log.warning("%s", shortfall_text(waiting, now=self._rhythm.wall()))
+        self._log.note("waits", **event)

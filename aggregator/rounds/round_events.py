@@ -10,9 +10,8 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.config.spec import TaskSpec
 from hushfleet.losses import ACCURACY
 from hushfleet.methods import method_of, title_of
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.terms import AS_PUBLISHED
-from hushfleet.wire.format.messages import RoundPlan
 
 
 def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
@@ -44,12 +43,9 @@ def open_fields(engine: RoundEngine) -> dict[str, Any]:
     return {"round": plan.round, "cohort_size": len(engine.cohort)} | ({"buffer_size": size} if size else {})
 
 
-def changed_plan(before: RoundPlan | None, engine: RoundEngine) -> tuple[str, dict[str, Any]]:
-    """Returns the event of an open round that continues with another plan, and its fields."""
-    plan = engine.announcement
-    fields = {"round": plan.round, "accepted": engine.accepted}
-    fixed = before is not None and before.phase != plan.phase
-    return ("unmask" if fixed else "round_extended"), fields
+def change_fields(engine: RoundEngine) -> dict[str, Any]:
+    """Returns the fields of `unmask` and `round_extended`: an open round continues with another plan."""
+    return {"round": engine.announcement.round, "accepted": engine.accepted}
 
 
 def finished_fields(engine: RoundEngine) -> dict[str, Any]:

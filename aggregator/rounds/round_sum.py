@@ -13,7 +13,7 @@ import numpy as np
 
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.charge import Charge
 from hushfleet.wire.format.messages import RoundPlan
 
 

@@ -25,7 +25,6 @@ from hushfleet.errors import BadInput, BadSignature, Malformed, StoreError, Wire
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.member_answer import AnswerHeader, MemberAnswer, decode_answer, encode_answer
 from hushfleet.secure.prime_field import add_into, from_bytes
-from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity
@@ -200,8 +199,8 @@ class SecureSum(RoundSum):
             except BadInput as error:
                 log.warning("the sum of round %d is not opened: %s", self._plan.round, error)
                 return False
-            spec, cost = self._checks.spec, self._cost
-            ring = ring_of(spec, self._plan, self.round, cost.bound, cost.noise_multiplier, cost.records)
+            cost = self._cost
+            ring = self.round.ring(cost.bound, cost.noise_multiplier, cost.records)
             total = ring.decode(summed)
             if not self._is_plausible(total):
                 return False

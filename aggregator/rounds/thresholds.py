@@ -12,23 +12,18 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
-
-from msgspec import Meta
 
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.rounds.policy import least_devices
 from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
-from hushfleet.schema import Checked, read_file
+from hushfleet.schema import AtLeast1, Checked, read_file
 
 DEVICES_SHARE, UPDATES_SHARE = 0.8, 0.6
 BY_TASK, BY_FLEET_SET = "the task's file", "fleet set"
 
 log = logging.getLogger("hushfleet.aggregator")
-
-_AtLeast1 = Annotated[int, Meta(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -39,8 +34,8 @@ class Given(Checked):
     """
 
     task: str = ""
-    min_devices: _AtLeast1 | None = None
-    min_updates: _AtLeast1 | None = None
+    min_devices: AtLeast1 | None = None
+    min_updates: AtLeast1 | None = None
 
     @classmethod
     def read(cls, file: Path, task: str) -> Given:

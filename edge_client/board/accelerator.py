@@ -25,6 +25,7 @@ from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.errors import GraphRefused
 from hushfleet.gradients.draws import draw_dropout
 from hushfleet.graphs.session import GradientGraph, InferenceGraph, Provider
+from hushfleet.losses import loss_of
 from hushfleet.objectives import CROSS_ENTROPY
 
 PROVIDER = "CUDAExecutionProvider"
@@ -158,7 +159,7 @@ class AcceleratorTrial:
         for count in (1, 2, 8, 8):
             params = self._params(rng)
             x = rng.standard_normal((count, *model.input_shape), np.float32)
-            labels = objective.loss.random(count, model.outputs, rng)
+            labels = loss_of(objective).random(count, model.outputs, rng)
             masks = draw_dropout(model.dropout, count, rng)
             distillation: dict[str, Any] = {}
             if self._cpu.distills:

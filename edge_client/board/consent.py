@@ -8,10 +8,10 @@ from __future__ import annotations
 from hushfleet.config.spec import SecureSpec, TaskSpec
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.declines import Declined
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import LedgerView
-from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.messages import RoundPlan
 
 

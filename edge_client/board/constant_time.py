@@ -26,7 +26,7 @@ from hushfleet.gradients.batch import GradientFunction
 from hushfleet.gradients.draws import Inputs
 from hushfleet.gradients.own_samples import LoadedSamples
 from hushfleet.methods import make_method
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.noise import SecureNoise
 from hushfleet.training.local_round import LocalRound, OneClient, train_vector

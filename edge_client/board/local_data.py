@@ -29,6 +29,7 @@ from hushfleet.data.folder import ImageForm, files_below, load_unlabelled, scan_
 from hushfleet.data.held_out import held_out_part, training_part
 from hushfleet.data.image_limits import ENDINGS
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
+from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.notes import DataUse, Note
 from hushfleet.edge_client.board.process import return_small_blocks
@@ -37,7 +38,6 @@ from hushfleet.edge_client.storage.arrivals import file_key, sample_key
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.model.anomaly import divided
-from hushfleet.privacy.periods import Period
 from hushfleet.user_files import is_closed
 
 Stamp = tuple[int, int]

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from hushfleet.config.spec import ModelSpec
-from hushfleet.data.arrays import are_pixels, as_targets, as_values, opened, read_targets, read_values
+from hushfleet.data.arrays import opened
 from hushfleet.data.csv_file import LABEL, read_csv
 from hushfleet.data.folder import files_below, named
-from hushfleet.data.labels import SAY_WHICH, UNCLEAR, one_form, read_labels
-from hushfleet.data.measurements import far_away, refuse_far, warn_of_row_numbers
+from hushfleet.data.form import one_form
+from hushfleet.data.measurements import warn_of_row_numbers
+from hushfleet.data.records import are_pixels, fitted
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
 
@@ -30,7 +31,6 @@ FORM_OF_FOLDERS = (
     "no columns are named, and the first file would decide their order for all; give the task, or the DEVICE.toml of "
     'this board, data.columns = ["first", "second", ...], in the order in which the network takes them'
 )
-_UNCLEAR = f"its label may be the name of a class or its place from 0; {SAY_WHICH}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def load_file(
 
 
 def load_arrays(path: Path, model: ModelSpec, *, reading: Reading = STRICT) -> Samples:
-    """Reads an .npz with samples `x`, as in `as_values`, and labels `y`: whole numbers, names of classes, or other
+    """Reads an .npz with samples `x`, as in `fitted`, and labels `y`: whole numbers, names of classes, or other
     targets of the task. A simulation's files have `images` and `labels`, where numbers are places. Raises `BadInput`.
     """
     with opened(path) as arrays:
@@ -84,10 +84,7 @@ def load_arrays(path: Path, model: ModelSpec, *, reading: Reading = STRICT) -> S
     kind = (model.form.labels or by_type or "each") if y == "y" else by_type or "numbers"  # as a simulation writes them
     if reading.by_content and not model.form.values:
         raise BadInput(f"{path}: {FORM_OF_ARRAYS}")
-    if reading.skipped is None:
-        return _strict(as_values(values, f"{path}: {x}", kind=model.form.values), labels, model, f"{path}: {y}", kind)
-    found, usable = read_values(values, f"{path}: {x}", kind=model.form.values)
-    return _fitting(found, labels, model, f"{path}: {y}", kind, reading.skipped, usable=usable)
+    return _for_task(values, labels, model, kind, (f"{path}: {x}", f"{path}: {y}"), reading)
 
 
 def load_csv(path: Path, model: ModelSpec, *, reading: Reading = STRICT, names: list[str] | None = None) -> Samples:
@@ -106,10 +103,7 @@ def load_csv(path: Path, model: ModelSpec, *, reading: Reading = STRICT, names: 
     if names is not None:
         names += columns
     warn_of_row_numbers(values, str(path), columns)
-    kind = model.form.labels or "names"
-    if reading.skipped is None:
-        return _strict(values, labels, model, str(path), kind)
-    return _fitting(values, labels, model, str(path), kind, reading.skipped)
+    return _for_task(values, labels, model, model.form.labels or "names", (str(path), str(path)), reading)
 
 
 def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> list[bytes]:
@@ -167,60 +161,23 @@ def _read_folder(
     return values, labels, names
 
 
-def _strict(values: np.ndarray, labels: np.ndarray, model: ModelSpec, where: str, kind: str) -> Samples:
-    """Makes samples, all of which must fit. Raises `BadInput`.
-
-    :param kind: as in `as_labels`.
-    """
-    _check_shape(values, model, where)
-    found = as_targets(labels, model.class_names, model.targets, count=len(values), where=where, kind=kind)
-    refuse_far(values, model.mean, model.std, where)
-    return Samples(values, found, model.mean, model.std, model.targets)
-
-
-def _fitting(
-    values: np.ndarray,
-    labels: np.ndarray,
-    model: ModelSpec,
-    where: str,
-    kind: str,
-    skipped: list[str],
-    *,
-    usable: np.ndarray | None = None,
+def _for_task(
+    x: np.ndarray, y: np.ndarray, model: ModelSpec, labels: str, where: tuple[str, str], reading: Reading
 ) -> Samples:
-    """Makes samples of those that fit; each decides for itself alone. Raises `BadInput` for arrays of another shape.
-
-    :param usable: whether each sample's values are numbers, bool `[n]`; None: all are.
-    """
-    _check_shape(values, model, where)
-    count = len(values)
-    usable, unclear = np.ones(count, bool) if usable is None else usable, np.zeros(count, bool)
-    if model.targets.are_classes:
-        if labels.shape != (count,):
-            as_targets(labels, model.class_names, model.targets, count=count, where=where)
-        found = read_labels(labels, model.class_names, kind)
-        unclear, fits = usable & (found == UNCLEAR), usable & (found >= 0)
-    else:
-        found, learned = read_targets(labels, model.class_names, model.targets, count=count, where=where)
-        fits = usable & learned
-    far = far_away(values, model.mean, model.std) & fits
-    of_pixels = "; with data.values = 'pixels' they are whole numbers from 0 to 255" * (model.form.values == "pixels")
-    for wrong, why in (
-        (~usable, f"its values are no finite numbers{of_pixels}"),
-        (usable & ~fits & ~unclear, "its label does not fit the task"),
-        (unclear, _UNCLEAR),
-        (far, "a million standard deviations from the mean"),
-    ):
-        skipped += (f"sample {place} ({labels[place]}): {why}" for place in np.flatnonzero(wrong))
-    places = np.flatnonzero(fits & ~far)
-    return Samples(values[places], found[places], model.mean, model.std, model.targets)
-
-
-def _check_shape(values: np.ndarray, model: ModelSpec, where: str) -> None:
-    if values.shape[1:] != model.image_shape:
-        raise BadInput(
-            f"{where}: samples have the shape {list(values.shape[1:])}, and the task takes {list(model.image_shape)}"
-        )
+    """Returns the samples that fit the task; parameters as in `fitted`. Raises `BadInput`."""
+    return fitted(
+        x,
+        y,
+        model.class_names,
+        targets=model.targets,
+        mean=model.mean,
+        std=model.std,
+        form=model.form,
+        labels=labels,
+        shape=model.image_shape,
+        where=where,
+        skipped=reading.skipped,
+    )
 
 
 def load_indices(path: Path) -> np.ndarray | None:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from hushfleet.config.spec import Digest, TaskId
-from hushfleet.model.own_head import DeviceHead, HeadChoice
+from hushfleet.model.head_choice import HeadChoice
+from hushfleet.model.own_head import DeviceHead
 from hushfleet.schema import Checked, Count, later
 from hushfleet.secure.roster import Roster
 

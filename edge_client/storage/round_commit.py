@@ -9,12 +9,12 @@ from typing import Protocol
 
 import numpy as np
 
+from hushfleet.durations import Period
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.methods.state import DeviceState, PublicState
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import LedgerView
-from hushfleet.privacy.mechanism import Charge
-from hushfleet.privacy.periods import Period
 from hushfleet.wire.format.identity import Identity
 
 RESIDUAL = "wire:residual"

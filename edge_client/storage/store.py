@@ -46,8 +46,8 @@ from hushfleet.edge_client.storage.store_file import (
 from hushfleet.errors import CopiedStore, LedgerError, LostStore, Malformed, StoreError
 from hushfleet.methods.public_bytes import public_digest
 from hushfleet.methods.state import DeviceState
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import Ledger
-from hushfleet.privacy.mechanism import Charge
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.fleet_messages import CarriedRounds
 from hushfleet.wire.format.identity import Identity

@@ -14,8 +14,8 @@ from msgspec import Meta
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.storage.round_commit import StoredState
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import LedgerEntry
-from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.fields import DeclineCode
 from hushfleet.wire.format.messages import RoundPlan
 

@@ -32,7 +32,7 @@ from hushfleet.graphs.features import FeatureGraph, check_features, features_fol
 from hushfleet.graphs.safety import check_graph, check_masks
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import method_of
-from hushfleet.methods.stages import Release
+from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.training.local_round import Trained
 
 _log = logging.getLogger("hushfleet.edge")
@@ -144,11 +144,11 @@ class LoadedTask:
         self._began = self._clock()
         self.pacer.begin()
 
-    def _write_metrics(self, round: DeviceRound, trained: Trained, release: Release) -> None:
+    def _write_metrics(self, round: DeviceRound, trained: Trained, noised: NoisedUpdate) -> None:
         assert self._metrics is not None
         train_s = self._clock() - self._began
         try:
             with self.pacer.apart():
-                self._metrics.write(round, trained, release, train_s=train_s)
+                self._metrics.write(round, trained, noised, train_s=train_s)
         except OSError as error:  # the round continues without metrics
             _log.error("no metrics are kept of round %d: %s", round.plan.round, error)

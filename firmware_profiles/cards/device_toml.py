@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hushfleet.config.spec import SecureSpec
@@ -11,7 +11,7 @@ from hushfleet.config.written import faults
 from hushfleet.edge_client.board.config import DeviceConfig, LimitsSection
 from hushfleet.edge_client.board.consent import check_stored, check_trust
 from hushfleet.edge_client.declines import Declined
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.charge import Charge
 from hushfleet.schema import bare, from_plain, hints, missing, parse_toml, require
 
 _OF_FLEET = ("device", "broker", "data", "limits", "fleet")
@@ -33,7 +33,7 @@ def check_sections(sections: Mapping[str, Any], where: str) -> None:
             raise ValueError("; ".join(found))
 
 
-def faults_of(text: str) -> list[str]:
+def faults_of(text: str) -> Sequence[str]:
     """Finds everything for which a board would refuse this DEVICE.toml, each with the name of its key."""
     return faults(DeviceConfig, parse_toml(text))
 

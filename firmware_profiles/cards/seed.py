@@ -1,4 +1,4 @@
-"""Makes the content of a card: the folder `hushfleet` on its boot partition, the same for all first-boot systems."""
+"""Makes the folder `hushfleet` from which a board installs itself, on its boot partition or where `push` puts it."""
 
 from __future__ import annotations
 
@@ -10,29 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Protocol
 
 from hushfleet.data.folder import MAX_NAMED
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput
-from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
-from hushfleet.firmware_profiles.cards.customised import FOLDER, original
 from hushfleet.firmware_profiles.cards.wifi import Wifi
 from hushfleet.user_files import no_file
 
+FOLDER = "hushfleet"
+"""The folder on the boot partition."""
 _KIT = resources.files("hushfleet.firmware_profiles.cards") / "kit"
 _SLOTS = {  # the modules that `slots.py` imports, by package
     "hushfleet": ("__init__.py", "atomic_file.py", "errors.py", "output.py", "public_keys.py"),
     "hushfleet.release": ("__init__.py", "archive.py", "manifest.py", "statements.py"),
     "hushfleet.edge_client": ("__init__.py", "state_files.py"),
-    "hushfleet.edge_client.fleet": (
-        "__init__.py",
-        "charge_line.py",
-        "client_files.py",
-        "first_proof.py",
-        "slots.py",
-        "system_files.py",
-    ),
+    "hushfleet.edge_client.fleet": ("__init__.py", "client_files.py", "slots.py", "system_files.py"),
 }
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # of ZIP and FAT; a card that is written again has the same bytes
 
@@ -74,27 +66,14 @@ class Card:
         return re.sub(r"[._]", "-", self.device).strip("-")
 
 
-class SeedWriter(Protocol):
-    """A way to configure the first start of a system.
+def stage(card: Card, folder: Path, *, afterwards: Mapping[str, str] | None = None) -> None:
+    """Writes the folder `hushfleet` of a boot partition into `folder`.
 
-    :cvar name: its value for `--writer`.
-    :cvar secrets: files in the root of the partition that contain a secret; the installation erases them.
+    :param afterwards: files beside it that contain a secret, name -> text that replaces them after the installation.
     """
-
-    name: str
-    secrets: Sequence[str]
-
-    def files(self, card: Card, boot: BootPartition) -> dict[str, str]:
-        """Returns files for the root of the partition: name -> text."""
-
-    def afterwards(self, card: Card, boot: BootPartition) -> dict[str, str]:
-        """Returns replacements of secret files that must exist after the installation."""
-
-
-def stage(card: Card, writer: SeedWriter, boot: BootPartition, folder: Path) -> None:
-    """Writes the files for the root of the boot partition into the empty `folder`."""
-    ours = folder / FOLDER
-    _copy_kit(ours)
+    ours, afterwards = folder / FOLDER, afterwards or {}
+    with resources.as_file(_KIT) as kit:
+        shutil.copytree(kit, ours, copy_function=shutil.copyfile)
     (ours / "slots.pyz").write_bytes(slots_archive())
     shutil.copyfile(card.release, ours / "release.hfr")
     texts = {
@@ -105,9 +84,11 @@ def stage(card: Card, writer: SeedWriter, boot: BootPartition, folder: Path) -> 
         "enrol.token": f"{card.token}\n",
         "images_path": f"{card.images_path}\n",
         "classes": "".join(f"{name}\n" for name in card.classes),
-        "secrets": "".join(f"{name}\n" for name in writer.secrets),
+        "secrets": "".join(f"{name}\n" for name in afterwards),
+        **{f"after/{name}": text for name, text in afterwards.items()},
     }
     for name, text in texts.items():
+        (ours / name).parent.mkdir(exist_ok=True)
         (ours / name).write_text(text, "utf-8")
     data = load_config(ours / "device.toml").data  # raises here if a board would refuse the file
     (ours / "inbox_path").write_text(f"{data.inbox or ''}\n", "utf-8")
@@ -117,13 +98,6 @@ def stage(card: Card, writer: SeedWriter, boot: BootPartition, folder: Path) -> 
     (ours / "ca.pem").write_bytes(card.ca)
     if card.images is not None:
         _copy_images(card.images, ours / "images")
-    _write_all(ours / "after", writer.afterwards(card, boot))
-    files = writer.files(card, boot)
-    _write_all(folder, files)
-    for name in files:
-        if (before := original(boot, name)) not in (None, files[name].encode()):
-            (ours / "before").mkdir(exist_ok=True)
-            (ours / "before" / name).write_bytes(before or b"")
 
 
 def slots_archive() -> bytes:
@@ -146,11 +120,6 @@ def write_system(folder: Path) -> None:
     (folder / "slots.pyz").write_bytes(slots_archive())
 
 
-def _copy_kit(target: Path) -> None:
-    with resources.as_file(_KIT) as kit:
-        shutil.copytree(kit, target, copy_function=shutil.copyfile)
-
-
 def _copy_images(source: Path, target: Path) -> None:
     """Raises `BadInput` that names what cannot be copied."""
 
@@ -164,9 +133,3 @@ def _copy_images(source: Path, target: Path) -> None:
     except shutil.Error as error:
         failed = "; ".join(f"{file}: {why}" for file, _, why in error.args[0][:MAX_NAMED])
         raise BadInput(f"images cannot be copied to the card: {failed}") from error
-
-
-def _write_all(folder: Path, files: Mapping[str, str]) -> None:
-    for name, text in files.items():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, "utf-8")

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-import numpy as np
+from msgspec import Meta
 
+from hushfleet.array_api import np
 from hushfleet.errors import NotFinite
+
+MAX_VALUES = 1 << 28
+MIN_STEP = 2.0**-100  # every decoded value is then a normal float32, which no machine flushes to zero
+MAX_STEP = 2.0**40
+LayerStep = Annotated[float, Meta(ge=MIN_STEP, le=MAX_STEP, description="2^-100 to 2^40")]
 
 
 class Coding(NamedTuple):

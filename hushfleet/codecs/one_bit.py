@@ -23,7 +23,11 @@ _SIGNS = np.array([1.0, -1.0], np.float32)
 
 
 def magnitude(noise_std: float) -> float:
-    """Returns the magnitude of each value of a layer: noise_std sqrt(pi / 2)."""
+    """Returns the magnitude of each value of a layer: noise_std sqrt(pi / 2).
+
+    >>> round(magnitude(1.0), 4)
+    1.2533
+    """
     return noise_std * math.sqrt(VARIANCE_FACTOR)
 
 

@@ -14,20 +14,14 @@ The bytes are specified in docs/wire.md; `hushfleet.codecs.symbols` does the ent
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated
 
 import numpy as np
-from msgspec import Meta
 
-from hushfleet.codecs.codec import Codec, Coding
+from hushfleet.codecs.codec import MAX_STEP, MAX_VALUES, MIN_STEP, Codec, Coding
 from hushfleet.codecs.symbols import BLOCK, MAX_LEVEL, BlockEncoder, decode_block, max_block_bytes
 from hushfleet.errors import Malformed
 
 DITHER_KEY_BYTES = 16
-MAX_VALUES = 1 << 28
-MIN_STEP = 2.0**-100  # every decoded value is then a normal float32, which no machine flushes to zero
-MAX_STEP = 2.0**40
-LayerStep = Annotated[float, Meta(ge=MIN_STEP, le=MAX_STEP, description="2^-100 to 2^40")]
 Pieces = list[tuple[slice, np.float32]]
 
 
@@ -102,6 +96,9 @@ def dither(dither_key: bytes, size: int) -> np.ndarray:
 
     The source is 64-bit words of the Philox4x64-10 generator with this key and the counters 1, 2, 3, ...; each word
     gives four 16-bit parts, least significant first; a part w becomes (2w + 1 - 65536) / 131072.
+
+    >>> dither(bytes(16), 3).round(3).tolist()
+    [0.34599998593330383, -0.4650000035762787, 0.2280000001192093]
     """
     return _to_dither(_generator(dither_key), size)
 

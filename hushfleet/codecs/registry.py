@@ -8,27 +8,33 @@
 | `float32` | 32 | none |
 | `masked` | 16, 24 or 32, and corrections | below 1 % of the noise; for secure sums, encoded in `hushfleet.secure` |
 
-A new codec is a `Codec` in its own file, and an entry in `CODECS`.
+A new codec is a `Codec` in its own file, and an entry in `_PLACES`. The file is imported when the codec is used.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from hushfleet.codecs.codec import Codec, Coding
-from hushfleet.codecs.floats import FLOAT16, FLOAT32
-from hushfleet.codecs.one_bit import ONE_BIT
-from hushfleet.codecs.quantized import MIN_STEP, QUANTIZED
+from hushfleet.codecs.codec import MIN_STEP, Codec, Coding
 from hushfleet.errors import Malformed, PrivacyError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from hushfleet.config.spec import WireSpec
 
-CODECS = (QUANTIZED, ONE_BIT, FLOAT16, FLOAT32)
-"""The codecs of plain sums, in the order of the documentation."""
+_PLACES = {
+    "quantized": ("quantized", "QUANTIZED"),
+    "one-bit": ("one_bit", "ONE_BIT"),
+    "float16": ("floats", "FLOAT16"),
+    "float32": ("floats", "FLOAT32"),
+}
+"""The file and the name of each codec of plain sums, in the order of the documentation."""
+NAMES = (*_PLACES, "masked")
+"""The names that `wire.codec` may have."""
 
 
 def _refuse(data: object, coding: Coding, out: np.ndarray | None) -> bytes:
@@ -36,13 +42,25 @@ def _refuse(data: object, coding: Coding, out: np.ndarray | None) -> bytes:
 
 
 MASKED = Codec("masked", _refuse, _refuse, max_bytes=lambda size: 0)  # type: ignore[arg-type]  # it never returns
-NAMES = tuple(codec.name for codec in (*CODECS, MASKED))
-"""The names that `wire.codec` may have."""
 
 
+@cache
 def codec_of(name: str) -> Codec:
-    """Returns the codec with this name, one of `NAMES`."""
-    return next(codec for codec in (*CODECS, MASKED) if codec.name == name)
+    """Returns the codec with this name, one of `NAMES`.
+
+    >>> codec_of("one-bit").name
+    'one-bit'
+    """
+    if name == MASKED.name:
+        return MASKED
+    file, value = _PLACES[name]
+    codec: Codec = getattr(importlib.import_module(f"hushfleet.codecs.{file}"), value)
+    return codec
+
+
+def codecs() -> tuple[Codec, ...]:
+    """Returns the codecs of plain sums, in the order of the documentation."""
+    return tuple(map(codec_of, _PLACES))
 
 
 def steps_for(wire: WireSpec, *, noise_stds: Sequence[float], layer_rms: Sequence[float]) -> tuple[float, ...]:
@@ -67,4 +85,4 @@ def steps_for(wire: WireSpec, *, noise_stds: Sequence[float], layer_rms: Sequenc
 
 def max_bytes(size: int) -> int:
     """Returns the largest number of bytes of `size` values in any codec."""
-    return max(codec.max_bytes(size) for codec in CODECS)
+    return max(codec.max_bytes(size) for codec in codecs())

@@ -11,11 +11,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hushfleet.schema import Checked, Finite, NotNegative, later, require
+from hushfleet.schema import AtLeast1, Checked, Finite, NotNegative, Share, later, require
 
 QuestionKind = Literal["evaluation", "counts", "mean", "histogram", "drift"]
-HeldOut = Annotated[float, Meta(ge=0, le=0.5, description="in [0, 0.5]")]
-MostGain = Annotated[float, Meta(gt=0, le=1, description="in (0, 1]")]
+HeldOut = Annotated[float, Meta(ge=0, le=0.5)]
 EVALUATED = 5
 """Values of an evaluation, see `hushfleet.training.answer`."""
 Bins = Annotated[int, Meta(ge=2, le=256)]
@@ -39,11 +38,11 @@ class QuestionSpec(Checked):
     """
 
     kind: QuestionKind
-    every: Annotated[int, Meta(ge=1)]
+    every: AtLeast1
     noise_multiplier: NotNegative
     bits: Literal[16, 24, 32] = 32
     held_out: HeldOut = later(0.0)
-    most_gain: MostGain = later(1.0)
+    most_gain: Share = later(1.0)
     column: str = later("")
     low: Finite = later(0.0)
     high: Finite = later(1.0)

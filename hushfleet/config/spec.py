@@ -20,8 +20,7 @@ from hushfleet.config.question import QuestionSpec
 from hushfleet.data.form import ANY_FORM, SampleForm
 from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import Malformed, TooLarge
-from hushfleet.model.own_head import is_linear
-from hushfleet.params import MAX_PARAMS, ParamLayout
+from hushfleet.params import MAX_PARAMS, ParamLayout, is_linear
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.schema import (
     Checked,
@@ -87,7 +86,7 @@ class DropoutSpec(Checked):
     """A dropout mask that is an input of the gradient graph: per-sample shape and drop rate."""
 
     shape: tuple[Annotated[int, Meta(ge=1)], ...]
-    rate: Annotated[float, Meta(ge=0, lt=1, description="in [0, 1)")]
+    rate: Annotated[float, Meta(ge=0, lt=1)]
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,6 +13,22 @@ from hushfleet.schema import bare, from_plain, hints, missing, read_file, unknow
 
 T = TypeVar("T")
 
+
+class Fault(str):
+    """The text of a mistake.
+
+    :param code: of the broken rule between settings; empty for a key, a type or a bound.
+    """
+
+    code: str
+
+    def __new__(cls, text: str, code: str = "") -> Fault:
+        """Makes the text, and adds the code."""
+        fault = super().__new__(cls, text)
+        fault.code = code
+        return fault
+
+
 _SECTION = re.compile(r"^\s*\[\[?\s*([\w.-]+)\s*\]")
 _KEY = re.compile(r"^(\s*)([\w-]+)\s*=")
 _NAMED = re.compile(r"^([\w.]+)(?:\[(\d+)\])?")
@@ -25,15 +41,21 @@ def read_written(kind: type[T], path: Path) -> T:
     try:
         return from_plain(kind, plain)
     except Malformed:
-        raise BadInput(f"{path}: {'; '.join(with_lines(path, faults(kind, plain)))}") from None
+        raise refusal(path, with_lines(path, faults(kind, plain))) from None
 
 
-def faults(kind: Any, plain: Any, where: str = "") -> list[str]:
+def refusal(where: object, found: Sequence[Fault]) -> BadInput:
+    """Returns the error for all mistakes in a file."""
+    codes = filter(None, (fault.code for fault in found))
+    return BadInput(f"{where}: {'; '.join(found)}", code=" ".join(codes))
+
+
+def faults(kind: Any, plain: Any, where: str = "") -> list[Fault]:
     """Returns all mistakes that `from_plain` would refuse, each with the name of its field; empty if there are none.
 
     :param where: the prefix of the names of fields.
     """
-    inner, found = bare(kind), list[str]()
+    inner, found = bare(kind), list[Fault]()
     if not (isinstance(inner, type) and dataclasses.is_dataclass(inner) and isinstance(plain, dict)):
         return _refused(kind, plain, where)
     for field in dataclasses.fields(inner):
@@ -41,21 +63,21 @@ def faults(kind: Any, plain: Any, where: str = "") -> list[str]:
         if field.name in plain:
             found += faults(hints(inner)[field.name], plain[field.name], name)
         elif field.default is field.default_factory is dataclasses.MISSING:
-            found.append(missing(field.name, where))
-    found += unknown(inner, plain, where)
+            found.append(Fault(missing(field.name, where)))
+    found += map(Fault, unknown(inner, plain, where))
     return found or _refused(kind, plain, where)
 
 
-def _refused(kind: Any, plain: Any, where: str) -> list[str]:
+def _refused(kind: Any, plain: Any, where: str) -> list[Fault]:
     try:
         from_plain(kind, plain, where=where)
     except Malformed as error:
         own = "" if where else f"{getattr(kind, '__name__', kind)}"
-        return [str(error).removeprefix(f"{own}: ").removeprefix(f"{own}.")]
+        return [Fault(str(error).removeprefix(f"{own}: ").removeprefix(f"{own}."), error.code)]
     return []
 
 
-def with_lines(path: Path, found: Sequence[str]) -> list[str]:
+def with_lines(path: Path, found: Sequence[Fault]) -> list[Fault]:
     """Returns the same faults in the order of the file, each with the line and the column of its key."""
     if path.suffix == ".json":
         return list(found)
@@ -63,12 +85,12 @@ def with_lines(path: Path, found: Sequence[str]) -> list[str]:
     placed = [(_place(lines, fault), fault) for fault in found]
     end = (len(lines) + 1, 0)
     return [
-        fault if place is None else f"line {place[0]}, column {place[1]}: {fault}"
+        fault if place is None else Fault(f"line {place[0]}, column {place[1]}: {fault}", fault.code)
         for place, fault in sorted(placed, key=lambda each: each[0] or end)
     ]
 
 
-def _place(lines: Sequence[str], fault: str) -> tuple[int, int] | None:
+def _place(lines: Sequence[str], fault: Fault) -> tuple[int, int] | None:
     """Returns the line and the column, from 1, of the key that a fault names, or of the heading of its section; None if
     the place is not known, for example in a table that is written in one line."""
     named, strange = _NAMED.match(fault), _UNKNOWN.search(fault)

@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.data.form import ANY_FORM, SampleForm, ValueKind
-from hushfleet.data.labels import as_labels, check_present, class_names_of, texts_of
-from hushfleet.data.measurements import check_names, check_spread, moments, refuse_far, warn_of_row_numbers
+from hushfleet.data.form import ANY_FORM, SampleForm
+from hushfleet.data.labels import check_present, class_names_of, texts_of
+from hushfleet.data.measurements import check_names, check_spread, moments, warn_of_row_numbers
 from hushfleet.data.partition import stratified_choice
-from hushfleet.data.samples import DataSet, Samples
+from hushfleet.data.records import fitted, unmasked
+from hushfleet.data.samples import DataSet
 from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import BadInput
-from hushfleet.losses import LOSSES
 from hushfleet.user_files import no_file
 
 HELD_OUT = 0.2  # share of the data, if there is no test part
@@ -37,7 +37,6 @@ _UNREADABLE = (
     RuntimeError,  # zipfile's, for an encrypted file, and for a compression that it does not know
     tokenize.TokenError, SyntaxError,  # NumPy reads the head of an array as Python
 )  # fmt: skip
-_NOT_FINITE = "are not finite float32 numbers"
 _KEYS = ("train_x", "train_y", "test_x", "test_y", "train_device", "test_device", "class_names", "column_names")
 
 
@@ -110,8 +109,7 @@ class Data:
 
         :raises BadInput: arrays that do not fit; the text names the array and the sample.
         """
-        names = tuple(map(str, class_names or self.class_names))
-        parts = {}
+        given = {}
         for part in ("train", "test"):
             x, y = getattr(self, f"{part}_x"), getattr(self, f"{part}_y")
             if targets.are_inputs and y is None and x is not None:
@@ -119,50 +117,49 @@ class Data:
             if (x is None) != (y is None):
                 raise BadInput(f"{where}: give both {part}_x and {part}_y, or neither")
             if x is not None:
-                parts[part] = as_values(x, f"{where}: {part}_x", kind=form.values), unmasked(y, f"{where}: {part}_y")
-                if not len(parts[part][0]):
+                if not len(x):
                     raise BadInput(f"{where}: the {part} part has no samples; add some, or leave the part out")
-        if not parts:
+                if np.shape(y)[:1] != (len(x),):
+                    raise BadInput(
+                        f"{where}: {part}_x has {len(x)} samples, and {part}_y the shape {list(np.shape(y))}"
+                    )
+                given[part] = x, y
+        if not given:
             raise BadInput(f"{where} has neither train_x and train_y nor test_x and test_y")
         columns = tuple(map(str, self.column_names))
         check_names(columns, where)
-        for part, (x, y) in parts.items():
-            if y.shape[:1] != x.shape[:1]:
-                raise BadInput(f"{where}: {part}_x has {len(x)} samples, and {part}_y the shape {list(y.shape)}")
-        first = next(iter(parts.values()))[0]
-        warn_of_row_numbers(first, where, columns)
-        ys = [y for _, y in parts.values()]
-        names = names or (class_names_of(ys, where) if targets.are_classes else _output_names(ys[0]))
+        ys = [unmasked(y, f"{where}: {part}_y") for part, (_, y) in given.items()]
+        names = tuple(map(str, class_names or self.class_names)) or (
+            class_names_of(ys, where) if targets.are_classes else _output_names(ys[0])
+        )
+        rules: dict[str, Any] = {"targets": targets, "mean": mean, "std": std, "form": form, "labels": form.labels}
         made = {
-            part: (x, as_targets(y, names, targets, count=len(x), where=f"{where}: {part}_y", kind=form.labels))
-            for part, (x, y) in parts.items()
+            part: fitted(x, y, names, **rules, where=(f"{where}: {part}_x", f"{where}: {part}_y"))
+            for part, (x, y) in given.items()
         }
-        owners, test_owners = self._owners({part: len(y) for part, (_, y) in made.items()}, where)
+        first = next(iter(made.values()))
+        warn_of_row_numbers(first.images, where, columns)
+        owners, test_owners = self._owners({part: len(samples) for part, samples in made.items()}, where)
         if "test" not in made:
-            x, y = made["train"]
-            rng = np.random.Generator(np.random.PCG64(_ORDER_SEED))
-            is_test = np.zeros(len(y), bool)
-            strata = y if targets.are_classes else np.zeros(len(y), np.int64)
-            is_test[stratified_choice(strata, round(HELD_OUT * len(y)), rng)] = True
-            made = {"train": (x[~is_test], y[~is_test]), "test": (x[is_test], y[is_test])}
+            strata = first.labels if targets.are_classes else np.zeros(len(first), np.int64)
+            rng, is_test = np.random.Generator(np.random.PCG64(_ORDER_SEED)), np.zeros(len(first), bool)
+            is_test[stratified_choice(strata, round(HELD_OUT * len(first)), rng)] = True
+            made = {"train": first.take(np.flatnonzero(~is_test)), "test": first.take(np.flatnonzero(is_test))}
             owners = None if owners is None else owners[~is_test]
-        x, y = made["test"]
-        made.setdefault("train", (x[:0], y[:0]))
-        if made["train"][0].shape[1:] != x.shape[1:]:
-            raise BadInput(f"{where}: train_x has samples of {made['train'][0].shape[1:]}, test_x of {x.shape[1:]}")
-        if len(made["train"][0]) and made["train"][0].dtype != x.dtype:  # they would differ by a factor of 255
-            given = ", ".join(f"{part}_x is {np.asarray(getattr(self, f'{part}_x')).dtype}" for part in made)
+        test = made["test"]
+        train = made.get("train", test.take(slice(0, 0)))
+        if train.images.shape[1:] != test.images.shape[1:]:
             raise BadInput(
-                f"{where}: {given}. uint8 is read as pixels and divided by 255, other numbers are taken as they are; "
+                f"{where}: train_x has samples of {train.images.shape[1:]}, test_x of {test.images.shape[1:]}"
+            )
+        if len(train) and train.images.dtype != test.images.dtype:  # they would differ by a factor of 255
+            types = ", ".join(f"{part}_x is {np.asarray(getattr(self, f'{part}_x')).dtype}" for part in made)
+            raise BadInput(
+                f"{where}: {types}. uint8 is read as pixels and divided by 255, other numbers are taken as they are; "
                 'give both in one type, or say what they are: data.values = "pixels" or "numbers"'
             )
-        if not mean:
-            if first.dtype != np.uint8:
-                check_spread(first, *moments(made["train"][0] if len(made["train"][0]) else x), where, columns)
-            mean, std = (0.0,) * first.shape[1], (1.0,) * first.shape[1]
-        train, test = (Samples(*made[part], tuple(mean), tuple(std), targets) for part in ("train", "test"))
-        for part, (values, _) in parts.items():
-            refuse_far(values, train.mean, train.std, f"{where}: {part}_x")
+        if not mean and first.images.dtype != np.uint8:
+            check_spread(first.images, *moments((train if len(train) else test).images), where, columns)
         return DataSet(name, train, test, names, owners, test_owners, columns)
 
     def _owners(self, counts: Mapping[str, int], where: str) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -190,88 +187,6 @@ def load_arrays(path: Path) -> Data:
         return Data(**found)
 
 
-def unmasked(values: Any, where: str) -> np.ndarray:
-    """Converts to an array. Raises `BadInput` if a mask (`numpy.ma`) hides values, which an array would still use."""
-    if isinstance(values, np.ma.MaskedArray):
-        mask = np.atleast_1d(np.ma.getmaskarray(values))
-        hidden = np.asarray(mask.reshape(len(mask), -1).any(1))
-        if hidden.any():
-            raise BadInput(
-                f"{where}: of {hidden.sum()} samples, the first of them number {int(hidden.argmax())} (from 0), a mask "
-                "hides values; leave these samples out, or fill the gaps"
-            )
-    return np.asarray(values)
-
-
-def as_values(x: Any, where: str, *, kind: ValueKind = "") -> np.ndarray:
-    """Converts images, series or vectors to uint8 or float32 `[n, C, H, W]`. Raises `BadInput`.
-
-    :param kind: as in `SampleForm.values`.
-    """
-    x = unmasked(x, where)
-    if x.dtype.kind not in "uifb":
-        raise BadInput(f"{where} is {x.dtype}; it must be numbers")
-    values, fits = read_values(x, where, kind=kind)
-    if not fits.all():
-        first = int(fits.argmin())
-        finite = np.isfinite(x[first].astype(np.float32)).all()
-        why = f"are no pixels (data.values = {kind!r}): whole numbers from 0 to 255" if finite else _NOT_FINITE
-        raise BadInput(
-            f"{where}: {(~fits).sum()} samples, the first of them number {first} (from 0), hold values that {why}; "
-            "leave these samples out, or fill the gaps"
-        )
-    return values
-
-
-def read_values(x: np.ndarray, where: str, *, kind: ValueKind = "") -> tuple[np.ndarray, np.ndarray]:
-    """Returns the samples, uint8 or float32 `[n, C, H, W]`, and whether each fits, bool `[n]`; the others are zeros.
-
-    Each sample is read alone: the type of an array follows from all of its values, and must not decide what one means.
-
-    :param kind: as in `SampleForm.values`; empty: uint8 if the array is.
-    :raises BadInput: the whole array has another form.
-    """
-    if not 2 <= x.ndim <= 4 or 0 in x.shape[1:]:
-        raise BadInput(f"{where} has shape {list(x.shape)}; it must be [n, C, H, W], [n, C, T] of series, or [n, F]")
-    x = x[:, :, None, None] if x.ndim == 2 else x if x.ndim == 4 else x[:, :, None, :]
-    if x.dtype == np.uint8:
-        values, fits = x if kind != "numbers" else x.astype(np.float32), np.ones(len(x), bool)
-        return np.ascontiguousarray(values), fits
-    values = as_float32(x)
-    fits = np.isfinite(values).all((1, 2, 3))
-    if kind == "pixels":
-        fits &= are_pixels(values).all((1, 2, 3))
-    values[~fits] = 0
-    return np.ascontiguousarray(values.astype(np.uint8) if kind == "pixels" else values), fits
-
-
-def are_pixels(values: np.ndarray) -> np.ndarray:
-    """Returns which of these numbers are whole ones from 0 to 255, bool of the same shape."""
-    found: np.ndarray = (values >= 0) & (values <= 255) & (values == np.floor(values))
-    return found
-
-
-def as_float32(x: np.ndarray) -> np.ndarray:
-    """Converts numbers, or texts of numbers, to float32; a value that is no finite number becomes NaN or infinite.
-
-    All go by way of float64, so that the type of the array changes no bit of a value.
-    """
-    if x.dtype.kind not in "iufb":
-        x = np.array([_number(value) for value in x.ravel().tolist()], np.float64).reshape(x.shape)
-    wide = x.astype(np.float64, copy=False) if x.dtype.itemsize > 4 else x
-    with np.errstate(over="ignore", invalid="ignore"):  # becomes infinite
-        return wide.astype(np.float32)
-
-
-def _number(value: Any) -> float:
-    try:
-        text = value.decode() if isinstance(value, bytes) else value
-        number = complex({"True": 1, "False": 0}.get(text, text))
-    except (ValueError, TypeError, OverflowError):
-        return np.nan
-    return np.nan if number.imag else number.real
-
-
 def is_frame(x: Any) -> bool:
     """Returns whether this is a table of pandas or polars."""
     return hasattr(x, "columns") and hasattr(x, "to_numpy")
@@ -286,46 +201,6 @@ def _numbers(frame: Any, where: str) -> np.ndarray:
         if kind.kind not in "uifb":
             raise BadInput(f"{where}: the column {str(name)!r} is {kind}; it must be numbers")
     return np.asarray(frame.to_numpy(dtype=float, na_value=np.nan))
-
-
-def as_targets(y: Any, names: Sequence[str], targets: Targets, *, count: int, where: str, kind: str = "") -> np.ndarray:
-    """Converts to labels int64 `[n]`, or to numbers float32 `[n, outputs]` for these `names`. Raises `BadInput`.
-
-    :param kind: as in `as_labels`.
-    """
-    y = unmasked(y, where)
-    if targets.are_classes:
-        return as_labels(y, names, count=count, where=where, kind=kind)
-    if y.dtype.kind not in "uifb":
-        raise BadInput(f"{where} is {y.dtype}; with model.loss = {targets.loss!r} it must be numbers")
-    found, fits = read_targets(y, names, targets, count=count, where=where)
-    if not fits.all():
-        first = int(fits.argmin())
-        what = LOSSES[targets.loss].misfit + ", scaled" * bool(targets.mean)
-        raise BadInput(
-            f"{where}: {(~fits).sum()} samples, the first of them number {first} (from 0) with "
-            f"{y[first].ravel().tolist()}, have targets that are {what}; leave these samples out, or mend them"
-        )
-    return found
-
-
-def read_targets(
-    y: np.ndarray, names: Sequence[str], targets: Targets, *, count: int, where: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns targets that are numbers, float32 `[n, outputs]`, and whether each row can be learned, bool `[n]`.
-
-    Raises `BadInput` if the whole array has another shape.
-    """
-    rows = y[:, None] if y.ndim == 1 else y
-    if rows.shape != (count, len(names)):
-        raise BadInput(
-            f"{where} has shape {list(rows.shape)}; with model.loss = {targets.loss!r} it must be "
-            f"[{count}, {len(names)}], a number for each output: {', '.join(names)}"
-        )
-    if len(targets.mean) not in (0, len(names)):
-        raise BadInput(f"data.target_mean has {len(targets.mean)} values; {where} has {len(names)} outputs")
-    found = as_float32(rows)
-    return found, ~targets.misfits(found)
 
 
 def _output_names(y: np.ndarray) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.data.arrays import Data, is_frame, unmasked
+from hushfleet.data.arrays import Data, is_frame
 from hushfleet.data.images import pixels_of
+from hushfleet.data.records import unmasked
 from hushfleet.errors import BadInput
 
 _INPUTS = ("x", "image", "img", "images", "features", "inputs", "values", "signal")

@@ -35,10 +35,10 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.data.arrays import Data, are_pixels
-from hushfleet.data.form import ANY_FORM, SampleForm
-from hushfleet.data.labels import one_form
+from hushfleet.data.arrays import Data
+from hushfleet.data.form import ANY_FORM, SampleForm, one_form
 from hushfleet.data.measurements import check_names
+from hushfleet.data.records import are_pixels
 from hushfleet.errors import BadInput
 from hushfleet.user_files import no_file
 

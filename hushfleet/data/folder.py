@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from hushfleet.data.form import one_form
 from hushfleet.data.image_limits import check_name
 from hushfleet.data.images import read_image
-from hushfleet.data.labels import one_form
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.errors import BadInput
 from hushfleet.progress import counted

@@ -6,19 +6,33 @@ would decide how all others are read, and with the unit `record` it would be in 
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
-from hushfleet.data.labels import one_form
+from hushfleet.rules import Rule, Rules
 from hushfleet.schema import Checked, later, require
 
 MOST_COLUMNS = 4096
 Columns = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=MOST_COLUMNS)]
 DecimalMark = Literal["", ".", ","]
+OwnData = Literal["folder", "arrays", "csv"]
+"""The kinds of data that come from the user."""
+OWN_DATA: tuple[OwnData, ...] = get_args(OwnData)
 LabelKind = Literal["", "names", "numbers"]
 ValueKind = Literal["", "pixels", "numbers"]
+
+
+def one_form(name: str) -> str:
+    r"""Returns the name in Unicode form NFC, which keyboards give; macOS may write an accent as a separate character.
+
+    >>> len("e\u0301"), len(one_form("e\u0301"))
+    (2, 1)
+    """
+    return unicodedata.normalize("NFC", name)
 
 
 @dataclass(frozen=True)
@@ -56,12 +70,22 @@ class SampleForm(Checked):
 ANY_FORM = SampleForm()
 
 
-def check_form(section: Any, kind: str) -> None:
-    """Raises `ValueError` if a section of settings has a field of `SampleForm` that its kind of data does not use.
+def form_rules(section: str, kind_of: Callable[[Any], str]) -> Rules:
+    """Returns the rules of a section that has the fields of `SampleForm`: each goes with some kinds of data.
 
-    :param kind: `csv`, `arrays`, or another kind.
+    :param section: its name in codes.
+    :param kind_of: returns `csv`, `arrays`, or another kind.
     """
-    for each in fields(SampleForm):
-        kinds = ("csv",) if each.name in ("columns", "decimal") else ("csv", "arrays")
-        value, used = getattr(section, each.name), " or ".join(map(repr, kinds))
-        require(not value or kind in kinds, each.name, value, f"left out with {kind!r}; it says what {used} contain")
+
+    def rule(name: str, kinds: tuple[str, ...]) -> Rule:
+        used = " or ".join(map(repr, kinds))
+        return (
+            lambda each: bool(getattr(each, name)) and kind_of(each) not in kinds and {"kind": kind_of(each)},
+            f"{name} = {{{name}!r}}: must be left out with {{kind!r}}; it says what {used} contain",
+        )
+
+    of_text = dict.fromkeys(("columns", "decimal"), ("csv",))
+    return {
+        f"{section}.{each.name}-not-used": rule(each.name, of_text.get(each.name, ("csv", "arrays")))
+        for each in fields(SampleForm)
+    }

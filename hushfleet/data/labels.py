@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import re
-import unicodedata
 from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from hushfleet.data.form import one_form
 from hushfleet.errors import BadInput
 
 MISSING = frozenset((
@@ -25,13 +25,12 @@ _WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")
 _log = logging.getLogger(__name__)
 
 
-def one_form(name: str) -> str:
-    """Returns the name in Unicode form NFC, which keyboards give; macOS may write an accent as a separate character."""
-    return unicodedata.normalize("NFC", name)
-
-
 def texts_of(labels: np.ndarray) -> np.ndarray:
-    """Returns each label as a text in one form, object `[n]`."""
+    """Returns each label as a text in one form, object `[n]`.
+
+    >>> texts_of(np.array([0, 2])).tolist()
+    ['0', '2']
+    """
     return np.array([one_form(str(label)) for label in labels.ravel()], dtype=object)
 
 
@@ -101,43 +100,12 @@ def _number_form(text: str) -> str:
     return str(int(value.real)) if value.real.is_integer() else str(np.float32(value.real))
 
 
-def as_labels(y: np.ndarray, class_names: Sequence[str], *, count: int, where: str, kind: str = "") -> np.ndarray:
-    """Converts labels to the places of their classes, int64 `[n]`. Raises `BadInput` for the first that has none.
-
-    :param kind: as in `read_labels`. Empty: names in an array of texts, else numbers.
-    """
-    if y.shape != (count,):
-        raise BadInput(
-            f"{where} has shape {list(y.shape)}; it must be [{count}], a label for each sample (or several, with "
-            'model.loss = "binary" or "squared")'
-        )
-    check_present(y, where, names=class_names)
-    are_texts = y.dtype.kind not in "iufb"
-    may_be_names = y.dtype.kind == "b" and kind != "names"  # False and True, and in which order
-    labels = read_labels(y, class_names, kind or ("names" if are_texts else "numbers"))
-    for place in np.flatnonzero((labels < 0) | may_be_names)[:1].tolist():
-        classes, names = len(class_names), f"{', '.join(class_names[:8])}{', ...' * (len(class_names) > 8)}"
-        if labels[place] == UNCLEAR:
-            raise BadInput(
-                f"{where}: the label {y[place]} may be the name of a class or its place from 0, and the task's classes "
-                f"are {names}; {SAY_WHICH}"
-            )
-        if are_texts or kind == "names":
-            raise BadInput(f"{where}: sample {place} has the label {str(y[place])!r}, which is none of {names}")
-        if may_be_names or y[place] != np.floor(y[place]):
-            raise BadInput(
-                f"{where} is {y.dtype}; it must be whole numbers, or names of classes (or numbers to predict, with "
-                'model.loss = "squared")'
-            )
-        raise BadInput(
-            f"{where} has labels {y.min():.0f} to {y.max():.0f}; there are 0 to {classes - 1}, for {names}; numbers "
-            "that are names go as texts, as y.astype(str) gives them"
-        )
-    return labels
-
-
 def class_names_of(labels: Sequence[np.ndarray], where: str) -> tuple[str, ...]:
-    """Returns the names that occur, in order; for whole numbers all from 0, if half of them do. Raises `BadInput`."""
+    """Returns the names that occur, in order; for whole numbers all from 0, if half of them do. Raises `BadInput`.
+
+    >>> class_names_of([np.array(["leaf", "stem", "leaf"])], "plants")
+    ('leaf', 'stem')
+    """
     for each in labels:
         check_present(each, where)
     kinds = {each.dtype.kind in "UO" for each in labels}

@@ -96,6 +96,9 @@ def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns each channel's mean and standard deviation (1 if it never changes); pixels count as 0 to 1.
 
     :param x: `[n, C, H, W]`.
+
+    >>> moments(np.array([[[[1.0]]], [[[3.0]]]], dtype=np.float32))
+    ((2.0,), (1.0,))
     """
     scale = 255.0 if x.dtype == np.uint8 else 1.0
     mean, std = (getattr(x, moment)(axis=(0, 2, 3), dtype=np.float64) / scale for moment in ("mean", "std"))
@@ -141,15 +144,3 @@ def _farthest(x: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.
     low, high = (extreme(axis=(0, 2, 3)).astype(np.float64) / unit for extreme in (x.min, x.max))
     farthest: np.ndarray = np.maximum(high - mean, mean - low) / np.array(std)
     return farthest
-
-
-def refuse_far(x: np.ndarray, mean: Sequence[float], std: Sequence[float], where: str) -> None:
-    """Raises `BadInput` for the first sample that is `far_away`."""
-    far = far_away(x, mean, std)
-    if far.any():
-        first = int(far.argmax())
-        raise BadInput(
-            f"{where}: {far.sum()} samples, the first of them number {first} (from 0), hold a value such as "
-            f"{max(x[first].ravel(), key=abs):g}, more than a million standard deviations from the mean; leave these "
-            "samples out, or mend the unit"
-        )

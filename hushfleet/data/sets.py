@@ -30,7 +30,7 @@ import numpy as np
 from hushfleet.data.images import read_image
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
-from hushfleet.data.torchvision_sets import Arrays, ImageArray, Labels, download, read
+from hushfleet.data.torchvision_sets import Arrays, ImageArray, Labels, TorchvisionSet, download, read
 from hushfleet.errors import BadInput
 from hushfleet.user_files import read_cached, user_cache_dir, user_data_dir, write_cached
 
@@ -52,40 +52,46 @@ _FINE_LABELS = """
 """
 
 
-@dataclass(frozen=True)
-class _Source:
-    """How one set is found and scaled. `find` returns a reader of the set, or None if a folder does not have it."""
+@dataclass(frozen=True, kw_only=True)
+class DataSource:
+    """A public data set: how it is found, read and scaled.
 
+    :param find: returns a reader of the set; None if a folder does not have it.
+    :param class_names: the meaning of labels 0, 1, ...
+    :param mean: per channel, for pixels in [0, 1]; `std` likewise.
+    :param looked_for: the files that it consists of, and where they are expected.
+    :param torchvision: what torchvision downloads if files are missing; None: it needs no files.
+    """
+
+    name: str
     find: Callable[[Path], Reader | None]
-    looked_for: str
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    looked_for: str = ""
+    torchvision: TorchvisionSet | None = None
 
-
-def set_names() -> tuple[str, ...]:
-    """Returns the names that `load` knows."""
-    return ("digits", *_SOURCES)
+    def is_at_hand(self, data_dir: Path | None = None) -> bool:
+        """Returns whether `load` would find the set's files without a download; they are not read."""
+        return self.find(Path(data_dir or user_data_dir())) is not None
 
 
 def load(name: str, *, data_dir: Path | None = None) -> DataSet:
     """Loads a data set.
 
-    :param name: one of `set_names()`.
+    :param name: a key of `SOURCES`.
     :param data_dir: the folder of its files: `<data_dir>/<name>/`, `<data_dir>/<torchvision's name>/raw/` or the
         folder itself. Nothing is downloaded into it. None: the user's data folder, with download.
     :raises BadInput: an unknown name, files that are missing or broken, or no network to fetch them; the
         text says which files are expected where.
     """
-    if name == "digits":
-        return _digits()
-    if name not in _SOURCES:
-        raise BadInput(f"unknown data set {name!r}; the sets are {', '.join(set_names())}")
-    source = _SOURCES[name]
+    if name not in SOURCES:
+        raise BadInput(f"unknown data set {name!r}; the sets are {', '.join(SOURCES)}")
+    source = SOURCES[name]
     folder = Path(data_dir or user_data_dir())
     found = source.find(folder)
-    if found is None and data_dir is None:
-        download(name, folder, looked_for=source.looked_for)
+    if found is None and data_dir is None and source.torchvision is not None:
+        download(source.torchvision, folder, looked_for=source.looked_for)
         found = source.find(folder)
     if found is None:
         hint = "" if data_dir is None else "; without --data-dir it is downloaded"
@@ -105,22 +111,7 @@ def load(name: str, *, data_dir: Path | None = None) -> DataSet:
     )
 
 
-def facts(name: str) -> tuple[int, int]:
-    """Returns the numbers of classes and of channels of a set, which is not read."""
-    return (10, 1) if name == "digits" else (len(_SOURCES[name].class_names), len(_SOURCES[name].mean))
-
-
-def is_at_hand(name: str, *, data_dir: Path | None = None) -> bool:
-    """Returns whether `load` would find the set's files without a download; they are not read."""
-    return name == "digits" or _SOURCES[name].find(Path(data_dir) if data_dir else user_data_dir()) is not None
-
-
-def looked_for(name: str) -> str:
-    """Says which files a set consists of, and where in the data folder they are expected."""
-    return _SOURCES[name].looked_for
-
-
-def _digits() -> DataSet:
+def _read_digits() -> Arrays:
     found = find_spec("sklearn")  # only to find its file: importing it takes a second
     if found is None or found.origin is None:
         raise BadInput("the digits set comes with scikit-learn: pip install scikit-learn")
@@ -131,13 +122,7 @@ def _digits() -> DataSet:
     rng = np.random.Generator(np.random.PCG64(ORDER_SEED))
     is_test = np.zeros(len(labels), dtype=bool)
     is_test[stratified_choice(labels, DIGITS_TEST_IMAGES, rng)] = True
-    samples = Samples(images, labels, (0.3053,), (0.3759,))
-    return DataSet(
-        "digits",
-        samples.take(np.flatnonzero(~is_test)),
-        samples.take(np.flatnonzero(is_test)),
-        tuple(string.digits),
-    )
+    return images[~is_test], labels[~is_test], images[is_test], labels[is_test]
 
 
 def _idx_finder(name: str, torchvision_name: str, prefixes: tuple[str, str]) -> Callable[[Path], Reader | None]:
@@ -230,20 +215,21 @@ _find_emnist_raw = _idx_finder("emnist", "EMNIST", ("emnist-letters-train-", "em
 def _find_svhn(folder: Path) -> Reader | None:
     for place in (folder / "svhn", folder / "SVHN", folder):
         if all((place / f"{part}_32x32.mat").is_file() for part in ("train", "test")):
-            return partial(read, "svhn", place)
+            return partial(read, _SVHN, place)
     return None
 
 
-def _find_cifar(name: str, folder: Path) -> Reader | None:
+def _find_cifar(torchvision: TorchvisionSet, folder: Path) -> Reader | None:
     """Finds CIFAR as Python batches or class folders of images, or in a tar of either."""
+    name = torchvision.name
     for place in (folder / name, folder):
         if (place / _BATCHES[name]).is_dir():
-            return partial(read, name, place)
+            return partial(read, torchvision, place)
         if name == "cifar10" and (place / "train" / CIFAR10_CLASSES[0]).is_dir() and (place / "test").is_dir():
             return partial(_read_folders, place)
         for archive in sorted([*place.glob("cifar*10*.tar.gz"), *place.glob("cifar*10*.tgz")]):
             if ("100" in archive.name) == (name == "cifar100"):
-                return partial(_from_tar, name, archive)
+                return partial(_from_tar, torchvision, archive)
     return None
 
 
@@ -276,9 +262,9 @@ def _shuffled(images: dict[tuple[str, str], ImageArray]) -> tuple[ImageArray, La
     return np.stack([images[name] for name in order]), np.array([CIFAR10_CLASSES.index(kind) for kind, _ in order])
 
 
-def _from_tar(name: str, archive: Path) -> Arrays:
+def _from_tar(torchvision: TorchvisionSet, archive: Path) -> Arrays:
     """Decodes the archive once, which takes ten seconds, and stores the arrays in the user's cache folder."""
-    status = archive.stat()
+    name, status = torchvision.name, archive.stat()
     with archive.open("rb") as file:
         key = hashlib.sha256(f"{status.st_size} {status.st_mtime_ns} ".encode() + file.read(1 << 16)).hexdigest()[:16]
     cached = user_cache_dir() / f"{name}-{key}.npz"
@@ -291,7 +277,7 @@ def _from_tar(name: str, archive: Path) -> Arrays:
         with tarfile.open(archive) as tar, tempfile.TemporaryDirectory() as unpacked:
             if batches := [member for member in tar if f"/{_BATCHES[name]}/" in f"/{member.name}"]:
                 tar.extractall(unpacked, batches, filter="data")
-                return read(name, Path(unpacked))
+                return read(torchvision, Path(unpacked))
             files = ((each.name, found.read()) for each in tar if each.isfile() and (found := tar.extractfile(each)))
             arrays = _class_folders(files, archive)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
@@ -305,31 +291,81 @@ def _from_tar(name: str, archive: Path) -> Arrays:
     return arrays
 
 
-def _idx_source(name: str, torchvision_name: str, class_names: tuple[str, ...], mean: float, std: float) -> _Source:
-    find = _idx_finder(name, torchvision_name, ("train-", "t10k-"))
-    return _Source(find, _IDX_FILES.format(name, torchvision_name), class_names, (mean,), (std,))
-
-
-_DIGITS, _LETTERS = tuple(string.digits), tuple(string.ascii_lowercase)
-_FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 _IDX_FILES = "train- and t10k-images-idx3-ubyte, train- and t10k-labels-idx1-ubyte (plain or .gz) in {}/ or {}/raw/"
-_EMNIST_FILES = _IDX_FILES.format("emnist", "EMNIST") + ", the letters part, or torchvision's emnist-letters-* names"
-_CIFAR10_FILES = (
-    "in cifar10/ or here: cifar-10-batches-py/, train/<class>/ and test/<class>/ with images, "
-    "or a cifar*10*.tar.gz of either"
-)
-_CIFAR100_FILES = "cifar-100-python/ with train and test, or a cifar*100*.tar.gz of it, in cifar100/ or here"
-_SVHN_FILES = "train_32x32.mat and test_32x32.mat in svhn/ or here"
-_CIFAR10_SCALE = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-_CIFAR100_SCALE = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-_SVHN_SCALE = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
-_SOURCES: dict[str, _Source] = {
-    "mnist": _idx_source("mnist", "MNIST", _DIGITS, 0.1307, 0.3081),
-    "fashion-mnist": _idx_source("fashion-mnist", "FashionMNIST", _FASHION, 0.2860, 0.3530),
-    "emnist": _Source(_find_emnist, _EMNIST_FILES, _LETTERS, (0.1722,), (0.3309,)),
-    "cifar10": _Source(partial(_find_cifar, "cifar10"), _CIFAR10_FILES, CIFAR10_CLASSES, *_CIFAR10_SCALE),
-    "cifar100": _Source(
-        partial(_find_cifar, "cifar100"), _CIFAR100_FILES, tuple(_FINE_LABELS.split()), *_CIFAR100_SCALE
+_DIGITS = tuple(string.digits)
+
+
+def _idx_source(torchvision: TorchvisionSet, class_names: tuple[str, ...], mean: float, std: float) -> DataSource:
+    name, kind, _ = torchvision
+    return DataSource(
+        name=name,
+        find=_idx_finder(name, kind, ("train-", "t10k-")),
+        class_names=class_names,
+        mean=(mean,),
+        std=(std,),
+        looked_for=_IDX_FILES.format(name, kind),
+        torchvision=torchvision,
+    )
+
+
+_CIFAR10 = TorchvisionSet("cifar10", "CIFAR10", "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz")
+_CIFAR100 = TorchvisionSet("cifar100", "CIFAR100", "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz")
+_SVHN = TorchvisionSet("svhn", "SVHN", "http://ufldl.stanford.edu/housenumbers/")
+_SETS = (
+    DataSource(
+        name="digits",
+        find=lambda folder: _read_digits,
+        class_names=_DIGITS,
+        mean=(0.3053,),
+        std=(0.3759,),
     ),
-    "svhn": _Source(_find_svhn, _SVHN_FILES, _DIGITS, *_SVHN_SCALE),
-}
+    _idx_source(
+        TorchvisionSet("mnist", "MNIST", "https://ossci-datasets.s3.amazonaws.com/mnist/"), _DIGITS, 0.1307, 0.3081
+    ),
+    _idx_source(
+        TorchvisionSet("fashion-mnist", "FashionMNIST", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"),
+        ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot"),
+        0.2860,
+        0.3530,
+    ),
+    DataSource(
+        name="emnist",
+        find=_find_emnist,
+        class_names=tuple(string.ascii_lowercase),
+        mean=(0.1722,),
+        std=(0.3309,),
+        looked_for=_IDX_FILES.format("emnist", "EMNIST")
+        + ", the letters part, or torchvision's emnist-letters-* names",
+        torchvision=TorchvisionSet("emnist", "EMNIST", "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"),
+    ),
+    DataSource(
+        name="cifar10",
+        find=partial(_find_cifar, _CIFAR10),
+        class_names=CIFAR10_CLASSES,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+        looked_for="in cifar10/ or here: cifar-10-batches-py/, train/<class>/ and test/<class>/ with images, "
+        "or a cifar*10*.tar.gz of either",
+        torchvision=_CIFAR10,
+    ),
+    DataSource(
+        name="cifar100",
+        find=partial(_find_cifar, _CIFAR100),
+        class_names=tuple(_FINE_LABELS.split()),
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+        looked_for="cifar-100-python/ with train and test, or a cifar*100*.tar.gz of it, in cifar100/ or here",
+        torchvision=_CIFAR100,
+    ),
+    DataSource(
+        name="svhn",
+        find=_find_svhn,
+        class_names=_DIGITS,
+        mean=(0.4377, 0.4438, 0.4728),
+        std=(0.1980, 0.2010, 0.1970),
+        looked_for="train_32x32.mat and test_32x32.mat in svhn/ or here",
+        torchvision=_SVHN,
+    ),
+)
+SOURCES: dict[str, DataSource] = {source.name: source for source in _SETS}
+"""The public data sets by name; to add one, write its value above."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 from msgspec import Meta
 
-from hushfleet.losses import LOSSES, find_loss
-from hushfleet.objectives import Objective
+from hushfleet.array_api import np
+from hushfleet.objectives import TARGETS, Objective
 from hushfleet.schema import Checked, Finite, Positive, Probability, later, require
+
+if TYPE_CHECKING:
+    from hushfleet.losses import Loss
 
 Tolerance = Annotated[float, Meta(gt=0, le=1e30, description="above 0")]
 
@@ -26,7 +28,7 @@ class Targets(Checked):
     """The targets of a task. `mean` and `std` are public numbers that the task gives, never computed from private
     data.
 
-    :param loss: a name in `hushfleet.losses.LOSSES`.
+    :param loss: a name in `hushfleet.objectives.TARGETS`.
     :param tolerance: for numbers: how far an output may be from its target, in the target's unit.
     :param mean: for numbers, one for each output: a network learns (target - mean) / std. Empty: 0 and 1.
     :param false_alarms: for a reconstruction: the share of normal samples that a device may call unusual.
@@ -40,13 +42,13 @@ class Targets(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        numbers, where = find_loss(self.loss).of_numbers, f"given where a loss takes numbers; {self.loss} "
+        require(self.loss in TARGETS, "loss", self.loss, f"one of {', '.join(TARGETS)}")
+        numbers, where = self.are_numbers, f"given where a loss takes numbers; {self.loss} "
         where += "does" if numbers else "does not"
         require((self.tolerance is not None) == numbers, "tolerance", self.tolerance, where)
         require(numbers or not (self.mean or self.std), "mean, std", self.mean, where)
-        inputs = find_loss(self.loss).of_inputs
         require(
-            (self.false_alarms is not None) == inputs,
+            (self.false_alarms is not None) == self.are_inputs,
             "false_alarms",
             self.false_alarms,
             "given for 'reconstruction' alone",
@@ -55,16 +57,16 @@ class Targets(Checked):
 
     @property
     def are_classes(self) -> bool:
-        return LOSSES[self.loss].of_classes
+        return TARGETS[self.loss] == "classes"
 
     @property
     def are_numbers(self) -> bool:
-        return LOSSES[self.loss].of_numbers
+        return TARGETS[self.loss] == "numbers"
 
     @property
     def are_inputs(self) -> bool:
         """True if a network learns to reconstruct its input, and labels only say which samples are faults."""
-        return LOSSES[self.loss].of_inputs
+        return TARGETS[self.loss] == "inputs"
 
     def outputs(self, class_names: Sequence[str], input_shape: Sequence[int]) -> int:
         """Returns the number of a network's outputs."""
@@ -88,7 +90,7 @@ class Targets(Checked):
 
     def predicted(self, outputs: np.ndarray) -> np.ndarray:
         """Converts outputs `[n, outputs]` to predictions: probabilities, or numbers in the target's unit; float64."""
-        return LOSSES[self.loss].predicted(self._in_unit(outputs))
+        return self._loss.predicted(self._in_unit(outputs))
 
     def right(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Marks the right answers, bool `[n]`.
@@ -96,33 +98,39 @@ class Targets(Checked):
         :param outputs: a network's outputs, `[n, outputs]`.
         :param targets: unscaled, in their own unit.
         """
-        return LOSSES[self.loss].right(self._in_unit(outputs), targets, self._reach)
+        return self._loss.right(self._in_unit(outputs), targets, self._reach)
 
     def scored(self, right: np.ndarray, losses: np.ndarray) -> float:
         """Returns a model's score from the results of `right` and the loss for its samples; NaN if there is none."""
-        return LOSSES[self.loss].scored(right, losses)
+        return self._loss.scored(right, losses)
 
     def constant_right(self, targets: np.ndarray) -> float:
         """Returns the share of `targets` `[n, outputs]` that the best constant answer gets right. Not for classes."""
-        return LOSSES[self.loss].constant_right(targets, self._reach)
+        return self._loss.constant_right(targets, self._reach)
 
     def misfits(self, targets: np.ndarray) -> np.ndarray:
         """Marks the samples whose targets float32 `[n, outputs]`, in their own unit, cannot be learned, bool `[n]`."""
         with np.errstate(over="ignore"):  # becomes infinite, which does not fit
-            return ~LOSSES[self.loss].fit(self._scaled(targets))
+            return ~self._loss.fit(self._scaled(targets))
 
     def blank(self, count: int, outputs: int) -> np.ndarray:
         """Returns zeros in place of unknown targets."""
-        return LOSSES[self.loss].blank(count, outputs)
+        return self._loss.blank(count, outputs)
 
     @property
     def measure(self) -> str:
         """The name of the score in reports."""
-        return LOSSES[self.loss].measure
+        return self._loss.measure
 
     def describe(self) -> str:
         """Describes what the score counts, for people; empty if it is plain accuracy."""
-        return LOSSES[self.loss].score(self.tolerance)
+        return self._loss.score(self.tolerance)
+
+    @property
+    def _loss(self) -> Loss:
+        from hushfleet.losses import LOSSES
+
+        return LOSSES[self.loss]
 
     def _in_unit(self, outputs: np.ndarray) -> np.ndarray:
         outputs = outputs.astype(np.float64)

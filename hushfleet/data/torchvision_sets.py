@@ -11,7 +11,7 @@ import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,66 +24,68 @@ Labels = npt.NDArray[np.int64]
 Arrays = tuple[ImageArray, Labels, ImageArray, Labels]
 """Training images uint8 `[n, C, H, W]` and labels int64 `[n]`, then images and labels of the test part."""
 
-ORIGINS = {
-    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "fashion-mnist": "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-    "emnist": "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-    "cifar10": "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-    "cifar100": "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-    "svhn": "http://ufldl.stanford.edu/housenumbers/",
-}
-"""The addresses from which torchvision downloads each set; error messages name them."""
-_CLASSES = {
-    "mnist": "MNIST", "fashion-mnist": "FashionMNIST", "emnist": "EMNIST",
-    "cifar10": "CIFAR10", "cifar100": "CIFAR100", "svhn": "SVHN",
-}  # fmt: skip
+
+class TorchvisionSet(NamedTuple):
+    """A data set that torchvision downloads.
+
+    :param kind: the name of torchvision's class.
+    :param origin: the address from which torchvision downloads it.
+    """
+
+    name: str
+    kind: str
+    origin: str
+
+
 _PARTS = ("train", "test")
 
 
-def download(name: str, folder: Path, *, looked_for: str) -> None:
+def download(wanted: TorchvisionSet, folder: Path, *, looked_for: str) -> None:
     """Downloads one set into `folder`, where `sets.load` then finds it.
 
     :raises BadInput: torchvision is missing, or the download failed; says what to fetch by hand and where to put it.
     """
+    name, _, origin = wanted
     by_hand = (
-        f"fetch it on another machine from {ORIGINS[name]} and put it into {folder}, or name its folder with "
+        f"fetch it on another machine from {origin} and put it into {folder}, or name its folder with "
         f"--data-dir: {looked_for}"
     )
-    print(f"downloading {name} from {ORIGINS[name]} to {folder}", file=sys.stderr)
+    print(f"downloading {name} from {origin} to {folder}", file=sys.stderr)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.redirect_stderr(unescaped(sys.stderr)):  # for its progress bar
             if name in ("mnist", "fashion-mnist"):
-                _set(name)(str(folder), download=True)
+                _set(wanted)(str(folder), download=True)
             elif name == "emnist":
-                _set(name)(str(folder), split="letters", download=True)
+                _set(wanted)(str(folder), split="letters", download=True)
             else:
-                _parts(name, folder / "svhn" if name == "svhn" else folder, download=True)
+                _parts(wanted, folder / "svhn" if name == "svhn" else folder, download=True)
     except (OSError, RuntimeError, ImportError) as error:
         raise BadInput(f"{name} could not be downloaded ({error}); {by_hand}") from error
 
 
-def read(name: str, folder: Path) -> Arrays:
+def read(wanted: TorchvisionSet, folder: Path) -> Arrays:
     """Reads CIFAR-10, CIFAR-100 or SVHN from a folder that has torchvision's layout.
 
     :raises BadInput: a file is missing or differs from the published one, or torchvision or scipy is not installed.
     """
     try:
-        train, test = _parts(name, folder)
+        train, test = _parts(wanted, folder)
     except (OSError, RuntimeError, ImportError) as error:
-        raise BadInput(f"{name} in {folder} cannot be read ({error}); fetch it again from {ORIGINS[name]}") from error
+        name, _, origin = wanted
+        raise BadInput(f"{name} in {folder} cannot be read ({error}); fetch it again from {origin}") from error
     return (*_arrays(train), *_arrays(test))
 
 
-def _set(name: str) -> Any:
-    return getattr(import_torchvision().datasets, _CLASSES[name])
+def _set(wanted: TorchvisionSet) -> Any:
+    return getattr(import_torchvision().datasets, wanted.kind)
 
 
-def _parts(name: str, folder: Path, **how: bool) -> list[Any]:
+def _parts(wanted: TorchvisionSet, folder: Path, **how: bool) -> list[Any]:
     splits: list[dict[str, Any]] = [
-        {"split": part} if name == "svhn" else {"train": part == "train"} for part in _PARTS
+        {"split": part} if wanted.name == "svhn" else {"train": part == "train"} for part in _PARTS
     ]
-    return [_set(name)(str(folder), **split, **how) for split in splits]
+    return [_set(wanted)(str(folder), **split, **how) for split in splits]
 
 
 def _arrays(part: Any) -> tuple[ImageArray, Labels]:

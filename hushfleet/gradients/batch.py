@@ -15,9 +15,9 @@ import numpy as np
 from hushfleet.array_api import Array
 from hushfleet.errors import GraphRefused
 from hushfleet.gradients.entries import ALL, BoundOf, Entries, mean_of_clipped
-from hushfleet.privacy.clipping import can_clip
+from hushfleet.privacy.clipping import can_clip, clipped_sum
 from hushfleet.privacy.noise import NoiseSource
-from hushfleet.privacy.record import RecordMechanism, clipped_sum
+from hushfleet.privacy.record import RecordMechanism
 
 
 class GradientFunction(Protocol):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hushfleet.losses import loss_and_cotangent
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import can_clip, clip_factors
@@ -24,7 +25,7 @@ class LinearClipping:
     with respect to z (for the cross-entropy softmax(z) - onehot(y)). So its norm is |s| |(x, 1)| (Goodfellow:
     "Efficient Per-Example Gradient Computations", 2015), and clipping it means scaling s.
 
-    :param layout: of a linear model (`hushfleet.model.own_head.is_linear`): W `[C, F]`, then b `[C]`.
+    :param layout: of a linear model (`hushfleet.params.is_linear`): W `[C, F]`, then b `[C]`.
     :param objective: without a teacher.
     """
 
@@ -58,7 +59,7 @@ class LinearClipping:
         rows = x.reshape(len(x), weight.shape[1])
         # einsum, because the rounding of a matrix product depends on the number of threads.
         logits = np.einsum("bf,cf->bc", rows, weight) + bias
-        losses, cotangents = self.objective.loss_and_cotangent(logits, y)
+        losses, cotangents = loss_and_cotangent(self.objective, logits, y)
         slopes = cotangents.astype(np.float32)  # before norms are computed: rounding may increase them
         wanted = [_within(place, part, len(params)) for place in self.layout.slices.values()]
         inputs = np.einsum("bf,bf->b", rows, rows, dtype=np.float64) * wanted[0] + wanted[1]

@@ -20,9 +20,8 @@ import onnxruntime as ort
 
 from hushfleet.errors import GraphRefused
 from hushfleet.gradients.linear import LinearClipping
-from hushfleet.model.own_head import is_linear
 from hushfleet.objectives import CROSS_ENTROPY, Objective, both_or_none
-from hushfleet.params import ParamLayout
+from hushfleet.params import ParamLayout, is_linear
 
 ort.disable_telemetry_events()  # `hushfleet` disables it too, but too late if ONNX Runtime was imported before
 

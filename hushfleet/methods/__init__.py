@@ -12,18 +12,19 @@ import importlib
 import os
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hushfleet.config.spec import PrivacySpec, TaskSpec
 from hushfleet.errors import BadInput, format_value
 from hushfleet.methods.method import Method, Published, TrainingConfig
-from hushfleet.methods.sums import check_sums
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
 from hushfleet.schema import from_plain
 from hushfleet.user_files import from_file, in_file
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 GROUP = "hushfleet.methods"
 ALLOWED_FILE = "HUSHFLEET_METHOD_FILE"
@@ -78,8 +79,9 @@ def find_method(name: str) -> Published:
         )
     if in_file(name):
         return _from_file(name)
-    for entry in entry_points(group=GROUP, name=name):
-        return _published(entry.load(), f"the entry point {entry.value}")
+    for entry in _installed():
+        if entry.name == name:
+            return _published(entry.load(), f"the entry point {entry.value}")
     raise BadInput(
         f"method.name = {format_value(name)}: must be one of {', '.join(sorted(all_names()))}. A simulation takes one "
         "from a file: --method FILE.py:NAME. One of another package must be installed on the aggregator and on each "
@@ -89,7 +91,14 @@ def find_method(name: str) -> Published:
 
 def all_names() -> set[str]:
     """Returns the names of all methods that are installed here."""
-    return {*METHODS, *(entry.name for entry in entry_points(group=GROUP))}
+    return {*METHODS, *(entry.name for entry in _installed())}
+
+
+def _installed() -> EntryPoints:
+    """Returns the entry points of other packages. Their reader takes a board more than a megabyte."""
+    from importlib.metadata import entry_points
+
+    return entry_points(group=GROUP)
 
 
 def offer(method: Published) -> str:
@@ -105,7 +114,11 @@ def is_offered(name: str) -> bool:
 
 
 def title_of(name: str) -> str:
-    """Returns the name for tables and reports. A method in a file or of a Python program has its own name."""
+    """Returns the name for tables and reports. A method in a file or of a Python program has its own name.
+
+    >>> title_of("hush")
+    'hush'
+    """
     return find_method(name).name if in_file(name) or is_offered(name) else name
 
 
@@ -163,6 +176,8 @@ def make_method(
     settings = from_plain(published.config, config, where="method")
     parts = published.parts(settings, privacy, rounds)
     if privacy.secure is not None:
+        from hushfleet.methods.sums import check_sums
+
         check_sums(parts, privacy, settings)
     return bind(parts, settings, privacy, layout, name=name)
 

@@ -36,20 +36,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
+from msgspec import Meta
 
-from hushfleet.array_api import Array
+from hushfleet.array_api import Array, np
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.clip_agent import AgentState, ClipAgent, trimmed_mean
+from hushfleet.methods.cost import RoundSetting
 from hushfleet.methods.local import SelfDistillation, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, Temperature, TrainingConfig, Weight, published
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import ClipWhole, Gaussian, NumberReport, Stage
-from hushfleet.methods.state import RoundContext, RoundSetting
 from hushfleet.objectives import Objective
 from hushfleet.privacy.clipping import layer_norms
+from hushfleet.schema import Fraction, Probability
+
+if TYPE_CHECKING:
+    from hushfleet.methods.state import RoundContext
 
 Clipping = Literal["ppo", "fixed", "quantile"]
 _LEAST_SHARE = 0.05  # noise deviation on the sum of bits, as a share of the devices; Andrew et al., Section 3.1
@@ -74,15 +78,15 @@ class ACDPpFSDConfig(TrainingConfig):
 
     clipping: Clipping = "ppo"
     self_distillation: bool = True
-    distillation_weight: float = within("[0, 1]", 0.5)
-    temperature: float = within("[0.001, 1000]", 3.0)
-    non_target_weight: float = within("[0, 1000]", 0.25)
-    clip_range: float = within("(1, 1e6]", 4.0)
-    agent_buffer: int = within("[2, 10000]", 5)
-    loss_bound: float = within("(0, 1000]", 10.0)
-    report_share: float = within("(0, 1)", 0.1)
-    quantile: float = within("(0, 1)", 0.5)
-    quantile_step: float = within("(0, 10]", 0.2)
+    distillation_weight: Fraction = 0.5
+    temperature: Temperature = 3.0
+    non_target_weight: Weight = 0.25
+    clip_range: Annotated[float, Meta(gt=1, le=1e6)] = 4.0
+    agent_buffer: Annotated[int, Meta(ge=2, le=10000)] = 5
+    loss_bound: Annotated[float, Meta(gt=0, le=1000)] = 10.0
+    report_share: Probability = 0.1
+    quantile: Probability = 0.5
+    quantile_step: Annotated[float, Meta(gt=0, le=10)] = 0.2
 
 
 @published(

@@ -49,16 +49,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-import numpy as np
+from msgspec import Meta
 
-from hushfleet.array_api import Array
+from hushfleet.array_api import Array, np
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import GradientRule, Pull, Sgd
-from hushfleet.methods.method import Method, TrainingConfig, published, within
+from hushfleet.methods.method import Method, TrainingConfig, Weight, published
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import ClipWhole, Gaussian
+from hushfleet.schema import Share
 
 STEP_WEIGHT, LOSS_WEIGHT, ACCURACY_WEIGHT, ROUND_WEIGHT = 35.0, 20.0, 25.0, 20.0
 PASS_MARK = 50.0
@@ -79,12 +80,12 @@ class APDPFLConfig(TrainingConfig):
         because the larger the declared noise is, the farther an update may move the model.
     """
 
-    max_preference: float = within("[1, 1000]", 5.0)
-    decay: float = within("(0, 1]", 0.9)
-    server_learning_rate: float = within("(0, 100]", 1.0)
-    mu: float = within("[0, 1000]", 0.0)
+    max_preference: Annotated[float, Meta(ge=1, le=1000)] = 5.0
+    decay: Share = 0.9
+    server_learning_rate: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    mu: Weight = 0.0
     step_score: StepScore = "doubled"
-    subset_size: int = within("[1, 100000]", 1)
+    subset_size: Annotated[int, Meta(ge=1, le=100000)] = 1
 
 
 @published(

@@ -18,15 +18,18 @@ device sends the sparse update as trained; its noise is the noise of the gradien
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hushfleet import array_api
-from hushfleet.array_api import Array
-from hushfleet.blocks import blocks
+from hushfleet.array_api import Array, blocks
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Penalty, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
-from hushfleet.methods.stages import KeepLargest
-from hushfleet.methods.state import RoundContext
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, Weight, published
+from hushfleet.methods.sparse import KeepLargest
+from hushfleet.schema import Share
+
+if TYPE_CHECKING:
+    from hushfleet.methods.state import RoundContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +40,8 @@ class BlurLusConfig(TrainingConfig):
     :param keep_share: the share of an update's entries that LUS keeps; 1 turns it off.
     """
 
-    bound_weight: float = within("[0, 1000]", 0.1)
-    keep_share: float = within("(0, 1]", 0.5)
+    bound_weight: Weight = 0.1
+    keep_share: Share = 0.5
 
 
 @dataclass(frozen=True)

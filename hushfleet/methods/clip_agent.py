@@ -22,12 +22,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
-
+from hushfleet.array_api import np, one_torch_thread
 from hushfleet.gradients.optim import Adam
-from hushfleet.torch_threads import one_torch_thread
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +35,7 @@ _SHAPES = ((HIDDEN, 2), (HIDDEN,), (HIDDEN, HIDDEN), (HIDDEN,), (1, HIDDEN), (1,
 _INITIAL_STD = 0.6  # of u: in two of three cases tanh(u) is then within 0.54 of the middle
 _SEED_STREAM = 0x434C4950
 
-Arrays = dict[str, np.ndarray]
+Arrays: TypeAlias = "dict[str, np.ndarray]"
 
 
 class AgentNetwork(NamedTuple):
@@ -182,7 +180,11 @@ class ClipAgent:
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """Returns the mean of the values between the 10th and the 80th percentile; percentiles are the nearest values."""
+    """Returns the mean of the values between the 10th and the 80th percentile; percentiles are the nearest values.
+
+    >>> trimmed_mean([0.0, 1.0, 1.0, 1.0, 9.0])
+    0.75
+    """
     low, high = np.percentile(values, [10, 80], method="nearest")
     return float(np.mean([value for value in values if low <= value <= high]))
 

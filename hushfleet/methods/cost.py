@@ -1,11 +1,73 @@
-"""The privacy cost of a method's stages for a device in a round, as `hushfleet.methods.stages` computes it."""
+"""The public facts of a device's round, and the privacy cost of a method's stages that `methods.stages` computes from
+them."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.errors import PrivacyError
+from hushfleet.params import ParamLayout
+from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
+
+
+@dataclass(frozen=True)
+class RoundTerms:
+    """The terms of a round for one device.
+
+    :param noise_split: number of devices among which the round's noise is divided.
+    :param controls: numbers that the server chose for this round and published with the plan, by name.
+    :param preference: this device's privacy preference: its noise is this many times the standard noise (APDP-FL).
+    """
+
+    noise_split: int = 1
+    controls: Mapping[str, float] = field(default_factory=dict)
+    preference: float = 1.0
+
+
+@dataclass(frozen=True)
+class RoundSetting:
+    """The public facts of a device's round: everything that its cost depends on."""
+
+    layout: ParamLayout
+    privacy: PrivacySpec
+    terms: RoundTerms
+
+    @property
+    def clip_norm(self) -> float:
+        """C of the round: the server's choice, or the task's."""
+        return self.terms.controls.get("clip_norm", self.privacy.clip_norm)
+
+    @property
+    def noise_split(self) -> int:
+        """The number of devices that divide the noise. Under `strict` it is 1, because the server sees each update.
+
+        With `secure` the task sets the number of honest devices in a sum, for any participants.
+        """
+        if self.privacy.secure is not None:
+            return self.privacy.secure.honest_devices
+        return self.terms.noise_split if self.privacy.as_published else 1
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise multiplier of the round: the server's choice, or the task's."""
+        return self.terms.controls.get("noise_multiplier", self.privacy.noise_multiplier)
+
+    def preferred_multiplier(self, max_preference: float | None) -> float:
+        """Returns the round's noise multiplier times the device's own preference. Raises `PrivacyError`.
+
+        :param max_preference: the largest preference that the method allows; None: preferences are ignored.
+        """
+        if max_preference is None:
+            return self.noise_multiplier
+        if self.terms.preference > max_preference:
+            raise PrivacyError(
+                f"this device wants {self.terms.preference:g} times the standard noise, and the task allows "
+                f"{max_preference:g} times (method.max_preference)"
+            )
+        return self.terms.preference * self.noise_multiplier
 
 
 @dataclass(frozen=True)
@@ -82,12 +144,20 @@ class Cost:
 
 
 def combined_multiplier(*multipliers: float) -> float:
-    """Returns the multiplier z of one Gaussian mechanism equal to all releases: 1/z^2 adds up; 0 if one has none."""
+    """Returns the multiplier z of one Gaussian mechanism equal to all releases: 1/z^2 adds up; 0 if one has none.
+
+    >>> round(combined_multiplier(3.0, 4.0), 3)
+    2.4
+    """
     if len(multipliers) == 1 or 0 in multipliers:
         return min(multipliers)
     return float(math.fsum(z**-2 for z in multipliers) ** -0.5)
 
 
 def remaining_multiplier(whole: float, report: float) -> float:
-    """Returns the noise multiplier that remains after a report has used its part."""
+    """Returns the noise multiplier that remains after a report has used its part.
+
+    >>> round(remaining_multiplier(2.4, 4.0), 6)
+    3.0
+    """
     return float((whole**-2 - report**-2) ** -0.5)

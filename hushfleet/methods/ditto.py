@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Pull, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, Weight, published
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class DittoConfig(TrainingConfig):
     :param lambda_: weight of the pull of the own model towards the global one; the paper's lambda.
     """
 
-    lambda_: float = within("[0, 1000]", 0.1)
+    lambda_: Weight = 0.1
 
 
 @published(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import SelfDistillation, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, Temperature, TrainingConfig, Weight, published
 from hushfleet.methods.pfedsd import DistillationScale
 from hushfleet.objectives import Objective
 
@@ -35,9 +35,9 @@ class DKDpFedConfig(TrainingConfig):
     :param non_target_weight: beta, weight of the classes other than the label.
     """
 
-    distillation_weight: float = within("[0, 1000]", 1.0)
-    temperature: float = within("[0.001, 1000]", 2.0)
-    non_target_weight: float = within("[0, 1000]", 2.0)
+    distillation_weight: Weight = 1.0
+    temperature: Temperature = 2.0
+    non_target_weight: Weight = 2.0
 
 
 @published(

@@ -18,17 +18,21 @@ Deviation: learning rates do not decay by round, there is no weight decay, and e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
 
 from hushfleet import array_api
-from hushfleet.array_api import Array
-from hushfleet.blocks import blocks
+from hushfleet.array_api import Array, blocks
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.gradients.batch import Batch
 from hushfleet.methods.local import GradientRule, Sgd, squared_norm
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
-from hushfleet.methods.stages import KeepLargest
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published
+from hushfleet.methods.sparse import KeepLargest
 from hushfleet.methods.state import PrivateArrays, RoundContext, divided
+from hushfleet.schema import Share
+
+if TYPE_CHECKING:
+    from hushfleet.gradients.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +43,8 @@ class DPFedSAMConfig(TrainingConfig):
     :param keep_share: the share of an update's entries that is kept; 1 turns sparsification off.
     """
 
-    rho: float = within("[0, 100]", 0.5)
-    keep_share: float = within("(0, 1]", 1.0)
+    rho: Annotated[float, Meta(ge=0, le=100)] = 0.5
+    keep_share: Share = 1.0
 
 
 @dataclass(frozen=True)

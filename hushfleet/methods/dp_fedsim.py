@@ -42,22 +42,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
+from msgspec import Meta
 
-from hushfleet.array_api import Array, array_namespace
-from hushfleet.blocks import blocks
+from hushfleet.array_api import Array, array_namespace, blocks, np
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.fisher import ByFisher, Normalisation
 from hushfleet.methods.local import PartOrder, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import ClipLayers, EvenBounds, Gaussian, Transform
-from hushfleet.methods.state import PrivateArrays, RoundContext
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import clip_layers, layer_norms
-from hushfleet.privacy.noise import NoiseSource
+from hushfleet.schema import Share
+
+if TYPE_CHECKING:
+    from hushfleet.methods.state import PrivateArrays, RoundContext
+    from hushfleet.privacy.noise import NoiseSource
 
 LARGEST_STRETCH = "largest_stretch"
 """The private array with the largest T_s / b of the device so far, before the cap; it never leaves the device."""
@@ -81,14 +83,14 @@ class DPFedSimConfig(TrainingConfig):
     :param strict_stretch: the same under strict accounting, where the noise grows with it.
     """
 
-    fisher_threshold: float = within("(0, 1]", 0.4)
+    fisher_threshold: Share = 0.4
     normalisation: Normalisation = "min-max"
     masks: Literal["round", "epoch"] = "round"
     agc: bool = True
     msa: bool = True
     similarity: Similarity = "models"
-    max_stretch: float = within("[1, 1000000]", 1000.0)
-    strict_stretch: float = within("[1, 1000000]", 2.0)
+    max_stretch: Annotated[float, Meta(ge=1, le=1000000)] = 1000.0
+    strict_stretch: Annotated[float, Meta(ge=1, le=1000000)] = 2.0
 
 
 @published(

@@ -35,21 +35,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
+from msgspec import Meta
 
-from hushfleet.array_api import Array
+from hushfleet.array_api import Array, np
 from hushfleet.config.spec import PrivacySpec
+from hushfleet.methods.cost import RoundSetting
 from hushfleet.methods.feddpa import AgainstGlobal, FedDPAConfig, LengthPenalties
 from hushfleet.methods.fisher import ByFisher
 from hushfleet.methods.local import PersonalFirst, Sgd
-from hushfleet.methods.method import Method, published, within
+from hushfleet.methods.method import Method, published
 from hushfleet.methods.stages import ClipLayers, Gaussian, LayerBounds, Transform
-from hushfleet.methods.state import PrivateArrays, RoundContext, RoundSetting
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.mechanism import GaussianMechanism
-from hushfleet.privacy.noise import NoiseSource
+
+if TYPE_CHECKING:
+    from hushfleet.methods.state import PrivateArrays, RoundContext
+    from hushfleet.privacy.noise import NoiseSource
 
 _LEAST_ROOM = 1e-8
 _LEAST_SHARE = 1e-3  # of a layer in the squared clip norm, before the shares are scaled to sum to 1
@@ -63,7 +67,7 @@ class FedADDPConfig(FedDPAConfig):
     :param beta: width of the interval for a parameter's change, both directions together, relative to its size.
     """
 
-    beta: float = within("(0, 100]", 0.1)
+    beta: Annotated[float, Meta(gt=0, le=100)] = 0.1
 
 
 @published(

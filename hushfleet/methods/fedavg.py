@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Pull, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, Weight, published
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class FedProxConfig(TrainingConfig):
     :param mu: weight of the proximal term; 0 is FedAvg.
     """
 
-    mu: float = within("[0, 1000]", 0.01)
+    mu: Weight = 0.01
 
 
 @published(

@@ -27,17 +27,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.fisher import ByFisher
 from hushfleet.methods.local import Penalty, PersonalFirst, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, Weight, published
 from hushfleet.methods.stages import Transform
 from hushfleet.methods.state import RoundContext, divided
-from hushfleet.privacy.noise import NoiseSource
-from hushfleet.schema import require
+from hushfleet.schema import Fraction, require
+
+if TYPE_CHECKING:
+    from hushfleet.privacy.noise import NoiseSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +56,10 @@ class FedDPAConfig(TrainingConfig):
         part; 0 trains both parts, one after the other, on each batch.
     """
 
-    fisher_threshold: float = within("[0, 1]", 0.4)
-    lambda_1: float = within("[0, 1000]", 0.1)
-    lambda_2: float = within("[0, 1000]", 0.05)
-    personal_epochs: int = within("[0, 1000)", 0)
+    fisher_threshold: Fraction = 0.4
+    lambda_1: Weight = 0.1
+    lambda_2: Weight = 0.05
+    personal_epochs: Annotated[int, Meta(ge=0, lt=1000)] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

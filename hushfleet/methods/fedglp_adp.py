@@ -31,20 +31,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-import numpy as np
+from msgspec import Meta
 
 from hushfleet import array_api
-from hushfleet.array_api import Array
-from hushfleet.blocks import blocks
+from hushfleet.array_api import Array, blocks, np
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import PartOrder, Penalty, PersonalFirst, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, Weight, published
 from hushfleet.methods.personal import Personal
+from hushfleet.methods.sparse import largest
 from hushfleet.methods.stages import ClipLayers, Gaussian, LayerBounds
-from hushfleet.methods.state import PrivateArrays, PublicState, RoundContext, divided, largest
+from hushfleet.methods.state import PrivateArrays, PublicState, RoundContext, divided
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
+from hushfleet.schema import Fraction
 
 _RANGE = 40.0  # range of the log-odds that count; e^-_RANGE is the smallest weight
 _LOWEST = -30.0  # below it the weight equals e^h, so that all log-odds may be shifted
@@ -71,12 +73,12 @@ class FedGLPADPConfig(TrainingConfig):
     acndp: bool = True
     dynamic_beta: bool = True
     sequential: bool = False
-    beta_0: float = within("[0, 1]", 0.3)
-    beta_growth: float = within("[-100, 100]", 0.2)
-    sigma_0: float = within("[0, 1000]", 1.965)
-    gamma: float = within("[0, 100]", 0.2)
-    lambda_1: float = within("[0, 1000]", 0.1)
-    lambda_2: float = within("[0, 1000]", 0.05)
+    beta_0: Fraction = 0.3
+    beta_growth: Annotated[float, Meta(ge=-100, le=100)] = 0.2
+    sigma_0: Annotated[float, Meta(ge=0, le=1000)] = 1.965
+    gamma: Annotated[float, Meta(ge=0, le=100)] = 0.2
+    lambda_1: Weight = 0.1
+    lambda_2: Weight = 0.05
 
 
 @published(

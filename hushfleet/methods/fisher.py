@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
-from hushfleet.array_api import Array
-from hushfleet.gradients.own_samples import OwnSamples
+from hushfleet.array_api import Array, np
 from hushfleet.methods.personal import Personal
-from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext
 from hushfleet.params import ParamLayout
+
+if TYPE_CHECKING:
+    from hushfleet.gradients.own_samples import OwnSamples
+    from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext
 
 Normalisation = Literal["min-max", "sum"]
 MOVED = "moved"  # the last update, float32 `[d]`, in the private arrays

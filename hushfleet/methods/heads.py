@@ -28,12 +28,15 @@ Deviation: LG-FedAvg's auxiliary and adversarial losses on local representations
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import PersonalFirst, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published
 from hushfleet.methods.personal import Backbone, Head
-from hushfleet.schema import require
+from hushfleet.schema import AtLeast1, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,7 @@ class HeadConfig(TrainingConfig):
     :param head_layers: number of layers at the end that are the head; the others are the backbone.
     """
 
-    head_layers: int = within("[1, inf)", 1)
+    head_layers: AtLeast1 = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +65,8 @@ class FedRepConfig(HeadFirstConfig):
     :param head_epochs: number of local epochs that train the head; the others train the backbone.
     """
 
-    head_epochs: int = within("[1, 1000)", 1)
-    local_epochs: int = within("[2, 1000]", 2)
+    head_epochs: Annotated[int, Meta(ge=1, lt=1000)] = 1
+    local_epochs: Annotated[int, Meta(ge=2, le=1000)] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,22 +22,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
-from hushfleet.array_api import Array, array_namespace
+from hushfleet.array_api import Array, array_namespace, np
 from hushfleet.config.spec import UNIT_NORM, PrivacySpec
 from hushfleet.errors import Malformed, PrivacyError
-from hushfleet.gradients.own_samples import OwnSamples
 from hushfleet.methods.hush_rule import falling, rule
 from hushfleet.methods.local import Sgd, SharedOnly
-from hushfleet.methods.method import Method, TrainingConfig, published, within
+from hushfleet.methods.method import BatchSize, Epochs, LearningRate, Method, Momentum, TrainingConfig, published
 from hushfleet.methods.personal import Personal
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import Gaussian, ScaleWhole
-from hushfleet.methods.state import DeviceState
 from hushfleet.params import ParamLayout
+
+if TYPE_CHECKING:
+    from hushfleet.gradients.own_samples import OwnSamples
+    from hushfleet.methods.state import DeviceState
 
 SMOOTHING = 1.0  # samples that are added to each class before the logarithm is taken
 
@@ -51,10 +51,10 @@ class HushConfig(TrainingConfig):
     """
 
     optimizer: Literal["adam", "sgd"] = "sgd"
-    learning_rate: float = within("(0, 100)", 16.0)
-    batch_size: int = within("[1, 65536]", 2048)
-    local_epochs: int = within("[1, 1000]", 5)
-    momentum_server: float = within("[0, 1)", 0.0)
+    learning_rate: LearningRate = 16.0
+    batch_size: BatchSize = 2048
+    local_epochs: Epochs = 5
+    momentum_server: Momentum = 0.0
 
 
 @published(
@@ -84,13 +84,17 @@ class OwnPrior(Personal):
 
     of_classes = True
 
-    def mask(self, layout: ParamLayout) -> np.ndarray:
-        """Returns True for the entries of the last bias. Raises `Malformed` if the network does not end with a bias."""
+    def check(self, layout: ParamLayout) -> None:
+        """Raises `Malformed` if the network does not end with a bias."""
         if len(layout.shapes[-1]) != 1:
             raise Malformed(
                 f'method.name = "hush" needs a network that ends with one bias for each class, and '
                 f'{layout.names[-1]!r} has the shape {list(layout.shapes[-1])}; take model.name = "linear"'
             )
+
+    def mask(self, layout: ParamLayout) -> np.ndarray:
+        """Returns True for the entries of the last bias."""
+        self.check(layout)
         mask: np.ndarray = np.arange(layout.size) >= layout.slices[layout.names[-1]].start
         return mask
 

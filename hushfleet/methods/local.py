@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hushfleet import array_api
-from hushfleet.array_api import Array
-from hushfleet.blocks import blocks
-from hushfleet.gradients.batch import Batch
-from hushfleet.gradients.own_samples import OwnSamples, Teacher
-from hushfleet.methods.state import PrivateArrays, RoundContext
+from hushfleet.array_api import Array, blocks
 from hushfleet.objectives import CROSS_ENTROPY, Objective
+
+if TYPE_CHECKING:
+    from hushfleet.gradients.batch import Batch
+    from hushfleet.gradients.own_samples import OwnSamples, Teacher
+    from hushfleet.methods.state import PrivateArrays, RoundContext
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,8 @@ class SelfDistillation:
 
     def teacher(self, context: RoundContext, samples: OwnSamples) -> Teacher | None:
         """Returns the teacher; None if the device has no model of its own yet: then it trains on labels alone."""
+        from hushfleet.gradients.own_samples import Teacher
+
         own = context.state.own
         return None if own is None else Teacher(samples.logits(own), self.weight)
 

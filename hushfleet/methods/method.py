@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, NamedTuple
+
+from msgspec import Meta
 
 from hushfleet.config.spec import PrivacySpec
+from hushfleet.errors import BadInput
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.personal import Personal
 from hushfleet.methods.server import ServerHalf
@@ -21,21 +24,22 @@ from hushfleet.methods.stages import (
     Transform,
     check_stages,
 )
-from hushfleet.schema import require
+from hushfleet.schema import Checked, require
 
-Setting = TypeVar("Setting", int, float)
-
-
-def within(accepted: str, default: Setting) -> Setting:
-    """Returns a setting of a configuration with its accepted interval, like "[0, 1)"."""
-    return field(default=default, metadata={"accepted": accepted})
+LearningRate = Annotated[float, Meta(gt=0, lt=100)]
+Momentum = Annotated[float, Meta(ge=0, lt=1)]
+BatchSize = Annotated[int, Meta(ge=1, le=65536)]
+Epochs = Annotated[int, Meta(ge=1, le=1000)]
+Weight = Annotated[float, Meta(ge=0, le=1000)]
+Temperature = Annotated[float, Meta(ge=0.001, le=1000)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(Checked):
     """Local training, common to all methods.
 
     :param optimizer: `adam` (beta 0.9, 0.999, epsilon 1e-8; its state is reset each round) or `sgd`.
+    :param learning_rate: of the optimizer.
     :param momentum: of `sgd`.
     :param batch_size: samples per step; the last batch of an epoch may be smaller. With privacy unit `record` batches
         are Poisson samples, and this is the divisor of their sums.
@@ -44,29 +48,15 @@ class TrainingConfig:
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"
-    learning_rate: float = within("(0, 100)", 1e-3)
-    momentum: float = within("[0, 1)", 0.0)
-    batch_size: int = within("[1, 65536]", 16)
-    local_epochs: int = within("[1, 1000]", 1)
-    local_steps: int = within("[0, 1000000]", 0)
+    learning_rate: LearningRate = 1e-3
+    momentum: Momentum = 0.0
+    batch_size: BatchSize = 16
+    local_epochs: Epochs = 1
+    local_steps: Annotated[int, Meta(ge=0, le=1000000)] = 0
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            check_range(each, getattr(self, each.name))
+        super().__post_init__()
         require(self.momentum == 0 or self.optimizer == "sgd", "momentum", self.momentum, "0 unless optimizer = 'sgd'")
-
-
-def check_range(setting: Field[Any], value: Any) -> None:
-    """Raises ValueError if the value is not in the setting's accepted interval."""
-    accepted = setting.metadata.get("accepted")
-    require(accepted is None or _is_within(value, accepted), setting.name, value, f"in {accepted}")
-
-
-def _is_within(value: float, accepted: str) -> bool:
-    low, high = map(float, accepted[1:-1].split(","))
-    return (low <= value if accepted[0] == "[" else low < value) and (
-        value <= high if accepted[-1] == "]" else value < high
-    )
 
 
 @dataclass(frozen=True)
@@ -150,7 +140,7 @@ class Published:
     """A method with a name, which task files and packages use.
 
     :param source: authors, venue, year.
-    :param config: its settings in a task file, with their ranges in `__post_init__`.
+    :param config: its settings in a task file.
     :param parts: lists the parts, from the configuration, the task's privacy settings and the number of rounds.
     :param steps: computes `Steps` from `devices`, `epsilon`, `delta` and perhaps `rounds`, for a task that leaves them
         out; None: the method has no rule.
@@ -181,3 +171,12 @@ def published(
 
 CLIP_AND_NOISE: tuple[Stage, ...] = (ClipWhole(), Gaussian())
 """DP-FedAvg's treatment of an update."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "within":
+        raise BadInput(
+            'within("[0, 1)", 0.9) is no longer there: write Annotated[float, Meta(ge=0, lt=1)] = 0.9, with Annotated '
+            "of typing and Meta of msgspec (docs/methods.md)"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,19 +28,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta
 
 from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.gradients.batch import Batch
 from hushfleet.gradients.entries import ALL, Entries
 from hushfleet.methods.heads import HeadFirstConfig
 from hushfleet.methods.local import GradientRule, PersonalFirst, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, published, within
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, published
 from hushfleet.methods.personal import Head
-from hushfleet.methods.state import PrivateArrays, RoundContext, kept_count
-from hushfleet.schema import require
+from hushfleet.methods.sparse import kept_count
+from hushfleet.schema import Positive, Probability, require
+
+if TYPE_CHECKING:
+    from hushfleet.gradients.batch import Batch
+    from hushfleet.methods.state import PrivateArrays, RoundContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +62,13 @@ class PerFreezeClipConfig(HeadFirstConfig):
     :param percentile: T of Eq. (6).
     """
 
-    freeze_ratio: float = within("(0, 1)", 0.9)
+    freeze_ratio: Probability = 0.9
     clipping: Literal["adaptive", "value", "none"] = "adaptive"
     norms: Literal["whole", "part", "mixed"] = "whole"
     history: Literal["round", "life"] = "round"
-    max_norm: float = within("(0, inf)", 35.0)
-    percentile: float = within("[0, 100]", 90.0)
-    local_epochs: int = within("[2, 1000]", 10)
+    max_norm: Positive = 35.0
+    percentile: Annotated[float, Meta(ge=0, le=100)] = 90.0
+    local_epochs: Annotated[int, Meta(ge=2, le=1000)] = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()

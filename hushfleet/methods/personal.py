@@ -6,15 +6,15 @@ The public mask is a function of the sent values, so both sides compute the same
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
-from hushfleet.array_api import Array
+from hushfleet.array_api import Array, np
 from hushfleet.errors import Malformed
-from hushfleet.gradients.own_samples import OwnSamples
-from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext
 from hushfleet.params import ParamLayout
+
+if TYPE_CHECKING:
+    from hushfleet.gradients.own_samples import OwnSamples
+    from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class Personal:
     def same_for_all(self) -> bool:
         """Whether all devices send the same entries for any data: then their noise adds up on each entry."""
         return True
+
+    def check(self, layout: ParamLayout) -> None:
+        """Raises `Malformed` for a network that it cannot divide."""
 
     def mask(self, layout: ParamLayout) -> np.ndarray:
         """Returns bool `[d]`, True for the personal entries of a device that has not trained yet."""
@@ -76,12 +79,16 @@ class Head(Personal):
 
     layers: int = 1
 
-    def mask(self, layout: ParamLayout) -> np.ndarray:
-        """Returns the entries of the head. Raises `Malformed` if no layer would be left for the backbone."""
+    def check(self, layout: ParamLayout) -> None:
+        """Raises `Malformed` if no layer would be left for the backbone."""
         if self.layers >= len(layout.layers):
             raise Malformed(
                 f"method.head_layers = {self.layers}: must be below the network's {len(layout.layers)} layers"
             )
+
+    def mask(self, layout: ParamLayout) -> np.ndarray:
+        """Returns the entries of the head."""
+        self.check(layout)
         return np.arange(layout.size) >= layout.layers[len(layout.layers) - self.layers].start
 
 

@@ -12,13 +12,16 @@ Reading: with noise, which the paper does not have, the update is clipped and no
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Penalty, SelfDistillation, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
-from hushfleet.methods.state import RoundContext
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, Temperature, TrainingConfig, Weight, published
 from hushfleet.objectives import Objective
+
+if TYPE_CHECKING:
+    from hushfleet.methods.state import RoundContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +32,8 @@ class PFedSDConfig(TrainingConfig):
     :param temperature: T.
     """
 
-    distillation_weight: float = within("[0, 1000]", 1.0)
-    temperature: float = within("[0.001, 1000]", 3.0)
+    distillation_weight: Weight = 1.0
+    temperature: Temperature = 3.0
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TypeAlias
 
 from hushfleet import array_api
-from hushfleet.array_api import Array
+from hushfleet.array_api import Array, np
 from hushfleet.params import ParamLayout
 
-ServerArrays = dict[str, np.ndarray]
+ServerArrays: TypeAlias = "dict[str, np.ndarray]"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The stages that an update passes before it leaves the device, and their privacy cost.
+"""The stages that an update passes before it leaves the device, and their privacy cost; `release` applies them.
 
 Accounting is a fold over the list: each stage changes a `Cost`, and `TaskMethod.charge` is the result.
 The ledger, the owner's limits, the aggregator's check of headers, the audit and the forecast all use this one number.
@@ -21,43 +21,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
-from hushfleet.array_api import Array
+from hushfleet.array_api import Array, np
 from hushfleet.errors import PrivacyError
-from hushfleet.methods.cost import Cost, remaining_multiplier
-from hushfleet.methods.state import PrivateArrays, RoundContext, RoundSetting, kept_count, largest
+from hushfleet.methods.cost import Cost, RoundSetting, remaining_multiplier
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.clipping import clip, clip_layers, scale
-from hushfleet.privacy.mechanism import Charge, GaussianMechanism
-from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import check_record_bound
 
-_TOLERANCE = 1e-6
-
-
-@dataclass(frozen=True)
-class Release:
-    """A clipped and noised update, before the codec.
-
-    :param values: `[d]`, zero where the parameter is personal.
-    :param clip_norms: float64 `[L]`, the bound to which each layer's noise was scaled.
-    :param noise_stds: float64 `[L]`, standard deviation of the noise per coordinate; 0 if the noise was added during
-        training. With secure sums it is the standard deviation of the sum of the honest devices' parts, and the values
-        have no noise yet: it is added in the ring (`hushfleet.privacy.ring`).
-    :param charge: the charge that the ledger must record before the values and the report leave.
-    :param report: a few numbers for the server's half beside the update, covered by the charge.
-    :param by_layer: whether layers were clipped one by one.
-    """
-
-    values: Array
-    clip_norms: Array
-    noise_stds: Array
-    charge: Charge
-    report: tuple[float, ...] = ()
-    by_layer: bool = False
+if TYPE_CHECKING:
+    from hushfleet.methods.state import PrivateArrays, RoundContext
+    from hushfleet.privacy.noise import NoiseSource
 
 
 class Transform:
@@ -84,36 +58,12 @@ class Transform:
 
 
 @dataclass(frozen=True)
-class KeepLargest(Transform):
-    """Zeroes all shared entries except the largest, by magnitude, of each vector; ties go to the lower index.
-
-    The choice of entries depends on the data, so the zeroed entries get noise, too.
-
-    :param share: share of the entries that stay, `ceil(share x n)` of n; in (0, 1].
-    """
-
-    share: float
-    shrinks = True
-
-    def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
-        """Returns the update, `[d]`, with the other entries 0."""
-        magnitude = np.where(context.mask, -1.0, np.abs(update))
-        magnitude[np.isnan(magnitude)] = np.inf  # NaN stays, so that clipping detects diverged training
-        stays = largest(magnitude, kept_count(self.share, int(np.count_nonzero(~context.mask))))
-        return np.where(stays, update, np.zeros_like(update))
-
-
-@dataclass(frozen=True)
 class ClipWhole:
     """Clips the shared part as a whole to the round's clip norm C."""
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
         """Lowers the norm to C."""
         return replace(cost, norm=1.0)
-
-    def apply(self, context: RoundContext, release: Release) -> Release:
-        """Clips the values to C."""
-        return _bounded(context, release, clip)
 
 
 @dataclass(frozen=True)
@@ -123,17 +73,6 @@ class ScaleWhole:
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
         """Lowers the norm to C."""
         return replace(cost, norm=1.0)
-
-    def apply(self, context: RoundContext, release: Release) -> Release:
-        """Scales the values to the norm C."""
-        return _bounded(context, release, scale)
-
-
-def _bounded(context: RoundContext, release: Release, bound: Callable[[Array, float], Array]) -> Release:
-    """Returns the release with its values as a whole brought to the round's clip norm C by `bound`."""
-    clip_norm = context.setting.clip_norm
-    bounds = np.full(len(context.layout.layers), clip_norm)
-    return replace(release, values=bound(release.values, clip_norm), clip_norms=bounds, by_layer=False)
 
 
 @dataclass(frozen=True)
@@ -160,14 +99,6 @@ class OneStep:
         check_record_bound(setting.clip_norm * self.step)
         cost = replace(cost, norm=self.step, summed=True, records=self.records)
         return replace(cost, noise_multiplier=setting.noise_multiplier, noise_split=setting.noise_split)
-
-    def apply(self, context: RoundContext, release: Release) -> Release:
-        """Clips the values to the bound of all records together, and declares the noise of the sum."""
-        cost = self.cost(context.setting, Cost(context.setting.clip_norm))
-        bounds = np.full(len(context.layout.layers), cost.largest)
-        stds = np.full(len(bounds), cost.bound * cost.noise_multiplier)
-        values = clip(release.values, cost.largest)
-        return replace(release, values=values, clip_norms=bounds, noise_stds=stds)
 
 
 class LayerBounds:
@@ -224,22 +155,12 @@ class ClipLayers:
         raw = (*cost.raw, self.raw) if self.raw and math.isfinite(setting.clip_norm) else cost.raw
         return replace(cost, norm=self.bounds.norm(setting.layout), raw=raw)
 
-    def apply(self, context: RoundContext, release: Release) -> Release:
-        """Clips each layer. Raises `PrivacyError` for bounds above their declared norm."""
-        layout = context.layout
-        units = self.bounds.bounds(self._memory(context), context.global_params, layout)
-        declared = self.bounds.norm(layout)
-        if not np.linalg.norm(units) <= declared * (1 + _TOLERANCE):
-            raise PrivacyError(f"{type(self.bounds).__name__} gives bounds above the norm {declared:g} that it names")
-        bounds = context.setting.clip_norm * units
-        return replace(release, values=clip_layers(release.values, layout, bounds), clip_norms=bounds, by_layer=True)
-
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
         """Lets the bounds remember the sent values, or the raw update with `raw`."""
         seen = context.shared(update) if self.raw else sent
-        return self.bounds.remember(self._memory(context), seen, context.layout)
+        return self.bounds.remember(self.memory(context), seen, context.layout)
 
-    def _memory(self, context: RoundContext) -> PrivateArrays:
+    def memory(self, context: RoundContext) -> PrivateArrays:
         """Returns the arrays that the bounds keep, without the arrays of other parts."""
         return {name: context.state.private[name] for name in self.bounds.initial(context.layout)}
 
@@ -267,31 +188,19 @@ class NumberReport:
     def bound(self) -> float:
         return math.sqrt(self.count / 4)
 
-    def mechanism(self, setting: RoundSetting) -> GaussianMechanism | None:
-        """Returns the mechanism of the numbers; None if they leave without noise."""
-        if self.multiplier is None or setting.noise_multiplier == 0:
-            return None
-        return GaussianMechanism(self.multiplier(setting), setting.noise_split)
+    def noise_multiplier(self, setting: RoundSetting) -> float:
+        """Returns the noise multiplier of the numbers, of all devices that divide the noise; 0 without noise."""
+        return 0.0 if self.multiplier is None or setting.noise_multiplier == 0 else self.multiplier(setting)
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
         """Adds the report's multiplier to the cost, or names it among the raw values."""
-        mechanism = self.mechanism(setting)
-        if mechanism is None:
+        multiplier = self.noise_multiplier(setting)
+        if multiplier == 0:
             return replace(cost, raw=(*cost.raw, self.what), report_limit=max(cost.report_limit, 0.5))
-        limit = 0.5 + 8 * float(mechanism.vector_stds([self.bound])[0])
-        reports = (*cost.reports, (mechanism.noise_multiplier, self.adds_up))
-        return replace(cost, reports=reports, report_limit=max(cost.report_limit, limit))
-
-    def apply(self, context: RoundContext, release: Release, update: Array, noise: NoiseSource) -> Release:
-        """Measures and bounds the numbers and adds noise. Raises `PrivacyError` if they are not `count` numbers."""
-        found = np.asarray(self.measure(context, update), np.float64)
-        if found.shape != (self.count,):
-            raise PrivacyError(f"a report of {self.count} numbers has the shape {found.shape}")
-        numbers = np.clip(np.nan_to_num(found, nan=-0.5, posinf=0.5), -0.5, 0.5)
-        mechanism = self.mechanism(context.setting)
-        if mechanism is not None:
-            numbers = mechanism.add_noise(numbers, mechanism.vector_stds([self.bound])[0], noise)
-        return replace(release, report=(*release.report, *map(float, numbers)))
+        limit = 0.5 + 8 * self.bound * (multiplier / math.sqrt(setting.noise_split))
+        return replace(
+            cost, reports=(*cost.reports, (multiplier, self.adds_up)), report_limit=max(cost.report_limit, limit)
+        )
 
 
 @dataclass(frozen=True)
@@ -316,20 +225,10 @@ class Gaussian:
         sigma = setting.preferred_multiplier(self.max_preference)
         if self.scaled_to_clip_norm:
             sigma /= cost.norm
-        report = None if self.beside is None else self.beside.mechanism(setting)
-        if report is not None:
-            sigma = remaining_multiplier(sigma, report.noise_multiplier)
+        report = 0.0 if self.beside is None else self.beside.noise_multiplier(setting)
+        if report:
+            sigma = remaining_multiplier(sigma, report)
         return replace(cost, noise_multiplier=sigma)
-
-    def apply(self, context: RoundContext, release: Release, cost: Cost, noise: NoiseSource) -> Release:
-        """Adds the noise to the shared values; with a secure sum it only declares its standard deviation."""
-        if cost.summed:  # the ring adds it
-            stds = GaussianMechanism(cost.noise_multiplier).vector_stds(release.clip_norms)
-            return replace(release, noise_stds=stds)
-        mechanism = GaussianMechanism(cost.noise_multiplier, cost.noise_split)
-        stds = (mechanism.layer_stds if release.by_layer else mechanism.vector_stds)(release.clip_norms)
-        values = mechanism.add_noise(release.values, stds, noise, where=~context.mask, layout=context.layout)
-        return replace(release, values=values, noise_stds=stds)
 
 
 Stage = Transform | ClipWhole | ScaleWhole | OneStep | ClipLayers | Gaussian | NumberReport
@@ -357,23 +256,3 @@ def costs(stages: Sequence[Stage], setting: RoundSetting) -> list[Cost]:
         else:
             folded.append(stage.cost(setting, cost))
     return folded
-
-
-def released(
-    stages: Sequence[Stage], context: RoundContext, update: Array, noise: NoiseSource, charge: Charge
-) -> Release:
-    """Applies the stages to `update = trained - start`, one after the other."""
-    raw, layers = context.shared(update), len(context.layout.layers)
-    unbounded, silent = np.full(layers, math.inf), np.zeros(layers)
-    leaving = Release(raw, unbounded, silent, charge)
-    for stage, cost in zip(stages, costs(stages, context.setting)[1:], strict=True):
-        if isinstance(stage, Transform):
-            changed = context.shared(stage.change(context, leaving.values, noise))
-            leaving = replace(leaving, values=changed, clip_norms=unbounded, noise_stds=silent, by_layer=False)
-        elif isinstance(stage, Gaussian):
-            leaving = stage.apply(context, leaving, cost, noise)
-        elif isinstance(stage, NumberReport):
-            leaving = stage.apply(context, leaving, raw, noise)
-        else:
-            leaving = stage.apply(context, leaving)
-    return leaving

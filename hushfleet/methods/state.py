@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import struct
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from hushfleet import array_api
-from hushfleet.array_api import Array
-from hushfleet.config.spec import PrivacySpec
-from hushfleet.errors import PrivacyError
+from hushfleet.array_api import Array, np
+from hushfleet.methods.cost import RoundSetting
 from hushfleet.methods.public_bytes import digest_of, unpacked_mask
-from hushfleet.model.evaluation import Evaluation
 from hushfleet.params import ParamLayout
+
+if TYPE_CHECKING:
+    from hushfleet.model.evaluation import Evaluation
 
 PrivateArrays = dict[str, Array]
 
@@ -106,63 +104,6 @@ class DeviceState:
 
 
 @dataclass(frozen=True)
-class RoundTerms:
-    """The terms of a round for one device.
-
-    :param noise_split: number of devices among which the round's noise is divided.
-    :param controls: numbers that the server chose for this round and published with the plan, by name.
-    :param preference: this device's privacy preference: its noise is this many times the standard noise (APDP-FL).
-    """
-
-    noise_split: int = 1
-    controls: Mapping[str, float] = field(default_factory=dict)
-    preference: float = 1.0
-
-
-@dataclass(frozen=True)
-class RoundSetting:
-    """The public facts of a device's round: everything that its cost depends on."""
-
-    layout: ParamLayout
-    privacy: PrivacySpec
-    terms: RoundTerms
-
-    @property
-    def clip_norm(self) -> float:
-        """C of the round: the server's choice, or the task's."""
-        return self.terms.controls.get("clip_norm", self.privacy.clip_norm)
-
-    @property
-    def noise_split(self) -> int:
-        """The number of devices that divide the noise. Under `strict` it is 1, because the server sees each update.
-
-        With `secure` the task sets the number of honest devices in a sum, for any participants.
-        """
-        if self.privacy.secure is not None:
-            return self.privacy.secure.honest_devices
-        return self.terms.noise_split if self.privacy.as_published else 1
-
-    @property
-    def noise_multiplier(self) -> float:
-        """The noise multiplier of the round: the server's choice, or the task's."""
-        return self.terms.controls.get("noise_multiplier", self.privacy.noise_multiplier)
-
-    def preferred_multiplier(self, max_preference: float | None) -> float:
-        """Returns the round's noise multiplier times the device's own preference. Raises `PrivacyError`.
-
-        :param max_preference: the largest preference that the method allows; None: preferences are ignored.
-        """
-        if max_preference is None:
-            return self.noise_multiplier
-        if self.terms.preference > max_preference:
-            raise PrivacyError(
-                f"this device wants {self.terms.preference:g} times the standard noise, and the task allows "
-                f"{max_preference:g} times (method.max_preference)"
-            )
-        return self.terms.preference * self.noise_multiplier
-
-
-@dataclass(frozen=True)
 class RoundContext:
     """A round of one device, as all parts of the method see it. For a cohort, arrays have a leading axis of clients.
 
@@ -217,19 +158,3 @@ def divided(numerator: Any, norm: Array) -> Array:
     """Returns numerator / norm, and 0 for a norm of 0."""
     xp = array_api.array_namespace(norm)
     return xp.where(norm > 0, numerator / xp.where(norm > 0, norm, xp.ones_like(norm)), xp.zeros_like(norm))
-
-
-def largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Returns bool `[n]`, True for the `count` largest of `values [n]`; ties go to the lower index."""
-    chosen = np.zeros(len(values), dtype=bool)
-    if count > 0:
-        least = np.sort(values)[len(values) - count]  # argsort would take four times as long and twice the memory
-        (equal,) = np.nonzero(values == least)
-        chosen |= values > least
-        chosen[equal[: count - np.count_nonzero(chosen)]] = True
-    return chosen
-
-
-def kept_count(share: float, total: int) -> int:
-    """Returns `ceil(share * total)`; a product within 1e-9 above a whole number counts as this number."""
-    return math.ceil(share * total - 1e-9)

@@ -1,6 +1,6 @@
 """Binds a method to a task, by the unit of privacy. Devices and the aggregator use the same object.
 
-A round on the device:  `LocalRound` (choose, start, train, measure) -> `release` (stages) -> codec -> `advance`
+A round on the device:  `LocalRound` (choose, start, train, measure) -> `privatize` (stages) -> codec -> `advance`
 A round on the server:  controls -> every update is added to exact sums, with its weight -> aggregate -> advance;
                         `advance_public` for each device
 
@@ -11,23 +11,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from hushfleet.array_api import Array
+from hushfleet.array_api import Array, np
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.gradients.optim import adam_reach
-from hushfleet.methods.cost import Cost
+from hushfleet.methods.cost import Cost, RoundSetting, RoundTerms
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.methods.server import ServerHalf
-from hushfleet.methods.stages import ClipLayers, Gaussian, OneStep, Release, Transform, costs, released
-from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext, RoundSetting, RoundTerms
+from hushfleet.methods.stages import ClipLayers, Gaussian, OneStep, Transform, costs
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.mechanism import Charge
-from hushfleet.privacy.noise import NoiseSource
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.record import RecordMechanism
+
+if TYPE_CHECKING:
+    from hushfleet.methods.privatize import NoisedUpdate
+    from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext
+    from hushfleet.privacy.noise import NoiseSource
 
 
 class TaskMethod:
@@ -45,9 +47,16 @@ class TaskMethod:
         self.max_preference = method.max_preference
         self.parts = method
         self.config, self.privacy, self.layout, self.name = config, privacy, layout, name
-        mask = method.personal.mask(layout)
-        mask.setflags(write=False)  # all new devices share it
-        self._newcomer = PublicState(mask, 0)
+        method.personal.check(layout)
+
+    @cached_property
+    def _newcomer(self) -> PublicState:
+        """The public state of a device that has not trained. All new devices share its mask."""
+        from hushfleet.methods.state import PublicState
+
+        mask = self.parts.personal.mask(self.layout)
+        mask.setflags(write=False)
+        return PublicState(mask, 0)
 
     @property
     def server(self) -> ServerHalf:
@@ -128,6 +137,8 @@ class TaskMethod:
 
     def init_state(self) -> DeviceState:
         """Returns the state of a device that has not trained. The aggregator computes the same state."""
+        from hushfleet.methods.state import DeviceState
+
         private: PrivateArrays = {}
         for stage in self.parts.stages:
             if isinstance(stage, ClipLayers):
@@ -146,9 +157,11 @@ class TaskMethod:
         not see it."""
         return self.by_record and self.parts.own_training is not None
 
-    def release(self, context: RoundContext, update: Array, noise: NoiseSource) -> Release:
+    def privatize(self, context: RoundContext, update: Array, noise: NoiseSource) -> NoisedUpdate:
         """Returns the part of `update = trained - start` that leaves the device; called once."""
-        return released(self.parts.stages, context, update, noise, self.charge(context.setting.terms))
+        from hushfleet.methods.privatize import privatized
+
+        return privatized(self.parts.stages, context, update, noise, self.charge(context.setting.terms))
 
     def advance(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> DeviceState:
         """Returns the state for the next round.
@@ -156,6 +169,8 @@ class TaskMethod:
         :param trained: the device's own model `[..., d]`.
         :param sent: `[..., d]`, exactly what the aggregator decodes.
         """
+        from hushfleet.methods.state import DeviceState
+
         parts = [stage for stage in self.parts.stages if isinstance(stage, (Transform, ClipLayers))]
         parts.sort(key=lambda part: isinstance(part, ClipLayers))  # last: no other part overwrites the bounds' memory
         private, seen = dict(context.remembered), context.start + update if self.own_model_has_no_noise else trained
@@ -218,6 +233,8 @@ class RecordMethod(TaskMethod):
         grows = any(not stage.shrinks for stage in self.parts.stages if isinstance(stage, Transform))
         if grows or self.config.optimizer != "adam":
             return math.inf
+        from hushfleet.gradients.optim import adam_reach
+
         return adam_reach(self.config.learning_rate, self.privacy.batches)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hushfleet.data.labels import one_form
+from hushfleet.data.form import one_form
 from hushfleet.errors import BadInput
 from hushfleet.params import ParamLayout
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.data.targets import Targets
+from hushfleet.losses import loss_and_cotangent
 from hushfleet.objectives import CROSS_ENTROPY
 
 EVALUATION_BATCH = 256
@@ -57,7 +58,7 @@ def evaluate_each(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamp
         batch = samples.take(slice(first, first + EVALUATION_BATCH))
         logits = logits_of(params, batch.x).astype(np.float64)
         part = slice(first, first + len(batch))
-        losses[part], _ = objective.loss_and_cotangent(logits, batch.y)
+        losses[part], _ = loss_and_cotangent(objective, logits, batch.y)
         correct[part] = samples.targets.right(logits, batch.labels)
     return Evaluations(correct, losses, samples.targets)
 

@@ -27,16 +27,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from msgspec import Meta
 
 from hushfleet.data.samples import FeatureSamples, LabelledSamples
+from hushfleet.model.head_choice import HeadChoice
 from hushfleet.model.soft_means import soft_means
 from hushfleet.model.softmax import fit, log_softmax, rotated
-from hushfleet.params import ParamLayout
-from hushfleet.schema import Checked, Count
+from hushfleet.params import PRIOR, WEIGHT, ParamLayout
 
 FOLDS = 5
 HEADS = ((1.0, 0.1), (1.0, 0.03), (1.0, 0.01), (1.0, 0.003), (0.4, 0.0003), (0.0, 0.0003))
@@ -60,55 +59,6 @@ _VALUES, _LEAST_VALUES = 2.5 * 9, 32 * 9
 """They were measured with updates of so many values per r and at least: the directions of the rule, and ten classes."""
 UNLABELLED_BELOW = 20.0
 """The value of r from which on images without labels do not help."""
-WEIGHT, PRIOR = "head.weight", "prior"
-
-Part = Annotated[float, Meta(ge=0, le=1, description="in [0, 1]")]
-
-
-@dataclass(frozen=True)
-class HeadChoice(Checked):
-    """A device's choice of its head, and the reasons. It is private, like the images that determined it.
-
-    :param images: the number of images.
-    :param shared: the weight of the shared head in the mixture; `pulled`: the weight of the heads pulled to it;
-        `alone`: the weight of the head trained alone.
-    :param right: how many of the images the mixture got right in the cross-validation; likewise `right_shared` for the
-        shared head, and `right_alone` for the one trained alone.
-    :param unlabelled: the number of images without labels that determine half of the head; the fields above describe
-        the other half.
-    """
-
-    images: Count = 0
-    shared: Part = 1.0
-    pulled: Part = 0.0
-    alone: Part = 0.0
-    right: Count = 0
-    right_shared: Count = 0
-    right_alone: Count = 0
-    unlabelled: Count = 0
-
-    @property
-    def plain(self) -> str:
-        """`62 % the fleet's model, 30 % the fleet's model fitted to own images, 8 % trained alone`."""
-        if not self.images:
-            return "the fleet's model"
-        parts = {
-            "the fleet's model": self.shared,
-            "the fleet's model fitted to own images": self.pulled,
-            "trained alone": self.alone,
-        }
-        told = ", ".join(f"{100 * part:.0f} % {what}" for what, part in parts.items())
-        return told + f"; and {self.unlabelled} images without labels" * bool(self.unlabelled)
-
-    @property
-    def text(self) -> str:
-        """Describes the choice, and how many of the own images each part gets right."""
-        if not self.images:
-            return f"{self.plain} (there are no own images)"
-        return (
-            f"{self.plain} (own images right, cross-validated: {self.right} of {self.images}; the fleet's model "
-            f"{self.right_shared}, trained alone {self.right_alone})"
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,16 +97,13 @@ class Mix(NamedTuple):
     unlike: float
 
 
-def is_linear(layout: ParamLayout) -> bool:
-    """Returns whether the model is one linear layer on features (`models/linear.py`); a device then makes its head."""
-    (weight, *others), names = layout.shapes, layout.names
-    return names == (WEIGHT, PRIOR) and len(weight) == 2 and others == [weight[:1]]
-
-
 def takes_unlabelled(signal: float | None, classes: int) -> bool:
     """Returns whether images without labels improve the head.
 
     :param signal: `TaskSpec.signal`.
+
+    >>> takes_unlabelled(10.0, 10), takes_unlabelled(50.0, 10)
+    (True, False)
     """
     return signal is not None and signal * min(1.0, 10 / classes) < UNLABELLED_BELOW
 
@@ -325,6 +272,9 @@ def default(signal: float) -> int:
     """Returns the place on the path for a device without images: 0 is the shared head, the last is trained alone.
 
     :param signal: r, `equivalent` to that of ten classes.
+
+    >>> default(1000.0), default(1.0)
+    (0, 6)
     """
     return len(_SIGNALS) - bisect_right(_SIGNALS, signal)
 

@@ -24,11 +24,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hushfleet.durations import describe_duration, duration_s
+from hushfleet.durations import Period, describe_duration, duration_s
 from hushfleet.errors import BudgetExceeded
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import LedgerEntry, LedgerView, epsilon_server_of
-from hushfleet.privacy.mechanism import Charge
-from hushfleet.privacy.periods import Period
 from hushfleet.schema import require
 
 DEFAULT_DELTA = 1e-5

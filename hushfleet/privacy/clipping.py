@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from hushfleet import array_api
+from hushfleet.array_api import np
 from hushfleet.errors import PrivacyError
 from hushfleet.params import ParamLayout
 
@@ -28,6 +28,10 @@ def layer_norms(x: Any, layout: ParamLayout) -> Any:
     """Returns the Euclidean norm of each layer: `x [..., d]` -> float64 `[..., L]`.
 
     Raises `PrivacyError` if the trailing axis does not fit the layout, or a norm is not finite.
+
+    >>> layout = ParamLayout(("a.w", "b.w"), ((2,), (1,)))
+    >>> layer_norms(np.array([3.0, 4.0, 2.0]), layout).tolist()
+    [5.0, 2.0]
     """
     xp = array_api.array_namespace(x)
     _check_width(x, layout)
@@ -42,6 +46,9 @@ def clip(x: Any, clip_norm: float, *, drop: bool = False) -> Any:
     nothing. Raises `PrivacyError` for a bound that is not positive, or a value that is not finite.
 
     :param drop: a vector for which `can_clip` is False is replaced by zero.
+
+    >>> clip(np.array([3.0, 4.0]), 1.0).round(6).tolist()
+    [0.6, 0.8]
     """
     xp = array_api.array_namespace(x)
     bound = float(clip_norm)
@@ -57,10 +64,29 @@ def clip(x: Any, clip_norm: float, *, drop: bool = False) -> Any:
     return clipped
 
 
+def clipped_sum(gradients: Iterable[Any], clip_norm: float, out: Any) -> Any:
+    """Writes the sum of single records' gradients, each clipped to `clip_norm`, into `out`, float64 `[..., d]`.
+
+    A gradient that is not finite counts as zero: otherwise, the party that chose the model could see which records
+    cause one.
+
+    :param gradients: `[..., d]` of one record, or `[..., k, d]` of several.
+    """
+    xp = array_api.array_namespace(out)
+    out[...] = 0
+    for gradient in gradients:
+        clipped = gradient if math.isinf(clip_norm) else clip(gradient, clip_norm, drop=True)
+        out += clipped if clipped.ndim == out.ndim else xp.sum(clipped, axis=-2, dtype=out.dtype)
+    return out
+
+
 def scale(x: Any, norm: float) -> Any:
     """Scales each vector of `x [..., d]`, up or down, to Euclidean norm `norm`, except for rounding; same dtype.
 
     The zero vector stays zero. Raises `PrivacyError` as `clip` does, and if `norm` is inf.
+
+    >>> scale(np.array([0.3, 0.4]), 1.0).round(6).tolist()
+    [0.6, 0.8]
     """
     xp = array_api.array_namespace(x)
     if not 0 < norm < math.inf:
@@ -81,6 +107,10 @@ def clip_layers(x: Any, layout: ParamLayout, clip_norms: Any) -> Any:
     :param clip_norms: `[L]` or `[..., L]`, above zero.
 
     Raises `PrivacyError` as `clip` does.
+
+    >>> layout = ParamLayout(("a.w", "b.w"), ((2,), (1,)))
+    >>> clip_layers(np.array([3.0, 4.0, 2.0]), layout, np.array([1.0, 5.0])).round(6).tolist()
+    [0.6, 0.8, 2.0]
     """
     xp = array_api.array_namespace(x)
     norms = layer_norms(x, layout)
@@ -104,6 +134,9 @@ def clip_factors(norms: Any, bounds: Any) -> Any:
 
     :param norms: float64 `[...]`.
     :param bounds: float64 `[...]`, above zero.
+
+    >>> clip_factors(np.array([0.5, 2.0]), np.array([1.0, 1.0])).round(6).tolist()
+    [1.0, 0.5]
     """
     xp = array_api.array_namespace(norms, bounds)
     finite = xp.clip(bounds, max=sys.float_info.max)
@@ -112,14 +145,18 @@ def clip_factors(norms: Any, bounds: Any) -> Any:
 
 
 def can_clip(norms: Any, bound: float) -> Any:
-    """Returns whether vectors of these norms are finite and their clip factor is no denormal float32, too coarse."""
+    """Returns whether vectors of these norms are finite and their clip factor is no denormal float32, too coarse.
+
+    >>> can_clip(np.array([1.0, np.inf]), 1.0).tolist()
+    [True, False]
+    """
     return norms < bound * 2.0**100
 
 
 def _sum_of_squares(x: Any, start: int, stop: int) -> Any:
     """Returns the sum of squares over `x[..., start:stop]` in float64, in blocks, because a full float64 copy may not
     fit."""
-    if array_api.is_numpy_array(x) and x.ndim == 1 and np.issubdtype(x.dtype, np.floating):
+    if isinstance(x, np.ndarray) and x.ndim == 1 and np.issubdtype(x.dtype, np.floating):
         lefts = range(start, stop, _BLOCK_ENTRIES)
         return np.float64(sum(_sum_in_pieces(x[left : min(left + _BLOCK_ENTRIES, stop)]) for left in lefts))
     xp = array_api.array_namespace(x)

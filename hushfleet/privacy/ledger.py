@@ -30,10 +30,10 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from hushfleet.durations import Period
 from hushfleet.errors import BudgetExceeded, LedgerError, PrivacyError
 from hushfleet.privacy.accounting.epsilon import Adjacency, Step, epsilon
-from hushfleet.privacy.mechanism import Charge
-from hushfleet.privacy.periods import Period
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.terms import Accountant
 
 DIGEST_BYTES = 32

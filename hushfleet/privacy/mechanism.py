@@ -12,71 +12,19 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import ArrayLike
-
+from hushfleet.array_api import np
 from hushfleet.errors import PrivacyError
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.grid import add_on_grid
-from hushfleet.privacy.noise import NoiseSource
+from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 
-DEVICE_ADJACENCY = "add or remove one device's whole contribution to the round"
-RECORD_ADJACENCY = "add or remove one record of the device's data"
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from hushfleet.privacy.noise import NoiseSource
 
 _BLOCK_ENTRIES = 1 << 16
-MOST_WEIGHT = 1e12
-
-
-@dataclass(frozen=True)
-class Charge:
-    """Privacy cost of one release for a device, against anyone who sees it (the server, the broker, a wire tap).
-
-    :param unit: what is protected, `"device"` or `"record"`.
-    :param adjacency: which two inputs must be indistinguishable.
-    :param mechanism: `"gaussian"`, or `"none"` if nothing is protected.
-    :param noise_multiplier: noise over sensitivity in the server's view: in this device's own bytes, or in the sum
-        if the server sees only the sum.
-    :param noise_split: number of devices among which the noise of the sum was divided (1: not divided).
-    :param sample_rate: rate of secret Poisson sampling inside the device; 1 for device-level noise.
-    :param steps: number of such releases in this charge.
-    :param raw: functions of private data that leave without noise beside them, in words. No epsilon covers them.
-    """
-
-    unit: str
-    adjacency: str
-    mechanism: str
-    noise_multiplier: float
-    noise_split: int = 1
-    sample_rate: float = 1.0
-    steps: int = 1
-    raw: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.unit not in ("device", "record"):
-            raise PrivacyError(f'the unit of privacy is "device" or "record", got {self.unit!r}')
-        if self.mechanism not in ("gaussian", "none"):
-            raise PrivacyError(f'the mechanism is "gaussian" or "none", got {self.mechanism!r}')
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise PrivacyError(f"a noise multiplier must be finite, zero or more, got {self.noise_multiplier!r}")
-        if (self.noise_multiplier == 0) != (self.mechanism == "none"):
-            raise PrivacyError(
-                f"mechanism {self.mechanism!r} contradicts a noise multiplier of {self.noise_multiplier!r}"
-            )
-        if self.noise_split < 1 or self.steps < 1 or not 0 < self.sample_rate <= 1:
-            raise PrivacyError(
-                f"a charge needs noise_split and steps of at least 1 and a sample rate in (0, 1], got "
-                f"{self.noise_split!r}, {self.steps!r} and {self.sample_rate!r}"
-            )
-        if any(not words or "\n" in words for words in self.raw):
-            raise PrivacyError(f"raw values are named in one line each, got {self.raw!r}")
-
-    @property
-    def weight(self) -> float:
-        """Adds up over charges, so that two ledgers can be compared: steps x (sample rate / noise multiplier)^2, at
-        most 10^12; 1 for each step without noise."""
-        ratio = self.sample_rate / self.noise_multiplier if self.noise_multiplier else 1.0
-        return min(MOST_WEIGHT, self.steps * ratio * ratio)
 
 
 @dataclass(frozen=True)
@@ -175,6 +123,8 @@ class GaussianMechanism:
             )
         if self.noise_multiplier == 0:
             return values
+        from hushfleet.privacy.noise import add_on_grid
+
         noised = add_on_grid(noise.normal(len(values)) * stds, values, stds)
         if not (np.abs(noised) <= np.finfo(values.dtype).max).all():
             raise PrivacyError(f"a noised value does not fit into {values.dtype}; the clip norm is too large")

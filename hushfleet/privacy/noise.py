@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -20,6 +20,8 @@ _PAIRS_PER_BLOCK = 1 << 12
 _SUMMANDS = 4
 _WORD_BYTES = 8
 _SIMULATION_STREAM = 0x4E4F4953
+# 1.5 * 2^42: times a standard deviation, it is a float64 whose neighbours are 2^-10 to 2^-9 of that deviation away.
+_SHIFT = 1.5 * 2.0**42
 
 # sin x / x - 1 on [-pi/4, pi/4] as a polynomial in x^2 without constant term, highest power first; its error is less
 # than 2^-58 (the coefficients are from FreeBSD's k_sin.c).
@@ -133,3 +135,28 @@ class SeededNoise:
     def words(self, count: int) -> np.ndarray:
         """Returns uniform words, uint64 `[count]`."""
         return self.generator.integers(0, 1 << 64, count, np.uint64)
+
+
+def add_on_grid(noise: Any, values: Any, stds: Any) -> Any:
+    """Returns `noise + values`, rounded to the grid of `stds`, in the memory of `noise`: the last bits of a float then
+    reveal nothing about either.
+
+    The smaller a float is, the finer its steps are. The last bits of a sum near zero therefore show how large its parts
+    were: noise added to exactly 0 keeps all its bits, noise added to 0.3 loses some (Mironov, "On significance of the
+    least significant bits for differential privacy", CCS 2012). Here the sum is computed in float64 and rounded at once
+    to a multiple of a power of two of about 2^-10 standard deviations, the same for all values. All later steps,
+    including the conversion to float32, use this multiple.
+
+    :param noise: float64 `[n]`, of standard deviation `stds`.
+    :param values: float32 or float64 `[n]`.
+    :param stds: above zero; a number, `[1]` or `[n]`.
+
+    Sums beyond 2^42 standard deviations are on the coarser grid of float64 itself.
+    """
+    # A large number is added and subtracted again: float64 rounds off the bits that do not fit. Both are single
+    # operations of IEEE 754, so that NumPy and PyTorch give the same bits on any device.
+    shift = stds * _SHIFT
+    noise += values
+    noise += shift
+    noise -= shift
+    return noise

@@ -20,25 +20,23 @@ neither the update nor the charge shows how many records a device has; the train
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from hushfleet import array_api
+from hushfleet.array_api import np
 from hushfleet.errors import PrivacyError
-from hushfleet.privacy.clipping import clip
-from hushfleet.privacy.grid import add_on_grid
-from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge
-from hushfleet.privacy.noise import NoiseSource
+from hushfleet.privacy.charge import RECORD_ADJACENCY, Charge
+
+if TYPE_CHECKING:
+    from hushfleet.privacy.noise import NoiseSource
 
 LEAST_CLIP_NORM, MOST_CLIP_NORM = 1e-30, 1e30
 """Below the least, clipped entries may be denormal float32, which has few digits, so that rounding may change an entry
 by as much as its own size: a record could exceed its bound, or end the training. At the most, a sum of a hundred
 million records still fits into float32, so that an overflow cannot reveal how many records there are."""
 
-_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST = (2 - 2.0**-23) * 2.0**127  # of float32
 _BLOCK_ENTRIES = 1 << 15  # this many doubles fit in a cache, and a board has no memory for `[d]`
 
 
@@ -110,6 +108,8 @@ class RecordMechanism:
 
         For a secure sum no noise is added here. A subset's clipped mean counts `subset` times in the sum.
         """
+        from hushfleet.privacy.noise import add_on_grid
+
         xp = array_api.array_namespace(clipped_sum)
         if self.subset > 1:
             clipped_sum *= self.subset
@@ -140,7 +140,11 @@ def check_record_bound(bound: float) -> None:
 
 
 def gradients_factor(gradients_per_batch: int) -> float:
-    """Returns the factor by which the noise multiplier of one gradient exceeds that of a batch's whole release."""
+    """Returns the factor by which the noise multiplier of one gradient exceeds that of a batch's whole release.
+
+    >>> round(gradients_factor(2), 3)
+    1.414
+    """
     return math.sqrt(gradients_per_batch)
 
 
@@ -148,21 +152,8 @@ def sensitivity(subset: int) -> float:
     """Returns by how many clip norms one record can move a batch's sum if `subset` records are clipped together.
 
     Alone, a record adds a gradient of at most C. In a subset it may reverse the mean gradient, from C to -C.
+
+    >>> sensitivity(1), sensitivity(4)
+    (1.0, 8.0)
     """
     return 1.0 if subset == 1 else 2.0 * subset
-
-
-def clipped_sum(gradients: Iterable[Any], clip_norm: float, out: Any) -> Any:
-    """Writes the sum of single records' gradients, each clipped to `clip_norm`, into `out`, float64 `[..., d]`.
-
-    A gradient that is not finite counts as zero: otherwise, the party that chose the model could see which records
-    cause one.
-
-    :param gradients: `[..., d]` of one record, or `[..., k, d]` of several.
-    """
-    xp = array_api.array_namespace(out)
-    out[...] = 0
-    for gradient in gradients:
-        clipped = gradient if math.isinf(clip_norm) else clip(gradient, clip_norm, drop=True)
-        out += clipped if clipped.ndim == out.ndim else xp.sum(clipped, axis=-2, dtype=out.dtype)
-    return out

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-
-import numpy as np
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from hushfleet.config.spec import MAX_SECURE_ROUNDS, SecureSpec
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import CommitteeRule, committee_rule, corrupt_devices, least_honest
-from hushfleet.secure.masking import Masked, mask, member_answer, unmask
-from hushfleet.secure.prime_field import PRIMES
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.messages import RoundPlan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hushfleet.privacy.ring import Ring
+    from hushfleet.secure.masking import Masked
+
+RING_KEY_BYTES = 16
 
 
 class SecureRound:
@@ -34,7 +40,6 @@ class SecureRound:
         if plan.secure is None:
             raise BadInput(f"the plan of round {plan.round} has no secure sum")
         self.spec, self.roster, self.size = spec, roster, size
-        self.prime = PRIMES[spec.bits]
         _check_signed_limits(spec, roster)
         if plan.round > MAX_SECURE_ROUNDS:
             raise BadInput(
@@ -54,6 +59,7 @@ class SecureRound:
         )
         self.context: bytes = hashlib.sha256(seed + agreed.encode()).digest()
         """The context of the masks: everything in the plan about round and sum, except the devices in the sum."""
+        self._ring_key = hashlib.sha256(f"ring|{plan.task}|{plan.round}".encode()).digest()[:RING_KEY_BYTES]
         self.cohort: list[int] = roster.cohort(seed=seed, rate=plan.secure.rate)
         self.rule = _rule_of(spec, roster, drawn=len(self.cohort))
         self.committee: list[int] = roster.committee(self.cohort, seed=seed, size=self.rule.members)
@@ -79,6 +85,33 @@ class SecureRound:
         place = self._places.get(device)
         return None if place is None else self.roster.key(place)
 
+    @cached_property
+    def prime(self) -> int:
+        """The number of elements of the field in which values are summed."""
+        from hushfleet.secure.prime_field import PRIMES
+
+        return PRIMES[self.spec.bits]
+
+    def ring(self, clip_norm: float, noise_multiplier: float, records: int = 0) -> Ring:
+        """Returns the ring, which maps clipped values to the summed integers; a function of public numbers only.
+
+        :param clip_norm: the largest change of a device's values by the protected unit (`Cost.bound`).
+        :param noise_multiplier: of the sum (`Cost.noise_multiplier`).
+        :param records: `Cost.records`.
+        """
+        from hushfleet.privacy.ring import Ring
+
+        return Ring(
+            prime=self.prime,
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            honest_devices=self.spec.honest_devices,
+            devices=len(self.cohort),
+            size=self.size,
+            records=records,
+            key=self._ring_key,
+        )
+
     # the device
 
     def keys(self, agreement: KeyAgreement, device: str) -> tuple[bytes, ...]:
@@ -87,12 +120,16 @@ class SecureRound:
 
     def masked(self, keys: Sequence[bytes], values: np.ndarray) -> Masked:
         """Returns the masked form of `values`, uint32 `[size]`, that the device with these `keys` sends."""
+        from hushfleet.secure.masking import mask
+
         return mask(values, keys, self.rule, self.prime)
 
     # the member
 
     def answer(self, agreement: KeyAgreement, member: str, included: bytes) -> np.ndarray:
         """Returns the answer of `member` for a sum, uint32 `[width]`. Raises `Malformed` if the sum must not open."""
+        from hushfleet.secure.masking import member_answer
+
         place = self._places.get(member)
         if place not in self.committee:
             raise Malformed(f"{member} is not a member of this round's committee")
@@ -104,15 +141,17 @@ class SecureRound:
     def pack_included(self, devices: Iterable[str]) -> bytes:
         """Returns the bitmap of a plan, for the devices in the sum."""
         chosen = set(devices)
-        return np.packbits(np.array([device in chosen for device in self.devices], bool)).tobytes()
+        bits = "".join("01"[device in chosen] for device in self.devices)
+        width = -(-len(bits) // 8)
+        return int(bits.ljust(8 * width, "0"), 2).to_bytes(width, "big")
 
     def read_included(self, included: bytes) -> list[int]:
         """Returns indices in the roster. Raises `Malformed` for a bitmap that does not fit, or too small a sum."""
         count = len(self.cohort)
-        bits = np.unpackbits(np.frombuffer(included, np.uint8))
-        if len(included) != (count + 7) // 8 or bits[count:].any():
+        bits = "".join(f"{byte:08b}" for byte in included)
+        if len(included) != (count + 7) // 8 or "1" in bits[count:]:
             raise Malformed(f"a bitmap of {len(included)} bytes does not fit a cohort of {count} devices")
-        chosen = [self.cohort[place] for place in np.flatnonzero(bits)]
+        chosen = [index for index, bit in zip(self.cohort, bits, strict=False) if bit == "1"]
         if len(chosen) < self.spec.min_devices:
             raise Malformed(f"the sum has {len(chosen)} devices, and needs {self.spec.min_devices} or more")
         return chosen
@@ -125,6 +164,8 @@ class SecureRound:
 
         Raises `BadInput` if there are too few answers, if they contradict each other, or for an answer of a non-member.
         """
+        from hushfleet.secure.masking import unmask
+
         places = {member: place for place, member in enumerate(self.members)}
         strangers = answers.keys() - places.keys()
         if strangers:

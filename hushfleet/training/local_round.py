@@ -20,8 +20,9 @@ from hushfleet.gradients.draws import Inputs, drawn_batches, drawn_inputs, epoch
 from hushfleet.gradients.entries import ALL, Entries
 from hushfleet.gradients.optim import Optimizer, make_optimizer
 from hushfleet.gradients.own_samples import HiddenSamples, LoadedSamples, OwnSamples, distillation_inputs
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local import Sgd
-from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext, RoundTerms
+from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism

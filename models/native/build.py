@@ -15,7 +15,10 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from importlib import resources
 from pathlib import Path
+
+import numpy as np
 
 from hushfleet.errors import HushfleetError
 from hushfleet.progress import doing
@@ -63,6 +66,17 @@ def _first_compiler(search_path: str) -> Compiler:
             except HushfleetError as error:
                 reason = str(error)
     raise HushfleetError(reason)
+
+
+def kernels(*names: str) -> str:
+    """Returns the C source text of these files of `kernels/`."""
+    folder = resources.files("hushfleet.models.native") / "kernels"
+    return "\n".join((folder / name).read_text("utf-8") for name in names)
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    """Returns an argument of compiled code: where the array's values begin."""
+    return ctypes.c_void_p(array.__array_interface__["data"][0])
 
 
 def load_library(source: str, *, flags: tuple[str, ...] = (), cache_dir: Path | None = None) -> ctypes.CDLL:

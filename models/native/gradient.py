@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from hushfleet.graphs.session import check_array
+from hushfleet.losses import loss_and_cotangent
 from hushfleet.models.model import Model
-from hushfleet.models.native.build import find_compiler, load_library
-from hushfleet.models.native.program import write_program
+from hushfleet.models.native.build import find_compiler, load_library, pointer
+from hushfleet.models.native.singles_writer import SinglesWriter
 from hushfleet.models.native.stages import VectorUnit
+from hushfleet.models.native.writer import ProgramWriter
 from hushfleet.objectives import CROSS_ENTROPY, Objective, both_or_none
 
 FLAGS = ("-ffp-contract=fast",)
@@ -48,7 +50,7 @@ class NativeGradient:
         self.objective = objective
         self.layout = model.layout
         self._target = _target(find_compiler().defined)
-        self._program = _Program(write_program(model, self._target, objective))
+        self._program = _Program(ProgramWriter(model, self._target, objective).text)
 
     def __call__(
         self,
@@ -74,13 +76,13 @@ class NativeGradient:
             with self._program.scratch(len(x)) as (library, scratch):
                 losses, slopes = self._losses(library, scratch, inputs, y, *(distilled or (None, None)))
                 slopes = (slopes / len(x)).astype(np.float32)
-                library.gradient_of_slopes(*inputs, _pointer(slopes), *layers, _pointer(out), scratch)
+                library.gradient_of_slopes(*inputs, pointer(slopes), *layers, pointer(out), scratch)
             self._zero_others(out, layers)
             return float(losses.mean()), out
         loss = ctypes.c_float()
         with self._program.scratch(len(x)) as (library, scratch):
-            arrays = *inputs[:2], _pointer(y), *inputs[2:]
-            wrong = library.gradient(*arrays, *layers, _pointer(out), ctypes.byref(loss), scratch)
+            arrays = *inputs[:2], pointer(y), *inputs[2:]
+            wrong = library.gradient(*arrays, *layers, pointer(out), ctypes.byref(loss), scratch)
         if wrong >= 0:
             raise self._no_class(y, wrong)
         self._zero_others(out, layers)
@@ -136,13 +138,13 @@ class NativeGradient:
         with self._singles.scratch(len(x)) as (library, scratch):
             losses, slopes = self._losses(library, scratch, inputs, y, *distilled)
             slopes = slopes.astype(np.float32)
-            arrays, normed = (*inputs, _pointer(slopes)), callable(clip_norm)
+            arrays, normed = (*inputs, pointer(slopes)), callable(clip_norm)
             if callable(clip_norm):
-                library.singles_of_slopes(*arrays, *layers, 0, ctypes.c_double(), _pointer(norms), None, scratch)
+                library.singles_of_slopes(*arrays, *layers, 0, ctypes.c_double(), pointer(norms), None, scratch)
                 clip_norm = float(clip_norm(norms))
                 layers = layers if summed is None else self._layers(summed)
             bound = ctypes.c_double(clip_norm)
-            library.singles_of_slopes(*arrays, *layers, normed, bound, _pointer(norms), _pointer(out), scratch)
+            library.singles_of_slopes(*arrays, *layers, normed, bound, pointer(norms), pointer(out), scratch)
         self._zero_others(out, layers)
         return losses, norms
 
@@ -156,13 +158,13 @@ class NativeGradient:
         inputs, out = self._check_batch(params, x, y, ()), np.empty(self.layout.size, np.float32)
         with self._singles.scratch(len(x)) as (library, scratch):
             _, slopes = self._losses(library, scratch, inputs, y, *self._no_teacher(len(x)))
-            arrays = *inputs, _pointer(slopes.astype(np.float32)), 0, len(self.layout.layers)
-            library.singles_of_slopes(*arrays, 0, ctypes.c_double(), None, _pointer(out), scratch)
+            arrays = *inputs, pointer(slopes.astype(np.float32)), 0, len(self.layout.layers)
+            library.singles_of_slopes(*arrays, 0, ctypes.c_double(), None, pointer(out), scratch)
         return out
 
     @cached_property
     def _singles(self) -> _Program:
-        return _Program(write_program(self.model, self._target, singles=True))
+        return _Program(SinglesWriter(self.model, self._target).text)
 
     def _no_teacher(self, batch: int) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros((batch, self.model.classes), np.float32), np.zeros(batch, np.float32)
@@ -180,8 +182,8 @@ class NativeGradient:
         if self.objective.of_classes and (wrong := (y < 0) | (y >= self.model.classes)).any():
             raise self._no_class(y, int(wrong.argmax()))
         logits = np.empty((len(y), self.model.classes), np.float32)
-        library.logits(*inputs, 0, _pointer(logits), scratch)
-        return self.objective.loss_and_cotangent(logits, y, teacher, distill)
+        library.logits(*inputs, 0, pointer(logits), scratch)
+        return loss_and_cotangent(self.objective, logits, y, teacher, distill)
 
     def _layers(self, part: slice) -> tuple[int, int]:
         """Returns the number of the first layer with entries in `part`, and the last such layer's number plus one."""
@@ -216,14 +218,14 @@ class NativeGradient:
         batch = self._check_inputs(models[0], x)
         for params in models[1:]:
             check_array("params", params, FLOAT, (self.layout.size,))
-        alike, pointers = self.layout.layers_alike(models), [_pointer(params) for params in models]
+        alike, pointers = self.layout.layers_alike(models), [pointer(params) for params in models]
         logits = np.empty((len(models), batch, self.model.classes), np.float32)
         with self._program.scratch(min(batch, LOGITS_BATCH)) as (library, scratch):
             for first in range(0, batch, LOGITS_BATCH):
                 part = x[first : first + LOGITS_BATCH]
-                for number, pointer in enumerate(pointers):
-                    start, out = alike if number else 0, _pointer(logits[number, first:])
-                    library.logits(pointer, _pointer(part), len(part), None, start, out, scratch)
+                for number, model in enumerate(pointers):
+                    start, out = alike if number else 0, pointer(logits[number, first:])
+                    library.logits(model, pointer(part), len(part), None, start, out, scratch)
         return logits
 
     def _check_out(self, out: np.ndarray | None, params: np.ndarray) -> np.ndarray:
@@ -245,8 +247,8 @@ class NativeGradient:
         check_array("y", y, INT if of_classes else FLOAT, (batch,) if of_classes else (batch, self.model.classes))
         for i, mask in enumerate(dropout):
             check_array(f"dropout.{i}", mask, FLOAT, (batch, *specs[i].shape))
-        masks = (ctypes.c_void_p * len(dropout))(*map(_address, dropout)) if dropout else None
-        return _pointer(params), _pointer(x), batch, masks
+        masks = (ctypes.c_void_p * len(dropout))(*(pointer(mask).value for mask in dropout)) if dropout else None
+        return pointer(params), pointer(x), batch, masks
 
     def _distilled(
         self, batch: int, teacher: np.ndarray | None, distill: np.ndarray | None
@@ -281,7 +283,7 @@ class _Program:
         with self._lock:
             if batch > self._capacity:
                 self._memory = np.zeros(self._library.scratch_bytes(batch) + ALIGNMENT, np.uint8)
-                address = _address(self._memory)
+                address = pointer(self._memory).value or 0
                 self._scratch = ctypes.c_void_p(address + -address % ALIGNMENT)
                 self._capacity = batch
             yield self._library, self._scratch
@@ -294,11 +296,3 @@ def _target(macros: frozenset[str]) -> VectorUnit:
     if "__AVX__" in macros:
         return VectorUnit(lanes=8, registers=16)
     return VectorUnit(lanes=4, registers=32 if "__aarch64__" in macros else 16)
-
-
-def _address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
-
-
-def _pointer(array: np.ndarray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(_address(array))

@@ -5,16 +5,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from importlib import resources
 
 import numpy as np
 
 from hushfleet.errors import HushfleetError
-from hushfleet.models.native.build import load_library
+from hushfleet.models.native.build import kernels, load_library, pointer
 from hushfleet.privacy.noise import SeededNoise
 
 FLAGS = ("-ffp-contract=off",)
-SOURCES = ("ziggurat.h", "noise.c")
 _TRIAL = 1 << 14  # values; about two hundred of them are from the edges of their layers or the tail
 
 
@@ -37,8 +35,7 @@ class NativeNoise(SeededNoise):
 
 @cache
 def _library() -> ctypes.CDLL:
-    folder = resources.files("hushfleet.models.native") / "kernels"
-    library = load_library("\n".join((folder / name).read_text("utf-8") for name in SOURCES), flags=FLAGS)
+    library = load_library(kernels("ziggurat.h", "noise.c"), flags=FLAGS)
     library.stream_bytes.restype = ctypes.c_size_t
     # NumPy may change its streams (NEP 19), and its C library's logarithm may differ from ours.
     generator = np.random.Generator(np.random.Philox(_TRIAL))
@@ -52,14 +49,10 @@ def _begun(library: ctypes.CDLL, generator: np.random.Generator) -> np.ndarray:
     """Returns a stream with the generator's key, at its start."""
     key = generator.bit_generator.state["state"]["key"]
     stream = np.zeros(library.stream_bytes() // 8, np.uint64)
-    library.begin(_pointer(stream), _pointer(key))
+    library.begin(pointer(stream), pointer(key))
     return stream
 
 
 def _drawn(draw: Callable[..., None], stream: np.ndarray, out: np.ndarray) -> np.ndarray:
-    draw(_pointer(stream), _pointer(out), ctypes.c_size_t(out.size))
+    draw(pointer(stream), pointer(out), ctypes.c_size_t(out.size))
     return out
-
-
-def _pointer(array: np.ndarray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache, partial
-from importlib import resources
 
 import numpy as np
 
 from hushfleet.gradients.optim import SGD, Adam, make_optimizer
-from hushfleet.models.native.build import load_library
+from hushfleet.models.native.build import kernels, load_library
 
 FLAGS = ("-ffp-contract=off",)
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    source = resources.files("hushfleet.models.native") / "kernels" / "optimizers.c"
-    library = load_library(source.read_text("utf-8"), flags=FLAGS)
+    library = load_library(kernels("optimizers.c"), flags=FLAGS)
     pointer, scalar = ctypes.c_void_p, ctypes.c_float
     library.sgd_step.argtypes = [pointer, pointer, ctypes.c_size_t, scalar]
     library.momentum_step.argtypes = [pointer] * 3 + [ctypes.c_size_t, scalar, scalar]

@@ -12,7 +12,9 @@ from hushfleet.models.native.writer import LOGITS, SCRATCH, ProgramWriter, funct
 
 
 class SinglesWriter(ProgramWriter):
-    """Writes `singles_of_slopes` instead of a batch's gradient; its comment describes the arguments."""
+    """Writes `singles_of_slopes`, for any objective, instead of a batch's gradient; see its comment."""
+
+    kernels = (*ProgramWriter.kernels, "singles.h")
 
     def parts(self) -> Iterator[str]:
         """Yields the parts of the C source, in order."""

@@ -1,4 +1,4 @@
-"""Writes the parts of a program that depend on the network: sizes, the order of calls, the layout of memory.
+"""Writes a described network as a C program: sizes, the order of calls, the layout of memory; kernels are inlined.
 
 The arithmetic is in `kernels/`. Each sample keeps the data that its backward pass will read; all samples share the
 packed weights and the sums of the gradients.
@@ -13,9 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import ClassVar
 
 from hushfleet.models.model import Model
-from hushfleet.models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, VectorUnit
+from hushfleet.models.native.build import kernels
+from hushfleet.models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, VectorUnit, stages_of
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 
 STRIDE = "sizeof(Sample) / sizeof(float)"
@@ -23,12 +26,22 @@ STRIDE = "sizeof(Sample) / sizeof(float)"
 
 @dataclass(frozen=True)
 class ProgramWriter:
-    """The parts of a program for a batch's loss and gradient."""
+    """A program for a batch's loss and gradient: `gradient`, `logits`, and for other objectives than the cross-entropy
+    a gradient's second half."""
 
     model: Model
-    stages: Stages
     target: VectorUnit
-    objective: Objective
+    objective: Objective = CROSS_ENTROPY
+    kernels: ClassVar[tuple[str, ...]] = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h")
+
+    @cached_property
+    def stages(self) -> Stages:
+        return stages_of(self.model)
+
+    @property
+    def text(self) -> str:
+        """The C source text. Raises `BadInput` if the kernels do not know a layer."""
+        return "\n".join((kernels(*self.kernels), *self.parts()))
 
     def parts(self) -> Iterator[str]:
         """Yields the parts of the C source, in order."""

@@ -16,8 +16,8 @@ import pytest
 from scipy import signal, stats  # comes with Opacus
 
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.charge import DEVICE_ADJACENCY, RECORD_ADJACENCY, Charge
 from hushfleet.privacy.ledger import Ledger
-from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, RECORD_ADJACENCY, Charge
 
 GRID = 2.0**-12
 LOWER = 0.98

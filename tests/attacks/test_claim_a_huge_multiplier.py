@@ -14,7 +14,7 @@ import pytest
 
 from hushfleet.aggregator.results.metrics import privacy_tables
 from hushfleet.errors import PrivacyError
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from support.fleet import CLIP_NORM, LAYOUT
 
 MakeFleet = Callable[..., Any]

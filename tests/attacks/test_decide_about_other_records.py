@@ -30,10 +30,10 @@ from hushfleet.data import csv_file
 from hushfleet.data.form import SampleForm
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.data.targets import Targets
+from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.periods import Period
 from hushfleet.wire.format.update import decode_update
 from support.device import config, linear, make_bench, package  # noqa: F401
 from support.edge import CHUNK_BYTES, Bench, Package

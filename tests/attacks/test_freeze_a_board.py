@@ -23,11 +23,10 @@ from hushfleet.edge_client.board.config import (
     LimitsSection,
     OwnDataSection,
 )
-from hushfleet.edge_client.fleet import freshness
-from hushfleet.edge_client.fleet.freshness import FROZEN_AFTER_S, SAVE_EVERY_S, Freshness
+from hushfleet.edge_client.fleet import newest as freshness
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.installed import Installed
-from hushfleet.edge_client.fleet.news import News
+from hushfleet.edge_client.fleet.newest import FROZEN_AFTER_S, SAVE_EVERY_S, Freshness, News
 from hushfleet.edge_client.fleet.slots import Slots
 from hushfleet.edge_client.status import format_status, status
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -37,7 +36,7 @@ from hushfleet.wire.format.fleet_messages import ReleaseNews
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import encode_message
 from hushfleet.wire.format.topics import Topics
-from support.releases import DAILY, put_trust, runs, statement
+from support.releases import DAILY, put_trust, statement
 
 DAY_S = 86400.0
 DAYS = int(FROZEN_AFTER_S / DAY_S)
@@ -58,7 +57,7 @@ class Board:
         first = folder / "first.hfr"
         pack(folder / "content", first, key=KEY, version=HERE, python=python, arch=arch, oldest_store=1, store=5)
         self.state.mkdir()
-        Slots(self.root, self.state).first(first, prove=runs)
+        Slots(self.root, self.state).first(first)
         put_trust(self.root, KEY.public_key.hex())
         self.config = DeviceConfig(
             device=DeviceSection("greenhouse-01", str(self.state), federation="greenhouse"),

@@ -15,8 +15,9 @@ from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.gradients.draws import Inputs
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.stages import Release
-from hushfleet.methods.state import RoundContext, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.privatize import NoisedUpdate
+from hushfleet.methods.state import RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
@@ -54,7 +55,7 @@ class World:
     def __init__(self, method: TaskMethod, samples: Samples) -> None:
         self.method, self.samples, self.state = method, samples, method.init_state()
 
-    def round(self, number: int, *, noise: int) -> Release:
+    def round(self, number: int, *, noise: int) -> NoisedUpdate:
         self.done = train_round(
             self.method,
             self.state,
@@ -67,7 +68,7 @@ class World:
             rng=np.random.default_rng(number),
             noise=SeededNoise(noise, 0, number),
         )
-        return self.method.release(self.done.context, self.done.update, SeededNoise(noise, 1, number))
+        return self.method.privatize(self.done.context, self.done.update, SeededNoise(noise, 1, number))
 
     def go_on(self, sent: np.ndarray) -> None:
         done = self.done
@@ -132,13 +133,13 @@ def test_what_is_raw_as_published_is_named_and_costs_infinity(name: str, setting
 
 
 class LeaksNorms(TaskMethod):
-    def release(self, context: RoundContext, update: Any, noise: NoiseSource) -> Release:
-        return replace(super().release(context, update, noise), clip_norms=layer_norms(update, self.layout))
+    def privatize(self, context: RoundContext, update: Any, noise: NoiseSource) -> NoisedUpdate:
+        return replace(super().privatize(context, update, noise), clip_norms=layer_norms(update, self.layout))
 
 
 class LeaksItsLoss(TaskMethod):
-    def release(self, context: RoundContext, update: Any, noise: NoiseSource) -> Release:
-        return replace(super().release(context, update, noise), report=(float(np.abs(update).sum()),))
+    def privatize(self, context: RoundContext, update: Any, noise: NoiseSource) -> NoisedUpdate:
+        return replace(super().privatize(context, update, noise), report=(float(np.abs(update).sum()),))
 
 
 @pytest.mark.parametrize(("leaky", "field"), [(LeaksNorms, "clip_norms"), (LeaksItsLoss, "report")])

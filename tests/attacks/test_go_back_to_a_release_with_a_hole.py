@@ -22,7 +22,7 @@ from hushfleet.edge_client.fleet import slots as module
 from hushfleet.edge_client.fleet.slots import MOST_CHECKS, STEADY_CHECKS, Slots, SlotsError, State, check_fits
 from hushfleet.release import Manifest, archive, pack, this_platform
 from hushfleet.wire.format.identity import Identity
-from support.releases import put_trust, runs
+from support.releases import put_trust
 
 KEY = Identity.generate()
 HOLE, FIRST, FIXED = "0.3.1", "0.3.0", "0.4.0"
@@ -49,7 +49,7 @@ class Board:
         self.root.mkdir()
         put_trust(self.root, KEY.public_key.hex())
         (folder / "card").write_bytes(release(FIRST))
-        self.slots.first(folder / "card", prove=runs)
+        self.slots.first(folder / "card")
 
     def offer(self, version: str, *downgrade_from: str, serial: int = 0) -> State:
         (self.state / "incoming" / "x.hfr").write_bytes(release(version, downgrade_from, serial))
@@ -306,7 +306,7 @@ def test_what_is_withdrawn_stays_so(board: Board, how: str) -> None:
         assert board.slots.back().good == "0.3.0.1"
     elif how == "its files are gone":
         (board.root / "releases" / "0.3.0.1").rename(board.folder / "gone")
-        assert board.slots.first(board.folder / "card", prove=runs).good == FIRST
+        assert board.slots.first(board.folder / "card").good == FIRST
     else:
         fields = json.loads((board.root / "slots.json").read_text())
         (board.root / "slots.json").write_text(json.dumps({**fields, "good": 5, "previous": [], "starts": "x"}))

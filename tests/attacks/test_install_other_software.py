@@ -19,7 +19,7 @@ import pytest
 from hushfleet.edge_client.fleet.slots import Slots, State
 from hushfleet.release import Manifest, SignedManifest, archive, pack, this_platform
 from hushfleet.wire.format.identity import Identity
-from support.releases import put_trust, runs
+from support.releases import put_trust
 
 KEY, STRANGER = Identity.generate(), Identity.generate()
 PYTHON, ARCH = this_platform()
@@ -59,7 +59,7 @@ def slots(tmp_path: Path) -> Slots:
     (tmp_path / "opt").mkdir()
     put_trust(tmp_path / "opt", KEY.public_key.hex())
     packed(tmp_path, "1.0")
-    made.first(tmp_path / "1.0.hfr", prove=runs)
+    made.first(tmp_path / "1.0.hfr")
     return made
 
 

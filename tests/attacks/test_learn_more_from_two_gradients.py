@@ -16,7 +16,7 @@ from scipy.stats import beta
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise

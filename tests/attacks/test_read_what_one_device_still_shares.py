@@ -12,7 +12,8 @@ import pytest
 from hushfleet.aggregator.ingest.exact_sum import ExactSum
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
-from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from support.methods import context_of
@@ -38,9 +39,9 @@ def noise_in_the_sum(fedglp) -> tuple[float, float]:
             mask[ALONE] = device > 0
             state = DeviceState(PublicState(mask, 1), np.zeros(LAYOUT.size, np.float32), fedglp.init_state().private)
             zeros = np.zeros(LAYOUT.size, np.float32)
-            release = fedglp.release(context_of(fedglp, state, zeros, TERMS), zeros, SeededNoise(3, device, number))
-            total.add(np.where(mask, np.float32(0), release.values), ~mask)
-            bound = float(release.clip_norms[1])
+            noised = fedglp.privatize(context_of(fedglp, state, zeros, TERMS), zeros, SeededNoise(3, device, number))
+            total.add(np.where(mask, np.float32(0), noised.values), ~mask)
+            bound = float(noised.clip_norms[1])
         seen.append(float(total.sums[ALONE]))
     return float(np.std(seen)), bound
 

@@ -25,7 +25,7 @@ MakeSubject = Callable[..., Subject]
 
 @pytest.fixture
 def attack(audited: MakeSubject, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Finding]:
-    monkeypatch.setattr("hushfleet.simulator.studies.audit.device.MEASURED", 16)
+    monkeypatch.setattr("hushfleet.simulator.studies.audit.game.MEASURED", 16)
     subject = audited("fedglp-adp", codec="float32", noise_multiplier=0.6)
     return lambda trials: next(findings(subject, Effort(trials)))
 

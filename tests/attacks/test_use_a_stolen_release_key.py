@@ -13,7 +13,7 @@ import pytest
 from hushfleet.edge_client.fleet.slots import Slots, State
 from hushfleet.release import ReleaseKeys, Signed, add_signature, pack, this_platform
 from hushfleet.wire.format.identity import Identity
-from support.releases import ROOT, put_trust, runs, statement
+from support.releases import ROOT, put_trust, statement
 
 STOLEN, FRESH, SECOND = Identity.generate(), Identity.generate(), Identity.generate()
 
@@ -25,7 +25,7 @@ class Board:
         (folder / "content").mkdir()
         (folder / "content" / "a.py").write_text("a = 1\n")
         self.slots = Slots(self.root, self.state)
-        self.slots.first(self.release("1.0", STOLEN), prove=runs)
+        self.slots.first(self.release("1.0", STOLEN))
         put_trust(self.root, STOLEN.public_key.hex())
 
     def release(self, version: str, *keys: Identity) -> Path:

@@ -12,10 +12,7 @@ from benchmarks import device
 pytestmark = pytest.mark.slow
 
 
-def test_the_client_trains_rounds_beside_pytorch(
-    monkeypatch: pytest.MonkeyPatch, figures_of: Callable[..., Any]
-) -> None:
-    monkeypatch.setattr(device, "IMPORTS", {"python alone": "pass"})
+def test_the_client_trains_rounds_beside_pytorch(figures_of: Callable[..., Any]) -> None:
     words = (
         "--quick --models digits-cnn --methods dp-fedavg --features filters-8 --runtimes torch --samples 16 --batch 4"
     )

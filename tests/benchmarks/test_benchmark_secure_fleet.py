@@ -19,10 +19,3 @@ def test_a_sum_opens_without_who_is_lost(tmp_path: Path) -> None:
     assert [finding["promise"] for finding in figures["findings"] if not finding["kept"]] == []
     assert figures["in the last sum"] in (10, 11, 12)
     assert {row["process"] for row in figures["processes"]} == {"aggregator", "broker", "host-0", "host-1", "lost"}
-
-
-def test_the_fast_engine_opens_a_sum_of_all(tmp_path: Path) -> None:
-    assert secure_fleet.main(f"--data digits --devices 12 --engine fast --json {tmp_path}/f.json".split()) == 0
-    figures = json.loads((tmp_path / "f.json").read_text())
-    assert figures["in the last sum"] == 12
-    assert {row["process"] for row in figures["processes"]} == {"main", "workers"}

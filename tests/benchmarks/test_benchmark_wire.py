@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import wire
-from benchmarks.wire import LOSSLESS, NOISE, elias_bits, entropy_bytes, qsgd
+from benchmarks.wire import NOISE, elias_bits, entropy_bytes, qsgd, to_json
 
 pytestmark = pytest.mark.slow
 
@@ -35,10 +36,6 @@ def test_all_parts_run_and_say_what_they_claim(figures_of: Callable[..., Any]) -
             assert 0 < bit["above_entropy"] < 0.15
             # noise alone has the entropy of a Gaussian in a dithered channel at least
             assert bit["entropy_bits"] > 0.5 * math.log2(2 * math.pi * math.e * (1 / bit["step"] ** 2 + 1 / 12)) - 0.1
-
-    speeds = {row["name"]: row for row in shown["speed"]["rows"]}
-    assert {"JSON", "zlib 6 on float32", "ours, step 1", "ours, one-bit", "ours, float32"} <= speeds.keys()
-    assert all(row["encode_mb_s"] > 0 and row["decode_mb_s"] > 0 for row in speeds.values())
 
 
 def test_entropy_is_that_of_each_layers_own_counts() -> None:
@@ -72,8 +69,6 @@ def test_qsgd_is_unbiased_and_its_levels_are_of_the_buckets_norm() -> None:
     np.testing.assert_array_equal(alone[2], [0, 0, 0, -2])
 
 
-@pytest.mark.parametrize("name", LOSSLESS)
-def test_lossless_ways_lose_nothing(name: str) -> None:
+def test_json_loses_nothing() -> None:
     values = np.random.default_rng(3).standard_normal(100).astype(np.float32) * 1e-3
-    encode, decode = LOSSLESS[name]
-    np.testing.assert_array_equal(decode(encode(values)), values)
+    np.testing.assert_array_equal(np.array(json.loads(to_json(values)), np.float32), values)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from hushfleet.aggregator.broker import BrokerKind
+from hushfleet.aggregator.broker.programs import BrokerKind
 from hushfleet.simulator.engines.live.link_model import LinkConditions
 
 Kind = Literal["kill", "power-cut", "full-disk", "clock-jump", "cut-link", "flapping-link", "twin"]

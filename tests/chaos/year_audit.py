@@ -13,9 +13,9 @@ import pytest
 from chaos.year import DAY_S, LIMITS, TASKS, ZONE, Card, Year
 from hushfleet.aggregator.fleet.releases import add_release
 from hushfleet.aggregator.results.events import iterate_events
+from hushfleet.durations import Period
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of
-from hushfleet.privacy.mechanism import Charge
-from hushfleet.privacy.periods import Period
 from hushfleet.release import pack, this_platform
 from hushfleet.schema import unpack
 from hushfleet.wire.format.identity import Identity

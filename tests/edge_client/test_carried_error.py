@@ -11,7 +11,7 @@ from hushfleet.config.question import QuestionSpec
 from hushfleet.config.spec import WireSpec
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.errors import StoreError
-from hushfleet.methods.stages import Release
+from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import SIGNED, decode_update
@@ -22,8 +22,8 @@ def test_what_signs_leave_out_is_sent_later(make_bench: Callable[..., Bench], pa
     bench = make_bench(package=package.with_spec(wire=WireSpec("one-bit"), method="fedglp-adp"))
     trainer, store, size = bench.load().trainer, bench.store, package.initial.size
     trainer.store, trainer.update_format = store, SIGNED
-    seen: list[Release] = []
-    trainer.observer = lambda round, trained, release: seen.append(release)
+    seen: list[NoisedUpdate] = []
+    trainer.observer = lambda round, trained, noised: seen.append(noised)
     task = trainer.spec.task
     noised, sent = np.zeros(size), np.zeros(size)
     residual = store.load_residual(task, size=size)

@@ -20,6 +20,7 @@ from PIL import Image
 from hushfleet.config.question import QuestionSpec
 from hushfleet.config.spec import BlobRef, EarlierTask, PrivacySpec, SecureSpec, TaskSpec
 from hushfleet.data.held_out import is_held_out
+from hushfleet.durations import Period
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.drift import HeldOutTest, note_test, read_tests
@@ -38,11 +39,11 @@ from hushfleet.methods import method_of
 from hushfleet.methods.hush_rule import signal
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
-from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
+from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
 from hushfleet.privacy.budget import charges_on
+from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 from hushfleet.privacy.ledger import epsilon_server_of
-from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge, GaussianMechanism
-from hushfleet.privacy.periods import Period
+from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.schema import pack
 from hushfleet.training.answer import evaluation_answer
 from hushfleet.wire.format.update import UpdateHeader, decode_update, read_header

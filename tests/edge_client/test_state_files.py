@@ -28,11 +28,9 @@ from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection, OwnDataSection
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.waiting import WaitingNote
-from hushfleet.edge_client.fleet.by_hand import hand_over
-from hushfleet.edge_client.fleet.enrol import CertificateRequest
+from hushfleet.edge_client.fleet.enrol import CertificateRequest, Renewal
 from hushfleet.edge_client.fleet.health import BoardHealth
-from hushfleet.edge_client.fleet.news import News
-from hushfleet.edge_client.fleet.renewal import Renewal
+from hushfleet.edge_client.fleet.newest import News
 from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.fleet.slots import Slots
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
@@ -50,7 +48,7 @@ from hushfleet.wire.format.messages import decode_message, encode_message
 from hushfleet.wire.link.interface import LinkEvent
 from support.edge import DEVICE, Bench, Clock, Package, ScriptedAggregator, Stop
 from support.local_link import LocalHub, LocalLink
-from support.releases import DAILY, put_trust, runs, statement
+from support.releases import DAILY, put_in, put_trust, statement
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_EARLIER_VERSIONS = {"data.txt"}
@@ -90,7 +88,7 @@ class Board:
         (self.state / state_files.ENROL_TOKEN).write_text("t" * 40)  # of its card
         self.slots = Slots(home / "opt", self.state)
         (home / "opt").mkdir()
-        self.slots.first(self.release("1.0"), prove=runs)
+        self.slots.first(self.release("1.0"))
         put_trust(home / "opt", KEY.public_key.hex())
         for index, folder in enumerate(("images/3", "images/7", "held/3", "inbox", "camera") * 4):
             self.take_picture(index, folder)
@@ -223,7 +221,7 @@ def board(tmp_path: Path, config: DeviceConfig) -> Board:
 @pytest.fixture
 def lived(board: Board, linear: Package, capsys: pytest.CaptureFixture[str]) -> Board:
     """A board that has done everything that a client does."""
-    hand_over(board.config, board.release("1.0.1"))
+    put_in(board.state, board.release("1.0.1"))
     board.try_release()
     before = {name for name in board.seen if not name.startswith(STORE)}
     assert before == set(BEFORE_THE_STORE), "and a fresh card starts with these"
@@ -239,7 +237,7 @@ def lived(board: Board, linear: Package, capsys: pytest.CaptureFixture[str]) -> 
     ):
         assert main(command) == 0, capsys.readouterr().err
     board.look()
-    hand_over(board.config, board.release("1.2"))
+    put_in(board.state, board.release("1.2"))
     board.try_release()
     return board
 

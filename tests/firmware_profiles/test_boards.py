@@ -154,7 +154,7 @@ def test_the_command_shows_one_board_with_its_sources(app: typer.Typer) -> None:
     assert done.exit_code == 0
     assert "Raspberry Pi documentation, Power supply: stress 1.2 A" in done.output
     assert "estimate: peak float32" in done.output
-    assert "custom.toml" in done.output
+    assert "installed by hushfleet push" in done.output
 
 
 def test_the_command_speaks_json(app: typer.Typer) -> None:

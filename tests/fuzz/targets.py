@@ -27,7 +27,7 @@ from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.codecs.codec import Coding
 from hushfleet.codecs.quantized import decode_values, encode_values
-from hushfleet.codecs.registry import CODECS
+from hushfleet.codecs.registry import codecs
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.data.arrays import Data, load_arrays
 from hushfleet.data.csv_file import load_csv_set
@@ -141,7 +141,7 @@ def _framed(data: bytes) -> bytes:
 
 def _updates() -> list[bytes]:
     made = []
-    for codec in (codec.name for codec in CODECS):
+    for codec in (codec.name for codec in codecs()):
         steps = () if "float" in codec else (0.5, 0.25)
         header = UpdateHeader(
             "demo-1f", 2, "pi-1", codec, 200, steps, (1.0, 0.5), (1.0, 1.0), bytes(16), 3, 1.5, 1.25, 2
@@ -199,11 +199,11 @@ def _coded() -> list[bytes]:
 
 def _forms() -> list[bytes]:
     sent = np.empty_like(VALUES)
-    return [bytes([place]) + codec.encode(VALUES, CODING, sent) for place, codec in enumerate(CODECS)]
+    return [bytes([place]) + codec.encode(VALUES, CODING, sent) for place, codec in enumerate(codecs())]
 
 
 def _decoded_form(data: bytes) -> None:
-    codec = CODECS[data[0] % len(CODECS) if data else 0]
+    codec = codecs()[data[0] % len(codecs()) if data else 0]
     codec.decode(data[1:], CODING, None)
 
 

@@ -183,7 +183,7 @@ class Ruled(Checked):
     [
         ({"share": 0}, "share = 0: must be in (0, 1]"),
         ({"share": math.nan}, "share = nan: must be in (0, 1]"),
-        ({"share": "1"}, "share = '1': must be in (0, 1] (expected a number, got a text)"),
+        ({"share": "1"}, "share = '1': expected a number, got a text"),
         ({"sizes": [1, 0]}, "sizes[1] = 0: expected an integer >= 1"),
         ({"sizes": [1, 2, 3]}, "sizes = [1, 2, 3]: expected a list of length <= 2"),
         ({"names": {"A": 1.0}}, "names: must be small letters"),

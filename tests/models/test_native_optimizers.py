@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hushfleet.blocks import BLOCK
+from hushfleet.array_api import BLOCK
 from hushfleet.gradients.optim import make_optimizer
 from hushfleet.models import native
 

@@ -16,7 +16,7 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.data.sets import load
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput, HushfleetError, PrivacyError
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.simulator.engines.fast.engine import ALL_SPENT, deliver, run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers

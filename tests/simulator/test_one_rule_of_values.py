@@ -137,5 +137,5 @@ def test_one_part_in_bytes_and_one_in_numbers_say_what_they_are(tmp_path: Path) 
     assert prepared.dataset is not None
     assert rows_of(prepared.dataset.train) == rows_of(prepared.dataset.test)
     hf.Data(PIXELS / 255, LABELS).save(tmp_path / "scaled.npz")
-    with pytest.raises(BadInput, match=r"are no pixels \(data.values = 'pixels'\): whole numbers from 0 to 255"):
+    with pytest.raises(BadInput, match=r"values are no pixels, whole numbers from 0 to 255 \(data.values\)"):
         task("arrays", tmp_path / "scaled.npz", input_shape=[1, 8, 8], values="pixels")

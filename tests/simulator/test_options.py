@@ -77,8 +77,8 @@ def test_a_point_has_what_was_measured_last_where_the_last_round_measured_nothin
     """As after a round whose devices have spent their budgets, or with `patience` and `--evaluate-every`."""
     result = sample()
     last = result.rounds[-1]
-    empty = last.model_copy(update={"round": 4, "accuracy_own_common": None, "accuracy_own_local": None})
-    longer = result.model_copy(update={"rounds": [*result.rounds, empty]})
+    empty = last.but(round=4, accuracy_own_common=None, accuracy_own_local=None)
+    longer = result.but(rounds=[*result.rounds, empty])
     for point in (noise_point(longer), seed_point(longer)):
         assert (point.accuracy_own_common, point.accuracy_own_local) == (
             last.accuracy_own_common,

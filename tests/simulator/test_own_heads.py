@@ -12,7 +12,6 @@ import pytest
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.gains import common_test
-from hushfleet.aggregator.results.report.verdict import own_head_answer
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.samples import FeatureSamples
 from hushfleet.errors import BadInput
@@ -29,6 +28,7 @@ from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.simulator.sweep import noise_point, sweep_noise
+from support.report_samples import told
 
 DEVICES, ROUNDS = 4, 2
 ROUND = {"rounds": 1, "min_updates": 3}
@@ -199,7 +199,7 @@ def test_images_without_labels_are_others_than_any_device_has(
         choose_own_heads(simulation, workers)
     result = assemble(simulation, engine="fast")
     assert [head.unlabelled for head in result.details.own_heads] == [12, 12, 12]
-    assert "12 images without labels have half of a head" in own_head_answer(result)
+    assert "12 images without labels have half of a head" in told(result, "own_heads")
 
 
 def test_too_few_images_for_those_without_labels_are_said(short_task: Any, tmp_path: Path) -> None:

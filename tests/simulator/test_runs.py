@@ -22,7 +22,7 @@ def test_a_run_of_the_field_has_no_accuracies_to_plot_and_says_so(tmp_path: Path
 
 
 def test_a_run_of_which_no_round_has_closed_has_no_rows(tmp_path: Path) -> None:
-    result = samples["bare"](samples["sample"](2)).model_copy(update={"rounds": []})
+    result = samples["bare"](samples["sample"](2)).but(rounds=[])
     result.save(tmp_path / "result.json")
     run = Run(tmp_path)
     assert run.rounds.empty

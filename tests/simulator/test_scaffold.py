@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
+from msgspec import Meta
 
 import hushfleet as hf
 from hushfleet.aggregator.rounds.server_half import server_state_from_bytes
@@ -17,7 +18,7 @@ from hushfleet.array_api import Array
 from hushfleet.errors import BadInput
 from hushfleet.methods import allow_file
 from hushfleet.methods.local import Penalty, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, within
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig
 from hushfleet.methods.method import published as published_as
 from hushfleet.methods.personal import Personal
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
@@ -136,8 +137,8 @@ def test_what_scaffold_cannot_do_is_refused(tmp_path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FedDynConfig(TrainingConfig):
-    alpha: float = within("(0, 10]", 0.3)
-    devices: int = within("[1, 1000]", DEVICES)
+    alpha: Annotated[float, Meta(gt=0, le=10)] = 0.3
+    devices: Annotated[int, Meta(ge=1, le=1000)] = DEVICES
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def test_classes_of_one_name_and_numbers_for_classes_are_refused(tmp_path: Path)
     with pytest.raises(BadInput, match="one class, '0'; a classifier needs at least 2"):
         prepare(parse_task(plain({}, data={"path": str(tmp_path / "data.npz"), "partition": "iid"})))
     np.savez(tmp_path / "data.npz", train_x=np.zeros((9, 2)), train_y=np.arange(9) / 2)
-    with pytest.raises(BadInput, match="numbers to predict, with model"):
+    with pytest.raises(BadInput, match="numbers to predict go with model"):
         prepare(parse_task(plain({}, data={"path": str(tmp_path / "data.npz"), "partition": "iid"})))
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from hushfleet.aggregator.broker.child import dies_with_parent
-from hushfleet.aggregator.broker.config import find_mosquitto
 from hushfleet.aggregator.broker.process import start_broker
+from hushfleet.aggregator.broker.programs import find_mosquitto
 from support.ports import free_ports
 from support.tools import SEARCH_PATH, need
 

@@ -18,7 +18,8 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.codecs.registry import steps_for
 from hushfleet.config.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.methods import make_method
-from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.models.model import Model, layout_of
 from hushfleet.privacy.noise import SeededNoise
@@ -152,11 +153,11 @@ class Devices:
         change = np.clip(change, -prepared.method.reach, prepared.method.reach)
         setting = prepared.method.setting(RoundTerms(plan.noise_split, plan.controls, preference=preference))
         context = RoundContext(setting, state, 0 * change, 0 * change, measured=self.measured.get(name, _FOUND))
-        release = prepared.method.release(context, change, SeededNoise(seed, index, plan.round))
+        noised = prepared.method.privatize(context, change, SeededNoise(seed, index, plan.round))
         shared = ~state.public.mask
         counts = [int(shared[span.start : span.stop].sum()) for span in LAYOUT.layers]
         wire = prepared.spec.wire
-        stds = [float(std) for std in release.noise_stds]
+        stds = [float(std) for std in noised.noise_stds]
         header = UpdateHeader(
             task=plan.task,
             round=plan.round,
@@ -164,16 +165,16 @@ class Devices:
             codec=wire.codec,
             value_count=sum(counts),
             steps=steps_for(wire, noise_stds=stds, layer_rms=[2e-3] * len(stds)),
-            noise_stds=tuple(release.noise_stds),
-            clip_norms=tuple(release.clip_norms),
+            noise_stds=tuple(noised.noise_stds),
+            clip_norms=tuple(noised.clip_norms),
             public_digest=state.public.digest(),
             rounds_charged=self.charged[name] + 1,
             epsilon_server=0.0,
-            multiplier_server=release.charge.noise_multiplier,
-            noise_split=release.charge.noise_split,
-            report=release.report,
+            multiplier_server=noised.charge.noise_multiplier,
+            noise_split=noised.charge.noise_split,
+            report=noised.report,
         )
-        made = self.sign(name, header, release.values[shared], counts)
+        made = self.sign(name, header, noised.values[shared], counts)
         if advance:
             sent = np.zeros(LAYOUT.size, np.float32)
             sent[shared] = made.encoded.sent

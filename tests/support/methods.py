@@ -11,8 +11,9 @@ import torch
 from hushfleet.data.samples import Samples
 from hushfleet.gradients.draws import Inputs
 from hushfleet.gradients.own_samples import LoadedSamples
-from hushfleet.methods.stages import Release
-from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.privatize import NoisedUpdate
+from hushfleet.methods.state import DeviceState, PublicState, RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.training.local_round import LocalRound, Trained
@@ -60,10 +61,10 @@ def context_of(
     return replace(begun.context, **changes)
 
 
-def released(
+def privatized(
     method: TaskMethod, update: np.ndarray, terms: RoundTerms | None = None, noise: Any = None, **context: Any
-) -> Release:
-    return method.release(context_of(method, terms=terms, **context), update, noise or Constant())
+) -> NoisedUpdate:
+    return method.privatize(context_of(method, terms=terms, **context), update, noise or Constant())
 
 
 def advanced(

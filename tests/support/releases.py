@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hushfleet.edge_client.state_files import INCOMING
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
 from hushfleet.firmware_profiles.cards.bundle import _START, _copy_ours
 from hushfleet.release import ReleaseKeys, Signed, Trust, pack, this_platform
@@ -39,17 +41,12 @@ def build_release(out: Path, version: str, *, key: Any, change: Change | None = 
     return out
 
 
-def runs(*_: Any, **__: Any) -> None:
-    """In place of `first_proof.prove`: what is packed is no client."""
-
-
-def put_client(folder: Path, check: str = "pass") -> None:
-    """The least that `first_proof.prove` takes for a client. :param check: the body of its `check_release`."""
-    package = folder / "hushfleet" / "edge_client" / "fleet"
-    package.mkdir(parents=True)
-    for each in (package, *package.parents[:2]):
-        (each / "__init__.py").touch()
-    (package / "release_check.py").write_text(f"def check_release(*_, **__):\n    {check}\n")
+def put_in(state_dir: Path, release: Path) -> None:
+    """Puts a release where the client puts one that it has fetched."""
+    incoming = state_dir / INCOMING
+    incoming.mkdir(exist_ok=True)
+    shutil.copyfile(release, incoming / "fetched.part")
+    (incoming / "fetched.part").replace(incoming / "fetched.hfr")
 
 
 ROOT, DAILY = Identity.generate(), Identity.generate()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from hushfleet.aggregator.results.report.comparison import comparison
+from hushfleet.aggregator.results.report.verdict import judge
+from hushfleet.aggregator.results.report.words import Words
 from hushfleet.aggregator.results.result import (
     Details,
     LocalOnly,
@@ -120,14 +125,23 @@ def bare(result: Result) -> Result:
     nothing: dict[str, Any] = dict.fromkeys(
         ("accuracy_own_common", "accuracy_own_local", "accuracy_global", "loss", "snr_db", "wall_s")
     )
-    return result.model_copy(
-        update={
-            "rounds": [row.model_copy(update=nothing) for row in result.rounds],
-            "local_only": LocalOnly(),
-            "privacy": [],
-            "details": Details(),
-            "wire": None,
-            "seed": None,
-            "boards": {},
-        }
+    return result.but(
+        rounds=[row.but(**nothing) for row in result.rounds],
+        local_only=LocalOnly(),
+        privacy=[],
+        details=Details(),
+        wire=None,
+        seed=None,
+        boards={},
     )
+
+
+def told(result: Result, name: str, **changes: Any) -> str:
+    """A sentence on a run, with spaces that may break a line; other numbers of the headline are `changes`."""
+    return Words(result, replace(judge(result), **changes)).told(name).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def rows_of(runs: Mapping[str, Result]) -> list[list[str]]:
+    """The rows of a comparison, with its head."""
+    table = comparison(runs)
+    return [list(table.head), *map(list, table.rows)]

@@ -14,7 +14,7 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.spec import BlobRef, SecureSpec
 from hushfleet.methods import method_of
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.ring import Ring
 from hushfleet.secure.agreement import KeyAgreement
@@ -22,7 +22,6 @@ from hushfleet.secure.committee import least_honest
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.member_answer import AnswerHeader, encode_answer
 from hushfleet.secure.prime_field import to_bytes
-from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity
@@ -95,7 +94,7 @@ class SecureFleet:
     @property
     def ring(self) -> Ring:
         cost = self.prepared.method.cost(RoundTerms(self.plan.noise_split))
-        return ring_of(self.prepared.spec, self.plan, self.round, cost.bound, cost.noise_multiplier)
+        return self.round.ring(cost.bound, cost.noise_multiplier)
 
     def integers(self, name: str) -> np.ndarray:
         """What `name` adds to the sum, before its mask: uint32 `[d]`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from hushfleet.aggregator.fleet.commands import ask, membership, roster, run, setup, status, tested
+from hushfleet.aggregator.fleet.commands import ask, membership, roster, run, setup, status
 
 fleet = typer.Typer(
     no_args_is_help=True,
@@ -26,5 +26,5 @@ fleet = typer.Typer(
     the fleet's.
     """,
 )
-for part in (setup, run, status, membership, ask, tested, roster):
+for part in (setup, run, status, membership, ask, roster):
     fleet.add_typer(part.app)

@@ -13,12 +13,8 @@ from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.fleet.cards import ReleasePlatform
-    from hushfleet.aggregator.fleet.releases import FleetRelease
     from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
-    from hushfleet.firmware_profiles.cards.seed import Card, SeedWriter
-
-DAY_S = 86400.0
+    from hushfleet.firmware_profiles.cards.seed import Card
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +29,6 @@ class FlashOptions:
     count: Annotated[int | None, Option(min=1, help="Number of cards to write, for boards without one. Default: all of them.")] = None
     device: Annotated[list[str] | None, Option(metavar="ID", help="Write the card of this board, or of those that match a pattern in quotes; may be repeated.")] = None
     file: Annotated[Path | None, Option(metavar="IDS.txt", help="File with the ids of boards, one a line.", exists=True, dir_okay=False)] = None
-    writer: Annotated[str | None, Option(help="First-boot system: cloud-init or firstrun. Default: found from the image.")] = None
     python: Annotated[str | None, Option(metavar="3.X", help="Python version of the system. Default: found from the image.")] = None
     images: Annotated[Path | None, Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id, with a folder for each class.", exists=True, file_okay=False)] = None
     ssh_key: Annotated[Path | None, Option(metavar="KEY.pub", help="Public SSH key whose owner may log in. Default: nobody may.")] = None
@@ -49,6 +44,10 @@ def flash(
 ) -> None:
     """Write cards: the software, the configuration and a one-time token of each board, on its boot partition.
 
+    The system on the image or card is Raspberry Pi OS from Trixie on, Ubuntu or Debian: cloud-init starts the
+    installation. Its settings of first start (of rpi-imager, for example) are replaced: --ssh-key lets somebody log in,
+    and the fleet knows the Wi-Fi.
+
     No root is needed, and no device is ever written to: write the finished images with rpi-imager or dd, or name the
     boot partition of a card that is in the reader. Started again, it writes the cards that are missing.
 
@@ -58,37 +57,27 @@ def flash(
 
     `hushfleet flash --fleet greenhouse --device greenhouse-07 --boot /media/me/bootfs`
     """
-    from hushfleet.aggregator.fleet.cards import (
-        card_of,
-        choose_boards,
-        choose_target,
-        read_ssh_key,
-        release_of,
-        require_python,
-    )
+    from hushfleet.aggregator.fleet import cards as content
     from hushfleet.aggregator.fleet.commands.setup import opened
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot, MountedBoot
-    from hushfleet.firmware_profiles.cards.customised import original
+    from hushfleet.firmware_profiles.cards.cloud_init import require_cloud_init, write_card
     from hushfleet.firmware_profiles.cards.stock_image import System, read_system
-    from hushfleet.firmware_profiles.cards.write import write_card
-    from hushfleet.firmware_profiles.cards.writers import choose_writer, named_writer
     from hushfleet.user_files import checked_folder
 
-    image = options.image
-    if (image is None) == (options.boot is None):
+    image, out, boot = options.image, options.out, options.boot
+    if (image is None) == (boot is None):
         raise BadInput("name the stock image (--image IMAGE --out FOLDER) or a mounted boot partition (--boot MOUNT)")
-    if (image is None) != (options.out is None):
+    if (image is None) != (out is None):
         raise BadInput("--image and --out FOLDER go together: the boards' images go there, IMAGE itself is not changed")
     if options.python is not None:
-        require_python(options.python)  # before an image is unpacked
-    named = None if options.writer is None else named_writer(options.writer)
-    if options.out is not None:
-        checked_folder(options.out)
-    ssh_keys = [] if options.ssh_key is None else [read_ssh_key(options.ssh_key)]
-    with opened(options.fleet) as (folder, registry), contextlib.ExitStack() as temporary:
-        boards = choose_boards(
+        content.require_python(options.python)  # before an image is unpacked
+    if out is not None:
+        checked_folder(out)
+    ssh_keys = [] if options.ssh_key is None else [content.read_ssh_key(options.ssh_key)]
+    with opened(options.fleet) as (folder, registry), contextlib.ExitStack() as temporary, show_progress(Console()):
+        boards = content.choose_boards(
             registry,
             devices=options.device or (),
             file=options.file,
@@ -96,98 +85,30 @@ def flash(
             again=options.force,
             now=time.time(),
         )
-        if options.boot is not None and len(boards) != 1:
+        if boot is not None and len(boards) != 1:
             raise BadInput("a mounted boot partition is one card: name its board with one --device ID")
         replaced = [row.device for row in boards if registry.tokens(row.device, now=time.time())]
         partition: BootPartition
-        if image is not None and options.out is not None:
-            image = temporary.enter_context(_unpacked(image, options.out))
+        if image is not None and out is not None:
+            image = temporary.enter_context(_unpacked(image, out))
             partition, system = ImageBoot(image), read_system(image)
         else:
-            partition, system = MountedBoot(options.boot or Path()), System()
-        how = named or choose_writer(partition, system)
-        target = choose_target(boards, how, system, python=options.python)
+            partition, system = MountedBoot(boot or Path()), System()
+        require_cloud_init(partition, system)
+        target = content.choose_target(boards, system, python=options.python)
         cards = [
-            card_of(folder, row, target=target, images=options.images, user=options.ssh_user, ssh_keys=ssh_keys)
+            content.card_of(folder, row, target=target, images=options.images, user=options.ssh_user, ssh_keys=ssh_keys)
             for row in boards
         ]
-        # errors of the partition are reported before a release is built
-        kept = [name for name in how.files(cards[0], partition) if original(partition, name) is not None]
-        with show_progress(Console()):
-            release = release_of(folder, registry, [target], wheels=options.wheels)
+        release = content.release_of(folder, registry, [target], wheels=options.wheels)
         cards = [replace(card, release=folder.releases / release.file) for card in cards]
-        written: list[str] = []
-        for card, place in _copies(cards, image, options.out) if image and options.out else [(cards[0], partition)]:
-            written = write_card(place, card, how)
-            expires = time.time() + folder.config.enrolment.token_days * DAY_S
-            registry.add_token(card.device, card.token.encode(), expires=expires)
-    _tell(cards, how, target, release, written, kept, boot=options.boot, out=options.out, expires=expires)
-    if replaced:
-        print(f"cards that were written before and stop working: {' '.join(replaced)}")
-
-
-@contextlib.contextmanager
-def _unpacked(image: Path, out: Path) -> Iterator[Path]:
-    """Yields the image itself, or an unpacked copy of the .xz, which is removed afterwards."""
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
-    from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
-
-    if not image.is_file():
-        raise BadInput(f"there is no image file {image}")
-    out.mkdir(parents=True, exist_ok=True)
-    if image.suffix != ".xz":
-        yield image
-        return
-    plain = out / ".stock.img"
-    try:
-        with show_progress(Console()):
-            copy_sparse(image, plain)
-        yield plain
-    finally:
-        plain.unlink(missing_ok=True)
-
-
-def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Card, BootPartition]]:
-    """Yields a copy of the image for each card; the copy gets its final name when the card is written."""
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
-    from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot
-    from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
-    from hushfleet.progress import counted
-
-    with show_progress(Console()):
-        for card in counted(cards, "cards", total=len(cards)):
-            part = out / f".{card.device}.part"
-            try:
-                copy_sparse(image, part)
-                part.chmod(0o600)  # a token and a Wi-Fi key are written next
-                yield card, ImageBoot(part)
-                part.replace(out / f"{card.device}.img")
-            finally:
-                part.unlink(missing_ok=True)
-
-
-def _tell(
-    cards: Sequence[Card],
-    writer: SeedWriter,
-    target: ReleasePlatform,
-    release: FleetRelease,
-    written: Sequence[str],
-    kept: Sequence[str],
-    *,
-    boot: Path | None,
-    out: Path | None,
-    expires: float,
-) -> None:
-    from hushfleet.firmware_profiles.cards.customised import BEFORE
-
-    words_of_kept = f"what {', '.join(kept)} said; copies in {BEFORE}/" if kept else "nothing, since nothing was there"
+        for card, place in _copies(cards, image, out) if image and out else [(cards[0], partition)]:
+            written = write_card(place, card)
+            expires = content.note_token(folder, registry, card)
     names = cards[0].device if len(cards) == 1 else f"{cards[0].device} to {cards[-1].device}, {len(cards)} cards"
     print(
         f"written: {names}\n"
-        f"  by         {writer.name}: {' '.join(written)}\n"
-        f"  kept       {words_of_kept}\n"
+        f"  files      {' '.join(written)}\n"
         f"  release    {release.version} ({release.size / 1e6:.1f} MB), for Python {target.python}{target.why}\n"
         f"  tokens     serve once, until {time.strftime('%Y-%m-%d', time.localtime(expires))}; keep the cards as you "
         "would keep a key"
@@ -201,3 +122,41 @@ def _tell(
         "the first start takes some minutes; the board then shows up in: hushfleet fleet status DIR\n"
         "if it does not: put the card back into the reader and look at hushfleet/install.log on its boot partition"
     )
+    if replaced:
+        print(f"cards that were written before and stop working: {' '.join(replaced)}")
+
+
+@contextlib.contextmanager
+def _unpacked(image: Path, out: Path) -> Iterator[Path]:
+    """Yields the image itself, or an unpacked copy of the .xz, which is removed afterwards."""
+    from hushfleet.firmware_profiles.cards.stock_image import copy_sparse
+
+    if not image.is_file():
+        raise BadInput(f"there is no image file {image}")
+    out.mkdir(parents=True, exist_ok=True)
+    if image.suffix != ".xz":
+        yield image
+        return
+    plain = out / ".stock.img"
+    try:
+        copy_sparse(image, plain)
+        yield plain
+    finally:
+        plain.unlink(missing_ok=True)
+
+
+def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Card, BootPartition]]:
+    """Yields a copy of the image for each card; the copy gets its final name when the card is written."""
+    from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot
+    from hushfleet.firmware_profiles.cards.stock_image import copy_sparse
+    from hushfleet.progress import counted
+
+    for card in counted(cards, "cards", total=len(cards)):
+        part = out / f".{card.device}.part"
+        try:
+            copy_sparse(image, part)
+            part.chmod(0o600)  # a token and a Wi-Fi key are written next
+            yield card, ImageBoot(part)
+            part.replace(out / f"{card.device}.img")
+        finally:
+            part.unlink(missing_ok=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -14,18 +15,14 @@ from hushfleet.aggregator.results.report import page, sections
 from hushfleet.aggregator.results.report.page import PageCell, Table
 from hushfleet.aggregator.results.report.readable import epsilon_number, from_to, gained, number, size, spread
 from hushfleet.aggregator.results.report.terminal import terminal_table
-from hushfleet.aggregator.results.report.verdict import (
-    VERDICTS,
-    ComparedRow,
-    answer,
-    further_answers,
-    judge,
-)
+from hushfleet.aggregator.results.report.verdict import VERDICTS, Headline, judge
+from hushfleet.aggregator.results.report.words import sentences
 from hushfleet.aggregator.results.result import Result, write_whole
 from hushfleet.errors import BadInput
 from hushfleet.privacy.protection import protection
-from hushfleet.privacy.terms import TRUST
 
+TESTS = ("common test", "own data")
+"""The tests of a headline's first two rows."""
 MOST_DIFFERENCES = 8
 """Tasks that differ in more keys count as different tasks, and their differences are not listed."""
 
@@ -68,22 +65,21 @@ def configurations(runs: Mapping[str, Result]) -> list[dict[str, Result]]:
     return found
 
 
-def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
-    """Returns a heading row with the runs' names, then a row for each quantity that is compared.
+def comparison(runs: Mapping[str, Result]) -> Table:
+    """Returns a row for each quantity that is compared, a column for each configuration.
 
-    If all runs differ only by their seed, there is one more column, their mean. If some do, each configuration is one
-    column. A mean accuracy has the standard deviation over seeds, a mean gain its standard error.
+    If all runs differ only by their seed, each run is a column, and their mean is one more. A mean accuracy has the
+    standard deviation over seeds, a mean gain its standard error.
     """
     groups = configurations(runs)
     if len(groups) == 1 < len(runs):
-        columns = [*({name: result} for name, result in runs.items()), dict(runs)]
-        names = [*runs, f"mean of {len(runs)} seeds"]
+        shown = [{name: result} for name, result in runs.items()]
+        columns, names = [*shown, dict(runs)], [*runs, f"mean of {len(runs)} seeds"]
     else:
-        columns = groups
+        columns = shown = groups
         names = [next(iter(each)) + (f", {len(each)} seeds" if len(each) > 1 else "") for each in columns]
     firsts = [next(iter(each.values())) for each in columns]
     headlines = [[judge(result) for result in each.values()] for each in columns]
-    shown = [each for each in columns if len(columns) == len(groups) or len(each) == 1]
     differences = task_differences([next(iter(each.values())) for each in shown])
     if any(len(each) > 1 for each in shown):
         differences.pop("seed", None)
@@ -92,40 +88,31 @@ def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
     epsilons = [
         max((h.epsilon_server for h in each if h.epsilon_server is not None), default=None) for each in headlines
     ]
-    rows: list[list[str]] = [
-        ["", *names],
-        ["method", *(result.method for result in firsts)],
-        ["parameters", *(f"{result.model.parameters:,}" for result in firsts)],
-        ["devices, rounds", *(f"{next(iter(each.values())).devices}, {_rounds(each)}" for each in columns)],
-        ["trust model", *(result.trust or TRUST[result.accounting] for result in firsts)],
-        [
-            "epsilon_server (delta)",
-            *(f"{epsilon_number(e)} ({number(each[0].delta)})" for e, each in zip(epsilons, headlines, strict=True)),
-        ],
-        ["against the server", *map(_protection, epsilons)],
-        *([f"task: {key}", *values] for key, values in differences.items() if len(differences) <= MOST_DIFFERENCES),
-    ]
+    rounds = [from_to([len(result.rounds) for result in each.values()]) for each in columns]  # `patience` may end it
+    rows: dict[str, Iterable[str]] = {
+        "method": (result.method for result in firsts),
+        "parameters": (f"{result.model.parameters:,}" for result in firsts),
+        "devices, rounds": (f"{result.devices}, {count}" for result, count in zip(firsts, rounds, strict=True)),
+        "trust model": (each[0].trust for each in headlines),
+        "epsilon_server (delta)": (
+            f"{epsilon_number(e)} ({number(each[0].delta)})" for e, each in zip(epsilons, headlines, strict=True)
+        ),
+        "against the server": ("" if epsilon is None else protection(epsilon) for epsilon in epsilons),
+    }
+    if len(differences) <= MOST_DIFFERENCES:
+        rows |= {f"task: {key}": [*values, ""][: len(columns)] for key, values in differences.items()}
     if any(each[0].own_heads for each in headlines):
-        rows.append(["tested, common test", *(each[0].rows[0].model for each in headlines)])
-    for where, tests in (
-        ("common test", [[h.common for h in each] for each in headlines]),
-        ("own data", [[h.local for h in each] for each in headlines]),
-    ):
-        gains = [_gain(each) for each in tests]
-        verdicts = [_verdict(each) for each in tests]
-        rows.append([f"federated, {where}", *(spread([one.federated for one in each]) for each in tests)])
-        rows.append([f"alone, {where}", *(spread([one.alone for one in each]) for each in tests)])
-        cells = (PageCell(gained(gain), verdict or "") for gain, verdict in zip(gains, verdicts, strict=True))
-        rows.append([f"gained, {where}", *cells])
-        rows.append([f"verdict, {where}", *(PageCell(VERDICTS[verdict], verdict or "") for verdict in verdicts)])
+        rows["tested, common test"] = (each[0].rows[0].model for each in headlines)
+    for n, where in enumerate(TESTS):
+        tests = [[headline.rows[n].found for headline in each] for each in headlines]
+        pooled = [(_gain(each), _verdict(each)) for each in tests]
+        rows[f"federated, {where}"] = (spread([one.federated for one in each]) for each in tests)
+        rows[f"alone, {where}"] = (spread([one.alone for one in each]) for each in tests)
+        rows[f"gained, {where}"] = [PageCell(gained(gain), verdict or "") for gain, verdict in pooled]
+        rows[f"verdict, {where}"] = [PageCell(VERDICTS[verdict], verdict or "") for _, verdict in pooled]
     sent = [[count for result in each.values() if (count := _bytes_a_round(result))] for each in columns]
-    rows.append(["sent up by a device, a round", *(size(fmean(each) if each else None) for each in sent)])
-    return [[*row, *[""] * (len(rows[0]) - len(row))] for row in rows]
-
-
-def _rounds(seeds: Mapping[str, Result]) -> str:
-    """Returns the number of rounds, which may differ between seeds, for example with `patience`."""
-    return from_to([len(result.rounds) for result in seeds.values()])
+    rows["sent up by a device, a round"] = (size(fmean(each) if each else None) for each in sent)
+    return Table(["", *names], [[name, *values] for name, values in rows.items()])
 
 
 def _gain(seeds: Sequence[MeanAccuracies]) -> Gain | None:
@@ -143,52 +130,67 @@ def _verdict(seeds: Sequence[MeanAccuracies]) -> GainVerdict | None:
 
 
 def comparison_table(runs: Mapping[str, Result], *, title: str) -> TerminalTable:
-    """Returns the rows for a terminal."""
-    head, *rows = comparison_rows(runs)
-    return terminal_table(Table(head, rows, names=len(head)), title=title)
+    """Returns the comparison for a terminal."""
+    table = comparison(runs)
+    return terminal_table(replace(table, names=len(table.head)), title=title)
 
 
 def comparison_json(runs: Mapping[str, Result]) -> dict[str, Any]:
     """Returns the comparison for scripts; values that were not measured are None, an infinite epsilon is infinite."""
-    found = {}
-    for name, result in runs.items():
-        headline = judge(result)
-        tests = {"common_test": headline.rows[0], "own_data": headline.rows[1]}
-        found[name] = {
-            "task": result.task,
-            "method": result.method,
-            "seed": result.seed,
-            "devices": result.devices,
-            "rounds": len(result.rounds),
-            "epsilon_server": headline.epsilon_server,
-            "epsilon_release": headline.epsilon_release,
-            "delta": headline.delta,
-            "uplink_bytes": result.uplink_bytes,
-            **{where: _plain(each) for where, each in tests.items()},
-        }
-    groups = [each for each in configurations(runs) if len(each) > 1]
+    headlines = {name: judge(result) for name, result in runs.items()}
     return {
-        "runs": found,
-        "seeds": [_seeds(group) for group in groups],
+        "runs": {
+            name: {
+                "task": result.task,
+                "method": result.method,
+                "seed": result.seed,
+                "devices": result.devices,
+                "rounds": len(result.rounds),
+                "epsilon_server": headlines[name].epsilon_server,
+                "epsilon_release": headlines[name].epsilon_release,
+                "delta": headlines[name].delta,
+                "uplink_bytes": result.uplink_bytes,
+                **{
+                    where.replace(" ", "_"): {
+                        "models": row.model,
+                        "federated": row.found.federated,
+                        "alone": row.found.alone,
+                        "chance": row.found.chance,
+                        **_pooled([row.found]),
+                    }
+                    for where, row in zip(TESTS, headlines[name].rows, strict=False)
+                },
+            }
+            for name, result in runs.items()
+        },
+        "seeds": [
+            _seeds([headlines[name] for name in group], list(group)) for group in configurations(runs) if len(group) > 1
+        ],
         "task_differences": task_differences(list(runs.values())),
     }
 
 
-def _seeds(group: Mapping[str, Result]) -> dict[str, Any]:
+def _seeds(headlines: Sequence[Headline], names: list[str]) -> dict[str, Any]:
     """Summarises runs that differ only by their seed: means, deviations, and the mean gain's standard error."""
-    headlines = [judge(result) for result in group.values()]
-    found: dict[str, Any] = {"runs": list(group)}
-    for where, tests in (("common_test", [h.common for h in headlines]), ("own_data", [h.local for h in headlines])):
-        gain = _gain(tests)
+    found: dict[str, Any] = {"runs": names}
+    for n, where in enumerate(TESTS):
+        tests = [headline.rows[n].found for headline in headlines]
         known = [each.federated for each in tests if each.federated is not None]
-        found[where] = {
+        found[where.replace(" ", "_")] = {
             "federated": fmean(known) if known else None,
             "deviation": stdev(known) if len(known) > 1 else None,
-            "gain": gain.mean if gain else None,
-            "standard_error": gain.standard_error if gain else None,
-            "verdict": _verdict(tests),
+            **_pooled(tests),
         }
     return found
+
+
+def _pooled(tests: Sequence[MeanAccuracies]) -> dict[str, Any]:
+    gain = _gain(tests)
+    return {
+        "gain": gain.mean if gain else None,
+        "standard_error": gain.standard_error if gain else None,
+        "verdict": _verdict(tests),
+    }
 
 
 def task_differences(results: Sequence[Result]) -> dict[str, list[str]]:
@@ -216,23 +218,6 @@ def _keys(result: Result) -> dict[str, str]:
     return {key: value for key, _, value in (line.partition(" = ") for line in lines)}
 
 
-def _protection(epsilon: float | None) -> str:
-    return "" if epsilon is None else protection(epsilon)
-
-
-def _plain(row: ComparedRow) -> dict[str, Any]:
-    each, gain = row.found, row.found.gain
-    return {
-        "models": row.model,
-        "federated": each.federated,
-        "alone": each.alone,
-        "gain": gain.mean if gain else None,
-        "standard_error": gain.standard_error if gain else None,
-        "chance": each.chance,
-        "verdict": each.verdict,
-    }
-
-
 def write_comparison(
     title: str, runs: Mapping[str, Result], reports: Mapping[str, str], path: Path, *, seen: Path | None = None
 ) -> None:
@@ -243,20 +228,23 @@ def write_comparison(
 
     Raises `StoreError`.
     """
-    head, *rows = comparison_rows(runs)
-    lead = "What a board gained, and what it gave away."
-    parts = [page.Section("table", "Side by side", lead, [page.Table(head, rows)])]
+    parts = [page.Section("table", "Side by side", "What a board gained, and what it gave away.", [comparison(runs)])]
+    if png := sections.read_picture(seen):
+        shown = sections.ShownRun(*next((result, judge(result)) for result in runs.values()), seen=png)
+        parts += filter(None, [sections.ReportSection("seen", (sections.seen,)).of(shown)])
     answers = []
     for number_of_run, (name, result) in enumerate(runs.items()):
         headline = judge(result)
-        verdict = answer(result, headline)
+        verdict, *others = sentences(result, headline).values()
         answers.append(f"{name}: {verdict}")
-        charts = (sections.accuracy(result, headline), sections.devices_against_alone(result, headline))
-        shown = [section.parts[0] for chart in charts if (section := page.present(chart)) is not None]
-        prose = page.Prose([*further_answers(result, headline), f"All of it: {reports[name]}"])
-        parts.append(page.Section(f"run-{number_of_run}", name, verdict, [*shown, prose]))
-    if png := sections.read_picture(seen):
-        parts.insert(1, sections.seen(png))
+        shown = sections.ShownRun(result, headline)
+        plots = [
+            next(part for part in found.parts if isinstance(part, page.Plot))
+            for group in (sections.accuracy, sections.devices_against_alone)
+            if (found := sections.ReportSection("", (group,)).of(shown)) is not None
+        ]
+        prose = page.Prose([*others, f"All of it: {reports[name]}"])
+        parts.append(page.Section(f"run-{number_of_run}", name, verdict, [*plots, prose]))
     write_whole(path, page.page(title, parts, answer=answers))
 
 

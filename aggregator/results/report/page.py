@@ -103,6 +103,15 @@ class Code:
 
 
 @dataclass(frozen=True)
+class Heading:
+    """The heading of a group of parts inside a section, and a sentence that explains them."""
+
+    kind: ClassVar = "heading"
+    title: str
+    lead: str
+
+
+@dataclass(frozen=True)
 class Picture:
     """An image with words below it.
 
@@ -112,30 +121,22 @@ class Picture:
 
     png: str
     title: str
-    lines: Sequence[PageCell]
+    lines: Sequence[PageCell] = ()
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images next to each other."""
+    """Images next to each other.
+
+    :param css: `drawing` for one in its own width.
+    """
 
     kind: ClassVar = "pictures"
     pictures: Sequence[Picture]
+    css: str = "pictures"
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """One image in its own width.
-
-    :param png: base64.
-    """
-
-    kind: ClassVar = "drawing"
-    png: str
-    title: str
-
-
-SectionPart = Plot | Table | Facts | Prose | Code | Pictures | Drawing
+SectionPart = Plot | Table | Facts | Prose | Code | Pictures | Heading
 
 
 @dataclass(frozen=True)
@@ -157,16 +158,12 @@ def missing(words: str) -> Prose:
     return Prose([words], css="missing")
 
 
-def present(section: Section | None) -> Section | None:
-    """Returns the section with its existing parts and a note on missing ones; None if all parts are missing."""
-    if section is None:
-        return None
-    parts = [part for part in section.parts if not (isinstance(part, Prose) and part.css == "missing")]
-    words = [
-        words for part in section.parts if part not in parts and isinstance(part, Prose) for words in part.sentences
-    ]
+def present(parts: Sequence[SectionPart]) -> list[SectionPart]:
+    """Returns the existing parts of a group and a note on missing ones; nothing if only its heading exists."""
+    shown = [part for part in parts if not (isinstance(part, Prose) and part.css == "missing")]
+    words = [words for part in parts if isinstance(part, Prose) and part.css == "missing" for words in part.sentences]
     note = [Prose([" ".join(words)], css="note")] if words else []
-    return replace(section, parts=[*parts, *note]) if parts else None
+    return [*shown, *note] if any(not isinstance(part, Heading) for part in shown) else []
 
 
 def _spread(section: Section) -> Section:

@@ -60,7 +60,7 @@ ln -sfn "$found" "$opt/python"
 put "$here/slots.pyz" "$opt/slots.pyz" 755 root
 for name in root_key release_keys; do put "$here/$name" "$opt/$name" 644 root; done
 "$found" -I "$opt/slots.pyz" first "$here/release.hfr" --root "$opt" --state "$state" >> "$here/install.log" 2>&1 || {
-    code=$? # 2, as above: it does not run here, and trying it each minute would wear the card out
+    code=$? # 2, as above: it is for another system, and trying it each minute would wear the card out
     say "error: the release cannot be installed: $(tail -n 1 "$here/install.log")"
     exit $code
 }

@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Meta
 
 from hushfleet.codecs import quantized
-from hushfleet.codecs.codec import Coding
+from hushfleet.codecs.codec import MAX_STEP, MIN_STEP, Coding
 from hushfleet.config.spec import Digest, RoundNumber, TaskId
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.schema import Checked, NotNegative, pack, require, unpack
@@ -51,7 +51,7 @@ class DifferenceHeader(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         for step in self.steps:
-            fits = step == 0 or quantized.MIN_STEP <= step <= quantized.MAX_STEP
+            fits = step == 0 or MIN_STEP <= step <= MAX_STEP
             # only one form is accepted: -0.0 equals 0 but has other bytes
             require(fits and math.copysign(1, step) > 0, "step", step, "0, or 2^-100 to 2^40")
 
@@ -124,7 +124,11 @@ def max_difference_bytes(size: int) -> int:
 
 
 def params_digest(params: np.ndarray) -> bytes:
-    """Returns the SHA-256 of a global model as it is sent: little-endian float32."""
+    """Returns the SHA-256 of a global model as it is sent: little-endian float32.
+
+    >>> params_digest(np.zeros(2, dtype=np.float32)).hex()[:8]
+    'af5570f5'
+    """
     return hashlib.sha256(np.ascontiguousarray(params, "<f4").data).digest()
 
 

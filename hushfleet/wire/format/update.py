@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-import numpy as np
 from msgspec import Meta
 
-from hushfleet.codecs.codec import Coding, check_finite
-from hushfleet.codecs.quantized import MAX_VALUES, LayerStep
+from hushfleet.array_api import np
+from hushfleet.codecs.codec import MAX_VALUES, Coding, LayerStep, check_finite
 from hushfleet.codecs.registry import codec_of, max_bytes
 from hushfleet.config.spec import Form, RoundNumber, TaskId
 from hushfleet.errors import Malformed
@@ -251,7 +250,11 @@ def max_public_bytes(size: int) -> int:
 
 
 def max_update_bytes(size: int) -> int:
-    """Returns the maximum size in bytes of an update for `size` parameters, for every codec and all sections."""
+    """Returns the maximum size in bytes of an update for `size` parameters, for every codec and all sections.
+
+    >>> max_update_bytes(1_199_882)
+    5088166
+    """
     fixed = HEAD_BYTES + 2 * _LENGTH.size + SIGNATURE_BYTES
     return fixed + MAX_HEADER_BYTES + max_bytes(size) + max_public_bytes(size)
 

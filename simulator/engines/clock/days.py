@@ -13,13 +13,13 @@ from hushfleet.aggregator.fleet.task_check import season_charge
 from hushfleet.aggregator.planning.season import SeasonCalendar, learns_until, seasons_paid
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.rounds.schedule import local_zone
+from hushfleet.durations import Period
 from hushfleet.errors import BadInput
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.question import rules_of
-from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import epsilon_server_of
-from hushfleet.privacy.mechanism import Charge
-from hushfleet.privacy.periods import Period
 from hushfleet.simulator.engines.clock.device import ClockDevice
 from hushfleet.simulator.engines.clock.events import ClockRound
 

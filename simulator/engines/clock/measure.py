@@ -33,6 +33,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import HushfleetError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.losses import loss_of
 from hushfleet.methods import method_of
 from hushfleet.objectives import CROSS_ENTROPY
 from hushfleet.secure.agreement import KeyAgreement
@@ -194,7 +195,7 @@ def _samples(prepared: PreparedTask, count: int) -> LabelledSamples:
     else:
         model, rng = prepared.spec.model, np.random.default_rng(0)
         images = rng.integers(0, 256, (distinct, *model.image_shape), dtype=np.uint8)
-        labels = model.targets.objective(CROSS_ENTROPY).loss.random(distinct, len(model.class_names), rng)
+        labels = loss_of(model.targets.objective(CROSS_ENTROPY)).random(distinct, len(model.class_names), rng)
         samples = Samples(images, labels, model.mean, model.std, model.targets)
     return inputs_of(samples, prepared.features).take(np.arange(count) % distinct)
 

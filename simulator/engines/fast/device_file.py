@@ -17,6 +17,7 @@ import msgpack
 import numpy as np
 
 from hushfleet.atomic_file import write_whole
+from hushfleet.durations import Period
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.kept import KeptModel
@@ -24,9 +25,8 @@ from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError, LedgerError, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import LedgerEntry, LedgerView
-from hushfleet.privacy.mechanism import Charge
-from hushfleet.privacy.periods import Period
 from hushfleet.schema import pack, unpack
 from hushfleet.simulator.run_folder import DeviceFolder
 from hushfleet.wire.format.identity import Identity

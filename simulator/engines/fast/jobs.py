@@ -17,7 +17,7 @@ from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import PrivacyError
-from hushfleet.methods.stages import Release
+from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.simulator.engines.fast.device_file import DeviceFile, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.runtimes import VMAP, make_noise, make_optimizer
@@ -123,10 +123,10 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
     began = time.monotonic()
     with store_for(job, run) as store:
 
-        def observe(round: DeviceRound, trained: Trained, release: Release) -> None:
+        def observe(round: DeviceRound, trained: Trained, noised: NoisedUpdate) -> None:
             # If training has diverged, the own model is still the former one. If that was not kept, it is not tested.
             file = replace(metrics, common_test=None, local_test=None) if isinstance(trained.own, NotKept) else metrics
-            file.write(round, trained, release, train_s=time.monotonic() - began)
+            file.write(round, trained, noised, train_s=time.monotonic() - began)
 
         yield Trainer(
             device=job.device,

@@ -17,8 +17,8 @@ import numpy as np
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.gradients.draws import Inputs
 from hushfleet.gradients.own_samples import LoadedSamples
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.method import Method
-from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import bind
 from hushfleet.model.evaluation import evaluate
 from hushfleet.progress import counted

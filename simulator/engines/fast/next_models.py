@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 
 from hushfleet.gradients.own_samples import LoadedSamples
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.model.evaluation import accuracies_on_parts, evaluate
 from hushfleet.simulator.engines.fast.after_round import AfterRound
 from hushfleet.simulator.engines.fast.device_file import store_of

@@ -20,9 +20,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from hushfleet.aggregator.broker import BrokerKind
 from hushfleet.aggregator.broker.child import dies_with_parent
 from hushfleet.aggregator.broker.process import Broker, start_broker
+from hushfleet.aggregator.broker.programs import BrokerKind
 from hushfleet.config.spec import SecureSpec
 from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput, HushfleetError

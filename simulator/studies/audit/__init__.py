@@ -9,10 +9,10 @@ claims    the epsilon of charges at each delta, and the largest noise that a mea
 controls  the controls of each round of a simulated run, if they follow from the run
 canary    the inserted worst case: an update, or records' gradients
 subject   the audited device
-measured  the noise that is measured before the trials that count
-device    the game for a device's whole update, or answer
-sums      the game for an update, an answer or a record, if a server sees only sums
-record    the games for one record, if each gradient is noised
+game      the game of two worlds
+device    its form for a device's whole update, or answer
+sums      its form for an update, an answer or a record, if a server sees only sums
+record    its form for records, if each gradient is noised; and the game of one run
 finding   compares the scores of a game with the claim
 games     the games for a task
 """

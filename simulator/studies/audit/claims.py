@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import optimize, special
 
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import epsilon_server_of
-from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.terms import Accountant
 from hushfleet.simulator.studies.audit.bounds import ErrorRates, epsilon_at_least, separation_at_least
 

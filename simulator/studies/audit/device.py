@@ -1,23 +1,16 @@
-"""Plays the game for a device: does this update, or answer, contain the device's data, or nothing?
+"""The game for a device: does this update, or answer, contain the device's data, or nothing?
 
 In one world local training ends with the canary update, in the other with no change at all (add or remove, as in the
-ledger). In a round that asks, the device answers with the longest answer, or with an empty one. Everything else is the
-code of a board: `DeviceRound.run` with its store and ledger, the method's release, the codec. The adversary is the
-server: it decodes each update as the aggregator does and has its header and report. It also requests each round twice,
-as after a lost acknowledgement; if the bytes differ, it uses the mean of both.
-
-The score is the likelihood ratio of two normal distributions with the same variances: the projection on the values that
-the method sends without noise, weighted by each value's precision; a round with more noise than another has less
-weight. Variances are measured in trials that are not counted. They are not taken from the header, which may state noise
-that is missing.
+ledger). In a round that asks, the device answers with the longest answer, or with an empty one. The adversary is the
+server: it decodes each update as the aggregator does and has its header and report.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,155 +18,76 @@ from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
 from hushfleet.simulator.studies.audit.canary import WorstData, canary_update
-from hushfleet.simulator.studies.audit.measured import MeasuredNoise
-from hushfleet.simulator.studies.audit.subject import FLOOR, KeepGoing, Scores, Subject, lives
+from hushfleet.simulator.studies.audit.game import Canary, Seen, TwoWorlds
+from hushfleet.simulator.studies.audit.subject import Subject
 from hushfleet.training.local_round import LocalRound, Trained
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import UpdateHeader, decode_update
+from hushfleet.wire.format.update import decode_update
 
 SERVER = "server: update, header, report"
 VALUES = "server: noised values alone"
-MEASURED = 32  # trials of each world in which variances are measured
 _EARLIER_ROUNDS = 2
-_SHOWN_OUTRIGHT = 1e6
-
-Headers = dict[tuple[int, bool], set[tuple[float, ...]]]
-"""The headers that were seen, by round and world."""
 
 
-class DecodedRound(NamedTuple):
-    """One decoded round: float64 values `[d]` followed by the report, and the header's fields about the noise."""
-
-    round: int
-    vector: np.ndarray
-    header: tuple[float, ...]
-
-
-def play(subject: Subject, rounds: Sequence[int], trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
-    """Returns the scores of two adversaries: one sees everything that is sent, the other only the noised values.
-
-    Plays `trials` rounds in each world, or fewer if `keep_going` returns False.
-
-    :param rounds: numbers of rounds that all train or all ask; they are played in turn.
+@dataclass(frozen=True, eq=False)
+class CanaryUpdate(Canary):
+    """:param start: where training starts; `update` is where it ends with the canary, relative to that.
+    :param nothing: the report that is sent with an empty update, without noise; 0 for the values.
     """
-    game = _Game(subject, rounds)
-    measured = MeasuredNoise()
-    headers: Headers = defaultdict(set)
-    for seen, inside in game.trials(1, MEASURED, lambda _: True):
-        measured.add(subject.kind(seen.round), inside, game.of(seen.round).noise_in(seen, inside))
-        headers[seen.round, inside].add(seen.header)
-    scores: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    for seen, inside in game.trials(2, trials, keep_going):
-        factor = measured.factor(subject.kind(seen.round))
-        all_seen, of_values = game.of(seen.round).scores(seen, measured.variances, factor)
-        scores[inside].append((all_seen + _SHOWN_OUTRIGHT * _tells(seen, headers), of_values))
-    inside_scores, outside_scores = (np.array(scores[world]).reshape(-1, 2).T for world in (True, False))
-    return {name: Scores(inside_scores[at], outside_scores[at]) for at, name in enumerate((SERVER, VALUES))}
+
+    context: RoundContext
+    start: np.ndarray
+    update: np.ndarray
+    nothing: np.ndarray
 
 
-def _tells(seen: DecodedRound, headers: Headers) -> bool:
-    """Returns whether a round's header is constant in the world with the canary, and never occurs in the other."""
-    inside, outside = headers[seen.round, True], headers[seen.round, False]
-    return len(inside) == len(outside) == 1 and seen.header in inside - outside
+class UpdateGame(TwoWorlds[CanaryUpdate]):
+    """The game; `VALUES` sees the noised values only, as a paper counts them."""
 
-
-class _Game:
     def __init__(self, subject: Subject, rounds: Sequence[int]) -> None:
-        self.subject, self.rounds = subject, rounds
-        self._least_noise = min(map(subject.noise, rounds))
-        self._kinds: dict[Hashable, _RoundKind] = {}
+        self._spec, self._method = subject.rules(rounds[0])
+        self._layout = self._spec.model.layout
+        super().__init__(subject, rounds, {SERVER: None, VALUES: self._layout.size})
 
-    def of(self, round: int) -> _RoundKind:
-        key = self.subject.kind(round)
-        if key not in self._kinds:
-            self._kinds[key] = _RoundKind(self.subject, round, least_noise=self._least_noise)
-        return self._kinds[key]
+    def device(self, life: int, *, inside: bool) -> AbstractContextManager[Trainer]:
+        return self.subject.device(life)
 
-    def trials(self, stage: int, count: int, keep_going: KeepGoing) -> Iterator[tuple[DecodedRound, bool]]:
-        """Yields trials of both worlds in turn, each world on its own devices, and whether the canary was in."""
-        life, done = stage << 32, 0
-        for rounds in lives(self.rounds, count):
-            with self.subject.device(life + 1) as one, self.subject.device(life + 2) as other:
-                for round in rounds:
-                    if not keep_going(done):
-                        return
-                    yield self._seen(one, round, inside=True), True
-                    outside = self._seen(other, round, inside=False)
-                    yield outside._replace(vector=outside.vector - self.of(round).nothing), False
-                    done += 1
-            life += 2
-
-    def _seen(self, trainer: Trainer, round: int, *, inside: bool) -> DecodedRound:
-        """Returns the decoded round that the server receives after requesting it twice."""
-        subject, kind = self.subject, self.of(round)
-        plan, trained = subject.plan(round), kind.trained(inside)
-        sent = [_ScriptedRound(trainer, plan, trained).run(subject.initial).data for _ in range(2)]
-        seen = [kind.decoded(trainer, data) for data in dict.fromkeys(sent)]
-        vectors, headers = zip(*seen, strict=True)
-        return DecodedRound(round, np.mean(vectors, axis=0), headers[0])
-
-
-class _RoundKind:
-    """The rounds with the same terms.
-
-    :param round: one of them.
-    :param least_noise: the smallest noise multiplier of all rounds that are played.
-    """
-
-    def __init__(self, subject: Subject, round: int, *, least_noise: float) -> None:
-        self._spec, self._method = subject.rules(round)
-        rng, layout = np.random.default_rng(subject.seed), self._spec.model.layout
-        self._size = layout.size
+    def make_canary(self, round: int) -> CanaryUpdate:
+        subject, size = self.subject, self._layout.size
+        rng, start = np.random.default_rng(subject.seed), subject.initial
         if subject.spec.asks(round):
-            self._start = np.zeros(layout.size, np.float32)
+            start = np.zeros(size, np.float32)
             setting = self._method.setting(subject.terms(round))
-            self._context = RoundContext(setting, self._method.init_state(), self._start, self._start)
+            context = RoundContext(setting, self._method.init_state(), start, start)
         else:
-            self._start = subject.initial
-            self._context = _round_of_a_member(subject, round, rng)
-        self._update = canary_update(layout, self._spec.privacy.clip_norm, rng)
-        self.expected = self._without_noise(self._update)
-        self.nothing = self._without_noise(self._update * 0)
-        self.nothing[: self._size] = 0
-        noise = subject.noise(round)
-        self._noise = float(np.linalg.norm(self.expected[: self._size])) * noise
-        self._weight = (least_noise / noise) ** 2
+            context = _round_of_a_member(subject, round, rng)
+        update = canary_update(self._layout, self._spec.privacy.clip_norm, rng)
 
-    def trained(self, inside: bool) -> Trained:
-        """Returns the round after its training, in the world with the canary or in the other."""
-        return Trained(self._context, self._start + self._update * np.float32(inside), self._start, 0.0)
+        def without_noise(update: np.ndarray) -> np.ndarray:
+            noised = self._method.privatize(context, update, _Silence())
+            return np.concatenate((noised.values.astype(np.float64), noised.report))
 
-    def decoded(self, trainer: Trainer, data: bytes) -> tuple[np.ndarray, tuple[float, ...]]:
-        """Returns the vector and the header of `DecodedRound`."""
-        layout, shared = self._spec.model.layout, ~self._context.mask
-        counts = [int(shared[span.start : span.stop].sum()) for span in layout.layers]
-        decoded = decode_update(data, public_key=trainer.store.identity.public_key, counts=counts)
-        values = np.zeros(layout.size)
-        values[shared] = decoded.values
-        return np.concatenate((values, decoded.header.report)), _about_noise(decoded.header)
+        expected, nothing = without_noise(update), without_noise(update * 0)
+        nothing[:size] = 0
+        terms = self.noise_and_weight(round, expected[:size])
+        return CanaryUpdate(expected, *terms, context, start, update, nothing)
 
-    def noise_in(self, seen: DecodedRound, inside: bool) -> np.ndarray:
-        """Returns the noise in what was sent, in units of the charged noise, so that all kinds have equal variances."""
-        noise: np.ndarray = (seen.vector - self.expected * inside) / self._noise
-        return noise
-
-    def scores(self, seen: DecodedRound, variances: np.ndarray, factor: float) -> tuple[float, float]:
-        """Returns the score by everything that was sent, and by the noised values alone.
-
-        Without noise both are 1/2 for the canary and -1/2 for an empty update, in a round with the least noise.
-
-        :param variances: of `noise_in`, over rounds of all kinds; `factor`: of this kind.
-        """
-        means, weight = self.expected, self._weight / factor
-        weights = means / np.maximum(variances * factor * self._noise**2, np.maximum(FLOOR * means**2, 1e-300))
-        projected, signal = weights * seen.vector, weights * means
-        shares = (projected[:end].sum() / max(signal[:end].sum(), 1e-300) for end in (len(means), self._size))
-        all_seen, alone = (weight * (float(share) - 0.5) for share in shares)
-        return all_seen, alone
-
-    def _without_noise(self, update: np.ndarray) -> np.ndarray:
-        release = self._method.release(self._context, update, _Silence())
-        return np.concatenate((release.values.astype(np.float64), release.report))
+    def see(self, trainer: Trainer, round: int, *, inside: bool) -> Seen:
+        canary, plan = self.canary(round), self.subject.plan(round)
+        ends_with = Trained(canary.context, canary.start + canary.update * np.float32(inside), canary.start, 0.0)
+        sent = [_ScriptedRound(trainer, plan, ends_with).run(self.subject.initial).data for _ in range(2)]
+        shared = ~canary.context.mask
+        counts = [int(shared[span.start : span.stop].sum()) for span in self._layout.layers]
+        vectors, headers = [], []
+        for data in dict.fromkeys(sent):
+            decoded = decode_update(data, public_key=trainer.store.identity.public_key, counts=counts)
+            values, header = np.zeros(self._layout.size), decoded.header
+            values[shared] = decoded.values
+            vectors.append(np.concatenate((values, header.report)))
+            noise = (header.multiplier_server, float(header.noise_split))
+            headers.append((*header.steps, *header.noise_stds, *header.clip_norms, *noise))
+        seen = np.mean(vectors, axis=0)
+        return Seen(round, seen if inside else seen - canary.nothing, headers[0])
 
 
 def _round_of_a_member(subject: Subject, round: int, rng: np.random.Generator) -> RoundContext:
@@ -183,19 +97,18 @@ def _round_of_a_member(subject: Subject, round: int, rng: np.random.Generator) -
     """
     method, initial = subject.method, subject.initial
     state, data = method.init_state(), WorstData(subject.classes, rng)
+
+    def ended(state: DeviceState) -> RoundContext:
+        """Returns the context after a training that has changed nothing."""
+        begun = LocalRound(method, state, initial, subject.terms(round), data)
+        return begun.ended(initial, initial, 0.0, {}).context
+
     for earlier in range(1, _EARLIER_ROUNDS + 1):
         update = canary_update(method.layout, subject.spec.privacy.clip_norm, rng) * np.float32(earlier)
-        context = _ended(subject, round, state, data)
-        release = method.release(context, update, SeededNoise(subject.seed, 0, earlier))
-        state = method.advance(context, update=update, trained=initial, sent=release.values)
-        state = replace(state, own=None)
-    return _ended(subject, round, state, data)
-
-
-def _ended(subject: Subject, round: int, state: DeviceState, data: WorstData) -> RoundContext:
-    """Returns the context after a training that has changed nothing."""
-    begun = LocalRound(subject.method, state, subject.initial, subject.terms(round), data)
-    return begun.ended(subject.initial, subject.initial, 0.0, {}).context
+        context = ended(state)
+        noised = method.privatize(context, update, SeededNoise(subject.seed, 0, earlier))
+        state = replace(method.advance(context, update=update, trained=initial, sent=noised.values), own=None)
+    return ended(state)
 
 
 class _ScriptedRound(DeviceRound):
@@ -221,7 +134,3 @@ class _Silence(NoiseSource):
 
     def words(self, count: int) -> np.ndarray:
         return np.zeros(count, np.uint64)
-
-
-def _about_noise(header: UpdateHeader) -> tuple[float, ...]:
-    return (*header.steps, *header.noise_stds, *header.clip_norms, header.multiplier_server, float(header.noise_split))

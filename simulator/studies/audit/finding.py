@@ -24,8 +24,8 @@ from hushfleet.simulator.studies.audit.bounds import (
     separation_at_least,
 )
 from hushfleet.simulator.studies.audit.claims import Claim
+from hushfleet.simulator.studies.audit.game import Scores
 from hushfleet.simulator.studies.audit.record import OneRun
-from hushfleet.simulator.studies.audit.subject import Scores
 
 CONFIDENCE = 0.95
 _TUNING_SHARE = 0.2

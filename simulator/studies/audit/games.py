@@ -11,10 +11,13 @@ from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.simulator.fleet import make_fleet
-from hushfleet.simulator.studies.audit import device, record, sums
 from hushfleet.simulator.studies.audit.controls import simulated_controls
+from hushfleet.simulator.studies.audit.device import VALUES, UpdateGame
 from hushfleet.simulator.studies.audit.finding import Finding, one_run, two_worlds
-from hushfleet.simulator.studies.audit.subject import KeepGoing, Subject
+from hushfleet.simulator.studies.audit.game import KeepGoing
+from hushfleet.simulator.studies.audit.record import GRADIENTS, LEAST_WIDTH, RecordGame, play_one_run
+from hushfleet.simulator.studies.audit.subject import Subject
+from hushfleet.simulator.studies.audit.sums import SumGame
 
 _LEAST_TRIALS = 60
 _CANARIES = 256
@@ -81,13 +84,13 @@ def _findings(
 
     privacy, claim = subject.rules(rounds[0]).spec.privacy, subject.claim(rounds)
     of_device, summed = privacy.unit == "device", privacy.secure is not None
-    scores = (sums if summed else device if of_device else record).play(subject, rounds, effort.trials, keep_going)
+    game = (SumGame if summed else UpdateGame if of_device else RecordGame)(subject, rounds)
     canary = "answer" if asks else "update" if of_device else "record" if summed else "records"
-    for adversary, those in scores.items():
-        of = claim.of_noised_values if adversary == device.VALUES else claim
-        if adversary != device.VALUES or of != claim:
-            game = f"two worlds, canary {canary}"
-            yield two_worlds(those, of, delta=privacy.delta, adversary=adversary, game=game, asks=asks)
+    for adversary, scores in game.play(effort.trials, keep_going).items():
+        of = claim.of_noised_values if adversary == VALUES else claim
+        if adversary != VALUES or of != claim:
+            how = f"two worlds, canary {canary}"
+            yield two_worlds(scores, of, delta=privacy.delta, adversary=adversary, game=how, asks=asks)
 
 
 def one_run_finding(prepared: PreparedTask, subject: Subject, effort: Effort) -> Finding | None:
@@ -99,11 +102,11 @@ def one_run_finding(prepared: PreparedTask, subject: Subject, effort: Effort) ->
     if prepared.dataset is None or privacy.secure is not None:
         return None
     samples = inputs_of(make_fleet(prepared.task, prepared.dataset).devices[0].train.samples, prepared.features)
-    canaries = min(_CANARIES, model.layout.size // record.LEAST_WIDTH)
+    canaries = min(_CANARIES, model.layout.size // LEAST_WIDTH)
     a_round_s = _GRADIENT_S * privacy.batches * privacy.sample_rate * (len(samples) + canaries / 2)
     rounds = max(1, min(spec.rounds, int(_ONE_RUN_SHARE * min(effort.seconds, 1e6) / a_round_s)))
     network = GradientGraph(prepared.blobs[model.gradient.digest], model.layout)
-    run = record.play_one_run(subject, samples, network, prepared.inference, canaries=canaries, rounds=rounds)
+    run = play_one_run(subject, samples, network, prepared.inference, canaries=canaries, rounds=rounds)
     game = f"one run, {rounds} of {spec.rounds} rounds"
     claim = subject.claim(subject.training[:rounds])
-    return one_run(run, claim, delta=privacy.delta, adversary=record.GRADIENTS, game=game)
+    return one_run(run, claim, delta=privacy.delta, adversary=GRADIENTS, game=game)

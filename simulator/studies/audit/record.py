@@ -1,21 +1,20 @@
-"""Plays the games for one record, if each gradient is noised: DP-SGD on a device.
+"""The games for one record, if each gradient is noised: DP-SGD on a device.
 
 The adversary here sees each noised gradient, which the ledger's claim covers: it is stronger than a server, which only
 knows the model at the start and at the end of a round. It does not know which records are in which batch. The score of
 a record is its likelihood ratio, batch by batch: with q the sample rate and s the projections of a batch's gradients on
 the record's gradient, log(1 - q + q exp(sum of (2 s - 1) / (2 sigma^2))). All gradients of a batch share its draw.
 
-`play` is the game of two worlds: canaries that are among a device's records, and canaries that are not; other records
-are absent, which is the worst case. `play_one_run` inserts many canaries at once into a training of the real network on
-real images, each by a fair coin (Steinke, Nasr and Jagielski 2023, Algorithm 1).
+`RecordGame` is the game of two worlds: canaries that are among a device's records, and canaries that are not; other
+records are absent, which is the worst case. `play_one_run` inserts many canaries at once into a training of the real
+network on real images, each by a fair coin (Steinke, Nasr and Jagielski 2023, Algorithm 1).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +29,8 @@ from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.progress import counted
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, disjoint_blocks, finite
-from hushfleet.simulator.studies.audit.measured import Moments
-from hushfleet.simulator.studies.audit.subject import FLOOR, KeepGoing, Scores, Subject, lives
+from hushfleet.simulator.studies.audit.game import FLOOR, KeepGoing, Moments, Scores, lives
+from hushfleet.simulator.studies.audit.subject import Subject
 from hushfleet.training.local_round import LocalRound
 from hushfleet.wire.format.messages import RoundPlan
 
@@ -46,39 +45,99 @@ Keep = Callable[[np.ndarray], Any]
 """Returns the part of a noised gradient, float32 `[d]`, that is kept."""
 
 
+class RecordGame:
+    """The game of two worlds, for an adversary that sees each noised gradient, and one that sees the round's update.
+
+    Canaries of one round have disjoint coordinates; half of them are among the device's records. Each record's gradient
+    is clipped separately, and each value has its own noise, so they are as independent as canaries of separate rounds,
+    and need much less time.
+
+    :param rounds: numbers of rounds that train; they are played in turn.
+    """
+
+    def __init__(self, subject: Subject, rounds: Sequence[int]) -> None:
+        self._subject, self._rounds = subject, rounds
+        layout = subject.spec.model.layout
+        self._rng = np.random.default_rng(subject.seed)
+        self._canaries = max(1, min(_CANARIES_A_ROUND, layout.size // LEAST_WIDTH))
+        self._directions, self._places = blocks = disjoint_blocks(layout, self._canaries, self._rng)
+        length = LENGTH * finite(subject.spec.privacy.clip_norm)
+        self._gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=length * 3)
+
+    def play(self, trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
+        """Plays at least `trials` canaries in each world, or fewer if `keep_going` returns False."""
+        variances, rate = self._variances(), self._subject.spec.privacy.sample_rate
+        scores: dict[bool, list[np.ndarray]] = {True: [], False: []}
+        done = 0
+        for included, trainer, round in self._trials(trials):
+            if not keep_going(done):
+                break
+            weights, spreads = self._weights(round, variances)
+            batches, update = self._see(trainer, round, _projection(weights, self._places))
+            ratios = np.broadcast_to(log_ratio(batches, rate, spreads), included.shape)
+            moved = (update[self._places] * -self._directions).sum(axis=1)  # a step goes against the gradient
+            for world, those in scores.items():
+                those.append(np.stack((ratios, moved))[:, included == world])
+            done = min(sum(each.shape[1] for each in those) for those in scores.values())
+        inside, outside = (np.concatenate(scores[world], axis=1)[:, :done] for world in (True, False))
+        return {name: Scores(inside[at], outside[at]) for at, name in enumerate((GRADIENTS, UPDATE))}
+
+    def _variances(self) -> np.ndarray:
+        """Returns the measured variance of each value of a canary's block, float64 `[m, b]`, without a canary, in units
+        of a round's charged noise."""
+        moments, first = Moments(), self._rounds[:MEASURED]
+        with self._device(0, np.zeros(0, np.int64)) as trainer:
+            for unit, round in ((self._signal(round) * self._subject.noise(round), round) for round in first):
+                self._see(trainer, round, lambda noised: moments.add(noised.astype(np.float64) / unit))  # noqa: B023
+        return (moments.spread / max(moments.count - 1, 1))[self._places]
+
+    def _weights(self, round: int, variances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the weight of each value of a canary's block, float64 `[m, b]`, and the standard deviation `[m]` of
+        the weighted sum of the noise alone. The weighted sum of a canary's clipped gradient is 1."""
+        signal = self._signal(round)
+        expected = self._directions.astype(np.float64) * signal
+        variances = np.maximum(variances * (signal * self._subject.noise(round)) ** 2, FLOOR * expected**2)
+        weights = expected / variances
+        weights /= (weights * expected).sum(axis=1, keepdims=True)
+        return weights, np.sqrt((weights**2 * variances).sum(axis=1))
+
+    def _signal(self, round: int) -> float:
+        """Returns the norm that a canary's clipped gradient has in a noised mean."""
+        mechanism = _mechanism(self._subject, round)
+        return finite(mechanism.clip_norm) / mechanism.batch_size
+
+    def _trials(self, count: int) -> Iterator[tuple[np.ndarray, Trainer, int]]:
+        """Yields which canaries are in, the device, and its next round, until each world has `count`."""
+        done = 0.0
+        for life, rounds in enumerate(lives(self._rounds, 2 * count), start=1):
+            if self._canaries == 1:
+                included = np.array([life % 2 == 0])
+            else:
+                included = self._rng.permutation(self._canaries) < self._canaries // 2
+            with self._device(life, np.flatnonzero(included)) as trainer:
+                for round in rounds:
+                    yield included, trainer, round
+                    done += self._canaries / 2
+                    if done >= count and self._canaries > 1:
+                        return
+
+    def _device(self, life: int, inserted: np.ndarray) -> AbstractContextManager[Trainer]:
+        """Opens a device whose records are the canaries `inserted`."""
+        samples = zero_samples(self._subject.spec.model, inserted + self._subject.classes)
+        return self._subject.device(life, gradient=self._gradient, samples=samples, logits_of=_no_logits)
+
+    def _see(self, trainer: Trainer, round: int, keep: Keep) -> tuple[list[np.ndarray], np.ndarray]:
+        """Returns the adversary's view of a round requested twice: all noised gradients, and the last update."""
+        watched = _WatchedRound(trainer, self._subject.plan(round), keep=keep, newcomer=True)
+        batches, moved = watched.watch(self._subject.initial, 2)
+        return [np.array(batch, np.float64) for batch in batches], moved
+
+
 class OneRun(NamedTuple):
     """Scores of all canaries of one run, and whether each was in, bool `[m]`."""
 
     scores: np.ndarray
     included: np.ndarray
-
-
-def play(subject: Subject, rounds: Sequence[int], trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
-    """Returns the scores of an adversary that sees each noised gradient, and of one that only sees the round's update.
-
-    Plays at least `trials` canaries in each world, or fewer if `keep_going` returns False. Canaries of one round have
-    disjoint coordinates; half of them are among the device's records. Each record's gradient is clipped separately, and
-    each value has its own noise, so they are as independent as canaries of separate rounds, and need much less time.
-
-    :param rounds: numbers of rounds that train; they are played in turn.
-    """
-    game = _TwoWorlds(subject, rounds)
-    variances = game.variances()
-    scores: dict[bool, list[np.ndarray]] = {True: [], False: []}
-    done = 0
-    for included, trainer, round in game.trials(trials):
-        if not keep_going(done):
-            break
-        weights, spreads = game.weights(round, variances)
-        keep = partial(_projected, weights=weights, places=game.places)
-        batches, update = game.seen(trainer, round, keep)
-        ratios = np.broadcast_to(log_ratio(batches, game.rate, spreads), included.shape)
-        moved = (update[game.places] * -game.directions).sum(axis=1)  # a step goes against the gradient
-        for world, those in scores.items():
-            those.append(np.stack((ratios, moved))[:, included == world])
-        done = min(sum(each.shape[1] for each in those) for those in scores.values())
-    inside, outside = (np.concatenate(scores[world], axis=1)[:, :done] for world in (True, False))
-    return {name: Scores(inside[at], outside[at]) for at, name in enumerate((GRADIENTS, UPDATE))}
 
 
 def play_one_run(
@@ -102,8 +161,7 @@ def play_one_run(
     with subject.device(1, gradient=gradient, samples=data, logits_of=logits_of) as trainer:
         for round in counted(range(1, rounds + 1), "one run with many canaries, on real images: rounds", total=rounds):
             mechanism = _mechanism(subject, round)
-            weights = directions * (mechanism.batch_size / mechanism.clip_norm)
-            keep = partial(_projected, weights=weights, places=places)
+            keep = _projection(directions * (mechanism.batch_size / mechanism.clip_norm), places)
             seen, moved = _WatchedRound(trainer, subject.plan(round), keep=keep).watch(params)
             batches = [np.array(batch) for batch in seen]
             scores = scores + log_ratio(batches, mechanism.sample_rate, mechanism.noise_multiplier)
@@ -111,10 +169,9 @@ def play_one_run(
     return OneRun(scores, included)
 
 
-def _projected(noised: np.ndarray, *, weights: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Returns the projection on each canary's direction, `[m]`, of a noised gradient, float32 `[d]`."""
-    projections: np.ndarray = (noised[places] * weights).sum(axis=1)
-    return projections
+def _projection(weights: np.ndarray, places: np.ndarray) -> Keep:
+    """Returns a function of a noised gradient, float32 `[d]`: its projection on each canary's direction, `[m]`."""
+    return lambda noised: (noised[places] * weights).sum(axis=1)
 
 
 def log_ratio(batches: list[np.ndarray], rate: float, spread: np.ndarray | float) -> Any:
@@ -131,73 +188,6 @@ def log_ratio(batches: list[np.ndarray], rate: float, spread: np.ndarray | float
         exponent = np.clip(exponent, -_LARGEST_LOG, _LARGEST_LOG)
         total = total + (exponent if rate == 1 else np.log1p(rate * np.expm1(exponent)))
     return total
-
-
-class _TwoWorlds:
-    def __init__(self, subject: Subject, rounds: Sequence[int]) -> None:
-        self.subject, self._rounds = subject, rounds
-        layout = subject.spec.model.layout
-        self._rng = np.random.default_rng(subject.seed)
-        self.canaries = max(1, min(_CANARIES_A_ROUND, layout.size // LEAST_WIDTH))
-        self.directions, self.places = blocks = disjoint_blocks(layout, self.canaries, self._rng)
-        self.rate = subject.spec.privacy.sample_rate
-        length = LENGTH * finite(subject.spec.privacy.clip_norm)
-        self._gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=length * 3)
-
-    def variances(self) -> np.ndarray:
-        """Returns the measured variance of each value of a canary's block, float64 `[m, b]`, without a canary, in units
-        of a round's charged noise."""
-        moments = Moments()
-        with self._life(0, np.zeros(0, np.int64)) as trainer:
-            for round in self._rounds[:MEASURED]:
-                self._measure(trainer, round, moments)
-        return (moments.spread / max(moments.count - 1, 1))[self.places]
-
-    def _measure(self, trainer: Trainer, round: int, moments: Moments) -> None:
-        unit = self._signal(round) * self.subject.noise(round)
-        self.seen(trainer, round, lambda noised: moments.add(noised.astype(np.float64) / unit))
-
-    def weights(self, round: int, variances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the weight of each value of a canary's block, float64 `[m, b]`, and the standard deviation `[m]` of
-        the weighted sum of the noise alone. The weighted sum of a canary's clipped gradient is 1."""
-        signal = self._signal(round)
-        expected = self.directions.astype(np.float64) * signal
-        variances = np.maximum(variances * (signal * self.subject.noise(round)) ** 2, FLOOR * expected**2)
-        weights = expected / variances
-        weights /= (weights * expected).sum(axis=1, keepdims=True)
-        return weights, np.sqrt((weights**2 * variances).sum(axis=1))
-
-    def _signal(self, round: int) -> float:
-        """Returns the norm that a canary's clipped gradient has in a noised mean."""
-        mechanism = _mechanism(self.subject, round)
-        return finite(mechanism.clip_norm) / mechanism.batch_size
-
-    def trials(self, count: int) -> Iterator[tuple[np.ndarray, Trainer, int]]:
-        """Yields which canaries are in, the device, and its next round, until each world has `count`."""
-        done = 0.0
-        for life, rounds in enumerate(lives(self._rounds, 2 * count), start=1):
-            if self.canaries == 1:
-                included = np.array([life % 2 == 0])
-            else:
-                included = self._rng.permutation(self.canaries) < self.canaries // 2
-            with self._life(life, np.flatnonzero(included)) as trainer:
-                for round in rounds:
-                    yield included, trainer, round
-                    done += self.canaries / 2
-                    if done >= count and self.canaries > 1:
-                        return
-
-    @contextmanager
-    def _life(self, number: int, inserted: np.ndarray) -> Iterator[Trainer]:
-        """Opens a device whose records are the canaries `inserted`."""
-        samples = zero_samples(self.subject.spec.model, inserted + self.subject.classes)
-        with self.subject.device(number, gradient=self._gradient, samples=samples, logits_of=_no_logits) as trainer:
-            yield trainer
-
-    def seen(self, trainer: Trainer, round: int, keep: Keep) -> tuple[list[np.ndarray], np.ndarray]:
-        """Returns the adversary's view of a round requested twice: all noised gradients, and the last update."""
-        batches, moved = _NewcomersRound(trainer, self.subject.plan(round), keep=keep).watch(self.subject.initial, 2)
-        return [np.array(batch, np.float64) for batch in batches], moved
 
 
 @dataclass(frozen=True)
@@ -230,11 +220,15 @@ class _WatchedRound(DeviceRound):
     """A round with an adversary that receives each noised gradient.
 
     :param keep: computes the part of a noised gradient that is kept.
+    :param newcomer: whether the device starts as if it had never taken part, so that all rounds are equal.
     """
 
-    def __init__(self, trainer: Trainer, plan: RoundPlan, *, keep: Keep) -> None:
+    def __init__(self, trainer: Trainer, plan: RoundPlan, *, keep: Keep, newcomer: bool = False) -> None:
         super().__init__(trainer, plan)
-        self._keep, self._batches = keep, list[list[Any]]()
+        self._keep, self._always_new, self._batches = keep, newcomer, list[list[Any]]()
+
+    def state(self) -> DeviceState:
+        return self.method.init_state() if self._always_new else super().state()
 
     def begun(self, published: np.ndarray, samples: OwnSamples) -> LocalRound:
         """Returns the device's local round, with a mechanism that records its noised gradients."""
@@ -245,17 +239,10 @@ class _WatchedRound(DeviceRound):
     def watch(self, start: np.ndarray, times: int = 1) -> tuple[list[list[Any]], np.ndarray]:
         """Runs the round `times` times; returns each batch's gradients, as kept, and the last update."""
         moved: list[np.ndarray] = []
-        self.trainer.observer = lambda _, __, release: moved.append(release.values)
+        self.trainer.observer = lambda _, __, noised: moved.append(noised.values)
         for _ in range(times):
             self.run(start)
         return self._batches, moved[-1]
-
-
-class _NewcomersRound(_WatchedRound):
-    """A round that a device starts as if it had never taken part, so that all rounds are equal."""
-
-    def state(self) -> DeviceState:
-        return self.method.init_state()
 
 
 def _no_logits(params: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,11 +20,11 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import Trainer
 from hushfleet.gradients.batch import GradientFunction
 from hushfleet.methods import method_of
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.question import RoundRules, rules_of
-from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.evaluation import LogitsOf
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.fast.sums import key_of
@@ -32,11 +32,6 @@ from hushfleet.simulator.studies.audit.claims import Claim
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 
 DEVICE = "audited"
-ROUNDS_A_LIFE = 32  # rounds before a new store, because each entry reads the whole ledger
-FLOOR = 1e-12
-
-KeepGoing = Callable[[int], bool]
-"""Called with the number of finished trials; returns whether to continue."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,23 +166,6 @@ class Subject:
 
 def _not_asked(*_: Any, **__: Any) -> Any:
     raise NotImplementedError("this game needs no data and no network")
-
-
-def lives(rounds: Sequence[int], count: int) -> Iterator[Sequence[int]]:
-    """Yields the rounds of each device of a game, in turn and `count` in all. No device has a round twice."""
-    while count > 0:
-        for first in range(0, len(rounds), ROUNDS_A_LIFE):
-            life = rounds[first : first + ROUNDS_A_LIFE][: max(count, 0)]
-            if life:
-                yield life
-            count -= len(life)
-
-
-class Scores(NamedTuple):
-    """The adversary's scores, float64 `[trials]` in each world; a higher score means "in"."""
-
-    inside: np.ndarray
-    outside: np.ndarray
 
 
 @dataclass

@@ -1,21 +1,18 @@
-"""Plays the game for a secure sum: is this device's update, or this record of the device, in the sum?
+"""The game for a secure sum: is this device's update, or this record of the device, in the sum?
 
 The adversary is a server with as many corrupt devices as the task tolerates: it knows their updates, and sees the sum.
-Only the parts of the honest devices that the task assumes are hidden. One of them runs the code of a board:
-`DeviceRound` with its store, ledger, release and ring, without the masks, which cancel. The adversary knows the results
-of the other honest devices' training. So their updates are zero here, and they only add noise by the ring. For a
-device, the canary is the result of its training; for a record, it is the only record that it trains on, with the
-gradient's clipping and the round's step. The server requests each round twice, and uses the mean if the bytes differ.
-
-The score is the likelihood ratio of two normal distributions, as in `device`; variances are measured. In a round that
-asks, the device answers with the longest answer, or with an empty one.
+Only the parts of the honest devices that the task assumes are hidden. One of them runs the code of a board without the
+masks, which cancel. The adversary knows the results of the other honest devices' training. So their updates are zero
+here, and they only add noise by the ring. For a device, the canary is the result of its training; for a record, it is
+the only record that it trains on, with the gradient's clipping and the round's step. In a round that asks, the device
+answers with the longest answer, or with an empty one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,85 +20,38 @@ from hushfleet.edge_client.board.local_data import zero_samples
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import DeviceState
-from hushfleet.privacy.ring import Ring
 from hushfleet.secure.prime_field import from_bytes
-from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, WorstData, canary_update, disjoint_blocks
-from hushfleet.simulator.studies.audit.measured import MeasuredNoise
-from hushfleet.simulator.studies.audit.subject import FLOOR, KeepGoing, Scores, Subject, lives
+from hushfleet.simulator.studies.audit.game import Canary, Seen, TwoWorlds
+from hushfleet.simulator.studies.audit.subject import Subject
 from hushfleet.training.local_round import Trained
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import decode_masked
 
 SUM = "server, with all corrupt devices: the sum"
-MEASURED = 32  # trials of each world in which variances are measured
 _OTHERS = 1 << 40  # first number for the other devices' noise
 
 
-def play(subject: Subject, rounds: Sequence[int], trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
-    """Returns the scores of a server that sees sums: `trials` rounds per world, or fewer if `keep_going` ends it.
+class SumGame(TwoWorlds[Canary]):
+    """The game. Raises `BadInput` for a task without secure sums."""
 
-    :param rounds: numbers of rounds that all train or all ask; they are played in turn.
-    """
-    game, measured = _Game(subject, rounds), MeasuredNoise()
-    for round, seen, inside in game.trials(1, MEASURED, lambda _: True):
-        kind = game.of(round)
-        measured.add(subject.kind(round), inside, (seen - kind.expected * inside) / kind.noise)
-    scores: dict[bool, list[float]] = {True: [], False: []}
-    for round, seen, inside in game.trials(2, trials, keep_going):
-        kind, factor = game.of(round), measured.factor(subject.kind(round))
-        floor = FLOOR * kind.expected**2 + 1e-300
-        weights = kind.expected / np.maximum(measured.variances * factor * kind.noise**2, floor)
-        share = float(weights @ seen) / float(weights @ kind.expected)
-        scores[inside].append(kind.weight / factor * (share - 0.5))
-    return {SUM: Scores(np.array(scores[True]), np.array(scores[False]))}
+    first_life = 2
 
-
-class _RoundKind(NamedTuple):
-    """The rounds with the same terms.
-
-    :param expected: float64 `[k]`, the sum with the canary without noise.
-    :param noise: the charged noise's standard deviation, up to a factor that all rounds have in common.
-    :param weight: as in `device`: less for a round with more noise than another.
-    """
-
-    expected: np.ndarray
-    noise: float
-    weight: float
-
-
-class _Game:
     def __init__(self, subject: Subject, rounds: Sequence[int]) -> None:
-        """Prepares the game. Raises `BadInput` for a task without secure sums."""
+        super().__init__(subject, rounds, {SUM: None})
         if subject.spec.privacy.secure is None:
             raise BadInput("the game for a sum needs a task of secure sums")
-        self.subject, self.rounds, self.honest_devices = subject, rounds, subject.spec.privacy.secure.honest_devices
+        self._honest_devices = subject.spec.privacy.secure.honest_devices
         spec, method = subject.rules(rounds[0])
-        layout, rng = spec.model.layout, np.random.default_rng(subject.seed)
-        clip_norm = spec.privacy.clip_norm
-        self.update = canary_update(layout, clip_norm, rng)
+        layout, rng, clip_norm = spec.model.layout, np.random.default_rng(subject.seed), spec.privacy.clip_norm
+        self._update = canary_update(layout, clip_norm, rng)
         blocks = disjoint_blocks(layout, 1, rng)
-        self.gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=LENGTH * clip_norm)
-        self.data = WorstData(subject.classes, rng)
-        self.shared = ~method.init_state().public.mask
-        self.scripted = spec.privacy.unit == "device"
-        self._least_noise = min(map(subject.noise, rounds))
-        self._kinds: dict[Hashable, _RoundKind] = {}
-
-    def of(self, number: int) -> _RoundKind:
-        key, noise = self.subject.kind(number), self.subject.noise(number)
-        if key not in self._kinds:
-            with self.device(0, inside=True) as trainer:
-                round = self._round(trainer, self.subject.plan(number), inside=True)
-                trained = round.trained(self.subject.initial)
-                source = trainer.randomness.noise(1)  # the ring adds noise, and not the release
-                released = round.method.release(trained.context, trained.update, source)
-            expected = released.values[self.shared].astype(np.float64)
-            deviation, weight = float(np.linalg.norm(expected)) * noise, (self._least_noise / noise) ** 2
-            self._kinds[key] = _RoundKind(expected, deviation, weight)
-        return self._kinds[key]
+        self._gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=LENGTH * clip_norm)
+        self._data = WorstData(subject.classes, rng)
+        self._shared = ~method.init_state().public.mask
+        self._scripted = spec.privacy.unit == "device"
 
     @contextmanager
     def device(self, life: int, *, inside: bool) -> Iterator[Trainer]:
@@ -109,52 +59,42 @@ class _Game:
         canary = np.full(int(inside), self.subject.classes)
         with self.subject.device(
             life,
-            gradient=self.gradient,
+            gradient=self._gradient,
             samples=zero_samples(self.subject.spec.model, canary),
-            logits_of=lambda params, x: self.data.logits(params),
+            logits_of=lambda params, x: self._data.logits(params),
         ) as trainer:
             trainer.make_secure_round = UnmaskedRound
             yield trainer
 
+    def make_canary(self, round: int) -> Canary:
+        with self.device(0, inside=True) as trainer:
+            begun = self._round(trainer, self.subject.plan(round), inside=True)
+            trained = begun.trained(self.subject.initial)
+            source = trainer.randomness.noise(1)  # the ring adds noise, and not the release
+            noised = begun.method.privatize(trained.context, trained.update, source)
+        expected = noised.values[self._shared].astype(np.float64)
+        return Canary(expected, *self.noise_and_weight(round, expected))
+
     def _round(self, trainer: Trainer, plan: RoundPlan, *, inside: bool) -> _SumRound:
         """Returns a round of such a device. With the unit `device`, training returns the canary, or no change."""
-        moves = (self.update * np.float32(inside), self.data) if self.scripted else None
+        moves = (self._update * np.float32(inside), self._data) if self._scripted else None
         return _SumRound(trainer, plan, self.subject.roster, moves)
 
-    def trials(self, stage: int, count: int, keep_going: KeepGoing) -> Iterator[tuple[int, np.ndarray, bool]]:
-        """Yields sums of both worlds in turn, each world on its own devices, and whether the canary was in."""
-        life, done = stage << 32, 0
-        for rounds in lives(self.rounds, count):
-            life += 2
-            with self.device(life, inside=True) as one, self.device(life + 1, inside=False) as other:
-                for round in rounds:
-                    if not keep_going(done):
-                        return
-                    yield round, self._seen(one, round, inside=True), True
-                    yield round, self._seen(other, round, inside=False), False
-                    done += 1
-
-    def _seen(self, trainer: Trainer, number: int, *, inside: bool) -> np.ndarray:
-        """Returns the sum of a round that the server requests twice, float64 `[k]`."""
-        subject, plan = self.subject, self.subject.plan(number)
-        round = self._round(trainer, plan, inside=inside)
-        sent = [round.run(subject.initial).data for _ in range(2)]
-        cost = round.method.cost(round.terms)
-        ring = ring_of(round.spec, plan, round.secure, cost.bound, cost.noise_multiplier, cost.records)
-        others = self._others(ring, trainer)
+    def see(self, trainer: Trainer, round: int, *, inside: bool) -> Seen:
+        subject, plan = self.subject, self.subject.plan(round)
+        begun = self._round(trainer, plan, inside=inside)
+        sent = [begun.run(subject.initial).data for _ in range(2)]
+        cost = begun.method.cost(begun.terms)
+        ring = begun.secure.ring(cost.bound, cost.noise_multiplier, cost.records)
+        nothing, others = np.zeros(ring.size), np.zeros(ring.size, np.int64)
+        for number in range(self._honest_devices - 1):
+            others += ring.encode(nothing, trainer.randomness.noise(_OTHERS + number))
         sums = []
         for data in dict.fromkeys(sent):
             _, values = decode_masked(data, public_key=trainer.store.identity.public_key)
-            own = from_bytes(values, round.secure.spec.bits)[: ring.size].astype(np.int64)
+            own = from_bytes(values, begun.secure.spec.bits)[: ring.size].astype(np.int64)
             sums.append(ring.decode(((own + others) % ring.prime).astype(np.uint32)))
-        seen: np.ndarray = np.mean(sums, axis=0)
-        return seen
-
-    def _others(self, ring: Ring, trainer: Trainer) -> np.ndarray:
-        nothing, total = np.zeros(ring.size), np.zeros(ring.size, np.int64)
-        for number in range(self.honest_devices - 1):
-            total += ring.encode(nothing, trainer.randomness.noise(_OTHERS + number))
-        return total
+        return Seen(round, np.mean(sums, axis=0))
 
 
 class _SumRound(DeviceRound):

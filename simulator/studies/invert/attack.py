@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hushfleet.array_api import one_torch_thread
 from hushfleet.models.model import Model
 from hushfleet.progress import doing
-from hushfleet.torch_threads import one_torch_thread
 
 STEP = 0.1  # of Adam, in normalised pixels; as in Geiping et al., it decays after these parts of the steps
 DECAYS = (3 / 8, 5 / 8, 7 / 8)

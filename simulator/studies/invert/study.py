@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hushfleet.aggregator.config.sections import OWN_DATA
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.results.result import write_whole
+from hushfleet.data.form import OWN_DATA
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.models import get_model

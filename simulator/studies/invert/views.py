@@ -13,7 +13,8 @@ import torch
 
 from hushfleet.data.samples import Samples
 from hushfleet.models.model import Model
-from hushfleet.privacy.accounting.epsilon import epsilon, noise_multiplier_for
+from hushfleet.privacy.accounting.epsilon import epsilon
+from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
 from hushfleet.privacy.accounting.step import Step
 from hushfleet.privacy.clipping import clip
 from hushfleet.privacy.mechanism import GaussianMechanism

@@ -47,7 +47,7 @@ def plan(options: PlanOptions) -> None:
     For method `hush`: a small shared head on fixed features, secure sums, a whole device protected. The gain comes from a
     table of simulated fleets (`benchmarks/private_gain.py`); the stand-ins for your images are Fashion-MNIST, letters
     (more classes), digits (`--features filters`) and CIFAR-10 (`--shape 3,32,32`). Other images gain more or less, so the
-    answer follows from an interval that held for nine of ten gains on other images (`benchmarks/gain_errors.py`). It pays if
+    answer follows from an interval that held for nine of ten gains on other images (`docs/field.md`). It pays if
     the whole interval is a point or more; it does not pay if the interval begins below 0 and ends below a point. With `--data`
     the fleet is simulated on public images like yours instead, and the interval is narrower: on some hundred of them, in a
     folder with a sub-folder for each class, or on a data set by its name.
@@ -70,7 +70,7 @@ def plan(options: PlanOptions) -> None:
     even more. If the answer is no, each board can train alone.
     """
     import json
-    from dataclasses import replace
+    from dataclasses import fields, replace
 
     from rich.markup import escape
 
@@ -108,18 +108,8 @@ def plan(options: PlanOptions) -> None:
     if (options.classes is None) == (options.data is None):
         raise BadInput("give either --classes or --data, whose images have classes of their own")
     profiles = [load_board(name.strip()) for name in options.boards.split(",") if name.strip()]
-    asked = Question(
-        devices=options.devices,
-        images=options.images,
-        classes=options.classes or 0,
-        epsilon=options.epsilon,
-        delta=options.delta,
-        features=options.features,
-        honest_fraction=options.honest_fraction,
-        alpha=options.alpha,
-        local=options.local,
-        shape=read_shape(options.shape),
-    )
+    given = {each.name: getattr(options, each.name) for each in fields(Question)}
+    asked = Question(**given | {"classes": options.classes or 0, "shape": read_shape(options.shape)})
     try:
         table: GainTable | None = None
         names: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from hushfleet.aggregator.planning.gain_table import GainTable
 from hushfleet.data.folder import load_folder
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import Samples
-from hushfleet.data.sets import load, set_names
+from hushfleet.data.sets import SOURCES, load
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.methods.hush_rule import signal
@@ -51,7 +51,7 @@ def own_images(data: str, shape: tuple[int, int, int], *, data_dir: Path | None)
     :raises BadInput: there are no such images, or fewer than two classes, or a class of one image.
     """
     names: list[str] = []
-    if data in set_names():
+    if data in SOURCES:
         found = load(data, data_dir=data_dir)
         classes, train, test = len(found.class_names), found.train, found.test
     else:
@@ -60,7 +60,7 @@ def own_images(data: str, shape: tuple[int, int, int], *, data_dir: Path | None)
         if len(names) < 2:
             raise BadInput(
                 f"--data {data}: neither a folder with a sub-folder of images for each class, two or more, nor one of "
-                f"{', '.join(set_names())}"
+                f"{', '.join(SOURCES)}"
             )
         moments = (0.0,) * shape[0], (1.0,) * shape[0]
         whole = load_folder(path, input_shape=shape, class_names=names, mean=moments[0], std=moments[1])

@@ -21,9 +21,9 @@ from hushfleet.errors import BadInput
 from hushfleet.methods.hush import TailMean
 from hushfleet.methods.hush_rule import steps_at
 from hushfleet.methods.server import ClosedRound
-from hushfleet.model.own_head import PRIOR, WEIGHT, inputs_of_own, own_head_of, own_logits
+from hushfleet.model.own_head import inputs_of_own, own_head_of, own_logits
 from hushfleet.models.features.whitening import unit_with_bias
-from hushfleet.params import ParamLayout
+from hushfleet.params import PRIOR, WEIGHT, ParamLayout
 from hushfleet.simulator.engines.fast.alone_on_features import predict_alone
 
 STEPS, RATE = 5, 16.0  # of a device's gradient descent in a round

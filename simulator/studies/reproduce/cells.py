@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.data.sets import is_at_hand, looked_for
-from hushfleet.data.torchvision_sets import ORIGINS
+from hushfleet.data.sets import SOURCES
 from hushfleet.errors import BadInput
 from hushfleet.methods import METHODS
 from hushfleet.simulator.studies.reproduce.recipe import (
@@ -173,14 +172,14 @@ def cells_of(
     *,
     seeds: int,
     quick: bool,
-    datasets: Collection[str] = (),
-    methods: Collection[str] = (),
-    columns: Collection[str] = (),
-    readings: Collection[str] = (),
+    datasets: Collection[str] | None = None,
+    methods: Collection[str] | None = None,
+    columns: Collection[str] | None = None,
+    readings: Collection[str] | None = None,
 ) -> list[Cell]:
     """Returns the cells in the order in which they are run: seed by seed, the most informative ones first.
 
-    :param datasets: only these groups, by id or title; empty for all. Likewise `methods` (rows), `columns`, `readings`.
+    :param datasets: only these groups, by id or title; None for all. Likewise `methods` (rows), `columns`, `readings`.
 
     Raises `BadInput` for one that the recipe does not have.
     """
@@ -209,8 +208,8 @@ def _rank(cell: Cell) -> int:
     return next((at for at, pattern in enumerate(patterns) if fnmatchcase(cell.place, pattern)), len(patterns))
 
 
-def _chosen(option: str, axes: tuple[AnyAxis, ...], wanted: Collection[str]) -> list[AnyAxis]:
-    names = {name.lower() for name in wanted}
+def _chosen(option: str, axes: tuple[AnyAxis, ...], wanted: Collection[str] | None) -> list[AnyAxis]:
+    names = {name.lower() for name in wanted or ()}
     if unknown := names - {name.lower() for axis in axes for name in (axis.id, axis.title)}:
         there = ", ".join(axis.id for axis in axes) or "none"
         raise BadInput(f"{option} {', '.join(sorted(unknown))}: this table has {there}")
@@ -224,9 +223,10 @@ def missing_data(names: Collection[str], data_dir: Path | None) -> dict[str, str
 
 @cache
 def _missing(name: str, where: Path) -> str:
-    if is_at_hand(name, data_dir=where):
+    source = SOURCES[name]
+    if source.is_at_hand(where) or source.torchvision is None:
         return ""
-    return f"fetch it from {ORIGINS[name]} and put it into {where}: {looked_for(name)}"
+    return f"fetch it from {source.torchvision.origin} and put it into {where}: {source.looked_for}"
 
 
 @cache

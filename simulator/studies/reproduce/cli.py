@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from hushfleet.aggregator.options import Option, with_options
+from hushfleet.errors import BadInput
 from hushfleet.simulator.options import DataDir
 
-FAILED = 1
 OUT, RUNS = Path("runs/reproduce"), Path("runs/reproduce-cells")
 PAGE = Path("docs/reproduction.md")
 
@@ -61,96 +61,29 @@ def reproduce(
 
     `hushfleet reproduce --report`
     """
-    import json
-    import shlex
-    import sys
-
-    from rich.markup import escape
-
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.errors import BadInput
     from hushfleet.simulator.studies.reproduce.recipe import find_recipe, paper_names
     from hushfleet.user_files import checked_file, checked_folder
 
-    console = Console()
     if options.whole_page:
         page = checked_file(options.out or PAGE)
         from hushfleet.simulator.studies.reproduce.command import write_page
-        from hushfleet.simulator.studies.reproduce.kept import Kept
 
-        write_page(Kept(options.results), page, console)
+        write_page(options.results, page)
         return
-    out, runs = checked_folder(options.out or OUT), checked_folder(options.runs, "--runs")
+    out, _ = checked_folder(options.out or OUT), checked_folder(options.runs, "--runs")
     if options.list_all or paper is None:
         of_one = ("table", "figure", "dataset", "method", "column", "reading", "runtime", "show_task")
         for option in (f"--{name.replace('_', '-')}" for name in of_one if getattr(options, name)):
             raise BadInput(f"{option} does nothing in a list: name a PAPER and its table, without --list")
-        from hushfleet.simulator.studies.reproduce.kept import Kept
-        from hushfleet.simulator.studies.reproduce.listing import listed
+        from hushfleet.simulator.studies.reproduce.listing import show_list
 
-        papers = [paper] if paper else paper_names()
-        console.print(listed(papers, Kept(out, options.results), options))
+        show_list([paper] if paper else paper_names(), out, options)
         return
     # refuses an unknown table before PyTorch is imported
     recipe = find_recipe(paper, table=options.table, figure=options.figure)
     if recipe.open:
         claim = f" The paper says: {recipe.claim}" if recipe.claim else ""
         raise BadInput(f"{paper}, {recipe.label} ({recipe.title}) cannot be run: {recipe.open}.{claim}")
-    from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
+    from hushfleet.simulator.studies.reproduce.command import run_table
 
-    cells = cells_of(
-        recipe,
-        seeds=options.seeds,
-        quick=options.quick,
-        datasets=options.dataset or (),
-        methods=options.method or (),
-        columns=options.column or (),
-        readings=options.reading or (),
-    )
-    if not cells:
-        raise BadInput("there is no such cell")
-    if options.show_task:
-        typer.echo(json.dumps(cells[0].plain, indent=1))
-        return
-    from hushfleet.simulator.command import interrupted
-    from hushfleet.simulator.studies.reproduce import table as tables
-    from hushfleet.simulator.studies.reproduce.command import report, show_cells, to_run, under_way
-    from hushfleet.simulator.studies.reproduce.kept import Kept
-    from hushfleet.simulator.studies.reproduce.run import Failure, Shares, run_cells
-    from hushfleet.simulator.units import format_seconds
-
-    kept = Kept(out, options.results)
-    missing = missing_data({cell.data_set for cell in cells}, options.data_dir)
-    for name, why in missing.items():
-        console.print(f"[yellow]{name} is not here[/]: {escape(why)}", highlight=False)
-    failures: dict[str, str] = {}
-    waiting = to_run(cells, kept, missing)[: options.max_cells]
-    try:
-        shares = Shares.of(len(waiting), asked=options.jobs)
-        with show_cells(waiting, shares.jobs, console) as work:
-            outcomes = run_cells(
-                waiting,
-                kept,
-                runs=runs,
-                shares=shares,
-                data_dir=options.data_dir,
-                runtime=options.runtime,
-                watch=lambda cells: setattr(work, "what", under_way(cells)),
-            )
-            for cell, outcome in outcomes:
-                if isinstance(outcome, Failure):
-                    failures[cell.key] = outcome.error
-                    words = f"[red]failed[/] {escape(cell.label)}: {escape(outcome.error)}"
-                else:
-                    value = outcome.value(cell.metric, recipe.window, cell.round)
-                    reached = "not measured" if value is None else f"{100 * value:.2f} %"
-                    words = f"{escape(cell.label)}: {reached} after {format_seconds(outcome.seconds)}"
-                work.count()
-                console.print(words, highlight=False)
-    except KeyboardInterrupt:
-        raise interrupted(console, shlex.join(["hushfleet", *sys.argv[1:]])) from None
-    finally:
-        progress = tables.CellProgress(kept, missing, failures)
-        report(tables.make_table(recipe, cells, progress, quick=options.quick), out, console)
-    if failures:
-        raise typer.Exit(FAILED)
+    run_table(recipe, out, options)

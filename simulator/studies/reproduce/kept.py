@@ -6,20 +6,18 @@ import copy
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import median
-from typing import Any, get_args
+from typing import Any
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.results.rerun import commit
-from hushfleet.aggregator.results.result import Result, write_whole
+from hushfleet.aggregator.results.result import write_whole
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
 from hushfleet.methods import make_method
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.models import get_model
 from hushfleet.plain_json import from_json, to_json
 from hushfleet.simulator.studies.reproduce.cells import AS_A_PAPER, Cell
@@ -99,6 +97,15 @@ class KeptCell:
             return None
         return max(measured) if window == "best" else math.fsum(measured) / len(measured)
 
+    def noise(self, cell: Cell) -> float:
+        """Returns the norm of the noise in a round's mean, in clip norms; NaN if the unit is not `device` or epsilon is
+        inf."""
+        task = cell.task()
+        if task.privacy.unit != "device" or math.isinf(self.epsilon_server):
+            return math.nan
+        size = get_model(task.model.name).layout.size
+        return self.noise_multiplier * math.sqrt(size) / (task.round.cohort_size or task.data.devices)
+
     def save(self, out: Path) -> Path:
         """Writes the file whole or not at all. Raises `StoreError`."""
         path = cell_path(out, self.cell)
@@ -149,51 +156,6 @@ class Kept:
         found = [] if cell.left_open else self._by_digest.get(cell.digest, [])
         taken = cell.metric, cell.recipe.window, cell.round
         return next((kept for kept in found if kept.value(*taken) is not None), None)
-
-
-def kept_cell(
-    cell: Cell,
-    result: Result,
-    *,
-    next_local: Mapping[int, float],
-    digests: Mapping[str, str],
-    largest_stretch: float | None,
-    seconds: float,
-    runtime: str,
-    processor: str,
-) -> KeptCell:
-    """Makes the record of a cell's run.
-
-    :param next_local: `accuracy_next_local` by round, which a run's result does not contain.
-    """
-    names = [metric for metric in get_args(Metric) if metric.startswith("accuracy_")]
-    accuracies = {name: [getattr(row, name, None) for row in result.rounds] for name in names}
-    accuracies["accuracy_next_local"] = [next_local.get(row.round) for row in result.rounds]
-
-    def noised(of: str) -> list[float]:
-        spent = [(getattr(row, f"noised_{of}"), getattr(row, f"epsilon_{of}")) for row in result.privacy]
-        return [whole if noised is None else noised for noised, whole in spent] or [math.inf]
-
-    return KeptCell(
-        cell=cell.key,
-        digest=cell.digest,
-        quick=cell.quick,
-        task=cell.plain,
-        accuracies={name: [rounded(value) for value in values] for name, values in accuracies.items()},
-        epsilon_server=max(noised("server")),
-        epsilon_release=max(noised("release")),
-        noise_multiplier=result.noise_multiplier,
-        rounds=len(result.rounds),
-        uplink_bytes=sum(row.uplink_bytes for row in result.rounds),
-        seconds=round(seconds, 1),
-        runtime=runtime,
-        processor=processor,
-        versions=result.versions,
-        epsilon_server_median=median(noised("server")),
-        commit=commit(),
-        digests=dict(digests),
-        largest_stretch=largest_stretch,
-    )
 
 
 def rounded(value: float | None) -> float | None:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from hushfleet.aggregator.observe.console import Console
 from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper, load_recipes
 from hushfleet.simulator.units import format_seconds
 
-_REASON_LENGTH = 100
-
 if TYPE_CHECKING:
     from hushfleet.simulator.studies.reproduce.cli import ReproduceOptions
 
+_REASON_LENGTH = 100
 
-def listed(papers: Sequence[str], kept: Kept, options: ReproduceOptions) -> Group:
-    """Returns a table for each paper: what it has, how much of it is finished, and what is missing here."""
-    return Group(*(_of_paper(name, kept, options) for name in papers))
+
+def show_list(papers: Sequence[str], out: Path, options: ReproduceOptions) -> None:
+    """Prints a table for each paper: what it has, how much of it is finished, and what is missing here."""
+    console, kept = Console(), Kept(out, options.results)
+    for name in papers:
+        console.print(_of_paper(name, kept, options))
 
 
 def _of_paper(name: str, kept: Kept, options: ReproduceOptions) -> Table:

@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+import msgspec
+from msgspec import Meta, Struct
 
-from hushfleet.aggregator.results.json_record import mistakes
 from hushfleet.errors import BadInput
 from hushfleet.schema import read_file
 
@@ -37,14 +37,18 @@ WINDOWS: dict[str, str] = {
     "best": "the best round",
 }
 LAST_ROUNDS = 10
-_Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+_Id = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=True)
+_SINGULAR = {f"{name}s": name for name in ("group", "row", "column", "reading", "special", "claim", "objection")}
+"""The names in a file of fields that have several tables: a `[[row]]` for each of `rows`."""
 
 
-class Change(_Frozen):
+class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of a recipe's file."""
+
+
+class Change(_Table, frozen=True, kw_only=True):
     """The changes that a row, a column, ... makes to the base task.
 
     :param set: values by key, such as `"privacy.epsilon"`.
@@ -55,7 +59,7 @@ class Change(_Frozen):
     unset: tuple[str, ...] = ()
 
 
-class Axis(Change):
+class Axis(Change, frozen=True, kw_only=True):
     """A row, a column, a group or a reading.
 
     :param note: a remark that is shown below the table.
@@ -68,7 +72,7 @@ class Axis(Change):
     open: str = ""
 
 
-class TableRow(Axis):
+class TableRow(Axis, frozen=True, kw_only=True):
     """A method or a variant.
 
     :param same_in_all_columns: the columns do not change it (no noise), so one cell is used for all of them.
@@ -85,16 +89,16 @@ class TableRow(Axis):
     reads: str = ""
 
 
-class TableColumn(Axis):
+class TableColumn(Axis, frozen=True, kw_only=True):
     """A setting that all rows are run with.
 
     :param paper_epsilon: the epsilon that the paper prints, or None.
     """
 
-    paper_epsilon: Annotated[float, Field(gt=0)] | None = None
+    paper_epsilon: Annotated[float, Meta(gt=0)] | None = None
 
 
-class RowGroup(Axis):
+class RowGroup(Axis, frozen=True, kw_only=True):
     """Rows that share a data set; `metric` is set if it is not the table's.
 
     :param substitutions: differences between the task and the paper's: "Fashion-MNIST instead of SVHN".
@@ -114,14 +118,14 @@ class RowGroup(Axis):
     only_order: bool = False
     other_data: bool = False
     columns: tuple[str, ...] = ()
-    rounds: tuple[Annotated[int, Field(gt=0)], ...] = ()
+    rounds: tuple[Annotated[int, Meta(gt=0)], ...] = ()
     gpu: bool = False
 
 
-class Special(Change):
+class Special(Change, frozen=True, kw_only=True):
     """A change of some cells only, or a remark on them; names may contain `*`, and a name that is left out means all.
 
-    :param why: the reason for these cells' results, in one sentence, with references (`evidence.py`).
+    :param why: the reason for these cells' results, in one sentence.
     """
 
     group: str | None = None
@@ -136,20 +140,20 @@ class Special(Change):
         return all(fnmatchcase(id, getattr(self, name) or "*") for name, id in here.items())
 
 
-class Quick(Change):
+class Quick(Change, frozen=True, kw_only=True):
     """The changes of `--quick`, and the `label` that every output then shows."""
 
     label: str
 
 
-class Recipe(_Frozen):
+class Recipe(_Table, frozen=True, kw_only=True, rename=_SINGULAR):
     """One table or figure.
 
     :param paper: the name of its folder, such as `fedglp-adp`; `name` is the name of its file, such as `table-1`.
     :param label: its name in the paper: "Table 1".
     :param claim: what the paper says about it, in one sentence.
     :param readings_text: what the paper does not specify, and what is used here.
-    :param findings: sentences about its results, for the page of results; numbers are references (`evidence.py`).
+    :param findings: sentences about its results, for the page of results.
     :param judged_as: `table/row`: each row here is that row, run in another way, and is compared with the other rows of
         that table.
     :param first: the cells that run first, in this order, as `group/row/column` with `*`; the others follow.
@@ -167,39 +171,33 @@ class Recipe(_Frozen):
     metric: Metric = "accuracy_global"
     window: Window = "last"
     task: dict[str, Any] = {}
-    groups: Annotated[tuple[RowGroup, ...], Field(alias="group")] = ()
-    rows: Annotated[tuple[TableRow, ...], Field(alias="row")] = ()
-    columns: Annotated[tuple[TableColumn, ...], Field(alias="column")] = ()
-    readings: Annotated[tuple[Axis, ...], Field(alias="reading")] = ()
-    specials: Annotated[tuple[Special, ...], Field(alias="special")] = ()
-    judged_as: Annotated[str, Field(pattern=r"^([a-z0-9-]+/[a-z0-9.-]+)?$")] = ""
+    groups: tuple[RowGroup, ...] = ()
+    rows: tuple[TableRow, ...] = ()
+    columns: tuple[TableColumn, ...] = ()
+    readings: tuple[Axis, ...] = ()
+    specials: tuple[Special, ...] = ()
+    judged_as: Annotated[str, Meta(pattern=r"^([a-z0-9-]+/[a-z0-9.-]+)?$")] = ""
     first: tuple[str, ...] = ()
     quick: Quick | None = None
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def __post_init__(self) -> None:
         if bool(self.open) == bool(self.task):
             raise ValueError("a recipe has either a [task] with rows and columns, or `open`, the reason why not")
-        axes: dict[str, tuple[Axis, ...]] = {
-            "group": self.groups, "row": self.rows, "column": self.columns, "reading": self.readings
-        }  # fmt: skip
-        ids = {name: [axis.id for axis in those] for name, those in axes.items()}
+        ids = {name: [axis.id for axis in getattr(self, f"{name}s")] for name in ("group", "row", "column", "reading")}
         for name, those in ids.items():
             if len(set(those)) != len(those):
                 raise ValueError(f"{name}: an id stands there twice: {those}")
             if self.task and not those and name != "reading":
                 raise ValueError(f"there is no [[{name}]]")
         for group in self.groups:
-            if unknown := set(group.columns) - set(ids["column"]):
+            columns = group.columns or ids["column"]
+            if unknown := set(columns) - set(ids["column"]):
                 raise ValueError(f"group {group.id}: there is no column {', '.join(sorted(unknown))}")
-            if group.rounds and len(group.rounds) != len(group.columns or self.columns):
-                raise ValueError(f"group {group.id}: {len(group.rounds)} rounds for its columns")
-            for row, values in group.values.items():
-                if row not in ids["row"]:
-                    raise ValueError(f"group {group.id}: values of {row!r}, which is no row")
-                if len(values) != len(group.columns or self.columns):
-                    raise ValueError(f"group {group.id}, row {row}: {len(values)} values for its columns")
-        return self
+            if unknown := set(group.values) - set(ids["row"]):
+                raise ValueError(f"group {group.id}: values of {', '.join(sorted(unknown))}, which is no row")
+            for what, values in {"rounds": group.rounds or columns, **group.values}.items():
+                if len(values) != len(columns):
+                    raise ValueError(f"group {group.id}: {len(values)} of {what} for {len(columns)} columns")
 
     def metric_of(self, group: RowGroup, row: TableRow | None = None) -> Metric:
         return group.metric or (row.metric if row else None) or self.metric
@@ -218,8 +216,8 @@ class Recipe(_Frozen):
         return None if value != value else value
 
 
-class PaperClaim(_Frozen):
-    """A claim of the paper: a line of the table at the top of the page, as prose with references (`evidence.py`).
+class PaperClaim(_Table, frozen=True, kw_only=True):
+    """A claim of the paper: a line of the table at the top of the page.
 
     :param numbers: the pair of numbers that decides it.
     :param obstacle: the reason why no more can be said.
@@ -232,14 +230,14 @@ class PaperClaim(_Frozen):
     obstacle: str
 
 
-class Objection(_Frozen):
+class Objection(_Table, frozen=True, kw_only=True):
     """An objection of the paper's authors, and the answer."""
 
     objection: str
     answer: str
 
 
-class Paper(_Frozen):
+class Paper(_Table, frozen=True, kw_only=True, rename=_SINGULAR):
     """The content of `paper.toml`, which all tables of the paper share.
 
     :param contradictions: contradictions that the paper's text shows without a run.
@@ -248,9 +246,9 @@ class Paper(_Frozen):
     name: str
     source: str
     method: str = ""
-    claims: Annotated[tuple[PaperClaim, ...], Field(alias="claim", max_length=5)] = ()
+    claims: Annotated[tuple[PaperClaim, ...], Meta(max_length=5)] = ()
     contradictions: tuple[str, ...] = ()
-    objections: Annotated[tuple[Objection, ...], Field(alias="objection")] = ()
+    objections: tuple[Objection, ...] = ()
 
 
 def recipes_folder() -> Path:
@@ -306,14 +304,14 @@ def load_recipe(path: Path) -> Recipe:
 
 
 _SHARED = ("task", "reading", "metric", "window", "quick")
-_Parsed = TypeVar("_Parsed", bound=BaseModel)
+_Parsed = TypeVar("_Parsed", bound=_Table)
 
 
 def _parsed(kind: type[_Parsed], plain: dict[str, Any], path: Path) -> _Parsed:
     try:
-        return kind.model_validate(plain)
-    except ValidationError as error:
-        raise BadInput(f"{path}: {'; '.join(mistakes(error))}") from error
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{path}: {error}") from error
 
 
 def _table_order(path: Path) -> tuple[int, int, str]:

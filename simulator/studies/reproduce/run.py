@@ -10,15 +10,15 @@ import platform
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from multiprocessing import connection
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from statistics import fmean, median
+from typing import Any, get_args
 
 import psutil
 
@@ -39,7 +39,8 @@ from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 from hushfleet.simulator.studies.reproduce.cells import Cell
-from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, kept_cell, rounded
+from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, rounded
+from hushfleet.simulator.studies.reproduce.recipe import Metric
 
 MEMORY_EACH = 2 << 30
 """Bytes that a process of a cell may take: the data set, a worker's images, a cohort's updates."""
@@ -49,6 +50,7 @@ RUN = "run"
 _LOG = "log.txt"
 _MEASURED = "measured.json"
 _POLL_S = 0.2
+_ACCURACIES = [metric for metric in get_args(Metric) if metric.startswith("accuracy_")]
 
 
 @dataclass(frozen=True)
@@ -93,15 +95,25 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         choose_own_heads(simulation, pool, runtime=runtime)
         seconds = _computing_s(run.events) if cell.group.gpu else before_s + pool.processor_s()
     result = assemble(simulation, engine="fast")
-    return kept_cell(
+    accuracies = {name: [getattr(row, name, None) for row in result.rounds] for name in _ACCURACIES}
+    accuracies["accuracy_next_local"] = [next_local.get(str(row.round)) for row in result.rounds]
+
+    def noised(of: str) -> list[float]:
+        spent = [(getattr(row, f"noised_{of}"), getattr(row, f"epsilon_{of}")) for row in result.privacy]
+        return [whole if noised is None else noised for noised, whole in spent] or [math.inf]
+
+    return _kept(
         cell,
-        result,
-        next_local={int(round): accuracy for round, accuracy in next_local.items()},
-        digests=input_digests(simulation.prepared),
-        largest_stretch=_largest_stretch(simulation),
+        simulation,
+        accuracies,
+        epsilons=(max(noised("server")), max(noised("release"))),
         seconds=seconds,
         runtime=runtime,
-        processor=processor(runtime),
+        noise_multiplier=result.noise_multiplier,
+        rounds=len(result.rounds),
+        uplink_bytes=sum(row.uplink_bytes for row in result.rounds),
+        epsilon_server_median=median(noised("server")),
+        largest_stretch=_largest_stretch(simulation),
     )
 
 
@@ -121,11 +133,11 @@ def _run_alone(cell: Cell, simulation: Simulation, *, runtime: str, workers: int
     with Workers(workers) as pool:
         alone = list(train_alone(simulation, pool, runtime=runtime))
         seconds = pool.processor_s() - began
-    accuracies: dict[str, list[float | None]] = {
-        "accuracy_own_common": [rounded(fmean(each.accuracy_common for each in alone))],
-        "accuracy_own_local": [rounded(fmean(each.accuracy_local for each in alone))],
+    accuracies = {
+        "accuracy_own_common": [fmean(each.accuracy_common for each in alone)],
+        "accuracy_own_local": [fmean(each.accuracy_local for each in alone)],
     }
-    return _without_rounds(cell, simulation, accuracies, epsilon=0.0, seconds=seconds, runtime=runtime)
+    return _kept(cell, simulation, accuracies, epsilons=(0.0, 0.0), seconds=seconds, runtime=runtime)
 
 
 class _Paused(Exception):
@@ -150,8 +162,8 @@ def _run_times(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str)
             for at, simulation in enumerate(begun):
                 spent = _one_round(simulation, pool, last, clock, runtime)
                 seconds[at] += spent if last > 1 else 0.0
-    ratio: dict[str, list[float | None]] = {"round_time": [rounded(seconds[0] / seconds[1])]}
-    return _without_rounds(cell, begun[0], ratio, epsilon=math.inf, seconds=clock() - began, runtime=runtime)
+    ratio, none = {"round_time": [seconds[0] / seconds[1]]}, (math.inf, math.inf)
+    return _kept(cell, begun[0], ratio, epsilons=none, seconds=clock() - began, runtime=runtime)
 
 
 def _one_round(simulation: Simulation, pool: Workers, last: int, clock: Callable[[], float], runtime: str) -> float:
@@ -171,33 +183,41 @@ def _one_round(simulation: Simulation, pool: Workers, last: int, clock: Callable
     return marks[-1] - marks[0]
 
 
-def _without_rounds(
+def _kept(
     cell: Cell,
     simulation: Simulation,
-    accuracies: dict[str, list[float | None]],
+    accuracies: Mapping[str, Sequence[float | None]],
     *,
-    epsilon: float,
+    epsilons: tuple[float, float],
     seconds: float,
     runtime: str,
+    noise_multiplier: float = 0.0,
+    rounds: int = 0,
+    uplink_bytes: int = 0,
+    **of_rounds: float | None,
 ) -> KeptCell:
-    """Makes the record of a cell that has no accuracies by round."""
+    """Makes the record of a cell; the figures with a default are of a cell without accuracies by round.
+
+    :param epsilons: against the server, and of the release.
+    """
     return KeptCell(
         cell=cell.key,
         digest=cell.digest,
         quick=cell.quick,
         task=cell.plain,
-        accuracies=accuracies,
-        epsilon_server=epsilon,
-        epsilon_release=epsilon,
-        noise_multiplier=0.0,
-        rounds=0,
-        uplink_bytes=0,
+        accuracies={name: [rounded(value) for value in values] for name, values in accuracies.items()},
+        epsilon_server=epsilons[0],
+        epsilon_release=epsilons[1],
+        noise_multiplier=noise_multiplier,
+        rounds=rounds,
+        uplink_bytes=uplink_bytes,
         seconds=round(seconds, 1),
         runtime=runtime,
         processor=processor(runtime),
         versions=versions(),
         commit=commit(),
         digests=input_digests(simulation.prepared),
+        **of_rounds,
     )
 
 

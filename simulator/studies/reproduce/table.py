@@ -15,6 +15,7 @@ from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import METRICS, WINDOWS, Axis, Recipe, RowGroup, TableColumn
 
 NOT_RUN = "not run yet"
+_NOT_IN_JSON = ["method", "at", "runs", "least_server", "least_release", "noise"]
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,8 @@ class Block:
         return self.group.title + (f", {self.reading.title}" if self.reading else "")
 
     @property
-    def begun(self) -> bool:
-        """True if any of its cells is finished."""
-        return bool(self.places.ours.notna().any())
+    def reading_id(self) -> str:
+        return self.reading.id if self.reading else ""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class PaperTable:
                 "reading": block.reading.id if block.reading else None,
                 "metric": block.metric,
                 "substitutions": list(block.group.substitutions),
-                "cells": to_json(block.places.drop(columns=["method", "at", "runs"]).to_dict("records")),
+                "cells": to_json(block.places.drop(columns=_NOT_IN_JSON).to_dict("records")),
                 "rankings": [asdict(ranking) for ranking in block.rankings],
             }
             for block in self.blocks
@@ -186,6 +186,7 @@ def _runs(cell: Cell, columns: Sequence[TableColumn], progress: CellProgress) ->
             "value": None if value is None else 100 * value,
             "server": one.epsilon_server if one else None,
             "release": one.epsilon_release if one else None,
+            "noise": one.noise(cell) if one else None,
             "raw": one.raw_values if one else (),
             "chance": cell.chance,
             "outside": bool(cell.row.outside),
@@ -215,6 +216,9 @@ _COMBINED: dict[str, tuple[str, Any]] = {
     "paper_epsilon": ("paper_epsilon", _first),
     "noised_server": ("server", "max"),
     "noised_release": ("release", "max"),
+    "least_server": ("server", "min"),
+    "least_release": ("release", "min"),
+    "noise": ("noise", _first),
     "raw_values": ("raw", lambda raw: tuple(dict.fromkeys(words for each in raw for words in each))),
     "chance": ("chance", _first),
     "outside": ("outside", _first),

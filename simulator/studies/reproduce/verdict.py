@@ -15,18 +15,6 @@ ELSEWHERE = {"own": 1.3, "global": 7.8}
 """Points by which another processor's rounding changes own models, and a global model, of the same cell (measured)."""
 FAR = 10.0
 """Distance in points from the printed number above which an order means nothing."""
-RULE = f"""
-- **reproduced**: our mean is within {NEAR:g} points of the printed number, or within two standard errors over seeds if
-  that is more, and its lead over each finished method of its column that is printed below it is the printed lead within
-  {LEAD[0]:g} point, or within a third if that is more. A lead is over the seeds which both have. If two methods stand
-  in the wrong order, this counts against the one that is printed above.
-- **order only**: not that, but it stands above and below the finished methods of its column as printed.
-- **not**: neither; or, unless reproduced, within {NEAR:g} points of chance or more than {FAR:g} off. Where the data are
-  not the paper's, the distance does not count.
-- **outside**: its noise or its epochs are not comparable, so it has no place in the order. The table says why.
-- **open**: no cell is finished. Where network or data are not the paper's, a number is never reproduced, and a method
-  that stands alone in its column is open too.
-"""
 
 
 class PlaceVerdict(NamedTuple):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import resource
 import shutil
@@ -60,7 +61,7 @@ def wait_until_gone(pid: int) -> None:
 @pytest.mark.parametrize("kind", BROKERS)
 def test_a_broker_serves_restarts_on_its_port_and_stops(kind: str, tmp_path: Path) -> None:
     with start_broker(kind, data_dir=tmp_path) as broker:
-        assert broker.kind == kind
+        assert broker.program.name == kind
         assert broker.url == f"mqtt://127.0.0.1:{broker.port}"
         round_trip(broker.url)
         first_pid = broker.pid
@@ -145,17 +146,17 @@ def test_a_broker_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path) -
 @pytest.mark.needs("mosquitto")
 def test_auto_takes_mosquitto_and_without_it_amqtt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with start_broker(data_dir=tmp_path) as broker:
-        assert broker.kind == "mosquitto"
+        assert broker.program.name == "mosquitto"
     monkeypatch.setattr(shutil, "which", lambda *_args, **_options: None)
     with start_broker(data_dir=tmp_path) as broker:
-        assert broker.kind == "amqtt"
+        assert broker.program.name == "amqtt"
     with pytest.raises(BadInput, match="apt install mosquitto"):
         start_broker("mosquitto", data_dir=tmp_path)
     tls = BrokerTls(ca_file=tmp_path, cert_file=tmp_path, key_file=tmp_path)
     with pytest.raises(BadInput, match="cannot require client certificates"):
         start_broker(data_dir=tmp_path, tls=tls)
-    monkeypatch.setattr(broker_module.importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(BadInput, match="no broker is installed"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(BadInput, match="no broker is installed: apt install mosquitto, or pip install amqtt"):
         start_broker(data_dir=tmp_path)
 
 

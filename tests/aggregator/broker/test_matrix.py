@@ -1,4 +1,4 @@
-"""One small fleet, real processes, on brokers of several makes (docs/field.md, "Other brokers")."""
+"""One small fleet, real processes, on brokers of several makes (docs/field-reference.md, "Other brokers")."""
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def test_a_secure_sum_is_made_where_topics_overtake_each_other(tmp_path: Path) -
 
 def test_the_documents_name_every_broker_and_the_file_of_the_bridge() -> None:
     """And `bridged` runs with the lines of that file."""
-    text = (ROOT / "docs/field.md").read_text("utf-8").partition("### Other brokers")[2].partition("\n### ")[0]
+    page = (ROOT / "docs/field-reference.md").read_text("utf-8")
+    text = page.partition("### Other brokers")[2].partition("\n### ")[0]
     assert text.count("(../examples/mosquitto-bridge.conf)") == 2
     listed = [line.split("|")[1].strip().lower() for line in text.splitlines() if line.startswith("| ")]
     assert len(listed) == 1 + len(MATRIX)

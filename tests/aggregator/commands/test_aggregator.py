@@ -25,7 +25,7 @@ from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import FILES, DeviceRegister, KnownDevice
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.accounting.epsilon import epsilon
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.wire.format.identity import Identity

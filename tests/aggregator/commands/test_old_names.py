@@ -11,7 +11,8 @@ import typer.main
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app, load_command
-from hushfleet.aggregator.commands.old_names import OLD_NAMES, renamed
+from hushfleet.aggregator.commands.old_names import GONE, OLD_NAMES, renamed
+from hushfleet.errors import BadInput
 from hushfleet.wire.format.identity import Identity
 from support.desk import make_folder
 
@@ -44,6 +45,12 @@ def test_no_list_shows_it(old: str) -> None:
         for word in rest:
             command = getattr(command, "commands", {}).get(word)
         assert command is None
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_a_command_that_went_says_what_to_use(gone: str) -> None:
+    with pytest.raises(BadInput, match=f"`hushfleet {gone}` went after 0.3; "):
+        renamed([*gone.split(), "greenhouse"])
 
 
 @pytest.mark.parametrize("words", [["fleet", "status", "list"], ["release", "add", "x"], ["report", "devices"], []])

@@ -16,11 +16,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.config.notes import notes_of
-from hushfleet.aggregator.config.sections import OWN_DATA, DataSection
+from hushfleet.aggregator.config.sections import DataSection
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.config.spec import ClassNames, ModelSpec, Shape, TaskSpec
 from hushfleet.config.toml_text import to_toml, toml_value
+from hushfleet.data.form import OWN_DATA
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods import METHODS, find_method
 from hushfleet.schema import hints

@@ -11,10 +11,11 @@ import pytest
 
 import hushfleet
 from hushfleet.aggregator.config.notes import notes_of
-from hushfleet.aggregator.config.sections import OWN_DATA, DataSetName, Partition
+from hushfleet.aggregator.config.sections import DataSetName, Partition
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
+from hushfleet.data.form import OWN_DATA
 from hushfleet.data.partition import KINDS
-from hushfleet.data.sets import load, set_names
+from hushfleet.data.sets import SOURCES, load
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.hush_rule import PAYS_FROM, signal
@@ -79,14 +80,8 @@ def test_a_task_of_secure_sums_is_completed() -> None:
 @pytest.mark.parametrize(
     ("sections", "reason"),
     [
-        ({"wire": {"codec": "float16"}}, 'secure sums have their own, "masked"'),
-        ({"round": {"aggregation": "median"}}, "only the mean"),
-        ({"privacy": {"reading": "client-sampling"}}, "counts in full"),
-        ({"privacy": {"clip_norm": math.inf, "epsilon": None}}, "finite"),
         ({"privacy": {"unit": "record"}, "method": {"optimizer": "adam"}}, "a round is one plain step"),
         ({"privacy": {"honest_fraction": 0.05}}, "may have no honest one"),
-        ({"round": {"min_updates": 101}}, "a round has 100 devices"),
-        ({"method": {"name": "fedglp-adp"}}, "a mask of its own"),
         ({"round": {"rounds": 10_001}}, "secure sums allow at most 10000"),
         ({"round": {"rounds": 10_000}, "evaluation": {}}, "10001 with those that evaluate: secure sums allow at most"),
     ],
@@ -94,11 +89,6 @@ def test_a_task_of_secure_sums_is_completed() -> None:
 def test_what_does_not_go_with_secure_sums(sections: dict[str, Any], reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
         of_sums(**sections)
-
-
-def test_masked_values_belong_to_secure_sums() -> None:
-    with pytest.raises(BadInput, match=r'needs privacy\.accounting = "secure"'):
-        task(wire={"codec": "masked"})
 
 
 def test_the_defaults_are_the_papers_but_for_the_accounting() -> None:
@@ -197,7 +187,7 @@ def test_what_the_hush_examples_say_about_secure_sums() -> None:
 
 
 def test_lists_of_names_are_those_of_the_data_package() -> None:
-    assert set(get_args(DataSetName)) == {*set_names(), *OWN_DATA}
+    assert set(get_args(DataSetName)) == {*SOURCES, *OWN_DATA}
     assert set(get_args(Partition)) == {*KINDS, "given"}
 
 
@@ -303,7 +293,7 @@ def test_every_method_runs_strict(name: str) -> None:
         ({"seed": -1}, "seed = -1: .*>= 0"),
         ({"zeed": 1}, "unknown field 'zeed'"),
         ({"round": {"rouns": 5}}, "round: unknown field 'rouns'"),
-        ({"round": {"rounds": 0}}, "round.rounds = 0: .*>= 1"),
+        ({"round": {"rounds": 0}}, "round.rounds = 0: must be in .1, 1000000."),
         ({"round": {"quorum": 1.5}}, "round.quorum = 1.5: must be in .0, 1."),
         ({"round": {"deadline_s": math.nan}}, "round.deadline_s = nan: "),
         ({"round": 5}, "round = 5"),
@@ -316,33 +306,15 @@ def test_every_method_runs_strict(name: str) -> None:
         ({"method": {"beta_0": math.nan}}, "method.*beta_0 = nan: "),
         ({"method": {"beta_0": 10**400}}, "method.beta_0 = 1000.*: must be in .0, 1."),
         ({"method": {"name": "fedavg", "gamma": 0.1}}, "method: unknown field 'gamma'"),
-        ({"privacy": {"epsilon": 2, "noise_multiplier": 1}}, "privacy.noise_multiplier = 1 and epsilon = 2: give one"),
         ({"privacy": {"clip_norm": 0}}, "privacy.clip_norm = 0: must be positive"),
-        ({"privacy": {"clip_norm": 1e-40}}, "privacy.clip_norm = 1e-40: must be 1e-9 to 1e4, or inf"),
-        ({"privacy": {"clip_norm": 1e38}}, "privacy.clip_norm = 1e.38: must be 1e-9 to 1e4, or inf"),
-        ({"privacy": {"noise_multiplier": 1e-40}}, "privacy.noise_multiplier = 1e-40: must be 0, or 1e-6 to 1000"),
-        ({"privacy": {"clip_norm": math.inf, "epsilon": 2}}, "privacy.clip_norm = inf: must be finite where noise"),
-        ({"privacy": {"clip_norm": math.inf, "noise_multiplier": 1}}, "privacy.clip_norm = inf"),
         ({"privacy": {"delta": 1}}, "privacy.delta = 1: must be between 0 and 1"),
         ({"privacy": {"unit": "row"}}, "privacy.unit = 'row': .*'device'"),
         ({"privacy": {"noise_multiplier": math.nan}}, "privacy.noise_multiplier = nan"),
         ({"data": {"name": "imagenet"}}, "data.name = 'imagenet': .*'digits', 'mnist', .*'folder'"),
         ({"data": {"devices": 0}}, "data.devices = 0"),
-        ({"data": {"partition": "dirichlet-class"}}, "data.partition = 'dirichlet-class' needs alpha"),
-        ({"data": {"partition": "pathological"}}, "data.partition = 'pathological' needs classes_per_device"),
-        ({"data": {"test_fraction": 1}}, "data.test_fraction = 1: .*< 1"),
-        ({"data": {"name": "folder", "class_names": ["a", "b"]}}, "data.name = 'folder' needs class_names"),
-        ({"data": {"name": "folder", "input_shape": [3, 32, 32]}}, "data.name = 'folder' needs class_names"),
-        ({"data": {"path": "images"}}, "data.path is for your own data alone"),
+        ({"data": {"test_fraction": 1}}, "data.test_fraction = 1: must be in .0, 1[)]"),
         ({"wire": {"step": 17}}, "wire.step = 17: must be in .0, 16."),
         ({"wire": {"step": 1e-40}}, "wire.step = 1e-40: must be in .0, 16., and at least 1e-9"),
-        ({"wire": {"codec": "one-bit"}, "privacy": {"noise_multiplier": 0}}, 'wire.codec = "one-bit" sends signs'),
-        ({"wire": {"codec": "one-bit"}, "privacy": {"unit": "record", "epsilon": 8}}, 'wire.codec = "one-bit" sends'),
-        ({"method": {"name": "fedavg"}, "privacy": {"epsilon": 2}}, "privacy.epsilon = 2: .*'fedavg' adds no noise"),
-        (
-            {"method": {"name": "fedavg"}, "privacy": {"noise_multiplier": 1}},
-            "privacy.noise_multiplier = 1: .*'fedavg' adds",
-        ),
         ({"wire": {"codec": "zip"}}, "wire.codec = 'zip': .*'quantized', 'one-bit', 'float16', 'float32'"),
     ],
 )
@@ -506,35 +478,9 @@ def test_every_method_is_reached_by_its_name() -> None:
         assert type(made.config) is published.config
 
 
-@pytest.mark.parametrize(
-    ("rules", "said"),
-    [
-        (
-            {"min_updates": 9},
-            "round.min_updates = 9: a round has 8 devices .data.devices, round.cohort_size., so none could ever close",
-        ),
-        ({"min_updates": 3, "cohort_size": 2}, "round.min_updates = 3: a round has 2 devices"),
-        ({"cohort_size": 9}, "round.cohort_size = 9: the fleet has 8 devices"),
-        ({"min_devices": 9}, "round.min_devices = 9: the fleet has 8 devices .* no round could ever open"),
-        (
-            {"min_devices": 3, "min_updates": 4},
-            "round.min_devices = 3: .* never close with round.min_updates = 4",
-        ),
-    ],
-)
-def test_rules_by_which_no_round_could_ever_open_or_close_are_refused(rules: dict[str, int], said: str) -> None:
-    with pytest.raises(BadInput, match=said):
-        task(data={"devices": 8}, round=rules)
-
-
 def test_rules_that_a_fleet_can_just_meet_are_taken() -> None:
     rules = {"min_updates": 8, "min_devices": 8, "cohort_size": 8}
     assert task(data={"devices": 8}, round=rules).round.min_updates == 8
-
-
-def test_a_committee_that_could_never_open_a_sum_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"privacy.honest_fraction = 0.2: of 96 members of a committee 96 may"):
-        of_sums(data={"devices": 300}, privacy={"honest_fraction": 0.2}, round={"min_updates": 300})
 
 
 @pytest.mark.parametrize(

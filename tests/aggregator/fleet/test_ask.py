@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -18,18 +16,11 @@ from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.question import StatisticSection
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet import ask as asking
-from hushfleet.aggregator.fleet.commands.tested import describe_test
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.publish.prepare import prepare
-from hushfleet.aggregator.publish.published_model import PublishedModel
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.storage.checkpoints import Checkpoints
-from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.toml_text import to_toml
-from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput
-from hushfleet.model.evaluation import Evaluation
-from hushfleet.params import ParamLayout
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble
@@ -232,54 +223,3 @@ def test_what_the_boards_limits_do_not_allow_is_not_asked(tmp_path: Path) -> Non
     with pytest.raises(BadInput, match="their difference is not finite"):
         fleet_ask("mean", folder.path, "3", "--low", "-1e308", "--high", "1e308")
     assert folder.run.name == "small"
-
-
-def test_public_samples_test_the_newest_model(tmp_path: Path) -> None:
-    public = TASK.replace(
-        'name = "digits"\n',
-        'name = "arrays"\nclass_names = ["a", "b"]\ninput_shape = [1, 8, 8]\nmean = [0.0]\nstd = [1.0]\n',
-    ).replace('name = "digits-cnn"', 'name = "linear"')
-    folder, rng = make_folder(tmp_path / "fleet", task=public), np.random.default_rng(0)
-    x, y = rng.integers(0, 256, (40, 1, 8, 8), np.uint8), np.array([0, 1] * 20)
-    np.savez(tmp_path / "public.npz", train_x=x[:2], train_y=y[:2], test_x=x, test_y=y)
-    test = lambda: CliRunner().invoke(build_app(), ["fleet", "test", str(folder.path), str(tmp_path / "public.npz")])  # noqa: E731
-    assert "no model yet" in str(test().exception)
-    layout = ParamLayout(("head.weight", "prior"), ((2, 64), (2,)))
-    for rounds, favoured in ((1, 1.0), (2, -1.0)):
-        params = np.zeros(layout.size, np.float32)
-        params[-2:] = favoured, -favoured
-        Checkpoints(folder.run, layout, durable=False).write(rounds, params)
-    said = test().output
-    assert "after 2 rounds of small, the fleet's model is right on 50.0\N{NO-BREAK SPACE}% of 40 test samples" in said
-
-
-def test_the_model_takes_the_columns_of_a_table_in_its_own_order(tmp_path: Path) -> None:
-    """A public table may have another order than the one that the fleet began with."""
-    rng = np.random.default_rng(0)
-    rows = [(name, *rng.normal(value, 0.1, 2)) for name, value in (("a", (1, -1)), ("b", (-1, 1))) for _ in range(20)]
-    for name, order in (("first", (0, 1, 2)), ("other", (2, 0, 1))):
-        header = ("label", "x", "y")
-        lines = [header, *rows]
-        text = "\n".join(",".join(str(line[place]) for place in order) for line in lines) + "\n"
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "test.csv").write_text(text)
-    public = TASK.replace(
-        'name = "digits"\n', f'name = "csv"\nclass_names = ["a", "b"]\npath = "{tmp_path / "first"}"\n'
-    ).replace('name = "digits-cnn"', 'name = "linear"')
-    folder = make_folder(tmp_path / "fleet", task=public)
-    prepared = prepare(load_task(folder.task), run_id="1")
-    with AggregatorStore(folder.run, durable=False) as store:
-        published = PublishedModel(store, prepared.spec)
-        params = np.array([1, 0, -1, 0, 0, 0], np.float32)  # a: x is above zero
-        assert prepared.spec.model.layout.shapes == ((2, 2), (2,))
-        published.checkpoints.write(1, params)
-    for name in ("first", "other"):
-        said = CliRunner().invoke(build_app(), ["fleet", "test", str(folder.path), str(tmp_path / name)]).output
-        assert "is right on 100.0\N{NO-BREAK SPACE}% of 40 test samples" in said, name
-
-
-def test_an_autoencoder_is_right_on_nothing_and_has_an_auroc() -> None:
-    targets, samples = Targets("reconstruction", false_alarms=0.01), "6 test samples (loss 0.5)"
-    assert describe_test(targets, Evaluation(0.93, 0.5), 6) == f"has AUROC 0.93 on {samples}"
-    assert describe_test(targets, Evaluation(math.nan, 0.5), 6) == f"has AUROC not measured on {samples}"
-    assert describe_test(Targets(), Evaluation(0.5, 0.5), 6) == f"is right on 50.0\N{NO-BREAK SPACE}% of {samples}"

@@ -15,6 +15,7 @@ from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RefusedRequest
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.identity import Identity
+from support import report_samples
 from support.desk import make_folder
 
 NAMES = [f"greenhouse-{number:02d}" for number in range(1, 5)]
@@ -131,6 +132,12 @@ def test_status_has_what_a_list_and_a_single_board_need(folder: FleetFolder) -> 
 
 
 def test_one_command_reports_on_fleets_and_runs(folder: FleetFolder) -> None:
+    with pytest.raises(BadInput, match=r"no task of .* has ended yet; its boards, .*: hushfleet fleet status"):
+        CliRunner().invoke(build_app(), ["report", str(folder.path)], catch_exceptions=False)
+    result = vars(report_samples)["bare"](vars(report_samples)["sample"]())
+    for name in ("one", "two"):
+        result.save(folder.path / "runs" / name / "result.json")
     outcome = CliRunner().invoke(build_app(), ["report", str(folder.path)], catch_exceptions=False)
     assert "report.html" in outcome.output.replace("\n", "")
-    assert NAMES[0] in (folder.path / "report.html").read_text()
+    assert "runs/two/report.html" in (folder.path / "report.html").read_text()
+    assert (folder.path / "runs" / "two" / "report.html").exists()

@@ -18,7 +18,7 @@ from hushfleet.aggregator.ingest.checks import terms_of
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import LedgerError
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.charge import Charge
 from hushfleet.schema import pack, unpack
 from support.local_link import LocalHub
 from support.whole import Whole, prepared_digits
@@ -205,7 +205,7 @@ def test_a_new_card_in_a_round_of_the_old_one_is_no_copy(tmp_path: Path, how: st
         prepared = prepared_digits("glp", method="fedglp-adp")  # it has a public state
         whole.begin(prepared)
         book = ChargeBook(whole.coordinator.enrolment.register, whole.coordinator.engine)
-        whole.coordinator._rounds._charges = book
+        whole.coordinator.rounds.charges = book
         old, other = whole.board("board-1"), whole.board("board-2")
         engine, task = whole.coordinator.engine, prepared.spec.task
         assert whole.drive(lambda: engine.closed_rounds == 1 and engine.plan is not None)
@@ -249,7 +249,7 @@ def test_a_round_whose_cards_have_all_been_replaced_does_not_wait_out_its_deadli
         whole.begin(prepared)
         engine, task = whole.coordinator.engine, prepared.spec.task
         book, accepted = ChargeBook(whole.coordinator.enrolment.register, engine), list[tuple[str, int]]()
-        whole.coordinator._rounds._charges = book
+        whole.coordinator.rounds.charges = book
         monkeypatch.setattr(book, "accepted", lambda device, round: accepted.append((device, round)))
         old = [whole.board(name) for name in ("board-1", "board-2")]
         assert whole.drive(lambda: engine.closed_rounds == 1 and engine.plan is not None)

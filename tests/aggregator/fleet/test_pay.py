@@ -20,7 +20,6 @@ from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.fleet_report import render_fleet_report
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.page.render import render_parts
@@ -30,7 +29,8 @@ from hushfleet.aggregator.fleet.table import table
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.aggregator.results.answers import StatisticRow, WithError
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.results.report.verdict import answer, judge
+from hushfleet.aggregator.results.report.verdict import judge
+from hushfleet.aggregator.results.report.words import sentences
 from hushfleet.errors import BadInput
 from hushfleet.simulator.studies.plan.cli import plan
 from support import report_samples
@@ -92,15 +92,14 @@ def places(folder: FleetFolder, file: Path) -> dict[str, str]:
     result = vars(report_samples)["bare"](vars(report_samples)["sample"]())
     found = pay_of_fleet(load_task(folder.task), folder)
     assert found is not None
-    told = result.model_copy(update={"pay": found.in_words, "engine": "field"})
+    told = result.but(pay=found.in_words, engine="field")
     given = CliRunner().invoke(build_app(), ["fleet", "task", str(folder.path), str(file), "--now"])
     assert given.exit_code == 0, given.output
     return {
         "status": shown.getvalue(),
         "page": words(render_parts(view)["summary"]),
         "json": view.to_json()["pay"],
-        "report of the fleet": words(render_fleet_report(folder)),
-        "report of the run": answer(told, judge(told)),
+        "report of the run": sentences(told, judge(told))["answer"],
         "fleet task": given.output,
         "aggregator": said_by_aggregator(folder),
     }
@@ -178,12 +177,12 @@ def test_counts_that_boards_told_replace_the_guess(tmp_path: Path, planned: Any)
     path = folder.path / "runs" / "ask-counts-1" / "result.json"
     path.parent.mkdir(parents=True)
     result = vars(report_samples)["bare"](vars(report_samples)["sample"]())
-    result.model_copy(update={"statistic": counts}).save(path)
+    result.but(statistic=counts).save(path)
     assert told_images(folder) == 32
     with watching(folder) as watch:
         assert "24 devices with 32 images each (told by noised counts)" in watch.view().pay
     unsure = [WithError(value=value, error=200) for value in (500.0, 268.0, 0.0)]
-    result.model_copy(update={"statistic": counts.model_copy(update={"values": unsure})}).save(path)
+    result.but(statistic=counts.but(values=unsure)).save(path)
     assert told_images(folder) is None, "the noise hides it"
 
 
@@ -226,4 +225,3 @@ def test_a_useless_evaluation_of_a_former_run_replaces_no_sentence(tmp_path: Pat
             view = watch.view()
         assert view.pay.startswith(begins)
         assert descriptions.sentences(view)["model"].startswith(view.pay)
-        assert words(view.pay) in words(render_fleet_report(folder))

@@ -13,13 +13,10 @@ import pytest
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.processes import FleetProcess, brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.release_keys import trust
-from hushfleet.aggregator.fleet.releases import add_release
+from hushfleet.aggregator.fleet.releases import add_release, trust
 from hushfleet.aggregator.fleet.rollout import begin, board_rollouts, current
 from hushfleet.aggregator.fleet.sightings import sightings
-from hushfleet.edge_client.board.config import load_config
-from hushfleet.edge_client.fleet.by_hand import hand_over
-from hushfleet.edge_client.fleet.freshness import Freshness
+from hushfleet.edge_client.fleet.newest import Freshness
 from hushfleet.errors import BadSignature
 from hushfleet.release import Trust
 from hushfleet.wire.format.identity import Identity
@@ -33,6 +30,7 @@ from support.releases import (
     eats_memory,
     hangs,
     never_connects,
+    put_in,
 )
 from support.systemd import EmulatedBoard
 
@@ -117,9 +115,8 @@ def test_other_keys_and_the_newest_release_are_told_over_the_air(tmp_path: Path,
         until(lambda: Trust.of_board(board.opt).number == trust(folder).number)
         with pytest.raises(BadSignature, match="not signed"):
             roll_out(folder, releases.get("2.0"), releases)
-        config = load_config(board.home / "device.toml")
-        with pytest.raises(BadSignature, match="not signed"):  # from a stick
-            hand_over(config, releases.get("2.0"))
+        put_in(board.state_dir, releases.get("2.0"))
+        until(lambda: "not signed" in board.slots("show").reason)
         roll_out(folder, build_release(tmp_path / "2.1.hfr", "2.1", key=fresh), releases)
         until(lambda: outcomes(folder) == ["good"])
         until(lambda: Freshness(board.state_dir).version == "2.1")
@@ -152,7 +149,7 @@ def test_each_board_returns_by_itself_from_a_release_that_is_bad_in_its_own_way(
 ) -> None:
     with fleet(tmp_path, releases, *(limits for _, _, limits in BAD)) as (_, boards):
         for board, (change, _, _) in zip(boards, BAD, strict=True):
-            hand_over(load_config(board.home / "device.toml"), releases.get("3.0", change))
+            put_in(board.state_dir, releases.get("3.0", change))
         for board, (_, reason, _) in zip(boards, BAD, strict=True):
             state = until(lambda board=board: (shown := board.slots("show")).last == "3.0" and shown)
             assert (state.good, state.outcome) == ("1.0", "returned")

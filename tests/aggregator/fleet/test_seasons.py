@@ -19,7 +19,6 @@ from hushfleet import atomic_file
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task, parse_task
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.fleet_report import render_fleet_report
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.round_numbers import change, show
@@ -30,8 +29,8 @@ from hushfleet.aggregator.planning.season import SeasonCalendar
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput
 from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 from hushfleet.privacy.ledger import epsilon_server_of
-from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
 from hushfleet.schema import read_file
 from support.desk import TASK, make_folder
 
@@ -262,7 +261,6 @@ def test_a_fleet_sleeps_when_the_next_season_would_exceed_the_lifetime(folder: F
     assert told[400].endswith("has learned until 27 December 2027; each board goes on alone")
     view = watch.view(day(400))
     assert descriptions.progress(view.run, view.season).endswith("boards predict with their own heads")
-    assert "has learned until 27 December 2027" in render_fleet_report(folder, now=day(400))
     watch.close()
 
 

@@ -56,7 +56,7 @@ def register(tmp_path: Path) -> Iterator[DeviceRegister]:
 
 def begin(whole: Whole, register: DeviceRegister, run_id: str) -> None:
     whole.begin(prepared_digits(run_id))
-    whole.coordinator._rounds._charges = ChargeBook(register, whole.coordinator.engine)
+    whole.coordinator.rounds.charges = ChargeBook(register, whole.coordinator.engine)
 
 
 def test_a_report_says_what_boards_have_spent_in_all(

@@ -33,7 +33,8 @@ from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.report.readable import format_lifetime, number
 from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
-from hushfleet.privacy.mechanism import Charge, GaussianMechanism
+from hushfleet.privacy.charge import Charge
+from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.roster import SEEN_NEWER
 from hushfleet.wire.format.health import SHOWN

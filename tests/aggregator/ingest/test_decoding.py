@@ -9,7 +9,7 @@ import pytest
 
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
 from hushfleet.aggregator.ingest.decoding import decode
-from hushfleet.blocks import BLOCK
+from hushfleet.array_api import BLOCK
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
 from hushfleet.wire.format.update import UpdateHeader, encode_update
 

@@ -16,8 +16,7 @@ from hypothesis.extra import numpy as npst
 from hushfleet import array_api
 from hushfleet.aggregator.ingest.decoding import MAX_MAGNITUDE
 from hushfleet.aggregator.ingest.exact_sum import ExactSum
-from hushfleet.array_api import Array
-from hushfleet.blocks import BLOCK
+from hushfleet.array_api import BLOCK, Array
 from hushfleet.errors import Malformed
 from support.accelerator import SUM_DEVICES
 

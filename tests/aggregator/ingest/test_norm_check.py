@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.ingest.norm_check import FALSE_REFUSAL, exponent, square_limits, value_limit
-from hushfleet.codecs.registry import CODECS
+from hushfleet.codecs.registry import codecs
 from hushfleet.gradients.optim import Adam, adam_reach
 from hushfleet.methods import METHODS
 from support.fleet import LAYOUT
@@ -24,7 +24,7 @@ UNNOISED = ("fedavg", "fedper", "fedrep", "lg-fedavg")
     [
         (method, codec.name)
         for method in sorted(METHODS)
-        for codec in CODECS
+        for codec in codecs()
         if not codec.needs_noise or method not in UNNOISED
     ],
 )

@@ -13,7 +13,7 @@ from hushfleet.aggregator.planning.advice import MONTH_S, Advice, Question
 from hushfleet.aggregator.planning.evaluation_error import evaluation_error, useless_evaluation
 from hushfleet.aggregator.planning.gain_table import gain_table
 from hushfleet.aggregator.planning.pay import MeasuredGain, pay
-from hushfleet.aggregator.results.answers import EvaluationRow
+from hushfleet.aggregator.results.answers import EvaluationRow, WithError
 from hushfleet.errors import BadInput
 
 
@@ -35,8 +35,8 @@ def advice(asked: Any, **given: Any) -> Advice:
 
 
 def row(gain: float, error: float) -> EvaluationRow:
-    value = {name: {"value": 0.5, "error": 0.1} for name in ("own", "alone", "shared", "gaining")}
-    return EvaluationRow(round=3, devices=40, gain={"value": gain, "error": error}, **value)
+    value = {name: WithError(value=0.5, error=0.1) for name in ("own", "alone", "shared", "gaining")}
+    return EvaluationRow(round=3, devices=40, gain=WithError(value=gain, error=error), **value)
 
 
 def test_a_task_is_judged_as_the_same_question() -> None:

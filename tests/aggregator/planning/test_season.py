@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.planning.season import SeasonCalendar, learns_until, seasons_paid
-from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
+from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 
 ZONES = st.sampled_from(["Europe/Berlin", "UTC", "America/New_York", "Australia/Lord_Howe", "Pacific/Apia"])
 PERIODS = st.one_of(

@@ -12,7 +12,6 @@ from rich.console import Console
 from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.report.comparison import (
     comparison_json,
-    comparison_rows,
     comparison_table,
     differ_by_seed,
     load_runs,
@@ -23,7 +22,7 @@ from hushfleet.aggregator.results.report.readable import gained
 from hushfleet.aggregator.results.report.sweeps import seed_table
 from hushfleet.aggregator.results.result import Rerun, Result, SeedPoint
 from hushfleet.errors import BadInput
-from support.report_samples import sample
+from support.report_samples import rows_of, sample
 
 RUNS = {
     "paper": sample(own=0.75, alone=0.70, epsilon_server=4417.0),
@@ -32,12 +31,12 @@ RUNS = {
 
 
 def row(name: str) -> list[str]:
-    (found,) = [values for first, *values in comparison_rows(RUNS) if first == name]
+    (found,) = [values for first, *values in rows_of(RUNS) if first == name]
     return found
 
 
 def test_a_row_has_a_value_of_each_run() -> None:
-    assert {len(values) for values in comparison_rows(RUNS)} == {3}
+    assert {len(values) for values in rows_of(RUNS)} == {3}
     assert row("") == ["paper", "sums"]
     assert [value.partition(" ")[0] for value in row("epsilon_server (delta)")] == ["4,417", "2"]
     gains = row("gained, common test")
@@ -49,7 +48,7 @@ def test_the_page_holds_the_table_and_says_where_the_whole_reports_are(tmp_path:
     path = tmp_path / "report.html"
     write_comparison("Two fleets", RUNS, {"paper": "paper/report.html", "sums": "sums/report.html"}, path)
     text = path.read_text()
-    for values in comparison_rows(RUNS):
+    for values in rows_of(RUNS):
         for value in values:
             assert value in text
     assert "paper/report.html" in text
@@ -59,21 +58,21 @@ def test_the_page_holds_the_table_and_says_where_the_whole_reports_are(tmp_path:
 def test_bytes_are_over_all_updates_that_were_sent() -> None:
     """A round whose updates were too few for a model has their bytes, and no participants."""
     result = sample(2, 4)
-    rounds = [row.model_copy(update={"participants": 0} if row.round > 1 else {}) for row in result.rounds]
-    runs = {"few": result.model_copy(update={"rounds": rounds}), "all": result}
-    (sent,) = [values for first, *values in comparison_rows(runs) if first == "sent up by a device, a round"]
+    rounds = [row.but(**({"participants": 0} if row.round > 1 else {})) for row in result.rounds]
+    runs = {"few": result.but(rounds=rounds), "all": result}
+    (sent,) = [values for first, *values in rows_of(runs) if first == "sent up by a device, a round"]
     assert sent == ["1\N{NO-BREAK SPACE}kB"] * 2
 
 
-def seeded(seed: int, own: float, *, epsilon: float = 2.0) -> Result:
+def seeded(seed: int, own: float, *, epsilon: float = 2.0, rounds: int = 3) -> Result:
     task = f'name = "t"\nseed = {seed}\nprivacy.epsilon = {epsilon}'
     made = Rerun(command="hushfleet simulate t.toml", task=task, digests={})
-    return sample(own=own).model_copy(update={"seed": seed, "rerun": made})
+    return sample(2, rounds, own=own).but(seed=seed, rerun=made)
 
 
 def test_runs_of_other_seeds_have_their_mean_and_its_spread() -> None:
     runs = {f"seed-{n}": seeded(n, own) for n, own in enumerate((0.75, 0.77, 0.79))}
-    rows = {name: values for name, *values in comparison_rows(runs)}
+    rows = {name: values for name, *values in rows_of(runs)}
     assert rows[""][-1] == "mean of 3 seeds"
     spread = Gain.of([0.05, 0.07, 0.09])
     assert rows["gained, common test"][-1] == gained(spread)
@@ -84,13 +83,13 @@ def test_runs_of_other_seeds_have_their_mean_and_its_spread() -> None:
 
 
 def test_seeds_of_which_one_has_learned_nothing_have_no_mean_gain() -> None:
-    """As `comparison_rows` has it: a model that guesses gains nothing, however little devices reach alone."""
+    """As `comparison` has it: a model that guesses gains nothing, however little devices reach alone."""
     points = [
         SeedPoint(seed=seed, accuracy_own_common=own, gain_over_local_only=own - 0.2)
         for seed, own in ((0, 0.3), (1, 0.9))
     ]
     result = sample()
-    result = result.model_copy(update={"details": result.details.model_copy(update={"seeds": points})})
+    result = result.with_details(seeds=points)
     *_, mean, _ = seed_table(result).rows
     assert (mean[0], mean[-1]) == ("mean", "learned nothing")
 
@@ -99,11 +98,11 @@ def test_seeds_of_one_configuration_are_one_column_beside_another() -> None:
     runs = {f"two-{n}": seeded(n, own) for n, own in enumerate((0.75, 0.77))}
     runs |= {f"four-{n}": seeded(n, own, epsilon=4.0) for n, own in enumerate((0.80, 0.84))}
     runs["eight"] = seeded(3, 0.9, epsilon=8.0)
-    rows = {name: values for name, *values in comparison_rows(runs)}
+    rows = {name: values for name, *values in rows_of(runs)}
     assert rows[""] == ["two-0, 2 seeds", "four-0, 2 seeds", "eight"]
     assert rows["task: privacy.epsilon"] == ["2.0", "4.0", "8.0"]
-    runs["four-1"] = runs["four-1"].model_copy(update={"rounds": runs["four-1"].rounds[:2]})
-    (told,) = [values for name, *values in comparison_rows(runs) if name == "devices, rounds"]
+    runs["four-1"] = seeded(1, 0.84, epsilon=4.0, rounds=2)
+    (told,) = [values for name, *values in rows_of(runs) if name == "devices, rounds"]
     assert told == ["2, 3", "2, 2 to 3", "2, 3"]
     assert "task: seed" not in rows
     assert [each.replace("\N{NO-BREAK SPACE}", "") for each in rows["federated, common test"]] == [
@@ -118,7 +117,7 @@ def test_seeds_of_one_configuration_are_one_column_beside_another() -> None:
 
 
 def test_the_keys_in_which_tasks_differ_are_rows_of_their_own() -> None:
-    rows = {name: values for name, *values in comparison_rows({"a": seeded(0, 0.7), "b": seeded(0, 0.7, epsilon=4.0)})}
+    rows = {name: values for name, *values in rows_of({"a": seeded(0, 0.7), "b": seeded(0, 0.7, epsilon=4.0)})}
     assert rows["task: privacy.epsilon"] == ["2.0", "4.0"]
     assert [name for name in rows if name.startswith("task:")] == ["task: privacy.epsilon"]
 
@@ -147,12 +146,12 @@ def test_runs_are_named_by_their_folders_and_a_folder_without_a_result_is_refuse
 def test_methods_in_files_are_compared_by_their_names() -> None:
     def of(name: str) -> Result:
         made = Rerun(command="", task=f'method.name = "/a/long/path/{name}.py:{name}"\nseed = 1', digests={})
-        return sample().model_copy(update={"method": name, "rerun": made})
+        return sample().but(method=name, rerun=made)
 
-    rows = comparison_rows({"a": of("one"), "b": of("two")})
+    rows = rows_of({"a": of("one"), "b": of("two")})
     assert ["method", "one", "two"] in rows
     assert not any("/a/long/path" in cell for row in rows for cell in row)
-    same = comparison_rows({"a": of("one"), "b": of("two").model_copy(update={"method": "one"})})
+    same = rows_of({"a": of("one"), "b": of("two").but(method="one")})
     assert any("/a/long/path/two.py:two" in cell for row in same for cell in row)  # nothing else tells them apart
 
 

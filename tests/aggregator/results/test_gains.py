@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
-from hushfleet.aggregator.results.gains import Gain, MeanAccuracies, chance, common_test, own_data, worse_than_alone
+from hushfleet.aggregator.results.gains import Gain, MeanAccuracies, chance, common_test, own_models, worse_than_alone
 from hushfleet.aggregator.results.report.readable import gained
-from hushfleet.aggregator.results.report.verdict import answer, judge, own_head_answer, trade_answer, trust_answer
+from hushfleet.aggregator.results.report.verdict import judge
 from hushfleet.aggregator.results.result import OwnHead, Result
 from support import report_samples
 
-sample, bare = report_samples.sample, report_samples.bare
+sample, bare, told = report_samples.sample, report_samples.bare, report_samples.told
 SHARED = OwnHead(images=12, shared=0.75, pulled=0.25, alone=0.0, right=11, right_shared=11, right_alone=6)
 ALONE = OwnHead(images=12, shared=0.25, pulled=0.25, alone=0.5, right=11, right_shared=3, right_alone=11)
 
 
 def changed(result: Result, **details: object) -> Result:
-    return result.model_copy(update={"details": result.details.model_copy(update=details)})
+    return result.with_details(**details)
 
 
 def test_the_mean_and_its_standard_error_by_hand() -> None:
@@ -54,18 +53,11 @@ def test_in_words() -> None:
 def test_a_gain_within_its_spread_is_never_said_to_beat_anything() -> None:
     result = changed(sample(4), local_only_common=[0.4, 1.0, 0.4, 1.0])
     assert judge(result).common.gain == Gain(pytest.approx(0.05), pytest.approx(0.1 * math.sqrt(3)), 4)
-    told = answer(result, judge(result))
-    assert told.startswith("Federating is too close to training alone to call: +5.0 ± 17.3 points on the common test")
-    assert "it beats training alone: +2.0 ± 0.0 points on each device's own kind of data" in told
-    assert "± one standard error over 4 devices, with one seed" in told
-    assert "too close to call" in trade_answer(result, replace(judge(result), epsilon_server=2.0))
-
-
-def test_one_device_has_no_spread() -> None:
-    result = sample(1)
-    told = answer(result, judge(result))
-    assert "too close to training alone to call: +5.0 points" in told
-    assert "no spread to compare with" in told
+    words = told(result, "answer")
+    assert words.startswith("Federating is too close to training alone to call: +5.0 ± 17.3 points on the common test")
+    assert "it beats training alone: +2.0 ± 0.0 points on each device's own kind of data" in words
+    assert "± one standard error over 4 devices, with one seed" in words
+    assert "too close to call" in told(result, "trade", epsilon_server=2.0)
 
 
 def test_chance_is_the_commonest_class() -> None:
@@ -103,24 +95,11 @@ def test_the_verdict_is_one_rule(
 
 def test_a_model_at_chance_has_learned_nothing_whatever_it_gained() -> None:
     result = changed(sample(2, own=0.4, alone=0.3), label_counts=[[8, 2, 0], [8, 2, 0]])
-    told = answer(result, judge(result)).replace("\N{NO-BREAK SPACE}", " ")
-    assert told.startswith("Federating has learned nothing: 40.0 % on the common test set, where always giving the")
-    assert "same answer reaches 80.0 %; it beats training alone: +2.0" in told
-    assert "got a better model" not in told
-    assert "(own models: learned nothing)" in trade_answer(result, replace(judge(result), epsilon_server=2.0))
-
-
-def test_without_a_told_gain_there_is_no_word_on_its_standard_error() -> None:
-    result = sample(2, own=0.1, alone=0.05, own_local=0.1, alone_local=0.05)
-    told = answer(result, judge(result))
-    assert told.startswith("Federating has learned nothing: 10.0")
-    assert "standard error" not in told
-
-
-def test_a_shared_model_at_chance_is_said_beside_good_own_models() -> None:
-    result = changed(sample(2), label_counts=[[7, 2, 1], [7, 2, 1]], accuracy_own_common=[[0.9, 0.9]] * 3)
-    told = answer(result, judge(result)).replace("\N{NO-BREAK SPACE}", " ")
-    assert "The global model has learned nothing: 60.0 % on the common test set" in told
+    words = told(result, "answer")
+    assert words.startswith("Federating has learned nothing: 40.0 % on the common test set, where always giving the")
+    assert "same answer reaches 80.0 %; it beats training alone: +2.0" in words
+    assert "got a better model" not in words
+    assert "(own models: learned nothing)" in told(result, "trade", epsilon_server=2.0)
 
 
 def test_means_are_over_the_devices_that_were_measured_both_ways() -> None:
@@ -138,13 +117,13 @@ def test_a_fleet_with_own_heads_serves_the_common_test_with_the_shared_one() -> 
     assert [row.name for row in judge(result).rows] == [
         "shared head, common test", "own heads, own data", "own heads, common test",
     ]  # fmt: skip
-    assert "The shared head is better than alone for none of 2 devices on the common test set." in answer(
-        result, judge(result)
+    assert "The shared head is better than alone for none of 2 devices on the common test set." in told(
+        result, "answer"
     )
-    told = own_head_answer(result)
-    assert "on average 50.0\xa0% the shared head, 25.0\xa0% heads pulled to it, 25.0\xa0% heads trained alone." in told
-    assert "none of 2 devices are worse than alone" in told
-    assert own_head_answer(sample(2)) == ""
+    words = told(result, "own_heads")
+    assert "on average 50.0 % the shared head, 25.0 % heads pulled to it, 25.0 % heads trained alone." in words
+    assert "none of 2 devices are worse than alone" in words
+    assert told(sample(2), "own_heads") == ""
 
 
 def test_worse_is_by_more_than_the_own_tests_standard_error() -> None:
@@ -155,14 +134,14 @@ def test_worse_is_by_more_than_the_own_tests_standard_error() -> None:
 
 
 def test_means_are_the_results_own() -> None:
-    found = own_data(sample(3))
+    found = own_models(sample(3), "local")
     assert (found.federated, found.alone) == (pytest.approx(0.9), pytest.approx(0.88))
     assert found.gains == pytest.approx((0.02, 0.02, 0.02))
     assert common_test(bare(sample(3))).gain is None
 
 
 @pytest.mark.parametrize(
-    ("accounting", "told"), [("strict", "local:"), ("secure", "secure-sum:"), ("as-published", "as-published:")]
+    ("accounting", "trust"), [("strict", "local"), ("secure", "secure-sum"), ("as-published", "as-published")]
 )
-def test_trust_has_one_name(accounting: str, told: str) -> None:
-    assert f"Trust model {told}" in trust_answer(sample().model_copy(update={"accounting": accounting, "trust": None}))
+def test_trust_has_one_name(accounting: str, trust: str) -> None:
+    assert judge(sample().but(accounting=accounting, trust=None)).trust == trust

@@ -14,11 +14,12 @@ from rich.console import Console
 
 from hushfleet.aggregator.observe.display import summary_table
 from hushfleet.aggregator.results.report import render_report, sections
-from hushfleet.aggregator.results.report.comparison import comparison_json, comparison_rows
-from hushfleet.aggregator.results.report.verdict import answer, judge, trade_answer
+from hushfleet.aggregator.results.report.comparison import comparison_json
+from hushfleet.aggregator.results.report.verdict import judge
 from hushfleet.aggregator.results.result import OwnHead, Result
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE
-from support.report_samples import sample
+from support.report_samples import rows_of, sample
+from support.report_samples import told as told_of
 
 VERBS = {
     "beats training alone": "better",
@@ -80,24 +81,18 @@ def runs(draw: st.DrawFn) -> tuple[Result, dict[str, Expected]]:
     heads, images = draw(st.booleans()), draw(st.sampled_from([20, 1000]))
     counts = draw(st.sampled_from([[10, 10, 10], [30, 10, 10]]))
     base = sample(devices, 1, epsilon_server=draw(st.sampled_from([0.5, 5.0, 10.0, 500.0])))
-    row = base.rounds[0].model_copy(
-        update={
-            "accuracy_own_common": fmean(own),
-            "accuracy_own_local": fmean(own_local),
-            "accuracy_global": shared,
-        }
+    row = base.rounds[0].but(
+        accuracy_own_common=fmean(own), accuracy_own_local=fmean(own_local), accuracy_global=shared
     )
-    details = base.details.model_copy(
-        update={
-            "accuracy_own_common": [own],
-            "accuracy_own_local": [own_local],
-            "local_only_common": alone,
-            "local_only_local": alone_local,
-            "label_counts": [counts] * devices,
-            "common_test_images": images,
-            "local_test_images": [images] * devices,
-            "own_heads": [OwnHead(images=5)] * devices if heads else [],
-        }
+    details = base.details.but(
+        accuracy_own_common=[own],
+        accuracy_own_local=[own_local],
+        local_only_common=alone,
+        local_only_local=alone_local,
+        label_counts=[counts] * devices,
+        common_test_images=images,
+        local_test_images=[images] * devices,
+        own_heads=[OwnHead(images=5)] * devices if heads else [],
     )
     chance = max(counts) / sum(counts)
     rows = {
@@ -108,15 +103,15 @@ def runs(draw: st.DrawFn) -> tuple[Result, dict[str, Expected]]:
     }
     if heads:
         rows["shared head, common test"] = expected_of([shared] * devices, alone, chance, images)
-    return base.model_copy(update={"rounds": [row], "details": details}), rows
+    return base.but(rounds=[row], details=details), rows
 
 
 @settings(max_examples=250, derandomize=True)
 @given(runs())
 def test_every_sentence_agrees_with_its_row(run: tuple[Result, dict[str, Expected]]) -> None:
     result, rows = run
-    headline, heads = judge(result), bool(result.details.own_heads)
-    told = answer(result, headline)
+    heads = bool(result.details.own_heads)
+    told = told_of(result, "answer")
     told, _, of_global = told.partition("The global model has learned nothing")
     assert not (of_global and heads)
     clauses = _CLAUSE.split(told)[1:]
@@ -124,7 +119,7 @@ def test_every_sentence_agrees_with_its_row(run: tuple[Result, dict[str, Expecte
     for verb, text in zip(clauses[::2], clauses[1::2], strict=True):
         for figure, model, test in _ITEM.findall(text):
             name = f"{model or 'own models'}, {'common test' if 'common' in test else 'own data'}"
-            assert (VERBS[verb], figure) == (rows[name].verdict, rows[name].told)
+            assert (VERBS[verb], figure) == (rows[name].verdict, rows[name].told.replace("\N{NO-BREAK SPACE}", " "))
             assert bool(model) == heads, "of two kinds of heads, it says which"
             seen.add(name)
     assert seen == set(rows), "each row has its sentence"
@@ -143,7 +138,7 @@ def test_the_last_sentence_weighs_what_the_table_says(run: tuple[Result, dict[st
     headline = judge(result)
     common = {name.partition(",")[0]: row.verdict for name, row in rows.items() if name.endswith("common test")}
     better = {model for model, verdict in common.items() if verdict == "better"}
-    told = trade_answer(result, headline)
+    told = told_of(result, "trade")
     found = re.search(r"(a|no sure) gain on the common test set(?: with (.*?))?(?: \((.*?)\))?(?:,|\.)", told)
     assert found is not None
     assert (found[1] == "a") == bool(better)
@@ -165,7 +160,7 @@ def test_tables_page_and_file_have_the_same_figures(
     path = tmp_path_factory.getbasetemp() / "result.json"
     result.save(path)
     loaded = Result.load(path)
-    assert (judge(loaded), answer(loaded, judge(loaded))) == (judge(result), answer(result, judge(result)))
+    assert (judge(loaded), told_of(loaded, "answer")) == (judge(result), told_of(result, "answer"))
     terminal = Console(width=400, record=True, file=(path.with_suffix(".txt")).open("w"))
     terminal.print(summary_table(result))
     lines = terminal.export_text().splitlines()
@@ -176,9 +171,9 @@ def test_tables_page_and_file_have_the_same_figures(
     json = comparison_json({"a": result})["runs"]["a"]
     for key, name in (("common_test", first.name), ("own_data", second.name)):
         assert (json[key]["verdict"], json[key]["models"]) == (rows[name].verdict, name.partition(",")[0])
-    table = {line[0]: line[1] for line in comparison_rows({"a": result})}
+    table = {line[0]: line[1] for line in rows_of({"a": result})}
     assert table["verdict, common test"] == CELLS[rows[first.name].verdict or ""]
-    lead = sections.devices_against_alone(result, judge(result)).lead
+    lead = sections.ShownRun(result, judge(result)).heading("devices").lead
     for below, of, model in re.findall(
         r"(\w+) of (\d+) would be, on the common test set(?: with (?:the )?([a-z]+ heads?))?", lead
     ):
@@ -190,9 +185,9 @@ def test_tables_page_and_file_have_the_same_figures(
 def test_the_reported_run_no_longer_contradicts_itself() -> None:
     """Own heads had +9.4 points on the common test; a sentence about the shared head said that the run has no gain."""
     result = sample(3, 1, own=0.794, alone=0.70, own_local=0.9, alone_local=0.88, epsilon_server=5.0)
-    details = result.details.model_copy(update={"own_heads": [OwnHead(images=5)] * 3})
-    result = result.model_copy(update={"details": details})  # its shared head: 60 %
-    told = trade_answer(result, judge(result))
+    details = result.details.but(own_heads=[OwnHead(images=5)] * 3)
+    result = result.but(details=details)  # its shared head: 60 %
+    told = told_of(result, "trade")
     assert told == (
         "This run has both: a gain on the common test set with own heads (shared head: worse than alone), and weak "
         "protection against the server."

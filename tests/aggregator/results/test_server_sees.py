@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hushfleet.aggregator.results.report import render_report
-from hushfleet.aggregator.results.report.verdict import trust_answer
 from hushfleet.aggregator.results.result import SumsInfo
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
-from support.report_samples import sample
+from support.report_samples import sample, told
 
 CASES = [
     (
@@ -34,10 +33,10 @@ def test_words_follow_from_facts(facts: SumFacts | None, words: str) -> None:
 @pytest.mark.parametrize(("facts", "words"), CASES)
 def test_a_report_says_it_for_its_run(facts: SumFacts | None, words: str) -> None:
     sums = facts and SumsInfo(roster_by=facts.roster_by, keys_in_folder=facts.keys_in_folder, min_devices=12)
-    result = sample().model_copy(update={"accounting": "secure", "trust": "secure-sum", "sums": sums})
-    assert words in trust_answer(result)
+    result = sample().but(accounting="secure", trust="secure-sum", sums=sums)
+    assert words in told(result, "trust")
     assert words in render_report(result).replace("&#39;", "'")
-    assert "nothing but sums" not in trust_answer(sample()), "without secure sums it sees every update"
+    assert "nothing but sums" not in told(sample(), "trust"), "without secure sums it sees every update"
 
 
 def test_a_key_that_was_in_the_folder_at_an_earlier_start_is_told() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.results.tracking import Mlflow, TensorBoard, TrackedFigures, WeightsAndBiases, figures_of
+from hushfleet.aggregator.results.tracking import TrackedFigures, figures_of, tracker
 from hushfleet.errors import BadInput
 
 FIGURES = [TrackedFigures(1, 100.0, {"loss": 2.0, "bytes/up": 10.0}), TrackedFigures(2, 101.0, {"loss": 1.5})]
@@ -59,10 +59,9 @@ def test_another_folder_is_refused(tmp_path: Path) -> None:
 
 def test_tensorboard_reads_them_back(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    sink = TensorBoard(tmp_path)
-    for each in FIGURES:
-        sink.write(each)
-    sink.close()
+    with tracker("tensorboard", "a-run", tmp_path) as (write, _):
+        for each in FIGURES:
+            write(each)
     found = accumulator.EventAccumulator(str(tmp_path)).Reload()
     assert [(each.step, each.wall_time, each.value) for each in found.Scalars("loss")] == [(1, 100, 2), (2, 101, 1.5)]
     assert sorted(found.Tags()["scalars"]) == ["bytes/up", "loss"]
@@ -72,10 +71,9 @@ def test_mlflow_reads_them_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     mlflow: Any = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "tracked").as_uri())
-    sink = Mlflow("hushfleet", "a-run")
-    for each in FIGURES:
-        sink.write(each)
-    sink.close()
+    with tracker("mlflow", "a-run", tmp_path) as (write, _):
+        for each in FIGURES:
+            write(each)
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("hushfleet").experiment_id])
     assert run.info.run_name == "a-run"
@@ -86,9 +84,12 @@ def test_mlflow_reads_them_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 MLFLOW = """
-from hushfleet.aggregator.results.tracking import Mlflow
+from pathlib import Path
 
-Mlflow("hushfleet", "a-run").close()
+from hushfleet.aggregator.results.tracking import tracker
+
+with tracker("mlflow", "a-run", Path()):
+    pass
 """
 
 
@@ -106,19 +107,18 @@ def test_mlflow_without_a_server_says_what_to_set(tmp_path: Path, monkeypatch: p
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tmp_path.as_uri())
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    with pytest.raises(BadInput, match="MLFLOW_TRACKING_URI"):
-        Mlflow("hushfleet", "a-run")
+    with pytest.raises(BadInput, match="MLFLOW_TRACKING_URI"), tracker("mlflow", "a-run", tmp_path):
+        pass
 
 
 WANDB = """
 from pathlib import Path
 
-from hushfleet.aggregator.results.tracking import TrackedFigures, WeightsAndBiases
+from hushfleet.aggregator.results.tracking import TrackedFigures, tracker
 
-sink = WeightsAndBiases("hushfleet", "a-run", Path("out"))
-sink.write(TrackedFigures(1, 100.0, {"loss": 2.0, "bytes/up": 10.0}))
-sink.write(TrackedFigures(2, 101.0, {"loss": 1.5}))
-sink.close()
+with tracker("wandb", "a-run", Path("out")) as (write, _):
+    write(TrackedFigures(1, 100.0, {"loss": 2.0, "bytes/up": 10.0}))
+    write(TrackedFigures(2, 101.0, {"loss": 1.5}))
 """
 
 
@@ -147,5 +147,5 @@ def test_wandb_offline_has_the_figures_and_nothing_of_the_machine(tmp_path: Path
 def test_wandb_that_is_no_mode_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "nonsense")
-    with pytest.raises(BadInput, match="WANDB_MODE"):
-        WeightsAndBiases("hushfleet", "a-run", tmp_path)
+    with pytest.raises(BadInput, match="WANDB_MODE"), tracker("wandb", "a-run", tmp_path):
+        pass

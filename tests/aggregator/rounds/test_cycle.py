@@ -133,11 +133,11 @@ def test_the_end_is_announced_even_if_the_link_was_down_when_it_came(make_field:
     field.run(6)
     assert field.fleet.engine.finished
     assert field.plan.phase == "open"
-    assert field.coordinator._rounds.finished_at is None, "it has not been said yet, so the loop goes on"
+    assert field.coordinator.rounds.finished_at is None, "it has not been said yet, so the loop goes on"
     field.hub.restore("aggregator")
     field.run()
     assert field.plan.phase == "finished"
-    assert field.coordinator._rounds.finished_at == field.fleet.now
+    assert field.coordinator.rounds.finished_at == field.fleet.now
     assert field.kinds().count("finished") == 1
 
 
@@ -167,7 +167,7 @@ def test_who_still_fetches_the_final_model_is_waited_for_a_minute_at_most(make_f
 def test_a_round_that_could_not_be_announced_is_announced_soon(make_field: MakeField) -> None:
     """The register, in which is noted what devices may spend, was locked for a moment."""
     field = make_field()
-    field.coordinator._rounds._charges = charges = Mock(budgets=None)
+    field.coordinator.rounds.charges = charges = Mock(budgets=None)
     charges.expect.side_effect = StoreError("in use")
     field.join_all()
     assert field.fleet.engine.plan is not None

@@ -26,7 +26,7 @@ def field(make_field: MakeField) -> Field:
 
 
 def keep_book(field: Field) -> None:
-    field.coordinator._rounds._charges = ChargeBook(field.register, field.fleet.engine)
+    field.coordinator.rounds.charges = ChargeBook(field.register, field.fleet.engine)
 
 
 def replace_cards(field: Field, *names: str) -> None:

@@ -17,10 +17,11 @@ from hushfleet.aggregator.results.fleet_state import Shortfall
 from hushfleet.aggregator.rounds.budgets import Budgets
 from hushfleet.aggregator.rounds.next_round import Declines, participants, shortfall_advice, shortfall_text
 from hushfleet.aggregator.rounds.thresholds import Given, Thresholds, of_fleet
+from hushfleet.durations import Period
 from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import epsilon_server_of
-from hushfleet.privacy.mechanism import Charge, GaussianMechanism
-from hushfleet.privacy.periods import Period
+from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.schema import pack
 from hushfleet.wire.format.messages import Ack, Decline
 from support.field import Field

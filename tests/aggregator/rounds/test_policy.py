@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.config.round_section import RoundSection
-from hushfleet.aggregator.rounds.cycle import RoundCycle
+from hushfleet.aggregator.rounds.next_round import NextRound
 from hushfleet.aggregator.rounds.policy import ClosingRule, least_devices, may_open
 from hushfleet.aggregator.rounds.thresholds import Thresholds
 
@@ -164,9 +163,9 @@ def test_rounds_open_as_the_aggregator_opens_them(
         closed_rounds=closed,
         drawn_at=None,
     )
-    cycle: Any = SimpleNamespace(_engine=engine, _idle_since=0.0, _rhythm=SimpleNamespace(left_s=lambda: math.inf))
     needed = Thresholds(least, min_updates, is_fixed=min_devices is not None)
-    expected = RoundCycle._enough(cycle, waited_s, needed, present)
+    next_round: Any = SimpleNamespace(_engine=engine)
+    expected = NextRound._enough(next_round, needed, present, waited_s=waited_s)
     assert may_open(rules, present, least=least, closed_rounds=closed, waited_s=waited_s) == expected
 
 

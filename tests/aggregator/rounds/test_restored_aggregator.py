@@ -19,7 +19,7 @@ def test_rounds_that_boards_have_done_are_declined_and_the_run_goes_on(tmp_path:
 
         def begin() -> None:
             bench.begin(prepared)
-            bench.coordinator._rounds._charges = ChargeBook(register, bench.coordinator.engine)
+            bench.coordinator.rounds.charges = ChargeBook(register, bench.coordinator.engine)
 
         begin()
         boards = [bench.board(name) for name in ("board-1", "board-2")]

@@ -17,6 +17,7 @@ from hushfleet.config.question import QuestionSpec
 from hushfleet.config.spec import BlobRef, EarlierTask, ModelSpec, PrivacySpec
 from hushfleet.data.held_out import chosen_by_content
 from hushfleet.data.targets import Targets
+from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.notes import notes_in, read_data_use
@@ -26,7 +27,6 @@ from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.methods import method_of
 from hushfleet.model.anomaly import divided
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.periods import Period
 from support.device import config, linear, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Package
 

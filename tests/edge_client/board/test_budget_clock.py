@@ -10,12 +10,12 @@ from contextlib import closing
 
 import pytest
 
+from hushfleet.durations import Period
 from hushfleet.edge_client.board.budget_clock import LISTEN_S, SAVE_EVERY_S, SAVE_EVERY_WAITING_S, BudgetClock
 from hushfleet.errors import BudgetExceeded, LedgerError
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.ledger import CountedTime, Ledger
 from hushfleet.privacy.mechanism import GaussianMechanism
-from hushfleet.privacy.periods import Period
 
 TODAY, HOUR, DAY = 1_750_000_000, 3600, 86400
 ONE = GaussianMechanism(4.0).charge()

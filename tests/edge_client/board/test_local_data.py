@@ -99,8 +99,8 @@ def test_a_vector_is_an_image_of_one_pixel(tmp_path, model):
     [
         ({"x": SERIES}, "lacks the array 'y'; it needs 'x' and 'y'"),
         ({"x": SERIES[:, :1], "y": [0] * 4}, r"shape \[1, 1, 3\], and the task takes \[2, 1, 3\]"),
-        ({"x": SERIES, "y": [0, 1, 2, 0]}, "labels 0 to 2; there are 0 to 1"),
-        ({"x": SERIES, "y": ["run"] * 4}, "sample 0 has the label 'run', which is none of sit, walk"),
+        ({"x": SERIES, "y": [0, 1, 2, 0]}, "label 2: its label is none of sit, walk, or of their numbers 0 to 1"),
+        ({"x": SERIES, "y": ["run"] * 4}, "number 0 .from 0. with the label run: its label is none of sit, walk"),
         ({"x": SERIES, "y": [0]}, r"shape \[1\]; it must be \[4\]"),
         ({"x": np.where(SERIES == 7, np.inf, SERIES), "y": [0] * 4}, "first of them number 1"),
         ({"x": SERIES[:0], "y": np.zeros(0, int)}, "holds no samples"),
@@ -173,7 +173,7 @@ def test_what_is_left_out_is_told_on_the_board(tmp_path, model, caplog):
     np.savez(path, x=SERIES, y=["sit", "run", "walk", "sit"])
     data = LocalData(OwnDataSection("arrays", str(path)), model, may_be_empty=True, note=note)
     assert len(data.samples()) == 3
-    why = "1: its label does not fit the task, as sample 1 (run)"
+    why = "1: its label is none of sit, walk, as sample 1 (run)"
     assert read_data_use(tmp_path) == DataUse(3, 1, why, noise_alone=True)
     assert f"data.path = {str(path)!r}: 3 samples are used; 1 are left out: {why}" in caplog.text
     path.unlink()
@@ -192,9 +192,9 @@ def test_a_board_refuses_what_a_simulation_refuses(tmp_path, model):
     far, nan = SERIES.copy(), np.array([0, np.nan, 1, 0])
     far[1, 0, 0] = 1e30
     for x, y, said in (
-        (far, [0, 1, 1, 0], "1 samples, the first of them number 1 (from 0), hold a value such as 1e+30"),
-        (SERIES, nan, "1 samples, the first of them number 1 (from 0), have no label ('nan')"),
-        (SERIES, ["sit", "NA", "walk", "sit"], "number 1 (from 0), have no label ('NA'); leave these samples out"),
+        (far, [0, 1, 1, 0], "1 samples, the first of them number 1 (from 0) with the value 1e+30"),
+        (SERIES, nan, "1 samples, the first of them number 1 (from 0) with the label nan"),
+        (SERIES, ["sit", "NA", "walk", "sit"], "number 1 (from 0) with the label NA"),
     ):
         np.savez(tmp_path / "d.npz", x=x, y=y)
         with pytest.raises(BadInput, match=re.escape(said)):
@@ -207,7 +207,7 @@ def test_a_number_that_may_be_a_name_takes_no_other_sample_along(tmp_path, model
     """An aggregator may call classes as it likes: by one such sample it would see whether a board has any."""
     np.savez(tmp_path / "d.npz", x=SERIES, y=[0, 1, 2, 0])
     task, note = replace(model, class_names=("sit", "walk", "1")), notes_in(tmp_path)[0]
-    with pytest.raises(BadInput, match=r"the label 1 may be the name of a class or its place from 0, .* sit, walk, 1;"):
+    with pytest.raises(BadInput, match="with the label 1: its label may be the name of a class or its place from 0"):
         samples("arrays", tmp_path / "d.npz", task)
     section = OwnDataSection("arrays", str(tmp_path / "d.npz"))
     assert LocalData(section, task, may_be_empty=True, note=note).samples().labels.tolist() == [0, 2, 0]
@@ -233,7 +233,10 @@ def test_a_board_warns_of_row_numbers_and_takes_names_in_either_form(tmp_path, m
             caplog.clear()
 
 
-@pytest.mark.parametrize(("y", "said"), [([1, 1, 2, 2], "the label 1 may be"), ([0, 1, 1, 0], "the label 1 may be")])
+@pytest.mark.parametrize(
+    ("y", "said"),
+    [([1, 1, 2, 2], "with the label 1: its label may be"), ([0, 1, 1, 0], "with the label 1: its label may be")],
+)
 def test_numbers_that_may_be_names_or_places_are_refused(tmp_path, model, y, said):
     """In a CSV file 1 is the class of this name, which is the first one here."""
     task = replace(model, class_names=("1", "2"))
@@ -485,7 +488,7 @@ def test_labels_of_an_array_are_names_or_places(tmp_path, model):
     np.savez(tmp_path / "d.npz", x=x, y=[1, 0, 1, 0])
     section = OwnDataSection("arrays", str(tmp_path / "d.npz"))
     assert LocalData(replace(section, labels="numbers"), task).samples().labels.tolist() == [1, 0, 1, 0]
-    with pytest.raises(BadInput, match="sample 1 has the label '0', which is none of 1, 2"):
+    with pytest.raises(BadInput, match="with the label 0: its label is none of 1, 2"):
         LocalData(replace(section, labels="names"), task).samples()
     np.savez(tmp_path / "d.npz", images=x, labels=["2", "1", "1", "2"])
     assert samples("arrays", section.path, task).labels.tolist() == [1, 0, 0, 1]

@@ -120,7 +120,7 @@ def test_a_folder_of_csv_files_grows(tmp_path: Path, model: ModelSpec, may_be_em
         "1: 'a' = 'x' is not a number, as odd.csv, line 2",
         "1: its columns of values are not those of 2026-11/01.csv, in the same order, as swapped.csv",
         "1: has 3 columns of values, the task wants 2: 1 x 1 x 2, as wide.csv",
-        "1: its label does not fit the task, as sample 3 (run)",
+        "1: its label is none of sit, walk, as sample 3 (run)",
     ):
         assert said in caplog.text
 

@@ -21,7 +21,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker import loaded_task
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import DeviceState, PublicState
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.charge import Charge
 from hushfleet.wire.format.update import payload_digest
 from support.edge import Bench
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection
-from hushfleet.edge_client.fleet.charge_line import ChargeLine
+from hushfleet.edge_client.fleet.client_files import ChargeLine
 from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.fleet.slots import Slots
 from hushfleet.edge_client.state_files import CHARGED
@@ -18,12 +18,11 @@ from hushfleet.edge_client.status import format_status, status
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import CopiedStore
 from hushfleet.firmware_profiles.cards.seed import slots_archive
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.charge import Charge
 from hushfleet.release import pack, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.edge import DEVICE
 from support.local_link import LocalHub
-from support.releases import runs
 
 KEY = Identity.generate().public_key.hex()
 CHARGE = Charge("record", "add-or-remove", "gaussian", 2.0)
@@ -42,7 +41,7 @@ class Card:
         pack(home / "content", home / "a.hfr", key=Identity.generate(), version="1.0", python=python, arch=arch,
              oldest_store=1, store=5)  # fmt: skip
         self.slots = Slots(self.opt, self.state, self.boot)
-        self.slots.first(home / "a.hfr", prove=runs)
+        self.slots.first(home / "a.hfr")
         self.fleet = FleetSection(KEY, "mqtts://localhost:1", releases=str(self.opt))
         device = replace(config.device, state_dir=str(self.state))
         self.config = replace(config, device=device, simulation=None, fleet=self.fleet)

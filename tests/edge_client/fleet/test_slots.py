@@ -24,7 +24,7 @@ from hushfleet.firmware_profiles.cards.seed import slots_archive
 from hushfleet.release import Trust, archive, pack, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.kill import CALL, KillPoints, forked
-from support.releases import put_trust, runs, statement
+from support.releases import put_trust, statement
 
 KEY = Identity.generate()
 
@@ -53,7 +53,7 @@ class Board:
         self.slots = Slots(self.root, self.state)
         self.beats = itertools.count(1)
         (self.state / "incoming").mkdir(parents=True)
-        self.slots.first(release(folder / "first", "1.0"), prove=runs)
+        self.slots.first(release(folder / "first", "1.0"))
         other = Identity.generate()
         keys = [key.public_key.hex() for key in (other, KEY)]
         put_trust(self.root, *keys)
@@ -175,7 +175,7 @@ def test_after_a_release_that_brings_the_store_up_to_date_there_is_no_way_back(b
 
 
 def test_a_card_s_release_is_placed_once(board: Board, tmp_path: Path) -> None:
-    assert board.slots.first(release(tmp_path / "other", "0.5"), prove=runs).good == "1.0"
+    assert board.slots.first(release(tmp_path / "other", "0.5")).good == "1.0"
     assert board.running() == "1.0"
 
 

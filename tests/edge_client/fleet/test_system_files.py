@@ -21,7 +21,7 @@ from hushfleet.firmware_profiles.cards.seed import slots_archive, write_system
 from hushfleet.release import add_signature, pack, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.kill import KillPoints
-from support.releases import ROOT, put_trust, runs
+from support.releases import ROOT, put_trust
 
 KEY = Identity.generate()
 OLD = slots_archive()
@@ -48,7 +48,7 @@ class Board:
         (folder / "content").mkdir()
         (folder / "content" / "whole").write_text("whole")
         self.slots = Slots(self.root, self.state)
-        self.slots.first(self.packed("1.0", KEY), prove=runs)
+        self.slots.first(self.packed("1.0", KEY))
         put_trust(self.root, KEY.public_key.hex())
         (self.root / "slots.pyz").write_bytes(OLD)
         (self.units / "hushfleet-check.timer").write_text(UNIT)
@@ -177,7 +177,7 @@ def test_a_card_s_own_release_changes_nothing(tmp_path: Path) -> None:
     """The card brought its slots.pyz and units, which may be newer than those in the release."""
     board = Board(tmp_path)
     other = Slots(tmp_path / "other", board.state)
-    other.first(board.packed("2.0", KEY, ROOT, system=True), prove=runs)
+    other.first(board.packed("2.0", KEY, ROOT, system=True))
     assert not is_due(tmp_path / "other", "2.0")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -22,22 +21,20 @@ from hushfleet.edge_client.board.config import (
     LimitsSection,
     OwnDataSection,
 )
-from hushfleet.edge_client.fleet import release_file as release_file_module
-from hushfleet.edge_client.fleet.by_hand import hand_over
+from hushfleet.edge_client.fleet import updates as release_file_module
 from hushfleet.edge_client.fleet.installed import Installed
-from hushfleet.edge_client.fleet.release_file import WINDOW, ReleaseFile
 from hushfleet.edge_client.fleet.slots import Slots, State
-from hushfleet.edge_client.fleet.updates import PATIENCE_S, ReleaseDuty, RestartForRelease
+from hushfleet.edge_client.fleet.updates import PATIENCE_S, WINDOW, ReleaseDuty, ReleaseFile, RestartForRelease
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
-from hushfleet.errors import BadInput, BadSignature, Malformed, StoreError, StoreFull
+from hushfleet.errors import BadSignature, Malformed, StoreError, StoreFull
 from hushfleet.release import SignedManifest, pack, read_head, this_platform
 from hushfleet.wire.format.chunks import chunk_count, expand, split
 from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOffer
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Want, decode_message, encode_message
 from hushfleet.wire.format.topics import Topics
-from support.releases import put_trust, runs, statement
+from support.releases import put_trust, statement
 
 DEVICE, TOPICS = "greenhouse-01", Topics("greenhouse")
 KEY, OPERATOR = Identity.generate(), Identity.generate()
@@ -75,7 +72,7 @@ class Bench:
         self.slots = Slots(self.root, self.state_dir)
         self.root.mkdir()
         release(tmp_path / "first.hfr", "1.0")
-        self.slots.first(tmp_path / "first.hfr", prove=runs)
+        self.slots.first(tmp_path / "first.hfr")
         put_trust(self.root, KEY.public_key.hex())
         self.config = DeviceConfig(
             device=DeviceSection(DEVICE, str(self.state_dir), federation="greenhouse"),
@@ -285,11 +282,11 @@ def test_what_has_come_of_an_earlier_release_does_not_stay_for_ever(bench: Bench
     bench.serve(first, want, lose=lambda index: index == 3)
     bench.updates.close()
     bench.restart()
-    by_hand = bench.installed.incoming / "3.0.hfr.part"  # somebody copies one from a stick meanwhile
-    by_hand.write_bytes(b"half of it")
+    other = bench.installed.incoming / "3.0.hfr.part"
+    other.write_bytes(b"no part of a release that was offered")
     bench.offer(second)
     bench.fetch(second)
-    assert sorted(each.name for each in bench.installed.incoming.iterdir()) == ["2.1.hfr", by_hand.name]
+    assert sorted(each.name for each in bench.installed.incoming.iterdir()) == ["2.1.hfr", other.name]
 
 
 def test_an_offer_is_believed_of_the_fleet_service_alone_and_for_this_board(bench: Bench) -> None:
@@ -401,39 +398,15 @@ def test_what_a_board_says_of_its_releases(bench: Bench) -> None:
     assert bench.wants() == [], "what has failed is not taken again"
     bench.offer(data, attempt=2)
     assert len(bench.wants()) == 1
-    (bench.state_dir / "update.json").write_text("[1")
-    assert slot() == "good"
-    (bench.state_dir / "update.json").write_text(json.dumps({"version": 3, "attempt": "x"}))
-    assert slot() == "returned"
+    for damaged in ("[1", "[]", '{"version": "2.0", "attempt": "x"}'):
+        (bench.state_dir / "update.json").write_text(damaged)
+        assert slot() == "good", "as if there was no offer yet"
+    (bench.state_dir / "update.json").write_text('{"version": "2.0", "attempt": 1}')
+    assert slot() == "returned", "as 0.3 wrote it"
     (bench.root / "current").unlink()
     (bench.root / "slots.json").unlink()
     os.rename(bench.root / "releases", bench.root / "gone")
     assert slot() == "none"
-
-
-def test_a_release_from_a_stick_makes_no_return_of_the_good_one_before(bench: Bench) -> None:
-    def comes(version: str, *, ends: str) -> str:
-        """What the board says once the release in `incoming` has become good, or was taken back."""
-        state = replace(bench.slots.install(), starts=1)
-        bench.slots._settle(state.proved(previous=state.good) if ends == "good" else state.ended("returned", ends))
-        bench.restart()
-        standing = bench.installed.standing()
-        assert (standing.tried, standing.attempt) == ("2.0", 1)
-        return standing.slot
-
-    data = release(bench.tmp_path / "a", "2.0")
-    bench.offer(data)
-    bench.fetch(data)
-    assert comes("2.0", ends="good") == "good"
-    for version, ends in (("2.1", "good"), ("2.2", "it was not healthy"), ("2.3", "good")):
-        path = bench.tmp_path / f"{version}.hfr"
-        release(path, version)
-        hand_over(bench.config, path)
-        assert comes(version, ends=ends) == "good"
-    assert bench.slots.read().good == "2.3"
-    bench.slots.back()
-    bench.slots._settle(replace(bench.slots.read(), last="2.0", outcome="returned"))
-    assert bench.installed.standing().slot == "returned", "by hand"
 
 
 def test_an_installation_that_ends_while_the_board_looks_is_no_return(
@@ -469,30 +442,6 @@ def test_a_full_disk_is_said_and_tried_again_with_the_next_offer(bench: Bench, m
     assert len(bench.wants()) == 1
 
 
-def test_a_release_is_handed_over_by_hand(bench: Bench) -> None:
-    path = bench.tmp_path / "b.hfr"
-    release(path, "2.0", key=Identity.generate())
-    with pytest.raises(BadSignature):
-        hand_over(bench.config, path)
-    data = release(path, "2.0")
-    path.write_bytes(data[:-1])
-    with pytest.raises(Malformed):
-        hand_over(bench.config, path)
-    assert not bench.installed.waits
-    path.write_bytes(data)
-    assert hand_over(bench.config, path).version == "2.0"
-    with pytest.raises(BadInput, match="another release"):
-        hand_over(bench.config, path)
-    assert bench.slots.install().trial == "2.0"
-    with pytest.raises(RestartForRelease):
-        bench.wants()
-    release(path, "0.9")
-    bench.slots.begin()
-    bench.slots.back()
-    with pytest.raises(BadInput, match="older than"):
-        hand_over(bench.config, path)
-
-
 def test_a_release_lies_there_for_good_before_its_offer_counts_as_answered(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,31 +456,6 @@ def test_a_release_lies_there_for_good_before_its_offer_counts_as_answered(
     assert synced == [str(bench.installed.incoming)]
 
 
-def test_root_follows_no_link_of_the_client_when_it_hands_a_release_over(bench: Bench) -> None:
-    """`sudo ... update` writes into a folder in which whoever is the client may put what they like."""
-    others = bench.tmp_path / "others"
-    others.mkdir()
-    (others / "shadow").write_text("secret")
-    release(bench.tmp_path / "b.hfr", "2.0")
-    bench.installed.incoming.mkdir()
-    (bench.installed.incoming / "2.0.hfr.part").symlink_to(others / "shadow")
-    if os.geteuid() == 0:
-        os.chown(bench.state_dir, 65534, 65534)
-    hand_over(bench.config, bench.tmp_path / "b.hfr")
-    assert (others / "shadow").read_text() == "secret"
-    placed = bench.installed.incoming / "2.0.hfr"
-    assert not placed.is_symlink()
-    for mine, owner in ((placed, bench.state_dir), (others, bench.tmp_path), (others / "shadow", bench.tmp_path)):
-        assert mine.stat().st_uid == owner.stat().st_uid
-    placed.unlink()
-    bench.installed.incoming.rmdir()
-    bench.installed.incoming.symlink_to(others)
-    with pytest.raises(StoreError):
-        hand_over(bench.config, bench.tmp_path / "b.hfr")
-    assert others.stat().st_uid == bench.tmp_path.stat().st_uid
-    assert [each.name for each in others.iterdir()] == ["shadow"]
-
-
 def test_the_head_alone_says_who_signed_it(tmp_path: Path) -> None:
     data = release(tmp_path / "a", "2.0")
     head = SignedManifest.from_bytes(data[: data.index(b"\xfd7zXZ")])
@@ -542,7 +466,7 @@ def test_the_head_alone_says_who_signed_it(tmp_path: Path) -> None:
 
 
 def test_root_reads_no_link_or_pipe_of_the_client_for_the_release_keys(bench: Bench) -> None:
-    """A pipe would hold up `sudo ... update` for ever, and with it the way to get rid of such a client."""
+    """A pipe would hold up a command of root for ever, and with it the way to get rid of such a client."""
     kept, elsewhere = bench.state_dir / "release_keys", bench.tmp_path / "elsewhere"
     elsewhere.write_text(f"{statement(KEY.public_key.hex(), number=2).to_line()}\n")
     kept.symlink_to(elsewhere)

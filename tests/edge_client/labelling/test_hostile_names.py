@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hushfleet.data.labels import one_form
+from hushfleet.data.form import one_form
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.notes import notes_in

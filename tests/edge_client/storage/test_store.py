@@ -24,7 +24,8 @@ from hushfleet.edge_client.storage.store import KEPT_TASKS, DeviceStore
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.errors import CopiedStore, LedgerError, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
-from hushfleet.privacy.mechanism import Charge, GaussianMechanism
+from hushfleet.privacy.charge import Charge
+from hushfleet.privacy.mechanism import GaussianMechanism
 from support.stores import sql
 
 ROOT = Path(__file__).resolve().parents[3]

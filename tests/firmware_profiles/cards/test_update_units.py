@@ -16,7 +16,7 @@ from hushfleet.firmware_profiles.cards.seed import slots_archive
 from hushfleet.release import pack, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.own_systemd import OwnSystemd
-from support.releases import put_trust, runs
+from support.releases import put_trust
 
 UNITS = Path(str(resources.files("hushfleet.firmware_profiles.cards") / "kit" / "units"))
 BROKEN = "#!/bin/sh\nexit 1\n"
@@ -51,7 +51,7 @@ def test_after_installations_that_failed_at_once_releases_are_installed_again(tm
             oldest_store=1,
             store=int(SCHEMA_VERSION),
         )
-    Slots(opt, state).first(tmp_path / "1.0.hfr", prove=runs)
+    Slots(opt, state).first(tmp_path / "1.0.hfr")
     (opt / "slots.pyz").write_bytes(slots_archive())
     put_trust(opt, key.public_key.hex())
     (opt / "python").write_text(BROKEN)  # fails at once, as where the disk is full and slots.json cannot be written

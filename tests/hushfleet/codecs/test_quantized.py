@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hushfleet.codecs.codec import Coding
-from hushfleet.codecs.quantized import MIN_STEP, decode_values, dither, encode_values, max_coded_bytes
+from hushfleet.codecs.codec import MIN_STEP, Coding
+from hushfleet.codecs.quantized import decode_values, dither, encode_values, max_coded_bytes
 from hushfleet.codecs.symbols import BLOCK, MAX_LEVEL
 from hushfleet.errors import Malformed
 

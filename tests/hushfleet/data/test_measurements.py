@@ -80,7 +80,10 @@ def test_one_wild_value_does_not_flatten_the_others_in_silence(caplog, value: fl
     x[7, 1] = value
     data = hf.Data(x, Y, x, Y, column_names=list("abc"))
     if refused:
-        with pytest.raises(BadInput, match=r"of sample 7 \(from 0\), b, makes the standard deviation .* leave out"):
+        with pytest.raises(
+            BadInput,
+            match=r"of sample 7 \(from 0\), b, makes .* leave out|number 7 .from 0. with the value .?1e",
+        ):
             data.dataset("try")
     else:
         data.dataset("try")
@@ -105,7 +108,7 @@ def test_a_wild_value_is_named_by_its_place_in_the_whole(sample: int) -> None:
 def test_a_wild_value_of_the_test_part_is_refused() -> None:
     wild = NOISE.copy()
     wild[7, 1] = 1e30
-    with pytest.raises(BadInput, match=r"test_x: 1 samples, the first of them number 7 \(from 0\), hold .* 1e"):
+    with pytest.raises(BadInput, match=r"test_x: 1 samples, the first of them number 7 \(from 0\) with the value .*1e"):
         hf.Data(NOISE, Y, wild, Y).dataset("try")
 
 
@@ -113,7 +116,7 @@ def test_frames_of_pandas_own_types_are_numbers_and_gaps() -> None:
     nullable = FRAME.convert_dtypes().assign(on=Y.astype(bool), count=pd.array([1, 2] * (COUNT // 2), dtype="Int64"))
     assert as_data((nullable, Y)).dataset("try").input_shape == (5, 1, 1)
     nullable.loc[5, "count"] = pd.NA
-    with pytest.raises(BadInput, match=r"number 5 \(from 0\), hold values"):
+    with pytest.raises(BadInput, match=r"number 5 \(from 0\) with the value nan"):
         as_data((nullable, Y)).dataset("try")
     with pytest.raises(BadInput, match=r"the column 'day' is datetime64.*; it must be numbers"):
         as_data((FRAME.assign(day=pd.Timestamp("2026-01-01")), Y))

@@ -83,7 +83,7 @@ X = np.zeros((20, 3))
         (Data(X, ["0.5", "1.5"] * 10), "label '0.5' is a number and no name of a class; for numbers to predict take"),
         (
             Data(X, np.arange(20) % 5 + 1, class_names=list("abcde")),
-            "labels 1 to 5; there are 0 to 4, for a, b, c, d, e",
+            "with the label 5: its label is none of a, b, c, d, e, or of their numbers 0 to 4",
         ),
         (
             Data(X, np.arange(20) % 2, train_device=np.arange(20) / 2),

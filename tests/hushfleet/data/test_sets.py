@@ -24,7 +24,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from hushfleet.data.sets import CIFAR10_CLASSES, is_at_hand, load, read_idx, set_names
+from hushfleet.data.sets import CIFAR10_CLASSES, SOURCES, load, read_idx
 from hushfleet.data.torchvision_sets import import_torchvision
 from hushfleet.errors import BadInput
 
@@ -291,15 +291,15 @@ def test_a_tar_of_batches_and_a_broken_tar(tmp_path: Path, monkeypatch, write_ba
 def test_whether_a_set_is_at_hand_is_said_without_reading_it(tmp_path: Path) -> None:
     """`hushfleet reproduce --list` asks for all of them, and decoding an archive takes ten seconds."""
     (tmp_path / "cifar10.tar.gz").write_bytes(b"no archive")
-    assert is_at_hand("cifar10", data_dir=tmp_path)
+    assert SOURCES["cifar10"].is_at_hand(tmp_path)
     with pytest.raises(BadInput, match="cannot be read"):
         load("cifar10", data_dir=tmp_path)
 
 
 def test_cifar100_by_its_fine_labels(tmp_path: Path, write_batches) -> None:
     made = write_batches(tmp_path / "cifar100", "CIFAR100", labels="fine_labels", classes=100)
-    assert is_at_hand("cifar100", data_dir=tmp_path)
-    assert not is_at_hand("cifar10", data_dir=tmp_path)
+    assert SOURCES["cifar100"].is_at_hand(tmp_path)
+    assert not SOURCES["cifar10"].is_at_hand(tmp_path)
     data = load("cifar100", data_dir=tmp_path)
     assert (data.input_shape, data.classes, data.class_names[9]) == ((3, 32, 32), 100, "bottle")
     assert data.train.y.tolist() == made["train"]["fine_labels"]
@@ -310,7 +310,7 @@ def test_cifar100_by_its_fine_labels(tmp_path: Path, write_batches) -> None:
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(tmp_path / "cifar100" / "cifar-100-python", arcname="cifar-100-python")
     assert load("cifar100", data_dir=archive.parent).test.y.tolist() == made["test"]["fine_labels"]
-    assert not is_at_hand("cifar10", data_dir=archive.parent)
+    assert not SOURCES["cifar10"].is_at_hand(archive.parent)
 
 
 def test_svhn_from_matlab_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +332,7 @@ def test_svhn_from_matlab_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_set_that_is_not_there_says_what_was_looked_for(tmp_path: Path) -> None:
-    for name in set_names():
+    for name in SOURCES:
         if name != "digits":
             with pytest.raises(BadInput, match=f"{name} is not in .*: looked for .*{name}/"):
                 load(name, data_dir=tmp_path)

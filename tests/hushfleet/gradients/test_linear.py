@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 from hushfleet.gradients.linear import LinearClipping
+from hushfleet.losses import loss_of
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import clip
@@ -33,7 +34,7 @@ def drawn(
     rng = np.random.default_rng(seed)
     params = rng.normal(size=layout.size).astype(np.float32)
     x = rng.normal(scale=10 ** rng.uniform(-3, 1), size=(batch, features, 1, 1)).astype(np.float32)
-    return params, x, objective.loss.random(batch, classes, rng)
+    return params, x, loss_of(objective).random(batch, classes, rng)
 
 
 def single_gradients(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hushfleet.blocks import BLOCK, blocks
+from hushfleet.array_api import BLOCK, blocks
 from hushfleet.gradients.optim import SGD, Adam, make_optimizer
 
 STEPS = 20

@@ -10,8 +10,8 @@ import pytest
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.server import ClosedRound
-from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout
@@ -53,9 +53,9 @@ def measured(method, terms: RoundTerms, data: Data):
     return begun.ended(ZEROS, ZEROS, 0.0, {}).context
 
 
-def released(method, terms: RoundTerms, *, data: Data | None = None, update: np.ndarray = ZEROS, noise: Any = None):
+def privatized(method, terms: RoundTerms, *, data: Data | None = None, update: np.ndarray = ZEROS, noise: Any = None):
     context = measured(method, terms, data or Data())
-    return method.release(context, update, noise or Constant())
+    return method.privatize(context, update, noise or Constant())
 
 
 def test_the_teacher_is_the_last_own_model_and_training_starts_from_the_global_one() -> None:
@@ -75,23 +75,23 @@ def test_the_teacher_is_the_last_own_model_and_training_starts_from_the_global_o
 
 def test_as_published_reports_are_raw_and_the_charge_is_that_of_the_update() -> None:
     method, terms = acdp(), RoundTerms(4, {"clip_norm": 0.5})
-    release = released(method, terms, noise=Constant(1.0))
-    assert release.report == pytest.approx((0.75 - 0.5, 2.0 / 10 - 0.5))
+    noised = privatized(method, terms, noise=Constant(1.0))
+    assert noised.report == pytest.approx((0.75 - 0.5, 2.0 / 10 - 0.5))
     # line 18: sigma C / sqrt(|P|) = 2 * 0.5 / 2, on a zero update
-    np.testing.assert_allclose(release.values, 0.5)
-    np.testing.assert_allclose(release.clip_norms, 0.5)
-    assert release.charge.noise_multiplier == 1.0
+    np.testing.assert_allclose(noised.values, 0.5)
+    np.testing.assert_allclose(noised.clip_norms, 0.5)
+    assert noised.charge.noise_multiplier == 1.0
     assert method.cost(terms).values_multiplier == 1.0
 
 
 def test_strict_reports_are_noised_and_paid_for() -> None:
     method, terms = acdp("strict", report_share=0.2), RoundTerms(4)
-    release = released(method, terms, noise=Constant(1.0))
-    values, report = release.noise_stds[0] / 1.0, (release.report[0] - 0.25) / math.sqrt(0.5)
-    assert release.report[1] - (-0.3) == pytest.approx(release.report[0] - 0.25, abs=0.01)
+    noised = privatized(method, terms, noise=Constant(1.0))
+    values, report = noised.noise_stds[0] / 1.0, (noised.report[0] - 0.25) / math.sqrt(0.5)
+    assert noised.report[1] - (-0.3) == pytest.approx(noised.report[0] - 0.25, abs=0.01)
     assert values**-2 == pytest.approx(0.8 * 2.0**-2)
     assert report**-2 == pytest.approx(0.2 * 2.0**-2, rel=0.01)
-    assert release.charge.noise_multiplier == pytest.approx(2.0)
+    assert noised.charge.noise_multiplier == pytest.approx(2.0)
     assert method.cost(terms).values_multiplier == pytest.approx(values)
     both = epsilon([Step(values, 1.0, 30), Step(report, 1.0, 30)], delta=1e-5)
     assert both == pytest.approx(epsilon([Step(2.0, 1.0, 30)], delta=1e-5), rel=1e-3)
@@ -103,7 +103,7 @@ def test_strict_reports_are_noised_and_paid_for() -> None:
 
 @pytest.mark.parametrize(("accuracy", "loss"), [(0.0, 0.0), (1.0, 1e9), (0.5, math.inf), (1.0, math.nan)])
 def test_what_is_noised_is_within_its_bound(accuracy: float, loss: float) -> None:
-    report = released(acdp("strict"), RoundTerms(1), data=Data(accuracy, loss)).report
+    report = privatized(acdp("strict"), RoundTerms(1), data=Data(accuracy, loss)).report
     assert math.hypot(*report) <= math.sqrt(0.5)
 
 
@@ -112,7 +112,7 @@ def test_a_bit_says_whether_the_norm_is_within_the_clip_norm() -> None:
     update = ZEROS.copy()
     update[[0, 9]] = 0.3, 0.4
     for clip_norm, bit in ((0.51, 0.5), (0.49, -0.5)):
-        assert released(method, RoundTerms(3, {"clip_norm": clip_norm}), update=update).report == (bit,)
+        assert privatized(method, RoundTerms(3, {"clip_norm": clip_norm}), update=update).report == (bit,)
 
 
 @pytest.mark.parametrize(("accounting", "devices"), [("as-published", 100), ("strict", 100), ("as-published", 3)])
@@ -122,10 +122,10 @@ def test_bits_are_paid_for_as_opacus_has_it(accounting: str, devices: int) -> No
     split = devices if accounting == "as-published" else 1
     doubled = max(devices / 10, 4.0)  # with three devices a quarter of the charge is the bits'
     values = (2.0**-2 - doubled**-2) ** -0.5
-    release = released(method, terms, noise=Constant(1.0))
-    np.testing.assert_allclose(release.noise_stds, values / math.sqrt(split))
-    assert release.report[0] == pytest.approx(0.5 + doubled / 2 / math.sqrt(split), rel=2**-9)
-    assert release.charge.noise_multiplier == pytest.approx(2.0 / math.sqrt(split))
+    noised = privatized(method, terms, noise=Constant(1.0))
+    np.testing.assert_allclose(noised.noise_stds, values / math.sqrt(split))
+    assert noised.report[0] == pytest.approx(0.5 + doubled / 2 / math.sqrt(split), rel=2**-9)
+    assert noised.charge.noise_multiplier == pytest.approx(2.0 / math.sqrt(split))
     assert method.cost(terms).values_multiplier == pytest.approx(values / split**0.5)
     together = epsilon([Step(values, 1.0, 10), Step(doubled, 1.0, 10)], delta=0.01)
     assert together == pytest.approx(epsilon([Step(2.0, 1.0, 10)], delta=0.01), rel=1e-9)
@@ -150,7 +150,7 @@ def test_the_clip_norm_comes_to_the_median_of_fixed_norms() -> None:
         terms = RoundTerms(len(norms), method.server.controls(server, 1))
         seen.append(terms.controls["clip_norm"])
         updates = [np.full(10, norm / math.sqrt(10), np.float32) for norm in norms]
-        reports = [released(method, terms, update=each, noise=noise).report for each in updates]
+        reports = [privatized(method, terms, update=each, noise=noise).report for each in updates]
         server = method.server.advance(server, outcome(*reports))
     assert np.exp(np.mean(np.log(seen[-30:]))) == pytest.approx(np.median(norms), rel=0.15)
 
@@ -172,6 +172,6 @@ def test_with_a_clip_norm_that_stays_nothing_is_reported(how: dict[str, Any]) ->
     method = acdp(**how)
     assert method.server.initial(0) == {} == method.server.controls({}, 1)
     assert measured(method, RoundTerms(), Data()).measured is None
-    release = released(method, RoundTerms(4))
-    assert release.report == ()
-    assert release.charge.noise_multiplier == {"fixed": 1.0}.get(how.get("clipping"), method.privacy.noise_multiplier)
+    noised = privatized(method, RoundTerms(4))
+    assert noised.report == ()
+    assert noised.charge.noise_multiplier == {"fixed": 1.0}.get(how.get("clipping"), method.privacy.noise_multiplier)

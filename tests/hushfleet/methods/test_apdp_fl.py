@@ -16,14 +16,14 @@ from hushfleet.errors import Malformed
 from hushfleet.gradients.batch import ClientBatch
 from hushfleet.methods import make_method
 from hushfleet.methods.apdp_fl import score_of
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.server import ClosedRound
-from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.record import RecordMechanism
-from support.methods import context_of, penalty, released, trained
+from support.methods import context_of, penalty, privatized, trained
 
 LAYOUT = ParamLayout(("a.weight",), ((4,),))
 RECORD = PrivacySpec("record", "as-published", 1.0, 5.0, 1e-5, sample_rate=0.5, batches=10)
@@ -203,9 +203,9 @@ def test_the_server_steps_by_its_learning_rate() -> None:
 def test_with_the_unit_device_the_update_is_noised_by_preference() -> None:
     method = apdp(replace(RECORD, unit="device", sample_rate=1.0, batches=1))
     terms = RoundTerms(4, {"noise_multiplier": 2.0}, preference=1.5)
-    release = released(method, np.ones(4, np.float32), terms, SeededNoise(0, 0, 0))
-    np.testing.assert_allclose(release.noise_stds, 1.5 * 2.0 * 1.0 / math.sqrt(4))
-    assert release.charge.noise_multiplier == 1.5
+    noised = privatized(method, np.ones(4, np.float32), terms, SeededNoise(0, 0, 0))
+    np.testing.assert_allclose(noised.noise_stds, 1.5 * 2.0 * 1.0 / math.sqrt(4))
+    assert noised.charge.noise_multiplier == 1.5
 
 
 def test_a_proximal_weight_pulls_towards_the_start() -> None:

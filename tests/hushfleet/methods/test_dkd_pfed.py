@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from hushfleet.config.spec import PrivacySpec
+from hushfleet.losses import loss_and_cotangent
 from hushfleet.methods import make_method
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.params import ParamLayout
@@ -43,7 +44,7 @@ def test_the_loss_is_that_of_the_public_code() -> None:
     training = method.training
     assert training.distillation is not None
     share = np.full(4, training.distillation.weight)
-    losses, pulls = training.objective.loss_and_cotangent(logits, y, teacher, share)
+    losses, pulls = loss_and_cotangent(training.objective, logits, y, teacher, share)
     taught = DeviceState(PublicState.initial(5), np.zeros(5, np.float32))
     scale = float(penalty(method, context_of(method, taught), np.zeros(5), np.ones(5))[0])
     np.testing.assert_allclose(scale * losses, expected.detach(), rtol=1e-9)

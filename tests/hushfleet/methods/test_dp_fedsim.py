@@ -12,12 +12,13 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.dp_fedsim import LARGEST_STRETCH
 from hushfleet.methods.fisher import MOVED, normalised
 from hushfleet.methods.server import ClosedRound
-from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.params import ParamLayout
-from support.methods import Constant, Fisher, advanced, context_of, released, trained
+from support.methods import Constant, Fisher, advanced, context_of, privatized, trained
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 2), (2,), (4,)))  # layers of 6 and 4
 LAYERS = [slice(0, 6), slice(6, 10)]
@@ -117,12 +118,12 @@ def test_a_device_keeps_how_far_its_thresholds_went() -> None:
 
 def test_as_published_release_by_hand() -> None:
     update = vector(2, 2, 2, 0, 0, 0, 2, 2, 2, 2)  # norms sqrt(12) and 4
-    release = released(fedsim(), update, RoundTerms(4), Constant(1.0))
+    noised = privatized(fedsim(), update, RoundTerms(4), Constant(1.0))
     noise = 0.5 * 2.0 / math.sqrt(4)  # b sigma / sqrt(N), Eq. (13)
-    np.testing.assert_allclose(release.values[:3], 2 / math.sqrt(12) + noise, atol=noise * 2**-10)
-    np.testing.assert_allclose(release.values[6:], 2 * 0.5 / 4 + noise, atol=noise * 2**-10)
-    np.testing.assert_allclose(release.noise_stds, noise)
-    np.testing.assert_allclose(release.clip_norms, 500.0)  # the cap, whatever T_s was
+    np.testing.assert_allclose(noised.values[:3], 2 / math.sqrt(12) + noise, atol=noise * 2**-10)
+    np.testing.assert_allclose(noised.values[6:], 2 * 0.5 / 4 + noise, atol=noise * 2**-10)
+    np.testing.assert_allclose(noised.noise_stds, noise)
+    np.testing.assert_allclose(noised.clip_norms, 500.0)  # the cap, whatever T_s was
 
 
 @pytest.mark.parametrize("accounting", ["as-published", "strict"])
@@ -130,19 +131,19 @@ def test_the_charge_covers_the_largest_release(accounting: str) -> None:
     """The multiplier that is charged is noise over the norm of the worst update that passes the clipping."""
     method = fedsim(spec=privacy(accounting=accounting), max_stretch=30.0, strict_stretch=3.0)
     terms, rng = RoundTerms(4), np.random.default_rng(0)
-    release = released(method, ZEROS, terms, Constant(1.0))
-    quiet = released(method, ZEROS, terms, Constant()).values
+    noised = privatized(method, ZEROS, terms, Constant(1.0))
+    quiet = privatized(method, ZEROS, terms, Constant()).values
     worst = 0.0
     for _ in range(300):
         update = (1e4 * rng.normal(size=10)).astype(np.float32)
         update[:6] -= update[:6].mean()
         update[6:] -= update[6:].mean()
-        sent = released(method, update, terms, Constant()).values
+        sent = privatized(method, update, terms, Constant()).values
         worst = max(worst, float(np.linalg.norm((sent - quiet).astype(np.float64))))
-    rounding = 2**-10 * 10**0.5 * release.noise_stds.max()  # what leaves is on the noise's grid
-    assert release.noise_stds.min() >= release.charge.noise_multiplier * (worst - rounding)
+    rounding = 2**-10 * 10**0.5 * noised.noise_stds.max()  # what leaves is on the noise's grid
+    assert noised.noise_stds.min() >= noised.charge.noise_multiplier * (worst - rounding)
     # and no less is charged for
-    assert worst + rounding > 0.99 * release.noise_stds.min() / release.charge.noise_multiplier
+    assert worst + rounding > 0.99 * noised.noise_stds.min() / noised.charge.noise_multiplier
     assert worst - rounding <= method.cost(terms).bound
 
 
@@ -168,9 +169,9 @@ def test_weights_promise_nothing_beyond_a_devices_own_noise() -> None:
 def test_without_agc_the_whole_update_is_clipped() -> None:
     method = fedsim(agc=False)
     update = vector(3, 0, 0, 0, 0, 0, 0, 0, 0, 4)
-    release = released(method, update, RoundTerms(4), Constant())
-    np.testing.assert_allclose(release.values[[0, 9]], [0.3, 0.4], atol=0.5 * 2**-10)
-    np.testing.assert_allclose(release.noise_stds, 0.5)
+    noised = privatized(method, update, RoundTerms(4), Constant())
+    np.testing.assert_allclose(noised.values[[0, 9]], [0.3, 0.4], atol=0.5 * 2**-10)
+    np.testing.assert_allclose(noised.noise_stds, 0.5)
     assert method.cost(RoundTerms(4)).bound == 0.5
 
 
@@ -205,9 +206,9 @@ def test_with_the_unit_record_no_fisher_values_of_raw_data_are_asked() -> None:
     assert data.asked_at is None
     # squares of layer b: 1, 4, 9, 16, so 0, 0.2, 0.53, 1
     np.testing.assert_array_equal(context.start, [-1] * 5 + [5, -1, -1, 8, 9])
-    release = method.release(context, moved, Constant(1.0))
-    np.testing.assert_array_equal(release.values, moved)
-    assert release.charge.unit == "record"
+    noised = method.privatize(context, moved, Constant(1.0))
+    np.testing.assert_array_equal(noised.values, moved)
+    assert noised.charge.unit == "record"
     assert method.record_mechanism(RoundTerms(4)).clip_norm == 0.5
     after = method.advance(context, update=moved, trained=own, sent=moved)
     assert list(after.private) == [MOVED]

@@ -11,7 +11,8 @@ import torch
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
-from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState, RoundContext
 from hushfleet.params import ParamLayout
 from support.methods import Constant, Fisher, context_of, penalty, stacked
 
@@ -48,26 +49,26 @@ def test_each_parameter_has_room_and_noise_by_its_own_size() -> None:
     clamped = np.array([1, 0.1, 0.4, 0, 0, 0, 0, 0, 0.5, -0.8])
     against_global = clamped + np.array([8, 0, 0, 0, 0, 0, 0, 0, 0, 10])
     noise = math.sqrt(3) * 2.0 * 2 * room  # sqrt(M) sigma 2 q, not divided by the four devices
-    release = method.release(returning(method), update, Constant(1.0))
-    np.testing.assert_allclose(release.values, against_global + noise, atol=2**-10 * noise.max())
+    noised = method.privatize(returning(method), update, Constant(1.0))
+    np.testing.assert_allclose(noised.values, against_global + noise, atol=2**-10 * noise.max())
 
 
 def test_as_published_nothing_is_promised() -> None:
     method = fedaddp()
-    release = method.release(returning(method), np.zeros(10, np.float32), Constant(1.0))
-    assert release.charge.mechanism == "none"
-    assert release.charge.noise_multiplier == 0
+    noised = method.privatize(returning(method), np.zeros(10, np.float32), Constant(1.0))
+    assert noised.charge.mechanism == "none"
+    assert noised.charge.noise_multiplier == 0
     assert method.multiplier_release(RoundTerms(4), participants=4) == 0
-    np.testing.assert_array_equal(release.noise_stds, 0)  # a declared width would be a function of the data
-    assert np.isinf(release.clip_norms).all()
+    np.testing.assert_array_equal(noised.noise_stds, 0)  # a declared width would be a function of the data
+    assert np.isinf(noised.clip_norms).all()
     assert math.isinf(method.cost(RoundTerms(4)).bound)
 
 
 def test_without_a_clip_norm_the_model_is_sent_as_it_is() -> None:
     method = fedaddp(spec=privacy(clip_norm=math.inf, noise_multiplier=0.0))
     update = vector(0, 100, 0, 0, 0, 0, 0, 0, 0, 0)
-    release = method.release(returning(method), update, Constant(1.0))
-    np.testing.assert_array_equal(release.values, vector(8, 100, 0, 0, 0, 0, 0, 0, 0, 10))
+    noised = method.privatize(returning(method), update, Constant(1.0))
+    np.testing.assert_array_equal(noised.values, vector(8, 100, 0, 0, 0, 0, 0, 0, 0, 10))
 
 
 def test_the_second_penalty_pulls_towards_the_last_rounds_thresholds() -> None:
@@ -86,13 +87,13 @@ def test_the_second_penalty_pulls_towards_the_last_rounds_thresholds() -> None:
 def test_strict_layers_share_the_clip_norm_as_the_global_model_is_divided() -> None:
     method = fedaddp(spec=privacy(accounting="strict"))
     update = vector(0, 1e4, 0, 0, 0, 0, 1e4, 0, 0, 0)
-    release = method.release(returning(method, own=0.0), update, Constant(0.0))
+    noised = method.privatize(returning(method, own=0.0), update, Constant(0.0))
     bounds = 2.0 * np.array([4, 3]) / 5
-    np.testing.assert_allclose(release.clip_norms, bounds, rtol=1e-6)
-    np.testing.assert_allclose(release.noise_stds, math.sqrt(2) * 2.0 * bounds, rtol=1e-6)
-    assert np.linalg.norm(release.values[:6]) == pytest.approx(bounds[0], rel=1e-2)
-    assert np.linalg.norm(release.values) <= 2.0 + 10**0.5 * 2**-10 * release.noise_stds.max()
-    assert release.charge.noise_multiplier == 2.0
+    np.testing.assert_allclose(noised.clip_norms, bounds, rtol=1e-6)
+    np.testing.assert_allclose(noised.noise_stds, math.sqrt(2) * 2.0 * bounds, rtol=1e-6)
+    assert np.linalg.norm(noised.values[:6]) == pytest.approx(bounds[0], rel=1e-2)
+    assert np.linalg.norm(noised.values) <= 2.0 + 10**0.5 * 2**-10 * noised.noise_stds.max()
+    assert noised.charge.noise_multiplier == 2.0
     assert method.cost(RoundTerms(4)).bound == 2.0
 
 
@@ -102,7 +103,7 @@ def test_strict_noise_and_bounds_do_not_follow_the_devices_own_model() -> None:
 
     def spread(method, own: float) -> np.ndarray:
         context = returning(method, own)
-        loud, quiet = (method.release(context, update, Constant(v)).values for v in (1.0, 0.0))
+        loud, quiet = (method.privatize(context, update, Constant(v)).values for v in (1.0, 0.0))
         return loud - quiet
 
     np.testing.assert_allclose(spread(strict, 1.0), spread(strict, 5.0), rtol=2**-9)
@@ -112,8 +113,8 @@ def test_strict_noise_and_bounds_do_not_follow_the_devices_own_model() -> None:
 def test_a_layer_of_zeros_keeps_a_little_of_the_clip_norm() -> None:
     method = fedaddp(spec=privacy(accounting="strict"))
     context = context_of(method, None, vector(*[1] * 6, *[0] * 4), samples=Fisher(FISHER))
-    release = method.release(context, np.zeros(10, np.float32), Constant(0.0))
-    np.testing.assert_allclose(release.clip_norms, 2 * np.sqrt(np.array([1, 0.001]) / 1.001), rtol=1e-6)
+    noised = method.privatize(context, np.zeros(10, np.float32), Constant(0.0))
+    np.testing.assert_allclose(noised.clip_norms, 2 * np.sqrt(np.array([1, 0.001]) / 1.001), rtol=1e-6)
 
 
 @pytest.mark.parametrize("accounting", ["as-published", "strict"])

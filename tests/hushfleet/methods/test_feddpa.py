@@ -12,8 +12,9 @@ import torch
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.fisher import MOVED
-from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState, RoundContext
 from hushfleet.params import ParamLayout
 from support.methods import Constant, Fisher, context_of, penalty, stacked
 
@@ -99,19 +100,19 @@ def test_the_change_against_the_global_model_is_clipped_whole_and_noised() -> No
     method = feddpa()
     update = vector(0, 0, 0, 0, 1, 0, 0, 0, 0, 0)
     change = vector(0, 0, 3, 4, 1, 0, 7, 0, 0, 10)  # own minus global on the personal parameters, the update elsewhere
-    release = method.release(returning(method, RoundTerms(4)), update, Constant(1.0))
+    noised = method.privatize(returning(method, RoundTerms(4)), update, Constant(1.0))
     noise = 2.0 * 2.0 / math.sqrt(4)
-    np.testing.assert_allclose(release.values, 2 * change / np.linalg.norm(change) + noise, atol=noise * 2**-10)
-    np.testing.assert_allclose(release.noise_stds, noise)
-    assert release.charge.noise_multiplier == 1.0
+    np.testing.assert_allclose(noised.values, 2 * change / np.linalg.norm(change) + noise, atol=noise * 2**-10)
+    np.testing.assert_allclose(noised.noise_stds, noise)
+    assert noised.charge.noise_multiplier == 1.0
     assert method.multiplier_release(RoundTerms(4), participants=4) == 2.0
 
 
 def test_strict_accounting_does_not_split_the_noise() -> None:
     method = feddpa(spec=privacy(accounting="strict"))
-    release = method.release(returning(method, RoundTerms(4)), np.zeros(10, np.float32), Constant(0.0))
-    np.testing.assert_allclose(release.noise_stds, 4.0)
-    assert release.charge.noise_multiplier == 2.0
+    noised = method.privatize(returning(method, RoundTerms(4)), np.zeros(10, np.float32), Constant(0.0))
+    np.testing.assert_allclose(noised.noise_stds, 4.0)
+    assert noised.charge.noise_multiplier == 2.0
 
 
 def test_with_the_unit_record_the_last_update_stands_for_fisher_values() -> None:
@@ -124,10 +125,10 @@ def test_with_the_unit_record_the_last_update_stands_for_fisher_values() -> None
     context = context_of(method, state, GLOBAL_PARAMS, samples=data)
     assert data.asked_at is None
     np.testing.assert_array_equal(np.flatnonzero(context.chosen), KEPT)
-    release = method.release(context, np.zeros(10, np.float32), Constant(1.0))
-    np.testing.assert_array_equal(release.values[KEPT], [3, 4, 7, 10])
-    assert release.charge.steps == 3
-    assert release.charge.noise_multiplier == pytest.approx(2.0 / math.sqrt(2))  # both parts of each batch
+    noised = method.privatize(context, np.zeros(10, np.float32), Constant(1.0))
+    np.testing.assert_array_equal(noised.values[KEPT], [3, 4, 7, 10])
+    assert noised.charge.steps == 3
+    assert noised.charge.noise_multiplier == pytest.approx(2.0 / math.sqrt(2))  # both parts of each batch
 
 
 def test_clients_at_once_train_their_parts_as_one_by_one() -> None:

@@ -12,7 +12,7 @@ from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.params import ParamLayout
-from support.methods import BLACK, Constant, advanced, context_of, released, stacked
+from support.methods import BLACK, Constant, advanced, context_of, privatized, stacked
 from support.methods import trained as train
 
 PRIVACY = PrivacySpec("device", accounting="strict", clip_norm=1.0, noise_multiplier=2.0, delta=0.1)
@@ -59,7 +59,7 @@ def test_the_personal_part_is_not_sent_and_is_there_again(name: str, kept: int) 
     state = method.init_state()
     np.testing.assert_array_equal(context_of(method, state, np.array([5.0, 6.0], np.float32)).start, [5, 6])
     update = np.array([3.0, 3.0], np.float32)
-    sent = released(method, update, noise=Constant(1.0)).values
+    sent = privatized(method, update, noise=Constant(1.0)).values
     assert sent[kept] == 0.0
     # clipped to 1 without the personal part, noise 2 * 1
     assert sent[1 - kept] == pytest.approx(3.0, rel=1e-6)

@@ -18,11 +18,11 @@ from hushfleet.errors import BadInput, Malformed, PrivacyError
 from hushfleet.gradients.own_samples import HiddenSamples
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import make_method
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.hush import TailMean
 from hushfleet.methods.hush_rule import rule, signal
 from hushfleet.methods.method import Steps
 from hushfleet.methods.server import ClosedRound
-from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
@@ -30,7 +30,7 @@ from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
-from support.methods import Constant, context_of, released
+from support.methods import Constant, context_of, privatized
 from support.methods import trained as train
 
 CLASSES, SHAPE = 4, (5, 2, 1)
@@ -85,7 +85,7 @@ def test_a_round_is_that_of_the_pseudocode(runtimes: dict[str, Any], runtime: st
         samples, start = samples_of(round, count), rng.normal(size=MODEL.layout.size).astype(np.float32)
         start[-CLASSES:] = 0
         done = train(method, start, gradient, samples, state=state, logits_of=logits_of)
-        seen = method.release(done.context, done.update, Constant())
+        seen = method.privatize(done.context, done.update, Constant())
         expected = oracle_update(MODEL.layout.unflatten(start)["head.weight"].astype(np.float64), samples, 1.5)
         np.testing.assert_allclose(seen.values[:-CLASSES], expected.ravel(), rtol=0, atol=2e-4)
         assert not seen.values[-CLASSES:].any()
@@ -101,9 +101,9 @@ def test_a_device_without_images_sends_noise_alone(runtimes: dict[str, Any]) -> 
     gradient, logits_of = runtimes["onnx"]
     done = train(method, MODEL.init(0), gradient, samples_of(0, 0), logits_of=logits_of)
     assert not done.update.any()
-    noised = method.release(done.context, done.update, SeededNoise(1, 2, 3)).values[:-CLASSES]
+    noised = method.privatize(done.context, done.update, SeededNoise(1, 2, 3)).values[:-CLASSES]
     assert np.std(noised) == pytest.approx(3.0, rel=0.5)
-    assert not method.release(done.context, done.update, Constant()).values.any()
+    assert not method.privatize(done.context, done.update, Constant()).values.any()
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5, 20])
@@ -131,7 +131,7 @@ def test_without_noise_and_with_the_unit_record_all_rounds_are_alike() -> None:
 def test_an_update_that_is_not_finite_is_refused() -> None:
     for value in (np.nan, np.inf):
         with pytest.raises(PrivacyError, match="not finite"):
-            released(method_of(), np.full(MODEL.layout.size, value, np.float32), samples=Labels())
+            privatized(method_of(), np.full(MODEL.layout.size, value, np.float32), samples=Labels())
 
 
 def test_it_needs_a_finite_clip_norm_and_a_bias() -> None:

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
-from support.methods import Constant, Fisher, advanced, context_of, penalty, released, stacked
+from support.methods import Constant, Fisher, advanced, context_of, penalty, privatized, stacked
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 2), (2,), (4,)))  # layers of 6 and 4
 GRID = 2.0**-10  # to how many standard deviations of its noise a value is rounded
@@ -38,28 +39,28 @@ def test_dp_fedavg_clips_the_whole_vector_and_splits_the_noise() -> None:
     method = make_method("dp-fedavg", {}, privacy(), LAYOUT, rounds=1)
     update = np.zeros(10, np.float32)
     update[[0, 9]] = 3.0, 4.0  # norm 5, clipped to 1
-    release = released(method, update, RoundTerms(4), Constant(1.0))
+    noised = privatized(method, update, RoundTerms(4), Constant(1.0))
     # noise: sigma C / sqrt(n) = 2 * 1 / 2 = 1 on every coordinate
-    np.testing.assert_allclose(release.values[[0, 9]], [0.6 + 1, 0.8 + 1], atol=GRID)
-    np.testing.assert_allclose(release.values[1:9], 1.0, rtol=1e-6)
-    np.testing.assert_allclose(release.noise_stds, [1.0, 1.0])
-    assert release.charge.noise_multiplier == 1.0
+    np.testing.assert_allclose(noised.values[[0, 9]], [0.6 + 1, 0.8 + 1], atol=GRID)
+    np.testing.assert_allclose(noised.values[1:9], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(noised.noise_stds, [1.0, 1.0])
+    assert noised.charge.noise_multiplier == 1.0
 
 
 def test_strict_accounting_does_not_split_the_noise() -> None:
     method = make_method("dp-fedavg", {}, privacy(accounting="strict"), LAYOUT, rounds=1)
-    release = released(method, np.ones(10, np.float32), RoundTerms(4), Constant())
-    np.testing.assert_allclose(release.noise_stds, 2.0)
-    assert release.charge.noise_multiplier == 2.0
+    noised = privatized(method, np.ones(10, np.float32), RoundTerms(4), Constant())
+    np.testing.assert_allclose(noised.noise_stds, 2.0)
+    assert noised.charge.noise_multiplier == 2.0
     assert method.multiplier_release(RoundTerms(4), participants=9) == 6.0  # nine full noises add up
 
 
 def test_fedavg_sends_the_update_as_it_is_and_is_charged_as_unprotected() -> None:
     method = make_method("fedavg", {}, privacy(), LAYOUT, rounds=1)
     update = np.arange(10, dtype=np.float32)
-    release = released(method, update, RoundTerms(3), Constant(9.0))
-    np.testing.assert_array_equal(release.values, update)
-    assert release.charge.mechanism == "none"
+    noised = privatized(method, update, RoundTerms(3), Constant(9.0))
+    np.testing.assert_array_equal(noised.values, update)
+    assert noised.charge.mechanism == "none"
 
 
 def test_aggregate_divides_by_senders_and_keeps_what_nobody_sent() -> None:
@@ -90,14 +91,14 @@ def test_fedglp_release_by_hand() -> None:
     state = DeviceState(PublicState(mask, 1), np.zeros(10, np.float32), method.init_state().private)
     update = np.zeros(10, np.float32)
     update[0], update[1], update[6] = 100.0, 3.0, 0.1
-    release = released(method, update, RoundTerms(4), Constant(1.0), state=state)
+    noised = privatized(method, update, RoundTerms(4), Constant(1.0), state=state)
     bounds = [math.sqrt(0.6), math.sqrt(0.4)]
     stds = [math.sqrt(2) * 2 * bound / 2 for bound in bounds]  # sqrt(L) sigma C_l / sqrt(n)
-    np.testing.assert_allclose(release.noise_stds, stds, rtol=1e-12)
-    assert release.values[0] == 0.0  # personal: neither value nor noise
-    np.testing.assert_allclose(release.values[1], bounds[0] + stds[0], atol=GRID * stds[0])
-    np.testing.assert_allclose(release.values[6], 0.1 + stds[1], atol=GRID * stds[1])
-    assert release.charge.noise_multiplier == 1.0  # sigma / sqrt(n): the layers add up to the plain mechanism
+    np.testing.assert_allclose(noised.noise_stds, stds, rtol=1e-12)
+    assert noised.values[0] == 0.0  # personal: neither value nor noise
+    np.testing.assert_allclose(noised.values[1], bounds[0] + stds[0], atol=GRID * stds[0])
+    np.testing.assert_allclose(noised.values[6], 0.1 + stds[1], atol=GRID * stds[1])
+    assert noised.charge.noise_multiplier == 1.0  # sigma / sqrt(n): the layers add up to the plain mechanism
 
 
 def test_the_trend_moves_the_log_odds_by_gamma() -> None:
@@ -223,9 +224,9 @@ def test_clients_at_once_are_pulled_as_one_by_one(name: str) -> None:
         for i, context in enumerate(contexts):
             alone = penalty(method, context, context.start + moves[i])
             np.testing.assert_allclose(gradients[i].numpy(), alone, rtol=1e-5, atol=1e-7)
-            release = method.release(context, moves[i], SeededNoise(1, i, round))
+            noised = method.privatize(context, moves[i], SeededNoise(1, i, round))
             trained = context.start + moves[i]
-            states[i] = method.advance(context, update=moves[i], trained=trained, sent=release.values)
+            states[i] = method.advance(context, update=moves[i], trained=trained, sent=noised.values)
 
 
 @pytest.mark.parametrize("stays", [True, False])
@@ -266,7 +267,7 @@ def test_public_state_survives_its_bytes_and_refuses_others(seed: int, size: int
 
 
 def test_configuration_errors_name_key_value_and_range() -> None:
-    with pytest.raises(Malformed, match=r"gamma = -1.0: must be in \[0, 100\]"):
+    with pytest.raises(Malformed, match=r"gamma = -1: must be in \[0, 100\]"):
         fedglp(gamma=-1)
     with pytest.raises(Malformed, match="unknown field 'gama'"):
         fedglp(gama=1)

@@ -14,10 +14,10 @@ from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.gradients.entries import BoundOf, Entries, mean_of_clipped
 from hushfleet.methods import make_method
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.params import ParamLayout
-from support.methods import context_of, released
+from support.methods import context_of, privatized
 from support.methods import trained as train
 
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((1,), (2,)))  # the head is the last two entries
@@ -174,8 +174,8 @@ def test_a_history_for_life_goes_on_where_the_last_round_ended() -> None:
 
 def test_only_the_backbone_is_sent() -> None:
     method = method_of()
-    release = released(method, np.ones(3, np.float32))
-    assert release.values.tolist() == [1, 0, 0]
+    noised = privatized(method, np.ones(3, np.float32))
+    assert noised.values.tolist() == [1, 0, 0]
 
 
 def test_with_noise_on_records_the_threshold_is_fixed() -> None:

@@ -11,12 +11,13 @@ import pytest
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.gradients.draws import Inputs
+from hushfleet.losses import loss_and_cotangent
 from hushfleet.methods import make_method
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout
-from support.methods import advanced, context_of, released, train_round
+from support.methods import advanced, context_of, privatized, train_round
 
 LAYOUT = ParamLayout(("w",), ((3,),))
 
@@ -44,7 +45,7 @@ def gradient_under(objective: Objective) -> Any:
         logits = logits_of(params, x).astype(np.float64)
         teacher = np.zeros_like(logits) if teacher is None else teacher
         weight = np.zeros(len(y)) if distill is None else distill
-        losses, slopes = objective.loss_and_cotangent(logits, y, teacher, weight)
+        losses, slopes = loss_and_cotangent(objective, logits, y, teacher, weight)
         out[:] = slopes.mean(0)
         return float(losses.mean()), out
 
@@ -88,7 +89,7 @@ def test_the_teacher_is_the_last_own_model() -> None:
 
 def test_without_noise_nothing_is_clipped() -> None:
     method, update = pfedsd(), np.array([30, 40, 0], np.float32)
-    release = released(method, update, RoundTerms(4))
-    np.testing.assert_array_equal(release.values, update)
-    assert release.charge.mechanism == "none"
-    assert release.report == ()
+    noised = privatized(method, update, RoundTerms(4))
+    np.testing.assert_array_equal(noised.values, update)
+    assert noised.charge.mechanism == "none"
+    assert noised.report == ()

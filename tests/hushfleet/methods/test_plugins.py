@@ -29,16 +29,12 @@ def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_method_of_an_installed_package_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("theirs", "hushfleet.methods.ditto:ditto", methods.GROUP)
-
-    def installed(*, group: str, name: str = "") -> list[EntryPoint]:
-        return [entry] if group == methods.GROUP and name in ("", "theirs") else []
-
-    monkeypatch.setattr(methods, "entry_points", installed)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry] if group == methods.GROUP else [])
     assert find_method("theirs") is methods.METHODS["ditto"]
     assert "theirs" in methods.all_names()
     assert make_method("theirs", {"lambda_": 0.5}, PRIVACY, LAYOUT, rounds=1).config.lambda_ == 0.5
     not_one = EntryPoint("theirs", "hushfleet.methods.state:PublicState", methods.GROUP)
-    monkeypatch.setattr(methods, "entry_points", lambda **_: [not_one])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [not_one])
     with pytest.raises(BadInput, match="is not a method"):
         find_method("theirs")
 
@@ -55,6 +51,16 @@ def test_a_board_imports_the_method_that_it_runs_and_no_other() -> None:
 def test_a_name_that_nobody_has_says_what_to_install() -> None:
     with pytest.raises(BadInput, match=r"must be one of acdp-pfsd.*on each board: pip install PACKAGE"):
         find_method("fedfoo")
+
+
+def test_a_method_with_the_ranges_of_earlier_versions_is_told_how_to_write_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "old.py"
+    file.write_text("from hushfleet.methods.method import published, within\n")
+    monkeypatch.setenv(ALLOWED_FILE, f"{file}:old")
+    with pytest.raises(BadInput, match=r"write Annotated\[float, Meta\(ge=0, lt=1\)\] = 0\.9"):
+        find_method(f"{file}:old")
 
 
 def test_a_file_runs_only_where_just_this_one_is_allowed() -> None:

@@ -20,7 +20,7 @@ from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.training.local_round import Trained
-from support.methods import context_of, released, trained
+from support.methods import context_of, privatized, trained
 
 LAYOUT = ParamLayout(("w",), ((1,),))
 SETTINGS = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 1, "local_epochs": 2}
@@ -83,8 +83,8 @@ def test_dittos_shared_model_is_fedavgs_and_its_own_is_pulled_to_the_global_one(
 
 def test_dittos_shared_model_alone_is_sent() -> None:
     method = method_of("ditto")
-    release = released(method, np.array([4.0], np.float32))
-    assert release.values.tolist() == [4.0]
+    noised = privatized(method, np.array([4.0], np.float32))
+    assert noised.values.tolist() == [4.0]
     assert not method.init_state().public.mask.any()
 
 

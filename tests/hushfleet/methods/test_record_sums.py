@@ -17,7 +17,7 @@ from hushfleet.data.samples import FeatureSamples
 from hushfleet.errors import PrivacyError
 from hushfleet.gradients.draws import Inputs
 from hushfleet.methods import METHODS, TaskMethod, make_method
-from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.ring import Ring, Scale, least_bits, scale_for
@@ -50,7 +50,7 @@ def softmax_gradient(params, x, y, dropout=(), out=None, **_):
     return loss, out
 
 
-def released(method: TaskMethod, params: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def privatized(method: TaskMethod, params: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """What a device puts into the ring in a round that begins with `params`."""
     samples = FeatureSamples(x[:, :, None, None], y)
     trained = train_round(
@@ -58,7 +58,7 @@ def released(method: TaskMethod, params: np.ndarray, x: np.ndarray, y: np.ndarra
         terms=RoundTerms(), logits_of=lambda *_: None, inputs=Inputs(), rng=np.random.default_rng(0),
         noise=SeededNoise(0, 0, 0),
     )  # fmt: skip
-    return method.release(trained.context, trained.update, SeededNoise(0, 0, 0)).values
+    return method.privatize(trained.context, trained.update, SeededNoise(0, 0, 0)).values
 
 
 @settings(max_examples=6, deadline=None)
@@ -73,7 +73,7 @@ def test_one_record_moves_an_update_by_its_bound_and_floats_by_next_to_nothing(
     x *= loud / np.linalg.norm(x, axis=1, keepdims=True)
     y = rng.integers(0, CLASSES, 400)
     out = rng.integers(400)
-    change = released(method, params, x, y) - released(method, params, np.delete(x, out, 0), np.delete(y, out))
+    change = privatized(method, params, x, y) - privatized(method, params, np.delete(x, out, 0), np.delete(y, out))
     bound = method.cost(RoundTerms()).bound
     assert bound == pytest.approx(0.5 * 16 / 400)
     assert np.linalg.norm(change.astype(np.float64)) <= bound * 1.005  # what the ring has room for
@@ -85,7 +85,7 @@ def test_a_large_model_and_small_steps_leave_a_record_its_bound(scale: float, le
     params = (scale * rng.standard_normal(LAYOUT.size)).astype(np.float32)
     params[CLASSES * COUNT :] = 0
     x, y = rng.standard_normal((100, COUNT)).astype(np.float32), rng.integers(0, CLASSES, 100)
-    change = released(method, params, x, y) - released(method, params, x[1:], y[1:])
+    change = privatized(method, params, x, y) - privatized(method, params, x[1:], y[1:])
     assert np.linalg.norm(change.astype(np.float64)) <= method.cost(RoundTerms()).bound * 1.001
 
 
@@ -100,14 +100,14 @@ def test_a_step_that_float32_cannot_hold_is_refused(learning_rate: float, clip_n
 def test_a_device_with_more_records_is_clipped_to_what_the_task_names() -> None:
     method, rng = method_of(batch_size=20), np.random.default_rng(1)
     x = np.tile(rng.standard_normal((1, COUNT)).astype(np.float32), (100, 1))
-    values = released(method, np.zeros(LAYOUT.size, np.float32), x, np.zeros(100, np.int64))
+    values = privatized(method, np.zeros(LAYOUT.size, np.float32), x, np.zeros(100, np.int64))
     assert np.linalg.norm(values) == pytest.approx(0.5 * 16, rel=1e-6)
     assert method.cost(RoundTerms()).largest == pytest.approx(0.5 * 16)
 
 
 def test_a_device_without_records_sends_noise_alone() -> None:
     x, y = np.zeros((0, COUNT), np.float32), np.zeros(0, np.int64)
-    assert not released(method_of(), np.ones(LAYOUT.size, np.float32), x, y).any()
+    assert not privatized(method_of(), np.ones(LAYOUT.size, np.float32), x, y).any()
 
 
 def test_a_round_costs_what_the_sum_has() -> None:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import make_method
-from hushfleet.methods.stages import KeepLargest
-from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.sparse import KeepLargest
+from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.params import ParamLayout
-from support.methods import BLACK, Constant, context_of, penalty, released, stacked
+from support.methods import BLACK, Constant, context_of, penalty, privatized, stacked
 from support.methods import trained as train
 
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((2,), (2,)))
@@ -73,11 +74,11 @@ def test_the_largest_are_those_of_sorting(seed: int, size: int, share: float) ->
 def test_the_update_is_thinned_then_clipped_and_every_entry_noised(name: str) -> None:
     method = method_of(name, keep_share=0.5)
     update = np.array([3.0, 1.0, -1.0, -4.0], np.float32)  # thinned to (3, 0, 0, -4), of norm 5
-    release = released(method, update, RoundTerms(4), Constant(1.0))
+    noised = privatized(method, update, RoundTerms(4), Constant(1.0))
     # noise: sigma C / sqrt(n) = 1
-    np.testing.assert_allclose(release.values, [1.6, 1.0, 1.0, 0.2], atol=2**-10)  # on the noise's grid
-    np.testing.assert_allclose(release.noise_stds, 1.0)
-    assert release.charge.noise_multiplier == 1.0
+    np.testing.assert_allclose(noised.values, [1.6, 1.0, 1.0, 0.2], atol=2**-10)  # on the noise's grid
+    np.testing.assert_allclose(noised.noise_stds, 1.0)
+    assert noised.charge.noise_multiplier == 1.0
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
@@ -85,14 +86,14 @@ def test_the_update_is_thinned_then_clipped_and_every_entry_noised(name: str) ->
 @pytest.mark.parametrize("name", ["blur-lus", "dp-fedsam"])
 def test_what_has_diverged_is_not_thinned_into_something_else(name: str, share: float, broken: float) -> None:
     with pytest.raises(PrivacyError, match="not finite"):
-        released(method_of(name, keep_share=share), np.array([1, broken, 3, 4], np.float32))
+        privatized(method_of(name, keep_share=share), np.array([1, broken, 3, 4], np.float32))
 
 
 @pytest.mark.parametrize("name", ["blur-lus", "dp-fedsam"])
 def test_with_noise_on_records_the_update_is_thinned_and_sent(name: str) -> None:
     method = method_of(name, keep_share=0.5, unit="record")
     update = np.array([3.0, 1.0, -1.0, -4.0], np.float32)
-    assert released(method, update, RoundTerms(), Constant(1.0)).values.tolist() == [3, 0, 0, -4]
+    assert privatized(method, update, RoundTerms(), Constant(1.0)).values.tolist() == [3, 0, 0, -4]
 
 
 def test_blur_pulls_only_what_has_moved_beyond_the_clip_norm() -> None:

@@ -13,21 +13,22 @@ from hypothesis import strategies as st
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import PrivacyError
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.method import Method, TrainingConfig
+from hushfleet.methods.privatize import NoisedUpdate
+from hushfleet.methods.sparse import KeepLargest
 from hushfleet.methods.stages import (
     ClipLayers,
     ClipWhole,
     EvenBounds,
     Gaussian,
-    KeepLargest,
     LayerBounds,
     NumberReport,
     OneStep,
-    Release,
     ScaleWhole,
     Transform,
 )
-from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
 from support.methods import Constant, context_of
@@ -74,8 +75,8 @@ class Recorder:
         return np.zeros(size)
 
 
-def leaves(method: TaskMethod, update: np.ndarray, terms: RoundTerms) -> Release:
-    return method.release(context_of(method, masked(), terms=terms), update, Recorder())
+def leaves(method: TaskMethod, update: np.ndarray, terms: RoundTerms) -> NoisedUpdate:
+    return method.privatize(context_of(method, masked(), terms=terms), update, Recorder())
 
 
 def masked() -> DeviceState:
@@ -87,8 +88,9 @@ def cost_by_oracle(method: TaskMethod, terms: RoundTerms, rng: np.random.Generat
 
     Neighbours are an update and none at all. Where something that differs has no noise it is 0.
     """
+    setting = method.setting(terms)
     report_stds = [
-        float(mechanism.vector_stds([stage.bound])[0]) if (mechanism := stage.mechanism(method.setting(terms))) else 0.0
+        stage.bound * stage.noise_multiplier(setting) / math.sqrt(setting.noise_split)
         for stage in method.parts.stages
         if isinstance(stage, NumberReport)
         for _ in range(stage.count)
@@ -161,22 +163,22 @@ class Undone(Transform):
 class FreeClip(ClipWhole):
     """Says that it clips, and does not."""
 
-    def apply(self, context: Any, release: Release) -> Release:
-        return release
+    def apply(self, context: Any, noised: NoisedUpdate) -> NoisedUpdate:
+        return noised
 
 
 class FreeScale(ScaleWhole):
     """Says that it scales, and does not."""
 
-    def apply(self, context: Any, release: Release) -> Release:
-        return release
+    def apply(self, context: Any, noised: NoisedUpdate) -> NoisedUpdate:
+        return noised
 
 
 class FreeNoise(Gaussian):
     """Says that it adds noise, and does not."""
 
-    def apply(self, context: Any, release: Release, cost: Any, noise: Any) -> Release:
-        return release
+    def apply(self, context: Any, noised: NoisedUpdate, cost: Any, noise: Any) -> NoisedUpdate:
+        return noised
 
 
 class FreeTransform(Transform):
@@ -232,13 +234,13 @@ def test_what_a_transform_says_of_its_cost_is_not_asked(stages: tuple[Any, ...])
 def test_bounds_above_what_they_declare_are_refused_before_anything_leaves() -> None:
     method = method_of((ClipLayers(Shares((1, 1, 1), factor=1.01)), Gaussian()))
     with pytest.raises(PrivacyError, match="Shares gives bounds above the norm 1"):
-        method.release(context_of(method), np.ones(LAYOUT.size, np.float32), Constant())
+        method.privatize(context_of(method), np.ones(LAYOUT.size, np.float32), Constant())
 
 
 def test_a_report_of_another_length_is_refused() -> None:
     method = method_of((ClipWhole(), Gaussian(), replace(BIT, count=1)))
     with pytest.raises(PrivacyError, match=r"a report of 1 numbers has the shape \(2,\)"):
-        method.release(context_of(method), np.ones(LAYOUT.size, np.float32), Constant())
+        method.privatize(context_of(method), np.ones(LAYOUT.size, np.float32), Constant())
 
 
 def test_with_the_unit_record_the_list_is_rewritten_once() -> None:

@@ -11,11 +11,13 @@ import pytest
 from hushfleet.config.spec import PrivacySpec, SecureSpec
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import METHODS, make_method
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.hush import FirstPrior
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig
 from hushfleet.methods.personal import Head, Personal
-from hushfleet.methods.stages import ClipWhole, Gaussian, KeepLargest, Transform
-from hushfleet.methods.state import RoundContext, RoundTerms
+from hushfleet.methods.sparse import KeepLargest
+from hushfleet.methods.stages import ClipWhole, Gaussian, Transform
+from hushfleet.methods.state import RoundContext
 from hushfleet.methods.sums import check_sums
 from hushfleet.methods.task_method import bind
 from hushfleet.params import ParamLayout
@@ -89,9 +91,9 @@ def test_noise_is_left_to_the_ring() -> None:
     method = bind(Method(stages=CLIP_AND_NOISE), TrainingConfig(), PRIVACY, LAYOUT)
     state, update = method.init_state(), np.arange(LAYOUT.size, dtype=np.float32)
     context = RoundContext(method.setting(RoundTerms()), state, np.zeros_like(update), np.zeros_like(update))
-    release = method.release(context, update, SeededNoise(0, 0, 0))
-    np.testing.assert_allclose(release.values, update * 2.0 / np.linalg.norm(update), rtol=1e-5)
-    np.testing.assert_allclose(release.noise_stds, 2.0 * 8.9)
+    noised = method.privatize(context, update, SeededNoise(0, 0, 0))
+    np.testing.assert_allclose(noised.values, update * 2.0 / np.linalg.norm(update), rtol=1e-5)
+    np.testing.assert_allclose(noised.noise_stds, 2.0 * 8.9)
 
 
 def test_with_records_a_derived_choice_of_entries_is_not_taken_for_its_base() -> None:

@@ -13,20 +13,19 @@ from hypothesis import strategies as st
 from hushfleet.data.samples import FeatureSamples, Samples
 from hushfleet.methods.hush_rule import steps_at
 from hushfleet.model import softmax
+from hushfleet.model.head_choice import HeadChoice
 from hushfleet.model.own_head import (
-    HeadChoice,
     Mixture,
     alone_head_of,
     default,
     equivalent,
     inputs_of_own,
-    is_linear,
     mix_of,
     mixture,
     own_head_of,
     own_logits,
 )
-from hushfleet.params import ParamLayout
+from hushfleet.params import ParamLayout, is_linear
 
 CLASSES, WIDTH = 4, 20
 

@@ -15,17 +15,19 @@ from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis import rdp as opacus_analysis
 from scipy import special  # comes with Opacus
 
+from hushfleet.durations import Period
 from hushfleet.errors import PrivacyError
 from hushfleet.privacy.accounting import epsilon as accounting
-from hushfleet.privacy.accounting.epsilon import Step, check_delta
+from hushfleet.privacy.accounting import noise_for
+from hushfleet.privacy.accounting.epsilon import Step
+from hushfleet.privacy.accounting.noise_for import check_delta
 from hushfleet.privacy.accounting.renyi import DEFAULT_ORDERS, _log_erfc, rdp
 from hushfleet.privacy.budget import charges_on
+from hushfleet.privacy.charge import RECORD_ADJACENCY, Charge
 from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of
-from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge
-from hushfleet.privacy.periods import Period
 
 epsilon = partial(accounting.epsilon, accountant="rdp")
-noise_multiplier_for = partial(accounting.noise_multiplier_for, accountant="rdp")
+noise_multiplier_for = partial(noise_for.noise_multiplier_for, accountant="rdp")
 
 RATES = (1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 0.9, 0.999, 1.0)
 MULTIPLIERS = (0.3, 0.5, 0.8, 1.0, 2.0, 5.0, 20.0)

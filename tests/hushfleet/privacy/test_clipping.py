@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hushfleet.errors import PrivacyError
 from hushfleet.params import ParamLayout
 from hushfleet.privacy import clipping
+from hushfleet.privacy.adversaries import snr_db
 from hushfleet.privacy.clipping import clip, clip_layers, layer_norms, scale
-from hushfleet.privacy.snr import snr_db
 
 LAYOUT = ParamLayout(("conv.weight", "conv.bias", "fc.weight"), ((2, 2), (1,), (3,)))  # 5 + 3 entries
 KINDS = pytest.mark.parametrize("make", [np.asarray, torch.asarray], ids=["numpy", "torch"])

@@ -19,8 +19,9 @@ import pytest
 
 from hushfleet.errors import BudgetExceeded, LedgerError, PrivacyError
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.charge import RECORD_ADJACENCY, Charge
 from hushfleet.privacy.ledger import Ledger, LedgerEntry, epsilon_server_of
-from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge, GaussianMechanism
+from hushfleet.privacy.mechanism import GaussianMechanism
 
 DIGEST = hashlib.sha256(b"update").digest()
 DEVICE_CHARGE = GaussianMechanism(4.0, noise_split=4).charge()  # 2.0 in the server's view

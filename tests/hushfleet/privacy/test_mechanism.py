@@ -13,7 +13,8 @@ from hushfleet.params import ParamLayout
 from hushfleet.privacy import mechanism as mechanism_module
 from hushfleet.privacy.accounting.renyi import DEFAULT_ORDERS, rdp
 from hushfleet.privacy.accounting.step import Step
-from hushfleet.privacy.mechanism import Charge, GaussianMechanism
+from hushfleet.privacy.charge import Charge
+from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import SecureNoise, SeededNoise
 
 LAYOUT = ParamLayout(("conv.weight", "conv.bias", "fc.weight"), ((2, 2), (1,), (3,)))

@@ -21,13 +21,14 @@ from hushfleet.aggregator.planning.advice import Question
 from hushfleet.aggregator.results.report import render_report, sections
 from hushfleet.aggregator.results.report.comparison import comparison_table
 from hushfleet.aggregator.results.report.page import Facts
-from hushfleet.aggregator.results.report.verdict import judge, privacy_answer
+from hushfleet.aggregator.results.report.verdict import judge
 from hushfleet.edge_client import status
-from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
+from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
 from hushfleet.privacy.protection import LARGEST_EPSILON, guess_rate, protection, worth
 from hushfleet.simulator.studies.plan import show
 from hushfleet.simulator.studies.plan.needs import needs
 from support.report_samples import sample
+from support.report_samples import told as told_of
 
 ROOT = Path(__file__).resolve().parents[3]
 STRAY = re.compile(
@@ -118,7 +119,7 @@ def test_all_say_the_same_of_one_epsilon(epsilon: float) -> None:
         "privacy": view_of(
             "server", "own", multiplier, 1.0, unit="device", rounds=20, delta=1e-5, accountant="exact"
         ).meaning,
-        "report": privacy_answer(judge(result), devices=2),
+        "report": told_of(result, "privacy"),
         "comparison": shown(comparison_table({"a": result, "b": result}, title="")),
         "end of a run": shown(summary_table(result)),
         "fleet": descriptions.run_privacy(run, None),
@@ -138,8 +139,8 @@ def test_all_say_the_same_of_one_epsilon(epsilon: float) -> None:
 @pytest.mark.parametrize(("accounting", "is_local"), [("strict", True), ("secure", False), ("as-published", False)])
 def test_the_glossary_says_what_epsilon_server_is_by_trust_model(accounting: str, is_local: bool) -> None:
     """0.3.0 said of a secure sum, too, that it is local differential privacy."""
-    result = sample().model_copy(update={"accounting": accounting, "trust": None})
-    (facts,) = [part for part in sections.meaning(result).parts if isinstance(part, Facts)]
+    result = sample().but(accounting=accounting, trust=None)
+    (facts,) = [part for part in sections.meaning(sections.ShownRun(result, judge(result))) if isinstance(part, Facts)]
     glossary = dict(facts.rows)
     assert ("This is local differential privacy" in glossary["epsilon_server"]) == is_local
     assert ("not local differential privacy" in glossary["epsilon_server"]) == (accounting == "secure")

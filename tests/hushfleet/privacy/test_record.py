@@ -17,15 +17,15 @@ from hushfleet.data.samples import Samples
 from hushfleet.errors import PrivacyError
 from hushfleet.gradients.draws import Inputs
 from hushfleet.methods import METHODS, make_method
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local import GradientRule, Sgd
 from hushfleet.methods.method import Method
-from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
-from hushfleet.privacy.grid import add_on_grid
-from hushfleet.privacy.noise import SeededNoise
-from hushfleet.privacy.record import LEAST_CLIP_NORM, RecordMechanism, clipped_sum
+from hushfleet.privacy.clipping import clipped_sum
+from hushfleet.privacy.noise import SeededNoise, add_on_grid
+from hushfleet.privacy.record import LEAST_CLIP_NORM, RecordMechanism
 from support.methods import train_round
 from support.methods import trained as train
 
@@ -173,15 +173,15 @@ def test_what_every_method_sends_is_bounded_by_the_clipped_gradients(name: str) 
         rng=np.random.default_rng(0),
         noise=SeededNoise(1, 1, 1),
     )
-    release = method.release(done.context, done.update, SeededNoise(1, 1, 1))
-    assert release.charge == method.charge(RoundTerms())
-    assert release.charge.unit == "record"
-    assert not np.any(release.noise_stds)
+    noised = method.privatize(done.context, done.update, SeededNoise(1, 1, 1))
+    assert noised.charge == method.charge(RoundTerms())
+    assert noised.charge.unit == "record"
+    assert not np.any(noised.noise_stds)
     bound = 6 * method.training.gradients_per_batch * 0.01 * 1e-6 * 10 / 5
     rounding = 6 * np.finfo(np.float32).eps * np.linalg.norm(start_of())
     # a penalty of weight lambda_2 / 2 pulls towards a change as large as the clip norm, in steps of this length
     penalty = 6 * 0.01 * getattr(method.config, "lambda_2", 0.0) / 2
-    assert np.linalg.norm(release.values) <= bound + rounding + penalty
+    assert np.linalg.norm(noised.values) <= bound + rounding + penalty
 
 
 def test_more_gradients_than_are_charged_are_refused() -> None:
@@ -280,10 +280,10 @@ def test_a_device_without_records_takes_part_with_noise_alone(name: str) -> None
             rng=np.random.default_rng(0),
             noise=noise,
         )
-        release = method.release(done.context, done.update, noise)
-        assert np.isfinite(release.values).all()
-        assert np.any(release.values)
-        state = method.advance(done.context, update=done.update, trained=done.own, sent=release.values)
+        noised = method.privatize(done.context, done.update, noise)
+        assert np.isfinite(noised.values).all()
+        assert np.any(noised.values)
+        state = method.advance(done.context, update=done.update, trained=done.own, sent=noised.values)
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput
 from hushfleet.secure.committee import CommitteeRule, committee_rule
-from hushfleet.secure.keystream import uniform
-from hushfleet.secure.masking import Masked, mask, member_answer, unmask
+from hushfleet.secure.masking import Masked, mask, member_answer, uniform, unmask
 from hushfleet.secure.prime_field import PRIMES, add_into
 
 RULES = st.builds(

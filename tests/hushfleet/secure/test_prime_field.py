@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput
 from hushfleet.secure import prime_field
-from hushfleet.secure.keystream import Keystream, uniform
+from hushfleet.secure.masking import Keystream, uniform
 from hushfleet.secure.prime_field import PRIMES
 
 BITS = st.sampled_from([16, 24, 32])

@@ -12,8 +12,7 @@ from hushfleet.config.question import QuestionSpec
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.data.samples import Samples
 from hushfleet.data.targets import CLASSES, Targets
-from hushfleet.model.own_head import PRIOR, WEIGHT
-from hushfleet.params import ParamLayout
+from hushfleet.params import PRIOR, WEIGHT, ParamLayout
 from hushfleet.training.answer import evaluation_answer, statistic_answer
 
 MEAN = QuestionSpec("mean", 1, 1.0, column="1", low=-2.0, high=2.0)

@@ -12,9 +12,10 @@ from hushfleet.config.spec import DropoutSpec, PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.gradients.draws import Inputs, draw_dropout, samples_trained, shuffled_batches
 from hushfleet.methods import make_method
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local import Penalty, Sgd
 from hushfleet.methods.method import Method
-from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
 from hushfleet.training.local_round import LocalRound

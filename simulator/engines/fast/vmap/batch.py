@@ -10,7 +10,7 @@ from torch import Tensor
 from hushfleet.gradients.batch import Batch
 from hushfleet.gradients.entries import ALL, Entries
 from hushfleet.models.torch_gradient import TorchGradient
-from hushfleet.privacy.record import clipped_sum
+from hushfleet.privacy.clipping import clipped_sum
 from hushfleet.simulator.engines.fast.vmap.device_data import CohortStep
 from hushfleet.simulator.engines.fast.vmap.replay import ReplayedGradient
 

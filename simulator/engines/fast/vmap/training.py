@@ -38,9 +38,10 @@ from hushfleet.gradients.draws import Inputs, epochs
 from hushfleet.gradients.entries import Entries
 from hushfleet.gradients.optim import Optimizer
 from hushfleet.gradients.own_samples import LoadedSamples
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.method import TrainingConfig
-from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
+from hushfleet.methods.state import DeviceState, PublicState, RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import NoiseSource, SecureNoise

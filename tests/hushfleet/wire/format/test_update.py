@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.codecs.one_bit import magnitude
-from hushfleet.codecs.registry import CODECS
+from hushfleet.codecs.registry import codecs
 from hushfleet.errors import BadSignature, Malformed, TooLarge
 from hushfleet.schema import to_plain
 from hushfleet.wire.format.identity import Identity
@@ -27,7 +27,7 @@ from hushfleet.wire.format.update import (
     read_header,
 )
 
-FORMS = [codec.name for codec in CODECS]
+FORMS = [codec.name for codec in codecs()]
 DEVICE = Identity.from_bytes(bytes(range(32)))
 STRANGER = Identity.from_bytes(bytes(range(1, 33)))
 COUNTS = [700, 0, 300]

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
 from hushfleet.codecs.codec import Coding
-from hushfleet.codecs.registry import CODECS, codec_of
+from hushfleet.codecs.registry import codec_of, codecs
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError, StoreFull
 from hushfleet.methods import METHODS
-from hushfleet.model.own_head import HeadChoice
+from hushfleet.model.head_choice import HeadChoice
 from hushfleet.simulator.engines.fast import engine, jobs
 from hushfleet.simulator.engines.fast.device_file import DeviceFile, NotKept, store_of
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
@@ -242,7 +242,7 @@ def header(codec: str, counts: list[int], steps: list[float], *, round: int = 1,
 
 
 @given(
-    form=st.sampled_from([codec.name for codec in CODECS]),
+    form=st.sampled_from([codec.name for codec in codecs()]),
     counts=st.lists(st.sampled_from([0, 1, 2, 5, 300, 70_000]), min_size=1, max_size=4),
     seed=st.integers(0, 1000),
 )

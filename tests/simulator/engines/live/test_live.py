@@ -69,7 +69,7 @@ def test_live_ends_in_the_model_of_fast(
     fleet = LiveFleet(live, broker_kind=broker)
     with fleet.running():
         assert fleet.broker is not None
-        assert fleet.broker.kind == broker
+        assert fleet.broker.program.name == broker
         tap.attach(fleet.broker.url)
         pids = [fleet.pid(name) for name in ("aggregator", *(device.name for device in fleet.devices))]
         assert len(set(pids)) == 6

@@ -17,14 +17,13 @@ from hushfleet.config.question import QuestionSpec
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods import METHODS, stages
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.privatize import privatized
 from hushfleet.methods.question import RoundRules, rules_of
-from hushfleet.methods.stages import released
-from hushfleet.methods.state import RoundTerms
-from hushfleet.model.own_head import PRIOR, WEIGHT
-from hushfleet.params import ParamLayout
+from hushfleet.params import PRIOR, WEIGHT, ParamLayout
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.simulator.studies.audit import device
+from hushfleet.simulator.studies.audit import game
 from hushfleet.simulator.studies.audit.finding import Finding, whole_task
 from hushfleet.simulator.studies.audit.games import Effort, findings
 from hushfleet.simulator.studies.audit.subject import Subject
@@ -45,7 +44,7 @@ def of_gradients(subject: Subject, trials: int = 1000) -> Finding:
 
 @pytest.fixture(autouse=True)
 def few_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "MEASURED", 16)
+    monkeypatch.setattr(game, "MEASURED", 16)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -185,7 +184,7 @@ def of_answers(fault: Callable[[Any], None]) -> Callable[[pytest.MonkeyPatch], N
 
 
 def half_of_the_noise(method: Any) -> None:
-    method.release = lambda context, update, noise: released(
+    method.privatize = lambda context, update, noise: privatized(
         method.parts.stages,
         replace(context, setting=replace(context.setting, terms=RoundTerms(controls={"noise_multiplier": 0.35}))),
         update,
@@ -195,9 +194,9 @@ def half_of_the_noise(method: Any) -> None:
 
 
 def no_bound(method: Any) -> None:
-    release = method.release
-    method.release = lambda context, update, noise: replace(
-        out := release(context, update, noise), values=out.values + update * np.float32(1e-3)
+    privatize = method.privatize
+    method.privatize = lambda context, update, noise: replace(
+        out := privatize(context, update, noise), values=out.values + update * np.float32(1e-3)
     )
 
 
@@ -242,7 +241,7 @@ def less_noise_on_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_clipping_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hushfleet.privacy.record.clip", lambda x, clip_norm, drop: x)
+    monkeypatch.setattr("hushfleet.privacy.clipping.clip", lambda x, clip_norm, drop: x)
 
 
 @pytest.mark.parametrize("plant", [less_noise_on_gradients, no_clipping_of_gradients])

@@ -12,10 +12,11 @@ from hushfleet.config.question import QuestionSpec
 from hushfleet.config.spec import SecureSpec
 from hushfleet.errors import BadInput
 from hushfleet.privacy.discrete_gaussian import DiscreteGaussian
-from hushfleet.simulator.studies.audit import sums
+from hushfleet.simulator.studies.audit import game
 from hushfleet.simulator.studies.audit.finding import Finding
 from hushfleet.simulator.studies.audit.games import Effort, findings
 from hushfleet.simulator.studies.audit.subject import Subject
+from hushfleet.simulator.studies.audit.sums import SumGame
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def summed(audited: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Subject]:
     """Four devices, all of them needed in a sum and two of them counted on."""
-    monkeypatch.setattr(sums, "MEASURED", 16)
+    monkeypatch.setattr(game, "MEASURED", 16)
 
     def make(unit: str, noise_multiplier: float) -> Subject:
         privacy = {"unit": unit, "accounting": "secure", "noise_multiplier": noise_multiplier, "noise_split": 1}
@@ -62,7 +63,7 @@ def test_noise_that_is_missing_is_found(
 def test_gradients_that_are_not_clipped_are_found(
     summed: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hushfleet.privacy.record.clip", lambda x, clip_norm, drop: x)
+    monkeypatch.setattr("hushfleet.privacy.clipping.clip", lambda x, clip_norm, drop: x)
     assert found(summed("record", 1.0), 100).verdict == "VIOLATED"
 
 
@@ -82,4 +83,4 @@ def test_noise_that_is_missing_in_the_sum_of_answers_is_found(
 
 def test_a_task_without_sums_has_no_such_game(audited: Any) -> None:
     with pytest.raises(BadInput, match="needs a task of secure sums"):
-        sums.play(audited(), (1,), 60, lambda done: True)
+        SumGame(audited(), (1,))

@@ -11,7 +11,7 @@ from scipy import stats
 
 from hushfleet.privacy.accounting.epsilon import Step
 from hushfleet.privacy.accounting.epsilon import epsilon as composed
-from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge
+from hushfleet.privacy.charge import RECORD_ADJACENCY, Charge
 from hushfleet.simulator.studies.audit.bounds import (
     ErrorRates,
     epsilon_at_least,

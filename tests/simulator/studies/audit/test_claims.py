@@ -17,7 +17,7 @@ from hushfleet.methods import METHODS
 from hushfleet.methods.heads import HeadFirstConfig
 from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of
 from hushfleet.simulator.run_folder import Simulation, begin
-from hushfleet.simulator.studies.audit import device, sums
+from hushfleet.simulator.studies.audit import game
 from hushfleet.simulator.studies.audit.finding import WholeTask, whole_task
 from hushfleet.simulator.studies.audit.games import Effort, findings, subject_of
 
@@ -30,8 +30,7 @@ TWO_GRADIENTS = ("dp-fedsam", "feddpa", "fedaddp")
 
 @pytest.fixture(autouse=True)
 def few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "MEASURED", 2)
-    monkeypatch.setattr(sums, "MEASURED", 2)
+    monkeypatch.setattr(game, "MEASURED", 2)
     monkeypatch.setattr("hushfleet.simulator.studies.audit.games._LEAST_TRIALS", 1)
 
 

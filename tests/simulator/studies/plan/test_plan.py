@@ -26,8 +26,8 @@ from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 from hushfleet.privacy.ledger import epsilon_server_of
-from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.masking import mask
 from hushfleet.secure.prime_field import PRIMES

@@ -337,7 +337,7 @@ def test_an_interruption_says_how_to_go_on(book: Path, tmp_path: Path, monkeypat
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hushfleet.simulator.studies.reproduce.run.run_cells", interrupted)
+    monkeypatch.setattr("hushfleet.simulator.studies.reproduce.command.run_cells", interrupted)
     monkeypatch.setattr("sys.argv", ["hushfleet", "reproduce", "own", "--table", "1"])
     code, said = typed("own", "--table", "1", "--out", str(tmp_path / "out"), "--results", str(book))
     assert code == 130

@@ -21,17 +21,18 @@ from hushfleet.methods.fedglp_adp import FedGLPADPConfig, final_share
 from hushfleet.models import get_model
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.simulator.studies import reproduce
-from hushfleet.simulator.studies.reproduce.evidence import REFERENCE, Evidence, Unsupported
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper, load_recipes, paper_names
 from hushfleet.simulator.studies.reproduce.report import FIGURES, ReproductionReport
 from hushfleet.simulator.studies.reproduce.verdict import verdict
+from support.evidence import REFERENCE, Evidence, Unsupported
 
 DOCS = Path(__file__).parents[4] / "docs"
 CELLS = DOCS / "results" / "cells"
 NAN = float("nan")
 RESNET_18 = get_model("resnet18-gn").layout.size
 RECIPES = Path(reproduce.__file__).parent / "recipes"
+REFERENCES = json.loads(Path(__file__).with_name("references.json").read_text("utf-8"))
 QUOTED = {"78.93", "87.70", "0.097", "0.103", "0.25", "0.30", "0.34", "0.45"}
 """What papers print elsewhere: DP-FedSim's text, FedRep's own number, FedGLP-ADP's betas of Table 3; and weights of a
 check that is no cell."""
@@ -44,8 +45,7 @@ def evidence() -> Evidence:
 
 
 def test_the_published_page_is_what_the_published_cells_say(evidence: Evidence) -> None:
-    report = ReproductionReport(evidence)
-    assert report.left_out == [], "sentences that the cells do not carry"
+    report = ReproductionReport(evidence.kept, paper_names())
     page = (DOCS / "reproduction.md").read_text("utf-8")
     assert page == report.text, "write it anew: hushfleet reproduce --report"
     for name in re.findall(rf"\({FIGURES}/(.*?)\)", page):
@@ -89,14 +89,31 @@ def printed_and_leads(recipe: Recipe) -> Iterator[float]:
         yield from (abs(one - other) for one, other in itertools.combinations(column, 2))
 
 
+def test_sentences_say_what_the_cells_say(evidence: Evidence) -> None:
+    """`references.json` has the sentences with references in place of numbers, as `support.evidence` reads them."""
+    recipes = {f"{paper}/{recipe.name}": recipe for paper, those in evidence.recipes.items() for recipe in those}
+    told = {sentence for _, sentence in written()}
+    for each in REFERENCES:
+        filled = evidence.filled(each["text"], within=recipes.get(each["recipe"]))
+        assert filled in told, f"{each['recipe']}: the cells say: {filled}"
+
+
 def prose() -> Iterator[tuple[str, str]]:
-    """Each sentence that is filled from cells, and its paper."""
+    """Each sentence of the recipes and its paper, with references in place of numbers where it has them."""
+    evidence = Evidence(Kept(DOCS / "results"), paper_names())
+    recipes = {f"{paper}/{recipe.name}": recipe for paper, those in evidence.recipes.items() for recipe in those}
+    referring = {evidence.filled(each["text"], within=recipes.get(each["recipe"])): each["text"] for each in REFERENCES}
+    return ((paper, referring.get(sentence, sentence)) for paper, sentence in written())
+
+
+def written() -> Iterator[tuple[str, str]]:
+    """Each sentence of the recipes, and its paper."""
     for paper in paper_names():
         recipes = load_recipes(paper)
         told = load_paper(paper)
         yield from ((paper, sentence) for sentence in told.contradictions)
         yield from ((paper, sentence) for each in told.claims for sentence in (each.numbers, each.seeds, each.obstacle))
-        yield from ((paper, each.answer) for each in told.objections)
+        yield from ((paper, sentence) for each in told.objections for sentence in (each.objection, each.answer))
         yield from ((paper, sentence) for recipe in recipes for sentence in recipe.findings)
         yield from ((paper, special.why) for recipe in recipes for special in recipe.specials)
 
@@ -237,7 +254,7 @@ def lines_of(tmp_path: Path, paper: str, *cells: str) -> dict[str, list[str]]:
         to = tmp_path / "cells" / paper / f"{cell}.json"
         to.parent.mkdir(parents=True)
         shutil.copy(CELLS / paper / f"{cell}.json", to)
-    page = ReproductionReport(Evidence(Kept(tmp_path), [paper])).text
+    page = ReproductionReport(Kept(tmp_path), [paper]).text
     lines = [[word.strip() for word in line.strip("|").split("|")] for line in page.split("\n") if "|" in line]
     return {word: line for line in lines for word in line[:3]}
 
@@ -259,8 +276,9 @@ def test_noise_is_in_clip_norms_where_it_follows_them(evidence: Evidence) -> Non
     """FedADDP's follows each parameter, divided among nobody: no bound is known to the ledger."""
     table = "fedglp-adp/table-2/cifar10"
     # in the sum of ten devices, 0.3 on each of 343,946 parameters
-    assert evidence.at(f"{table}/dp-fedavg/iid").noise == pytest.approx(0.3 * 343946**0.5 / 10)
-    assert math.isnan(evidence.at(f"{table}/fedaddp/iid").noise)
+    noised, without_bound = (evidence.at(f"{table}/{row}/iid") for row in ("dp-fedavg", "fedaddp"))
+    assert noised.kept[0].noise(noised.cell) == pytest.approx(0.3 * 343946**0.5 / 10)
+    assert math.isnan(without_bound.kept[0].noise(without_bound.cell))
 
 
 def test_a_run_that_readings_share_is_judged_where_most_methods_stand_beside_it(tmp_path: Path) -> None:

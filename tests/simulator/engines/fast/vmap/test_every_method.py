@@ -18,8 +18,9 @@ from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.gradients.draws import Inputs
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import METHODS, make_method
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.heads import HeadFirstConfig
-from hushfleet.methods.state import DeviceState, RoundTerms
+from hushfleet.methods.state import DeviceState
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models.model import Model, layout_of
 from hushfleet.models.torch_gradient import TorchGradient
@@ -139,8 +140,8 @@ def alone(
 def returned(method: TaskMethod, index: int, count: int, inputs: Inputs) -> DeviceState:
     """The state of a device that took part in the round before."""
     trained = alone(method, method.init_state(), MODEL.init(1), index, count, 1, inputs=inputs)
-    release = method.release(trained.context, trained.update, SeededRandomness(8, index).noise(1))
-    return method.advance(trained.context, update=trained.update, trained=trained.own, sent=release.values)
+    noised = method.privatize(trained.context, trained.update, SeededRandomness(8, index).noise(1))
+    return method.advance(trained.context, update=trained.update, trained=trained.own, sent=noised.values)
 
 
 def together(

@@ -19,9 +19,10 @@ from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.errors import BadInput
 from hushfleet.gradients.draws import Inputs
 from hushfleet.methods import make_method
+from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local import GradientRule, Penalty, Sgd
 from hushfleet.methods.method import Method, TrainingConfig
-from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
+from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient

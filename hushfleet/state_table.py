@@ -1,0 +1,42 @@
+"""Tables of states: each row says what happens to an event in a state. Board and aggregator each have one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Transition(NamedTuple):
+    """One row: in `state`, `event` leads to `action`, and then to the state `then`.
+
+    :param action: the name of the method that does it.
+    """
+
+    state: str
+    event: str
+    action: str
+    then: str
+
+
+class StateTable:
+    """The rows of one side of the protocol. Raises `ValueError` for two rows of one state and event."""
+
+    def __init__(self, rows: Iterable[Transition]) -> None:
+        self.rows = tuple(rows)
+        self._by_event = {(row.state, row.event): row for row in self.rows}
+        if len(self._by_event) < len(self.rows):
+            raise ValueError("a state has two rows for one event")
+
+    def row(self, state: str, event: str) -> Transition:
+        """Returns the row of an event. Raises `KeyError` if the event cannot happen in this state."""
+        return self._by_event[state, event]
+
+    def diagram(self) -> str:
+        """Returns the table as a Mermaid state diagram.
+
+        >>> print(StateTable([Transition("closed", "enough devices", "open", "open")]).diagram())
+        stateDiagram-v2
+            closed --> open: enough devices / open
+        """
+        arrows = (f"    {row.state} --> {row.then}: {row.event} / {row.action.replace('_', ' ')}" for row in self.rows)
+        return "\n".join(("stateDiagram-v2", *arrows))
