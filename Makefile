@@ -127,6 +127,7 @@ size: links
 	@$(BIN)/python tests/size.py
 
 docs: links
+	$(BIN)/python docs/settings_page.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Whatever an index or a mirror sends is refused if it is not the file whose hash constraints.txt has. PyTorch alone is taken

@@ -227,8 +227,8 @@ def _run(options: argparse.Namespace) -> int:
         if config.fleet is None:
             run_agent()
         else:
-            from hushfleet.edge_client.fleet.freshness import newest_said_at
             from hushfleet.edge_client.fleet.membership import run_in_fleet
+            from hushfleet.edge_client.fleet.newest import newest_said_at
 
             witness = partial(newest_said_at, config.store_path.parent)
             budget_clock = BudgetClock(store.ledger, witness=witness, period_s=period_s)

@@ -52,7 +52,6 @@ class Party:
     @cached_property
     def agreement(self) -> KeyAgreement:
         """The device's keys with its peers in secure sums."""
-        assert self.store.identity is not None
         return KeyAgreement(self.store.identity, task=self.package)
 
 
@@ -135,7 +134,6 @@ class AllowedRound:
         header = AnswerHeader.of(plan.task, plan.round, device, included, self.secure.spec.bits)
         stored = store.answers.of(plan.task, plan.round)
         if stored is None:
-            assert store.identity is not None
             values = self.secure.answer(self.party.agreement, device, included)
             data = encode_answer(header, values, identity=store.identity)
             return store.answers.commit(plan.task, plan.round, included=header.included, data=data)

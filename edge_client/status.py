@@ -20,8 +20,8 @@ from hushfleet.edge_client.board.drift import HeldOutTest, describe_drift, read_
 from hushfleet.edge_client.board.notes import read_data_use, read_training
 from hushfleet.edge_client.board.state_place import volatile_place
 from hushfleet.edge_client.board.waiting import read_waiting
-from hushfleet.edge_client.fleet.freshness import Freshness
 from hushfleet.edge_client.fleet.installed import standing_of
+from hushfleet.edge_client.fleet.newest import Freshness
 from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.own_accuracy import own_accuracy
 from hushfleet.edge_client.storage.kept import RosterMark

@@ -12,7 +12,11 @@ _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 def duration_s(text: str) -> float:
-    """Converts a text such as `90d` to seconds. Raises `ValueError` for any other text, zero, and over 1000 years."""
+    """Converts a text such as `90d` to seconds. Raises `ValueError` for any other text, zero, and over 1000 years.
+
+    >>> duration_s("1.5h"), duration_s("90d")
+    (5400.0, 7776000.0)
+    """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h|d|w)", text)
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
     if not 0 < seconds <= _LONGEST_S:
@@ -24,7 +28,11 @@ def duration_s(text: str) -> float:
 
 
 def describe_duration(seconds: float) -> str:
-    """Returns a duration in words, in the largest unit (at most days) in which it is at least 1: `1.5 hours`."""
+    """Returns a duration in words, in the largest unit (at most days) in which it is at least 1: `1.5 hours`.
+
+    >>> describe_duration(5400), describe_duration(90)
+    ('1.5 hours', '1.5 minutes')
+    """
     units = {"day": 86400.0, "hour": 3600.0, "minute": 60.0, "second": 1.0}
     unit = next((unit for unit, length in units.items() if seconds >= length), "second")
     number = seconds / units[unit]

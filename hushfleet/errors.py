@@ -114,7 +114,11 @@ class LinkLost(WireError):
 
 
 def format_value(value: object) -> str:
-    """Writes a value for an error's text, which is for a person: a long one is cut short."""
+    """Writes a value for an error's text, which is for a person: a long one is cut short.
+
+    >>> format_value("leaf")
+    "'leaf'"
+    """
     try:
         text = repr(value)
     except ValueError:  # from Python, for an integer of thousands of digits

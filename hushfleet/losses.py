@@ -233,13 +233,21 @@ class Reconstruction(Squared):
 
 
 def normal(labels: np.ndarray) -> np.ndarray:
-    """Marks the samples without a fault, bool `[n]`, from the labels `[n, outputs]` of a `Reconstruction`."""
+    """Marks the samples without a fault, bool `[n]`, from the labels `[n, outputs]` of a `Reconstruction`.
+
+    >>> normal(np.array([[0.0], [1.0]])).tolist()
+    [True, False]
+    """
     return np.asarray((labels == 0).all(1))
 
 
 def auroc(normal: np.ndarray, faults: np.ndarray) -> float:
     """Returns the share of pairs (one fault, one normal sample) in which the fault's error is larger; a pair with two
-    equal errors counts one half. NaN without pairs."""
+    equal errors counts one half. NaN without pairs.
+
+    >>> auroc(np.array([0.1, 0.2]), np.array([0.2, 0.9]))
+    0.875
+    """
     if not (len(normal) and len(faults)):
         return float("nan")
     ordered = np.sort(normal)
@@ -248,7 +256,11 @@ def auroc(normal: np.ndarray, faults: np.ndarray) -> float:
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Returns the logarithms of the softmax over the last axis of `[B, C]`."""
+    """Returns the logarithms of the softmax over the last axis of `[B, C]`.
+
+    >>> np.exp(log_softmax(np.array([[0.0, 0.0]]))).tolist()
+    [[0.5, 0.5]]
+    """
     shifted = logits - logits.max(1, keepdims=True)
     normalized: np.ndarray = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
     return normalized
@@ -258,7 +270,11 @@ LOSSES: dict[str, Loss] = {each.name: each for each in (CrossEntropy(), Binary()
 
 
 def find_loss(name: str) -> Loss:
-    """Returns the loss of that name. Raises ValueError if there is none."""
+    """Returns the loss of that name. Raises ValueError if there is none.
+
+    >>> find_loss("huber").score(0.5)
+    'within 0.5 of the target'
+    """
     require(name in LOSSES, "loss", name, f"one of {', '.join(LOSSES)}")
     return LOSSES[name]
 

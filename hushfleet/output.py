@@ -36,12 +36,20 @@ _HIDDEN = re.compile(
 
 
 def shown(text: str) -> str:
-    """Returns the text with escapes, like `\\x1b`, for such characters. A text that it has returned does not change."""
+    r"""Returns the text with escapes, like `\x1b`, for such characters. A text that it has returned does not change.
+
+    >>> shown("leaf\x1b[31m")
+    'leaf\\x1b[31m'
+    """
     return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text) if _HIDDEN.search(text) else text
 
 
 def one_line(text: str) -> str:
-    """Returns what `shown` does, with line breaks escaped, too."""
+    r"""Returns what `shown` does, with line breaks escaped, too.
+
+    >>> one_line("two\nlines")
+    'two\\nlines'
+    """
     return shown(text).replace("\n", "\\n")
 
 

@@ -100,7 +100,12 @@ class ParamLayout:
         return tuple(spans)
 
     def unflatten(self, vector: Any) -> dict[str, Any]:
-        """Returns named views `[..., *shape]` into `vector [..., d]` (NumPy or PyTorch; nothing is copied)."""
+        """Returns named views `[..., *shape]` into `vector [..., d]` (NumPy or PyTorch; nothing is copied).
+
+        >>> layout = ParamLayout(("w", "b"), ((2, 3), (2,)))
+        >>> {name: view.shape for name, view in layout.unflatten(np.zeros(layout.size)).items()}
+        {'w': (2, 3), 'b': (2,)}
+        """
         lead = tuple(vector.shape[:-1])
         return {
             name: vector[..., place].reshape(lead + shape)
@@ -117,7 +122,11 @@ class ParamLayout:
         return len(self.layers)
 
     def to_wire(self) -> list[list[Any]]:
-        """Returns the name and the shape of each tensor, in order."""
+        """Returns the name and the shape of each tensor, in order.
+
+        >>> ParamLayout(("w", "b"), ((2, 3), (2,))).to_wire()
+        [['w', [2, 3]], ['b', [2]]]
+        """
         return [[name, list(shape)] for name, shape in zip(self.names, self.shapes, strict=True)]
 
     @classmethod

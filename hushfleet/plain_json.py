@@ -9,7 +9,11 @@ import msgspec
 
 
 def to_json(value: Any) -> Any:
-    """Converts values of Python, NumPy and msgspec to standard JSON: infinities to `"inf"`, `"-inf"`; NaN to None."""
+    """Converts values of Python, NumPy and msgspec to standard JSON: infinities to `"inf"`, `"-inf"`; NaN to None.
+
+    >>> to_json({"epsilon": math.inf, "loss": math.nan})
+    {'epsilon': 'inf', 'loss': None}
+    """
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, msgspec.Struct):
@@ -24,7 +28,11 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Turns infinities into numbers again; so no ordinary text in the value may be `inf` or `-inf`."""
+    """Turns infinities into numbers again; so no ordinary text in the value may be `inf` or `-inf`.
+
+    >>> from_json({"epsilon": "inf"})
+    {'epsilon': inf}
+    """
     if isinstance(value, dict):
         return {name: from_json(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -33,6 +33,9 @@ def can_have_owner(public_key: bytes) -> bool:
     A sum of an owned point and one of small order is accepted. Only the owner can sign with it, and its secrets with
     others belong to places in the roster, so it is worth no more than a second key of the same owner. To refuse it
     would take a scalar multiplication for each of the 100,000 keys that a list may have.
+
+    >>> can_have_owner(bytes(32)), can_have_owner(b"short")
+    (False, False)
     """
     y = int.from_bytes(public_key, "little") & ((1 << 255) - 1)  # without the sign of x
     if len(public_key) != KEY_BYTES or y >= CURVE_PRIME or y in _SMALL_ORDER:

@@ -142,7 +142,11 @@ def unpack(kind: type[T], data: bytes | memoryview, *, what: str) -> T:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parses TOML. Raises `ValueError` if the text is not valid."""
+    r"""Parses TOML. Raises `ValueError` if the text is not valid.
+
+    >>> parse_toml("[limits]\nepsilon_server = 8.0")
+    {'limits': {'epsilon_server': 8.0}}
+    """
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -345,7 +349,7 @@ def bare(kind: Any) -> Any:
     """Returns a type without its constraints, and without its None."""
     if get_origin(kind) is Annotated:
         return bare(get_args(kind)[0])
-    if type(None) in get_args(kind):
+    if _may_be_none(kind):
         return bare(get_args(kind)[0])
     return kind
 
@@ -369,7 +373,8 @@ def _within(kind: Any) -> str:
     """Describes the bounds of a number: an interval such as `in [0, 1)`, or one bound; empty if there are none."""
     metas = [meta for meta in getattr(kind, "__metadata__", ()) if isinstance(meta, Meta)]
     ends = {name: end for meta in metas for name in _SIGNS if (end := getattr(meta, name)) not in (None, MAX_COUNT)}
-    shown = {name: f"{end}" if isinstance(end, int) else f"{end:g}" for name, end in ends.items()}
+    # Bounds that are equal may be integers or not: Python caches equal types.
+    shown = {name: f"{end:.0f}" if end == end // 1 and abs(end) < 1e15 else f"{end:g}" for name, end in ends.items()}
     if len(shown) < 2:
         return "".join(f"{_SIGNS[name]} {end}" for name, end in shown.items())
     (below, low), (above, high) = shown.items()
@@ -379,11 +384,21 @@ def _within(kind: Any) -> str:
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
+def accepted(kind: Any) -> str:
+    """Describes in words what a setting accepts, with its bounds; empty if every value of its type is."""
+    inner = next((each for each in get_args(kind) if each is not type(None)), kind) if _may_be_none(kind) else kind
+    return _accepted(inner) or _within(inner)
+
+
+def _may_be_none(kind: Any) -> bool:
+    return type(None) in get_args(kind)
+
+
 def _accepted(kind: Any) -> str:
     """Describes in words what a type accepts; empty if only msgspec's own message is available."""
     metadata = getattr(kind, "__metadata__", ())
     said = [meta.description for meta in metadata if isinstance(meta, Meta) and meta.description]
-    for argument in get_args(kind) if type(None) in get_args(kind) else ():
+    for argument in get_args(kind) if _may_be_none(kind) else ():
         said.append(_accepted(argument))
     if get_origin(bare(kind)) is Literal:
         said.append(f"one of {', '.join(map(repr, get_args(bare(kind))))}")

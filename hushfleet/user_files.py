@@ -103,7 +103,11 @@ def no_file(path: str | Path) -> str:
 
 
 def in_file(name: str) -> bool:
-    """Returns whether this names an object in a Python file: `path/to/file.py:NAME`."""
+    """Returns whether this names an object in a Python file: `path/to/file.py:NAME`.
+
+    >>> in_file("network.py:Net"), in_file("hush")
+    (True, False)
+    """
     return ".py:" in name
 
 

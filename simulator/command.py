@@ -33,9 +33,9 @@ def run_and_show(task: Task, options: RunOptions, console: Console, *, out: Path
     except KeyboardInterrupt:
         raise interrupted(console, again_command(out or simulation.folder.path)) from None
     console.print(summary_table(result))
-    console.print(
-        f"report  {simulation.folder.report}\nresult  {simulation.folder.result}", highlight=False, markup=False
-    )
+    for name, path in (("report", simulation.folder.report), ("result", simulation.folder.result)):
+        if path.exists():
+            console.print(f"{name}  {path}", highlight=False, markup=False)
     return result
 
 

@@ -53,9 +53,9 @@ class TaskSettings:
 class TaskOptions(TaskSettings):
     """Task settings, including those with their own option."""
 
-    devices: Annotated[int | None, Option(min=1, help="Number of devices; replaces data.devices.")] = None
-    rounds: Annotated[int | None, Option(min=1, help="Number of rounds; replaces round.rounds.")] = None
-    seed: Annotated[int | None, Option(min=0, help="Seed; replaces the task's seed.")] = None
+    devices: Annotated[int | None, Option(help="Number of devices; replaces data.devices.")] = None
+    rounds: Annotated[int | None, Option(help="Number of rounds; replaces round.rounds.")] = None
+    seed: Annotated[int | None, Option(help="Seed; replaces the task's seed.")] = None
     model: Annotated[str, Option(metavar="FILE.py:NAME", help="Your own torch.nn.Module; replaces model.name.")] = ""
 
     def load(self, path: Path, **keys: str | int | None) -> Task:

@@ -33,7 +33,7 @@ from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.options import RunOptions, Runtime
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
-from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation
+from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation, repeated
 from hushfleet.simulator.schedule import Schedule, schedule_of
 from hushfleet.simulator.sweep import Rounds, sweep_noise, tasks_at, with_seeds, with_sweep
 from hushfleet.simulator.units import format_seconds
@@ -79,13 +79,7 @@ def _other_seeds(simulation: Simulation, options: RunOptions, console: Console) 
             continue
         console.print(f"seed {seed}", style="bold", highlight=False)
         with show_progress(console):
-            other = open_simulation(
-                replace(simulation.task, seed=seed),
-                folder.path,
-                data_dir=simulation.data_dir,
-                mix=simulation.mix,
-                resume=folder.task.exists(),
-            )
+            other = repeated(simulation, replace(simulation.task, seed=seed), folder)
         keep_costs(other.folder, simulation.folder)
         yield _run_one(other, options, console)
 

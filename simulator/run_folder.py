@@ -159,6 +159,12 @@ def open_simulation(
     return simulation
 
 
+def repeated(simulation: Simulation, task: Task, folder: RunFolder) -> Simulation:
+    """Opens the same run with another task, in a folder of its own: started, or continued."""
+    how: dict[str, Any] = {"data_dir": simulation.data_dir, "mix": simulation.mix}
+    return open_simulation(task, folder.path, **how, resume=folder.task.exists())
+
+
 def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None = None) -> Simulation:
     """Makes the run folder of a new simulation. Raises `BadInput` if it already contains a run or other files.
 

@@ -21,7 +21,7 @@ from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble, with_baseline
-from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
+from hushfleet.simulator.run_folder import RunFolder, Simulation, repeated
 
 Rounds = Callable[[Simulation, int], None]
 """Runs the rounds of a point; the second argument is the interval in rounds at which own models are tested."""
@@ -118,10 +118,7 @@ def _run_with(
     folder = RunFolder(simulation.folder.path / "sweep" / name)
     if folder.result.exists():
         return Result.load(folder.result)
-    if folder.task.exists():
-        point = go_on(folder.path, data_dir=simulation.data_dir)
-    else:
-        point = begin(task, folder.path, data_dir=simulation.data_dir, mix=simulation.mix)
+    point = repeated(simulation, task, folder)
     every = 1 if task.round.patience else task.round.rounds  # with patience any round may be the last one
     if clocked is not None:
         clocked(point, every)

@@ -23,7 +23,7 @@ from hushfleet.aggregator.devices.devices_file import read_devices
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.data.samples import Samples
-from hushfleet.edge_client.board.config import BrokerSection, DeviceSection, LimitsSection, OwnDataSection, load_config
+from hushfleet.edge_client.board.config import LimitsSection, load_config
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
@@ -192,14 +192,6 @@ def table_codes(heading: str) -> set[str]:
 def test_every_code_is_explained() -> None:
     assert table_codes("## When a device says no") == set(get_args(DeclineCode))
     assert table_codes("## When the aggregator says no") == set(get_args(RefusedCode))
-
-
-def test_every_key_of_a_device_file_is_explained() -> None:
-    page = (ROOT / "docs" / "field-reference.md").read_text("utf-8")
-    text = page.split("### DEVICE.toml", 1)[1].split("\n### ", 1)[0]
-    explained = set(re.findall(r"`((?:device|broker|data|limits)\.[a-z_]+)`", text))
-    sections = {"device": DeviceSection, "broker": BrokerSection, "data": OwnDataSection, "limits": LimitsSection}
-    assert explained == {f"{name}.{key}" for name, section in sections.items() for key in section.__dataclass_fields__}
 
 
 def test_the_brokers_files_say_what_the_kit_generates(tmp_path: Path) -> None:

@@ -51,6 +51,10 @@ def test_docstrings_comments_and_blank_lines_are_no_code() -> None:
     assert size.code_lines(text) == 4
 
 
+def test_bars_and_rules_of_tables_are_no_words() -> None:
+    assert size.words("| what | `a b` |\n|---|---:|\n| ε 2 | - |\n") == 5
+
+
 def test_the_core_has_no_optional_part() -> None:
     inside = (
         "hushfleet/params.py",

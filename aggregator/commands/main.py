@@ -71,7 +71,9 @@ class _LoadedWhenCalled(Grouped):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            error.message = error.message.replace("Value error, ", "")  # pydantic's prefix, which typer passes on
+            error.message = error.message.replace(
+                "Value error, ", ""
+            )  # the prefix of pydantic, with which typer reads values
             raise
 
 

@@ -22,7 +22,6 @@ OLD_NAMES = {
     "fleet release": "release add",
     "fleet rollout": "release rollout",
     "fleet release-key show": "release keys",
-    "fleet release-key rotate": "release rotate",
     "fleet release-key sign": "release sign",
     "fleet release-key import": "release add",
     "fleet release-key": "release",
@@ -30,6 +29,8 @@ OLD_NAMES = {
 """Names of 0.3, longer ones before their beginnings. Their arguments are those of the present names."""
 
 GONE = {
+    "release rotate": "hushfleet release keys DIR --new names a new key, and --key others",
+    "fleet release-key rotate": "hushfleet release keys DIR --new names a new key, and --key others",
     "fleet test": 'write path = "FOLDER" into [data] of the task: the report then says how right the model is there',
     "flash --writer": "cards have cloud-init's format; another system is installed by hushfleet push",
 }

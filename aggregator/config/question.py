@@ -25,12 +25,14 @@ class EvaluationSection(Checked):
 
     After the last training round, and after each `every` training rounds, each board tests its own head, a head trained
     alone and the shared model on samples that are never trained on, and answers with a few noised numbers. They are
-    summed like updates, and have a privacy cost of their own: `share` of the privacy budget, counted in inverse squared
-    noise multipliers, which add up. Training has the rest, so that both together cost the task's epsilon.
+    summed like updates, and have a privacy cost of their own.
 
-    `held_out` is the share of a board's samples that all training leaves out for the evaluation. A board's gain counts
-    as `most_gain` at most, and the error is proportional to that: with 0.5 it is half as large, and the result is still
-    right if boards have so many samples that none gains more.
+    :param share: of the privacy budget, counted in inverse squared noise multipliers, which add up. Training has the
+        rest, so that both together cost the task's epsilon.
+    :param every: training rounds between two evaluations; left out, only at the end.
+    :param held_out: the share of a board's samples that all training leaves out for the evaluation.
+    :param most_gain: a board's gain counts as this much at most, and the error is proportional to that: with 0.5 it is
+        half as large, and the result is still right if boards have so many samples that none gains more.
     """
 
     share: Annotated[float, Meta(ge=1e-6, le=0.5)] = 0.05
@@ -44,13 +46,17 @@ class EvaluationSection(Checked):
 @dataclass(frozen=True)
 class StatisticSection(Checked):
     """`[statistic]`: the task has one round, in which boards do not train, but answer a question about their data.
+    `hushfleet fleet ask` writes this section.
 
-    `counts` counts the samples in each class, and the samples that could not be read: a board whose counts have a norm
-    above `most` scales them down to that norm. `mean` and `histogram` are those of a `column`, which is the index of a
-    value in a sample, from 0, or the name of a target; values beyond the public limits `low` and `high` count as the
-    limit, and each board has the same weight, no matter how many samples it has. `drift` counts the boards whose own
-    model has become worse on samples that are never trained on, among the boards whose owners have set
-    `limits.tell_drift`. `hushfleet fleet ask` writes this section.
+    :param kind: `counts` counts the samples in each class, and those that could not be read. `mean` and `histogram` are
+        those of a `column`; each board has the same weight, no matter how many samples it has. `drift` counts the
+        boards whose own model has become worse on samples that are never trained on, among the boards whose owners have
+        set `limits.tell_drift`.
+    :param column: for `mean` and `histogram`: the index of a value in a sample, from 0, or the name of a target.
+    :param low: public limit of the column: values below it count as the limit.
+    :param high: its upper limit.
+    :param bins: of a `histogram`.
+    :param most: for `counts`: a board whose counts have a norm above it scales them down to that norm.
     """
 
     kind: StatisticKind

@@ -19,21 +19,25 @@ class RoundSection(Checked):
     A round closes when the share `quorum` of the cohort has sent accepted updates, when all devices have answered, or
     after `deadline_s` with at least `min_updates` updates; with fewer it is extended.
 
-    With `privacy.accounting = "secure"` a sum of fewer than `min_updates` is never opened; left out, `min_updates` is
-    nine tenths of the cohort.
-
-    `aggregation` says how the updates are combined, separately for each parameter, over the devices that sent it: their
-    `mean`; their `median`; or the `trimmed-mean`, without the share `trim` of them at either end (rounded down). With
-    the last two a few devices that send arbitrary values cannot control the result; they cost accuracy and memory
-    (docs/privacy.md, "A member that lies").
-
-    With `patience` the task ends when the global model's accuracy on the aggregator's own public test set (in a
-    simulation the common test set) has not exceeded its best value for this number of rounds; 0: after `rounds`. This
-    uses none of the devices' data, so it costs no privacy.
-
-    With `mode = "buffered"` a round waits for no device (FedBuff): any device trains on the newest global model when it
-    can, and `buffer_size` updates make the next model. An update of a model that is `max_staleness` (20) models old is
-    still accepted, with the weight 1/sqrt(1 + staleness). `deadline_s` is then the longest time of one training.
+    :param mode: `buffered`: a round waits for no device (FedBuff): any device trains on the newest global model when it
+        can, and `buffer_size` updates make the next model.
+    :param buffer_size: with `buffered`.
+    :param max_staleness: with `buffered`: an update of a model that is this many models old is still accepted, with the
+        weight 1/sqrt(1 + staleness); 20 if left out.
+    :param rounds: number of training rounds.
+    :param cohort_size: devices of a round; 0: all.
+    :param min_devices: a round opens when this many devices can take part.
+    :param quorum: share of the cohort whose updates close a round.
+    :param min_updates: the fewest updates of a model. With `privacy.accounting = "secure"` a sum of fewer is never
+        opened; left out, it is then nine tenths of the cohort.
+    :param deadline_s: seconds from a round's opening; with `buffered` the longest time of one training.
+    :param aggregation: how updates are combined, separately for each parameter, over the devices that sent it: their
+        `mean`; their `median`; or the `trimmed-mean`. With the last two a few devices that send arbitrary values cannot
+        control the result; they cost accuracy and memory (docs/privacy.md, "A member that lies").
+    :param trim: share of the updates that `trimmed-mean` leaves out at either end, rounded down.
+    :param patience: the task ends when the global model's accuracy on the aggregator's own public test set (in a
+        simulation the common test set) has not exceeded its best value for this number of rounds; 0: after `rounds`.
+        This uses none of the devices' data, so it costs no privacy.
     """
 
     mode: Literal["synchronous", "buffered"] = "synchronous"

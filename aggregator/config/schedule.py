@@ -32,25 +32,21 @@ Between = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSection(Checked):
-    """`[schedule]`: when rounds open. If it is left out, a round opens as soon as the round before is closed and enough
-    devices are present.
+    """`[schedule]`: when rounds open. Left out, a round opens as soon as the one before is closed and enough devices
+    are present.
 
-    `every`: the time from one opening to the next, such as `"24h"` or `"7d"`. Whole days are calendar days: with
-    `between` or `days`, a round opens in the first window this number of days later, no matter how late in its window
-    the last round opened; without them, at the same time of day.
-
-    `between`: the window in which rounds are open, such as `"01:00-05:00"`; it may cross midnight. A round that has
-    too few updates when its window ends is continued in the next window. Devices do not train between windows.
-
-    `days`: the days on which a window begins, such as `["sat", "sun"]`; without `between` a window is the whole day.
-
-    `until`: the last day on which a round opens, such as `2027-06-30`; then the task ends.
-
-    `timezone`: the time zone of these times, such as `"Europe/Berlin"`; left out, the aggregator's time zone.
-
-    `after_new`: a device skips a round while it has fewer new labelled samples than this since its last update, if its
-    owner allows it to reveal this (`limits.tell_new` in DEVICE.toml); all others take part in any case, because
-    skipping a round would reveal how many they have (docs/privacy.md, "New samples").
+    :param every: the time from one opening to the next, such as `"24h"` or `"7d"`. Whole days are calendar days: with
+        `between` or `days`, a round opens in the first window this number of days later, no matter how late in its
+        window the last round opened; without them, at the same time of day.
+    :param between: the window in which rounds are open, such as `"01:00-05:00"`; it may cross midnight. A round that
+        has too few updates when its window ends is continued in the next window. Devices do not train between windows.
+    :param days: the days on which a window begins, such as `["sat", "sun"]`; without `between` a window is the whole
+        day.
+    :param until: the last day on which a round opens; then the task ends.
+    :param timezone: of these times, such as `"Europe/Berlin"`; left out, the aggregator's.
+    :param after_new: a device skips a round while it has fewer new labelled samples than this since its last update, if
+        its owner allows it to reveal this (`limits.tell_new` in DEVICE.toml); all others take part in any case, because
+        skipping a round would reveal how many they have (docs/privacy.md, "New samples").
     """
 
     every: Every | None = None

@@ -19,20 +19,17 @@ class SeasonSection(Checked):
     """`[season]`: the fleet service starts the task again in each period, as a new season with a run of its own, named
     NAME-2, NAME-3 and so on. The first season begins with its first round, and each other one `every` later.
 
-    `every`: length of a season, such as `"90d"`. Whole days are calendar days. It should be `limits.per` of the boards.
-
-    `epsilon`: epsilon of each season; it is `privacy.epsilon` of the task, and may be written in either place.
-
-    `lifetime`: epsilon over all seasons together, at the boards' delta. A season that would exceed it does not begin.
-    Left out, `limits.epsilon_lifetime` of the boards alone ends the seasons.
-
-    `start`: the model with which a season begins: `"last"`, that of the season before; or `"anew"`, as the first began.
-
-    `classes`: a file with the names of classes, one a line, which is read when a season begins. Names that are new are
-    added after `data.class_names`. A relative path starts at the task file's folder.
-
-    `number` and `first` are written by the fleet service: the season's number, and when the first season began, unix
-    seconds.
+    :param every: length of a season, such as `"90d"`. Whole days are calendar days. It should be `limits.per` of the
+        boards.
+    :param epsilon: of each season; it is `privacy.epsilon` of the task, and may be written in either place.
+    :param lifetime: epsilon over all seasons together, at the boards' delta. A season that would exceed it does not
+        begin. `inf`: `limits.epsilon_lifetime` of the boards alone ends the seasons.
+    :param start: the model with which a season begins: `last`, that of the season before; or `anew`, as the first
+        began.
+    :param classes: a file with the names of classes, one a line, which is read when a season begins. Names that are new
+        are added after `data.class_names`. A relative path starts at the task file's folder.
+    :param number: of the season; written by the fleet service.
+    :param first: when the first season began, unix seconds; written by the fleet service.
     """
 
     every: Every

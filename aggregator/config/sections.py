@@ -50,35 +50,35 @@ def is_path(key: str, value: str) -> bool:
 
 @dataclass(frozen=True)
 class ModelSection(Checked):
-    """`[model]`: one of the compact networks, or `linear`, which can take features instead of images; or your own
-    network, `path/to/file.py:NAME`: a `torch.nn.Module`, or a class or function that returns one, see
-    `hushfleet.models.module`.
+    """`[model]`: the network, what it learns, and what it starts from.
 
-    `features` are fixed and come with the task: `scattering` (28x28 grey, 32x32 colour and the like), `filters` (8x8),
-    a pretrained network (`torchvision:mobilenet_v3_small`, `timm:NAME`), or your own ONNX file that takes the task's
-    images, with pixels in [0, 1], and returns `[batch, features]` or ends with a classifier; a relative path starts at
-    the task file's folder (in an override: at the working directory). `unit-norm` are no features of images: it scales
-    a sample of up to 4095 values, normalised as without features, to norm 1. With method `hush`, `linear` takes it if
-    no features are named.
-
-    `directions` says how many leading directions of the features the shared head takes as input and sends; a device's
-    own part uses all. Left out, method `hush` uses the number of its rule, other methods use all. A network without a
-    classifier returns features in no order, so that all are sent.
-
-    With `share = "head"` only the last layer of a compact network is trained and sent. The other layers are fixed: the
-    task's seed draws them, or they come from the safetensors file `weights` (a run stores its global model as one), and
-    they come with the task like features. For a pretrained network, `weights` is the file that its authors offer; left
-    out, it is the file in the download folder of torchvision or timm.
-
-    `start` is the model to continue from: the folder of an earlier run or a `global-ROUND.safetensors` of it. Left out,
-    the seed draws the first model. A class that both tasks have keeps its outputs, a new class starts with the mean of
-    the others, and devices keep their own parts of the model. Network and features must be the same.
-
-    `loss` says what the network learns (`hushfleet.losses`): `cross-entropy`, one of several classes; `binary`,
-    yes or no for each output (multi-label); `squared` or `huber`, numbers (regression), which need `tolerance`: an
-    answer is right if every output is at most this far from its target, in the target's unit; or `reconstruction`, to
-    reproduce the input, which needs no labels: an input that is reproduced badly is unusual. A board's threshold is
-    chosen so that the share `false_alarms` of its normal samples lies above it.
+    :param name: one of the compact networks; `linear`, which can take features instead of images; or your own network,
+        `path/to/file.py:NAME`: a `torch.nn.Module`, or a class or function that returns one
+        (`hushfleet.models.module`).
+    :param features: for `linear`, fixed and sent with the task: `scattering` (28x28 grey, 32x32 colour and the like),
+        `filters` (8x8), a pretrained network (`torchvision:mobilenet_v3_small`, `timm:NAME`), or your own ONNX file
+        that takes the task's images, with pixels in [0, 1], and returns `[batch, features]` or ends with a classifier;
+        a relative path starts at the task file's folder (in an override: at the working directory). `unit-norm` are no
+        features of images: it scales a sample of up to 4095 values, normalised as without features, to norm 1; method
+        `hush` takes it if none are named.
+    :param directions: how many leading directions of the features the shared head takes as input and sends; a device's
+        own part uses all. Left out, method `hush` uses the number of its rule, other methods use all. A network without
+        a classifier returns features in no order, so that all are sent.
+    :param share: `all`: the whole network is trained and sent; `head`: only the last layer of a compact network. The
+        other layers are fixed: the task's seed draws them, or they come from `weights`, and they are sent with the task
+        like features.
+    :param weights: a safetensors file with the fixed layers; a run stores its global model as one. For a pretrained
+        network, the file that its authors offer; left out, the file in torchvision's or timm's download folder.
+    :param start: the model to continue from: the folder of an earlier run or a `global-ROUND.safetensors` of it. Left
+        out, the seed draws the first model. A class that both tasks have keeps its outputs, a new class starts with the
+        mean of the others, and devices keep their own parts. Network and features must be the same.
+    :param loss: `cross-entropy`, one of several classes; `binary`, yes or no for each output (multi-label); `squared`
+        or `huber`, numbers (regression); `reconstruction`, the input itself, without labels: an input that is
+        reproduced badly is unusual.
+    :param tolerance: for a loss of numbers: an answer is right if every output is at most this far from its target, in
+        the target's unit.
+    :param false_alarms: for `reconstruction`: a board's threshold is chosen so that this share of its normal samples
+        lies above it; 0.01 if left out.
     """
 
     name: str
@@ -119,14 +119,14 @@ class ModelSection(Checked):
         """Whether the model takes features that are ordered by importance. Raises `BadInput` for a bad file."""
         if self.features is None or not is_path("features", self.features):
             return self.takes_pixels
-        from hushfleet.models.features import have_order  # with PyTorch
+        from hushfleet.models.features import find_features  # with PyTorch
 
-        return have_order(self.features)
+        return find_features(self.features).has_order(self.features)
 
 
 @dataclass(frozen=True)
 class MethodSection(Checked):
-    """`[method]`: its name and its own settings, which the method's configuration class checks."""
+    """`[method]`: its name, and its own settings beside it, which the method's configuration class checks."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -174,34 +174,33 @@ class MethodSection(Checked):
 
 @dataclass(frozen=True)
 class PrivacySection(Checked):
-    """`[privacy]`: the privacy guarantee, and the noise that it needs.
+    """`[privacy]`: the privacy guarantee, and the noise that it needs. Give `noise_multiplier`, or `epsilon`.
 
-    Give `noise_multiplier`, or `epsilon`, from which it is computed. With `strict`, the default, `epsilon` also holds
-    against the server. `as-published` repeats a paper, and `epsilon` is the paper's number: it holds only against an
-    observer who sees nothing but the aggregate (epsilon_release).
-    By default `delta` is a tenth of one over the number of devices with `strict`, and ten times that, as in the papers,
-    with `as-published`.
-
-    With `secure` a server that does not hold the operator's key sees nothing but sums (`hushfleet.secure`), and
-    `epsilon` holds against it. At least `honest_fraction` of the devices are assumed to be honest: the noise is divided
-    among the honest devices that remain in the smallest sum (`round.min_updates`) when all dishonest devices are in it.
-    `delta` is 1e-5 by default.
-
-    `accountant` converts noise to epsilon and back: `exact`, or `rdp` (Rényi), the looser one that the papers used.
-
-    `reading` says what `epsilon` counts: `user-level` counts rounds in which every device takes part;
-    `client-sampling` treats the cohort as a Poisson sample of the devices that nobody sees (DP-FedSim), although the
-    broker sees it; `pooled-sampling` is FedDPA's public accountant, which counts batches drawn from the pooled records,
-    although training does not draw them so. The last two belong to `as-published`.
-
-    With `unit = "record"` each gradient is noised (DP-SGD): `clip_norm` bounds each record's gradient, a batch includes
-    a record with probability `sample_rate` (by default the batch size over an even share of the training records),
-    a round has `local_epochs / sample_rate` batches, or `local_steps`, and `epsilon` holds against the server, over
-    all rounds.
-
-    In the field the owner of a device sets its budget and preference (DEVICE.toml, `[limits]`). In a simulation each
-    device allows `budget` against the server; if the method lets devices choose their noise, each chooses the standard
-    noise times 1 plus a normal deviation with standard deviation `preference_std`, within 0.2 to 5.
+    :param unit: what is protected: `device`, all data of a device, or `record`, each sample, with noise on each
+        gradient (DP-SGD).
+    :param accounting: `strict`: `epsilon` also holds against the server. `secure`: a server without the operator's key
+        sees nothing but sums (`hushfleet.secure`), `epsilon` holds against it, and the noise is divided. `as-published`
+        repeats a paper: `epsilon` is the paper's number, and holds only against an observer who sees nothing but the
+        aggregate (epsilon_release).
+    :param clip_norm: L2 bound of an update, or with the unit `record` of each record's gradient; `inf`: not clipped.
+    :param noise_multiplier: the noise's standard deviation over the clip norm.
+    :param epsilon: of all rounds together, from which the noise multiplier is computed.
+    :param delta: left out: with `strict` a tenth of one over the number of devices, with `as-published` ten times that,
+        as in the papers; with `secure` or the unit `record` 1e-5.
+    :param honest_fraction: with `secure`: at least this share of the devices is assumed to be honest: the noise is
+        divided among the honest devices that remain in the smallest sum (`round.min_updates`) when all dishonest
+        devices are in it.
+    :param sample_rate: with the unit `record`: the probability that a batch includes a record; left out, the batch size
+        over an even share of the training records. A round has `local_epochs / sample_rate` batches, or `local_steps`.
+    :param accountant: converts noise to epsilon and back: `exact`, or `rdp` (Rényi), the looser one of the papers.
+    :param reading: what `epsilon` counts: `user-level` counts rounds in which every device takes part;
+        `client-sampling` treats the cohort as a Poisson sample of the devices that nobody sees (DP-FedSim), although
+        the broker sees it; `pooled-sampling` is FedDPA's public accountant, which counts batches drawn from the pooled
+        records, although training does not draw them so. The last two belong to `as-published`.
+    :param budget: in a simulation, what each device allows against the server; in the field the owner of a device sets
+        it (DEVICE.toml, `[limits]`).
+    :param preference_std: in a simulation, if the method lets devices choose their noise: each takes the standard noise
+        times 1 plus a normal deviation with this standard deviation, within 0.2 to 5.
     """
 
     unit: Unit = "device"
@@ -224,10 +223,13 @@ class PrivacySection(Checked):
 class PlanSection(Checked):
     """`[plan]`: what `hushfleet plan` assumed or simulated. It decides only the sentence on whether the fleet pays.
 
-    `images` per board, and `alpha` of their labels, are guesses. The rest is what `--data` simulated on public images:
-    `measured_on` names them, `devices` is the size of a fleet in which all are honest and present, `alone` has the
-    accuracies without the others, on own labels and on all, and each of `points` has an epsilon, the accuracies of own
-    heads and of the shared head, and the gain's deviation over seeds.
+    :param images: of a board; a guess.
+    :param alpha: how evenly labels are spread over the boards; a guess.
+    :param measured_on: the public images that `--data` simulated; the keys below are its results.
+    :param devices: size of a fleet in which all are honest and present.
+    :param alone: two accuracies without the others, on own labels and on all.
+    :param points: each with an epsilon, the accuracies of own heads and of the shared head, and the gain's deviation
+        over seeds.
     """
 
     images: AtLeast1 | None = None
@@ -244,42 +246,41 @@ class PlanSection(Checked):
 class DataSection(Checked):
     """`[data]`: the data set, and how a simulation divides it among devices.
 
-    For `folder`, `class_names` and `input_shape` describe the devices' class folders; `path` is the folder in which a
-    simulation finds `train/<class>/*` and `test/<class>/*`, and an aggregator in the field its public test set. A
-    relative path starts at the task file's folder (in an override: at the working directory).
-
-    `arrays` is an `.npz` file `path` with train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`);
-    `csv` is a file `path` with the columns `label`, perhaps `device`, and values, or a folder with `train.csv` and
-    `test.csv`. In the field give `class_names` and `input_shape`. With `partition = "given"` the file says which device
-    each sample belongs to.
-
-    A network is given pixels in [0, 1] and all other values as they are, in a simulation as on a board; with `mean` and
-    `std`, one of each for a channel, it is given (value - mean) / std. They are public numbers that you give, because
-    nothing is computed from private data.
-
-    What tables contain is the same for all samples and boards, and is never concluded from the samples: `columns` names
-    the columns of values of CSV files in the order in which the network takes them (left out, it is the order in the
-    file `path`), `decimal` is the decimal mark of CSV files, `labels` says whether labels are `names` of classes or
-    `numbers` from 0, and `values` whether values are `pixels` from 0 to 255 or `numbers`. A board's owner may say
-    otherwise in DEVICE.toml.
-
-    With a `model.loss` other than cross-entropy, y are numbers, `class_names` are the names of the outputs (in
-    CSV files the columns of the targets), and a regression's targets are scaled by `target_mean` and `target_std`, one
-    of each for an output: public numbers that you give, because nothing is computed from private data; a network learns
-    (target - mean) / std.
-
-    With `window = "30d"` a board trains only on the samples that arrived in the current window of 30 days, so that a
-    person who appears in one window is protected by the epsilon of that window (docs/privacy.md). In a simulation all
-    samples have arrived in the current window.
-
-    `augment = "flip-crop"` flips images at random and moves them by up to 4 pixels before each training step.
-
-    With `test_fraction = 0` a device trains on its whole share, and its own-distribution test part is drawn from
-    the common test set by its label shares.
-
-    Each simulated device gets `unlabelled` additional images, with its own mix of classes but without labels. They are
-    drawn from the training images that `limit` leaves out, and help its own head after the last round (`hush` with few
-    devices); a board has `data.unlabelled` in DEVICE.toml.
+    :param name: a public data set; or your own data: `folder`, class folders of images; `arrays`, an `.npz` file with
+        train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`); `csv`, columns `label`, perhaps
+        `device`, and values. In the field give `class_names` and `input_shape`.
+    :param devices: number of devices.
+    :param partition: how a simulation deals samples out; with `given` the file says whose each sample is.
+    :param alpha: for `dirichlet-class` and `dirichlet-device`: the larger, the more alike the devices are.
+    :param classes_per_device: for `pathological`.
+    :param test_fraction: share of a device's samples that it is tested on. With 0 it trains on its whole share, and its
+        test part is drawn from the common test set by its label shares.
+    :param min_samples: of a device.
+    :param limit: use only this many training samples.
+    :param unlabelled: number of additional images of each simulated device, with its own mix of classes but without
+        labels, drawn from the training images that `limit` leaves out. They help its own head after the last round
+        (`hush` with few devices); a board has `data.unlabelled` in DEVICE.toml.
+    :param augment: `flip-crop` flips images at random and moves them by up to 4 pixels before each training step.
+    :param window: such as `30d`: a board trains only on the samples that arrived in the current window, so that a
+        person who appears in one window is protected by the epsilon of that window (docs/privacy.md). In a simulation
+        all samples have arrived in the current window.
+    :param path: of your own data: the folder with `train/<class>/*` and `test/<class>/*`, the file, or for `csv` a
+        folder with `train.csv` and `test.csv`; in the field the aggregator's public test set. A relative path starts at
+        the task file's folder (in an override: at the working directory).
+    :param class_names: the meaning of labels 0, 1, ...; for other losses the names of the outputs, which are the
+        columns of the targets in CSV files.
+    :param input_shape: channels, height, width of a sample.
+    :param mean: one for each channel: with `std`, a network is given (value - mean) / std; left out, pixels in [0, 1]
+        and all other values as they are. They are public numbers that you give: nothing is computed from private data.
+    :param std: as `mean`.
+    :param target_mean: one for each output of a regression: a network learns (target - mean) / std; public numbers.
+    :param target_std: as `target_mean`.
+    :param columns: the columns of values of CSV files, in the order in which the network takes them; left out, in the
+        order of the file `path`. This and the next three are the same for all samples and boards, and are never
+        concluded from the samples. A board's owner may say otherwise in DEVICE.toml.
+    :param decimal: the decimal mark of CSV files.
+    :param labels: whether labels are `names` of classes or `numbers` from 0.
+    :param values: whether values are `pixels` from 0 to 255 or `numbers`.
     """
 
     name: DataSetName
@@ -330,10 +331,11 @@ class DataSection(Checked):
 class WireSection(WireSpec):
     """`[wire]`: the encoding that devices are told, and two keys that only the aggregator uses.
 
-    `downlink` is how a global model reaches devices that hold an earlier one: `difference`, encoded, with a step of
-    `downlink_step` times the standard deviation of the noise in the aggregate (`relative_step` times the root mean
-    square of a layer's change if there is no noise); or `full`, exactly as it was computed. Left out, it is
-    `full` if `codec` rounds no more than a float does, because such a task wants exact averages.
+    :param downlink: how a global model reaches devices that hold an earlier one: `difference`, encoded; or `full`,
+        exactly as it was computed. Left out, it is `full` if `codec` rounds no more than a float does, because such a
+        task wants exact averages.
+    :param downlink_step: the step of a difference, in units of the standard deviation of the noise in the aggregate;
+        without noise it is `relative_step` times the root mean square of a layer's change.
     """
 
     downlink: Literal["difference", "full"] | None = None

@@ -58,7 +58,11 @@ FALSE_ALARMS = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Task(Checked):
-    """A whole task file."""
+    """A whole task file.
+
+    :param name: of the task.
+    :param seed: of everything that a simulation draws, and of the first model.
+    """
 
     name: Name
     seed: Count = 0

@@ -16,14 +16,16 @@ from hushfleet.aggregator.fleet.board_ids import chosen_ids
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
-from hushfleet.aggregator.fleet.release_keys import keys_in_force, trust
 from hushfleet.aggregator.fleet.releases import (
     FleetRelease,
     Withdrawal,
     add_release,
+    describe_signing,
     find_release,
+    keys_in_force,
     offered_releases,
     releases,
+    trust,
 )
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, BadSignature, HushfleetError
@@ -37,7 +39,8 @@ from hushfleet.progress import doing
 from hushfleet.release import add_signature
 from hushfleet.release.manifest import VERSION, version_order
 
-_HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # hidden by the client's systemd unit
+_HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
+"""Folders that the client's unit hides from it (ProtectHome=, PrivateTmp=)."""
 
 
 def choose_boards(
@@ -152,11 +155,6 @@ def require_python(python: str) -> None:
         )
 
 
-def release_for(registry: FleetRegistry, target: ReleasePlatform) -> FleetRelease | None:
-    """Returns the newest release for `target` that was not withdrawn; None if there is none."""
-    return next((each for each in offered_releases(registry) if each.platform == target.platform), None)
-
-
 def build_release(
     folder: FleetFolder,
     registry: FleetRegistry,
@@ -218,7 +216,8 @@ def release_of(
 
     Raises `BadInput` if a signature is missing.
     """
-    known = next(filter(None, (release_for(registry, target) for target in targets)), None)
+    offered = offered_releases(registry)
+    known = next((each for target in targets for each in offered if each.platform == target.platform), None)
     if known is not None:
         return known
     out = build_release(folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels)
@@ -228,14 +227,6 @@ def release_of(
         raise BadInput(f"{error}. {describe_signing(folder, out)}") from error
     out.unlink()
     return release
-
-
-def describe_signing(folder: FleetFolder, out: Path) -> str:
-    """Says what to do with a release that lacks a signature."""
-    return (
-        f"Where a release key is: hushfleet release sign {out.name} --key release.key; then here: "
-        f"hushfleet release add {folder.path} {out}"
-    )
 
 
 def _downgrade(registry: FleetRegistry, version: str, named: Sequence[str]) -> dict[str, Any]:
@@ -274,7 +265,11 @@ def card_of(
             f"{folder.path / FILE_NAME}: [device] makes a DEVICE.toml that boards refuse: {'; '.join(found)}"
         )
     data = tomllib.loads(text)["data"]
-    _check_seen(PurePosixPath(data["path"]))
+    path = PurePosixPath(data["path"])
+    hidden = [each for each in _HIDDEN if path.is_relative_to(each)]
+    if not path.is_absolute() or hidden:
+        reason = f"the client sees nothing in {hidden[0]}" if hidden else "it must begin with /"
+        raise BadInput(f"[device.data] path in fleet.toml is {str(path)!r}, and {reason}; /srv is a place for data")
     own = None if images is None else images / board.device
     if own is not None and not own.is_dir():
         raise BadInput(f"there is no folder {own} with images for {board.device}")
@@ -302,12 +297,11 @@ def card_of(
     )
 
 
-def _check_seen(path: PurePosixPath) -> None:
-    """Raises `BadInput` for data that the client's unit hides from it (ProtectHome=, PrivateTmp=)."""
-    hidden = [each for each in _HIDDEN if path.is_relative_to(each)]
-    if not path.is_absolute() or hidden:
-        reason = f"the client sees nothing in {hidden[0]}" if hidden else "it must begin with /"
-        raise BadInput(f"[device.data] path in fleet.toml is {str(path)!r}, and {reason}; /srv is a place for data")
+def note_token(folder: FleetFolder, registry: FleetRegistry, card: Card) -> float:
+    """Notes the token of a card that was written. Returns its end, unix seconds."""
+    expires = time.time() + folder.config.enrolment.token_days * 86400
+    registry.add_token(card.device, card.token.encode(), expires=expires)
+    return expires
 
 
 def read_ssh_key(path: Path) -> str:

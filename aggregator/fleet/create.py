@@ -22,7 +22,7 @@ from hushfleet.aggregator.fleet.folder import FILE_NAME, SERVICE_NAME, FleetConf
 from hushfleet.aggregator.fleet.next_task import copy, files_to_copy, task_text
 from hushfleet.aggregator.fleet.own_certificates import STEMS, write_own
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.release_keys import write_first
+from hushfleet.aggregator.fleet.releases import write_first
 from hushfleet.aggregator.fleet.task_check import season_limits
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.atomic_file import write_whole
@@ -99,9 +99,9 @@ def _fill(path: Path, config: FleetConfig, task: str, *, operator: bytes | None,
     if operator is None:
         operator = load_or_create(path / "operator.key").public_key
     write(path / "operator.pub", f"{operator.hex()}\n".encode())
-    write_first(path, root=root)
     write(path / "task.toml", task.encode())
     write(path / FILE_NAME, (_COMMENT + to_toml(to_plain(config))).encode())
+    write_first(path, root=root)
     FleetRegistry(path).close()
 
 

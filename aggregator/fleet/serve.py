@@ -16,15 +16,15 @@ from hushfleet.aggregator.fleet.enrolment import Enroller
 from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.home_assistant import HomeAssistant, will
 from hushfleet.aggregator.fleet.lock_out import LockOut
+from hushfleet.aggregator.fleet.newest import TellingNewest
 from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.reload_lists import ReloadLists
 from hushfleet.aggregator.fleet.retained import ClearRetained
+from hushfleet.aggregator.fleet.rollout import Updating
 from hushfleet.aggregator.fleet.seasons import SeasonStarter
 from hushfleet.aggregator.fleet.service import FleetService, ServicePart
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
-from hushfleet.aggregator.fleet.telling_newest import TellingNewest
-from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.errors import BadInput, StoreFull
 from hushfleet.wire.link.address import BrokerAddress

@@ -11,12 +11,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any, Self
 
 from rich.columns import Columns
 from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
-from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
@@ -24,7 +23,7 @@ from rich.text import Text
 
 from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.notebook import NotebookConsole
-from hushfleet.aggregator.observe.progress import Heartbeat, format_time
+from hushfleet.aggregator.observe.progress import format_time, moving
 from hushfleet.aggregator.results.fleet_state import Activity, Opening, RunState
 from hushfleet.aggregator.results.report import page
 from hushfleet.aggregator.results.report.readable import (
@@ -71,18 +70,10 @@ class FleetDisplay:
         self._rounds = self._progress.add_task("rounds", total=None)
         self._lock = threading.Lock()
         self._redrawn = self.console.is_terminal or isinstance(self.console, NotebookConsole)
-        self._shown = ExitStack()
-        self._heartbeat = Heartbeat(self.console, self._under_way)
+        self._shown, self._printed = ExitStack(), threading.Event()
 
     def __enter__(self) -> Self:
-        shown: AbstractContextManager[Any]
-        if isinstance(self.console, NotebookConsole):
-            shown = self.console.moving(self, stays=True)
-        elif self._redrawn:
-            shown = Live(self, console=self.console, refresh_per_second=4)
-        else:
-            shown = self._heartbeat
-        self._shown.enter_context(shown)
+        self._printed = self._shown.enter_context(moving(self.console, self, self._under_way, stays=True))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,7 +98,7 @@ class FleetDisplay:
                 line = self.state.take_news()
         if line:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-            self._heartbeat.note_output()
+            self._printed.set()
 
     def replay(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Processes the log of a resumed run; its old warnings are not shown again."""

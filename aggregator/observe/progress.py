@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Self
+from contextlib import AbstractContextManager, contextmanager
+from threading import Event, Thread
 
-from rich.console import ConsoleOptions, RenderResult
+from rich.console import ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
@@ -21,49 +20,42 @@ EVERY_S = 10.0
 
 
 @contextmanager
-def show_progress(console: Console) -> Iterator[None]:
-    """Shows the work that `hushfleet.progress` lists as running."""
-    if isinstance(console, NotebookConsole):
-        with console.moving(_Line(), stays=False):
-            yield
-    elif console.is_terminal:
-        with Live(_Line(), console=console, transient=True, refresh_per_second=8):
-            yield
-    else:
-        with Heartbeat(console, describe):
-            yield
+def moving(console: Console, what: RenderableType, line: Callable[[], str], *, stays: bool = False) -> Iterator[Event]:
+    """Redraws `what` on a terminal and in a notebook. Elsewhere prints `line()` whenever nothing was printed for ten
+    seconds, if it is not empty; who prints something sets the event.
 
-
-class Heartbeat:
-    """A context manager; inside it a line is printed whenever nothing was printed for ten seconds.
-
-    :param line: returns the line; an empty text prints nothing.
+    :param stays: its last state stays on the screen.
     """
+    printed, ended = Event(), False
+    if isinstance(console, NotebookConsole):
+        with console.moving(what, stays=stays):
+            yield printed
+        return
+    if console.is_terminal:
+        with Live(what, console=console, transient=not stays, refresh_per_second=8):
+            yield printed
+        return
 
-    def __init__(self, console: Console, line: Callable[[], str]) -> None:
-        self._console, self._line = console, line
-        self._printed, self._stop = threading.Event(), False
-        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+    def watch() -> None:
+        while not ended:
+            if printed.wait(EVERY_S):
+                printed.clear()
+            elif text := line():
+                console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def note_output(self) -> None:
-        """Notes that something else was printed."""
-        self._printed.set()
+    thread = Thread(target=watch, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield printed
+    finally:
+        ended = True
+        printed.set()
+        thread.join()
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stop = True
-        self._printed.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop:
-            if self._printed.wait(EVERY_S):
-                self._printed.clear()
-            elif text := self._line():
-                self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+def show_progress(console: Console) -> AbstractContextManager[Event]:
+    """Shows the work that `hushfleet.progress` lists as running."""
+    return moving(console, _Line(), describe)
 
 
 def describe() -> str:

@@ -65,9 +65,9 @@ class Question:
         """Whether the features are ordered by importance, so that a shared head takes only the first ones."""
         if not self.features.endswith(".onnx"):
             return True
-        from hushfleet.models.features import have_order  # with PyTorch
+        from hushfleet.models.features import find_features  # with PyTorch
 
-        return have_order(self.features)
+        return find_features(self.features).has_order(self.features)
 
     @property
     def least_devices(self) -> int:

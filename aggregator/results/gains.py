@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -110,27 +111,18 @@ def shared_model(result: Result, *, against_alone: bool = False) -> MeanAccuraci
     shared = last_measured(result.rounds, lambda row: row.accuracy_global)
     alone = detail.local_only_common if against_alone else []
     mean_alone = result.local_only.accuracy_own_common if against_alone else None
-    return _compared([shared] * len(detail.devices), alone, shared, mean_alone, *_common(result))
+    level, images = chance(result)[0], detail.common_test_images or 0
+    return _compared([shared] * len(detail.devices), alone, shared, mean_alone, level, images)
 
 
-def own_models(result: Result) -> MeanAccuracies:
-    """Returns the accuracies of the devices' own models on the common test set."""
-    mean = last_measured(result.rounds, lambda row: row.accuracy_own_common)
-    final = final_by_device(result.details.accuracy_own_common, len(result.details.devices))
-    alone = result.details.local_only_common
-    return _compared(final, alone, mean, result.local_only.accuracy_own_common, *_common(result))
-
-
-def own_data(result: Result) -> MeanAccuracies:
-    """Returns the accuracies of the devices' own models on their own kind of data."""
-    mean = last_measured(result.rounds, lambda row: row.accuracy_own_local)
-    final = final_by_device(result.details.accuracy_own_local, len(result.details.devices))
-    alone, images = result.details.local_only_local, sum(result.details.local_test_images)
-    return _compared(final, alone, mean, result.local_only.accuracy_own_local, chance(result)[1], images)
-
-
-def _common(result: Result) -> tuple[float | None, int]:
-    return chance(result)[0], result.details.common_test_images or 0
+def own_models(result: Result, test: Literal["common", "local"] = "common") -> MeanAccuracies:
+    """Returns the accuracies of the devices' own models, on the common test set or on their own kind of data."""
+    detail, name = result.details, f"accuracy_own_{test}"
+    mean = last_measured(result.rounds, attrgetter(name))
+    final = final_by_device(getattr(detail, name), len(detail.devices))
+    alone, mean_alone = getattr(detail, f"local_only_{test}"), getattr(result.local_only, name)
+    images = (detail.common_test_images or 0) if test == "common" else sum(detail.local_test_images)
+    return _compared(final, alone, mean, mean_alone, chance(result)[test == "local"], images)
 
 
 def _compared(

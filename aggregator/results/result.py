@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -28,18 +29,6 @@ from hushfleet.privacy.terms import Accountant, Accounting, TrustModel
 SCHEMA: Literal[1] = 1
 _encode = json.JSONEncoder(allow_nan=False).encode
 _KEYED_BY_DEVICE = ("boards", "refusals", "declines", "faults", "in_vain")
-_BY_ROUND_AND_DEVICE = ("accuracy_own_common", "accuracy_own_local", "epsilon_server", "epsilon_release")
-_BY_ROUND_AND_LAYER = ("personal_share", "clip_weights")
-_BY_ROUND = ("eq20_bytes", "float32_bytes", "values_sent", "timeline")
-_BY_DEVICE = (
-    "local_only_common",
-    "local_only_local",
-    "own_heads",
-    "local_test_images",
-    "rounds_accepted",
-    "uplink_bytes",
-    "label_counts",
-)
 
 
 class ModelInfo(JsonRecord, frozen=True):
@@ -265,14 +254,23 @@ class Example(JsonRecord, frozen=True):
     said_alone: Count | None = None
 
 
-PerRound = list[Measured]
-Grid = list[list[Measured]]
+def _by(*sizes: str) -> Meta:
+    """Says by what a list is: of rounds, devices, layers of the model or classes; and what its items are lists of."""
+    return Meta(extra={"sizes": sizes})
+
+
+PerRound = Annotated[list[Measured], _by("rounds")]
+RoundsByDevice = Annotated[list[list[Fraction]], _by("rounds", "devices")]
+Spent = Annotated[list[list[Measured]], _by("rounds", "devices")]
+PerDevice = Annotated[list[Count], _by("devices")]
+Confusion = Annotated[list[list[Count]], _by("classes", "classes")]
 
 
 class Details(JsonRecord, frozen=True):
     """The data of the plots. Every list may be empty: then it was not recorded.
 
-    Lists by round are in the order of `rounds`, lists by device of `devices`, lists by layer of `model.layers`.
+    Lists by round are in the order of `rounds`, lists by device of `devices`, lists by layer of `model.layers`. Their
+    types say which, and a result checks the lengths.
 
     :param score: what an accuracy counts if targets are no classes, such as "within 0.5 of the target"; empty: classes.
     :param measure: the name of the score. In the file it replaces "accuracy" in keys that begin with "accuracy_".
@@ -280,35 +278,35 @@ class Details(JsonRecord, frozen=True):
     """
 
     devices: list[str] = []
-    accuracy_own_common: list[list[Fraction]] = []
-    accuracy_own_local: list[list[Fraction]] = []
-    local_only_common: list[Fraction] = []
-    local_only_local: list[Fraction] = []
-    own_heads: list[OwnHead | None] = []
+    accuracy_own_common: RoundsByDevice = []
+    accuracy_own_local: RoundsByDevice = []
+    local_only_common: Annotated[list[Fraction], _by("devices")] = []
+    local_only_local: Annotated[list[Fraction], _by("devices")] = []
+    own_heads: Annotated[list[OwnHead | None], _by("devices")] = []
     common_test_images: Count | None = None
-    local_test_images: list[Count] = []
-    personal_share: list[list[Fraction]] = []
-    clip_weights: Grid = []
-    label_counts: list[list[Count]] = []
+    local_test_images: PerDevice = []
+    personal_share: Annotated[list[list[Fraction]], _by("rounds", "layers")] = []
+    clip_weights: Annotated[list[list[Measured]], _by("rounds", "layers")] = []
+    label_counts: Annotated[list[list[Count]], _by("devices", "classes")] = []
     class_names: list[str] = []
     score: str = ""
     measure: str = ACCURACY
     chance: Annotated[list[Fraction], Meta(min_length=2, max_length=2)] | None = None
     eq20_bytes: PerRound = []
     float32_bytes: PerRound = []
-    values_sent: list[Count] = []
-    epsilon_server: Grid = []
-    epsilon_release: Grid = []
-    rounds_accepted: list[Count] = []
-    uplink_bytes: list[Count] = []
+    values_sent: Annotated[list[Count], _by("rounds")] = []
+    epsilon_server: Spent = []
+    epsilon_release: Spent = []
+    rounds_accepted: PerDevice = []
+    uplink_bytes: PerDevice = []
     refusals: dict[str, dict[str, Count]] = {}
     declines: dict[str, dict[str, Count]] = {}
     decline_reasons: dict[str, str] = {}
     faults: dict[str, Count] = {}
-    timeline: list[TimelineRow] = []
+    timeline: Annotated[list[TimelineRow], _by("rounds")] = []
     in_vain: dict[str, Count] = {}
-    confusion_global: list[list[Count]] = []
-    confusion_own: list[list[Count]] = []
+    confusion_global: Confusion = []
+    confusion_own: Confusion = []
     confusion_devices: Count = 0
     examples: list[Example] = []
     seeds: list[SeedPoint] = []
@@ -386,19 +384,12 @@ class Result(JsonRecord, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Checks that the lists fit together."""
-        detail, rounds, devices = self.details, len(self.rounds), len(self.details.devices)
-        lists = dict.fromkeys(_BY_ROUND, rounds) | dict.fromkeys(_BY_DEVICE, devices)
-        for name, length in lists.items():
-            _check_shape(name, getattr(detail, name), length)
-        layers = len(self.model.layers)
-        grids = dict.fromkeys(_BY_ROUND_AND_DEVICE, devices) | dict.fromkeys(_BY_ROUND_AND_LAYER, layers)
-        for name, width in grids.items():
-            _check_shape(name, getattr(detail, name), rounds, width)
-        if detail.label_counts:
-            classes = len(detail.class_names) or len(detail.label_counts[0])
-            _check_shape("label_counts", detail.label_counts, devices, classes)
-        for name in ("confusion_global", "confusion_own"):
-            _check_shape(name, getattr(detail, name), len(detail.class_names), len(detail.class_names))
+        detail = self.details
+        classes = len(detail.class_names) or len(next(iter(detail.label_counts), []))
+        layers, devices = len(self.model.layers), len(detail.devices)
+        sizes = {"rounds": len(self.rounds), "devices": devices, "layers": layers, "classes": classes}
+        for name, by in _sizes().items():
+            _check_shape(name, getattr(detail, name), *(sizes[each] for each in by))
         if any(each.label >= len(detail.class_names) for each in detail.examples):
             raise ValueError("details.examples has a label that is none of details.class_names")
         if sum(size for _, size in self.model.layers) != self.model.parameters:
@@ -464,6 +455,14 @@ def renamed(value: Any, old: str, new: str) -> Any:
 def last_measured(rows: Sequence[Any], value: Callable[[Any], float | None]) -> float | None:
     """Returns the newest value that was measured; None if there is none."""
     return next((v for row in reversed(rows) if (v := value(row)) is not None), None)
+
+
+@cache
+def _sizes() -> dict[str, tuple[str, ...]]:
+    """Returns by what the lists of `Details` are."""
+    hints = {name: get_args(kind) for name, kind in get_type_hints(Details, include_extras=True).items()}
+    metas = {name: each for name, kinds in hints.items() for each in kinds if isinstance(each, Meta) and each.extra}
+    return {name: meta.extra["sizes"] for name, meta in metas.items() if meta.extra}
 
 
 def _laid_out(value: Any, depth: int) -> str:

@@ -44,7 +44,11 @@ USABLE_MEMORY = 0.6  # share of the board's memory, the same as the systemd unit
 class DeviceSection(Checked):
     """The identity of this device, and the place of its store.
 
-    :param state_dir: holds the store; one folder for each device, never shared or copied.
+    :param id: unique in the fleet, and the name in the certificate.
+    :param state_dir: holds the store: private key, own model, ledger; one folder for each device, never shared or
+        copied.
+    :param federation: the aggregator's rounds that it joins.
+    :param board: a profile of `hushfleet boards`; determines the memory for training.
     :param roster_key: the operator's public key, 64 hex digits: the device joins a secure sum only if this key has
         signed the list of permitted devices; without the key, it trusts the aggregator.
     :param accelerator: `auto`: training uses a GPU if ONNX Runtime has CUDA and the GPU is faster here; `cuda`: if the
@@ -66,6 +70,12 @@ class DeviceSection(Checked):
 class BrokerSection(Checked):
     """The address of the broker, and how device and broker identify themselves.
 
+    :param url: ports 1883 and 8883 by default.
+    :param ca_file: PEM, who may sign the broker's certificate; left out, the system's authorities.
+    :param cert_file: PEM, the board's certificate; needs `mqtts://`.
+    :param key_file: of the certificate.
+    :param username: for brokers with user names and passwords.
+    :param password_file: its first line is the password.
     :param server_key: the aggregator's public key, 64 hex digits; without it the first one seen is pinned.
     :param keepalive_s: the longest time without a message. If a router drops idle connections earlier, the client
         shortens it after one lost connection; brokers of `hushfleet broker` accept at most 120.
@@ -126,17 +136,19 @@ class OwnDataSection(Checked):
 
     :param kind: `folder`, one sub-folder of images for each class; `arrays`, an .npz of samples `x` and labels `y`;
         `csv`, one line for each sample, in one file or in the files of a folder.
-    :param held_out: more data that are never trained on: `hushfleet-edge status` says how many of these the own
+    :param path: the folder or the file.
+    :param held_out: more data that are never trained on: `status` says how many of these the own
         model gets right. This stays on the device.
     :param unlabelled: a folder of images without labels, for the own head after a task's last round. They take part in
         no round, and nothing of them leaves the device.
-    :param inbox: a folder of new images that wait for a label (`hushfleet-edge label`); nothing is trained on them.
+    :param inbox: a folder of new images that wait for a label (`label`); nothing is trained on them.
     :param keep: how long an image or a CSV file stays, such as `90d`; after that the device deletes it.
     :param max_mib: the most disk space that these files may take; beyond it the oldest are deleted. 0: no limit. One
         large file then decides about others, so tasks that protect single records refuse it (`board/by_content.py`).
     :param columns: how this board's CSV files call the columns of values, in the order in which the task takes them.
-    :param decimal: the decimal mark of CSV files, `labels` and `values`: what the files contain, see `SampleForm`.
-        These four replace what the task says.
+    :param decimal: the decimal mark of CSV files. This key and the ones around it replace what the task says.
+    :param labels: whether labels are `names` of classes or `numbers` from 0.
+    :param values: whether values are `pixels` from 0 to 255 or `numbers`.
     """
 
     kind: OwnData
@@ -239,6 +251,7 @@ class LimitsSection(Checked):
 class SimulationSection(Checked):
     """Settings FOR SIMULATION ONLY: a seed makes the noise predictable, so there is no privacy.
 
+    :param seed: of the noise and of all else that is drawn.
     :param index: the device's number, part of the seed.
     :param common_test: .npz that every device is tested on.
     :param local_test: .npz of this device's own held-out samples, or of one bit for each common sample.

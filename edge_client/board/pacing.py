@@ -102,5 +102,5 @@ def open_store(
         return DeviceStore(path, device=device, in_fleet=in_fleet)
     if simulation.write_mb_s is None:
         return DeviceStore(path, device=device, durable=simulation.durable)
-    how = {"durable": simulation.durable, "write_mb_s": simulation.write_mb_s}
-    return SlowStore(path, device=device, stop=stop, **how)
+    write_mb_s = simulation.write_mb_s
+    return SlowStore(path, device=device, durable=simulation.durable, write_mb_s=write_mb_s, stop=stop)

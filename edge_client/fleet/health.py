@@ -18,8 +18,8 @@ import hushfleet
 from hushfleet.edge_client.board.certificate import read_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.state_place import volatile_place
-from hushfleet.edge_client.fleet.freshness import Freshness
 from hushfleet.edge_client.fleet.installed import standing_of
+from hushfleet.edge_client.fleet.newest import Freshness
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.errors import BadInput
 from hushfleet.release import this_platform

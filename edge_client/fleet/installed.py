@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hushfleet.atomic_file import write_whole
@@ -29,13 +29,22 @@ class ReleaseStanding:
     attempt: int = 0
 
 
+@dataclass(frozen=True)
+class _LastOffer:
+    """The content of `STATE/update.json`: the version and attempt of the last answer, and the newest attempt."""
+
+    version: str = ""
+    attempt: int = -1
+    newest: int = -1
+
+
 def standing_of(config: DeviceConfig) -> ReleaseStanding:
     return ReleaseStanding("none") if config.fleet is None else Installed.of(config).standing()
 
 
 class Installed:
-    """`STATE/update.json` records the offer that was answered last (its release was handed over or refused), whether
-    that release was good here later, and the newest offer.
+    """`STATE/update.json` records the offer that was answered last (its release was handed over or refused), and the
+    newest offer.
 
     `STATE/release_keys` has the statements on release keys that this client received; `slots.py` checks and uses them.
     """
@@ -100,22 +109,29 @@ class Installed:
 
     def heard(self, attempt: int) -> None:
         """Notes that work on an offer begins; earlier offers are ignored from now on."""
-        known = self._answer()
-        if _whole_number(known.get("newest"), -1) < attempt:
-            self._note({**known, "newest": attempt})
+        last = self._last_offer()
+        if last.newest < attempt:
+            self._note(replace(last, newest=attempt))
 
     def answered(self, version: str, attempt: int) -> None:
         """Notes that this offer and all earlier ones must not be handled again."""
-        self._note({"version": version, "attempt": attempt, "newest": attempt})
+        self._note(_LastOffer(version, attempt, attempt))
 
     def was_answered(self, attempt: int) -> bool:
         """Returns whether the offer was answered or is withdrawn: its attempt is then below the newest one."""
-        known = self._answer()
-        answered, newest = (_whole_number(known.get(name), -1) for name in ("attempt", "newest"))
-        return attempt <= answered or attempt < newest
+        last = self._last_offer()
+        return attempt <= last.attempt or attempt < last.newest
 
-    def _note(self, answer: dict[str, object]) -> None:
-        write_whole(self._file, json.dumps(answer).encode(), durable=True)
+    def _note(self, last: _LastOffer) -> None:
+        write_whole(self._file, json.dumps(asdict(last)).encode(), durable=True)
+
+    def _last_offer(self) -> _LastOffer:
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+            known = json.loads(self._file.read_text())
+            return _LastOffer(
+                str(known.get("version", "")), int(known.get("attempt", -1)), int(known.get("newest", -1))
+            )
+        return _LastOffer()
 
     @property
     def waits(self) -> bool:
@@ -128,22 +144,10 @@ class Installed:
 
     def standing(self) -> ReleaseStanding:
         waits = self.waits  # read first: `slots.py` writes its state before it deletes a handled release
-        state, known = self.state(), self._answer()
+        state, last = self.state(), self._last_offer()
         if state is None:
             return ReleaseStanding("none")
-        tried, attempt = str(known.get("version", "")), _whole_number(known.get("attempt"))
-        if state.trial and state.starts:
-            return ReleaseStanding("trial", tried, attempt)
-        failed = bool(tried) and tried not in (state.good, state.trial) and not waits
-        return ReleaseStanding("returned" if failed else "good", tried, attempt)
-
-    def _answer(self) -> dict[str, object]:
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            known = json.loads(self._file.read_text())
-            if isinstance(known, dict):
-                return known
-        return {}
-
-
-def _whole_number(value: object, otherwise: int = 0) -> int:
-    return value if isinstance(value, int) else otherwise
+        slot: SlotState = "trial" if state.trial and state.starts else "good"
+        if slot == "good" and last.version not in ("", state.good, state.trial) and not waits:
+            slot = "returned"
+        return ReleaseStanding(slot, last.version, max(0, last.attempt))

@@ -14,10 +14,9 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.waiting import WaitingNote
 from hushfleet.edge_client.duties import Duty
-from hushfleet.edge_client.fleet.enrol import CertificateRequest, enrol
+from hushfleet.edge_client.fleet.enrol import AskAgain, CertificateRequest, Renewal, enrol
 from hushfleet.edge_client.fleet.health import BoardHealth
-from hushfleet.edge_client.fleet.news import News
-from hushfleet.edge_client.fleet.renewal import AskAgain, Renewal
+from hushfleet.edge_client.fleet.newest import News
 from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.fleet.updates import ReleaseDuty, RestartForRelease

@@ -11,7 +11,7 @@ from pathlib import Path
 from hushfleet.atomic_file import write_whole
 from hushfleet.edge_client.board.config import FleetSection
 from hushfleet.edge_client.duties import Duty
-from hushfleet.edge_client.fleet.charge_line import ChargeLine
+from hushfleet.edge_client.fleet.client_files import ChargeLine
 from hushfleet.edge_client.net.store_check import ROUNDING, stop_as_copy
 from hushfleet.edge_client.state_files import CHARGED
 from hushfleet.edge_client.storage.store import DeviceStore

@@ -11,7 +11,7 @@ back. Only to check a signature, it imports `cryptography` from the good release
     /opt/hushfleet/root_key             root's public key, 64 hex digits; root signs the statement of the release keys
     /opt/hushfleet/release_keys         the newest such statement; a newer one arrives in STATE/release_keys
     /opt/hushfleet/system.json          the release from which this file and the units were renewed last
-    /opt/hushfleet/charged.txt          the board's charges by its boot partition (`charge_line`), as of the last start
+    /opt/hushfleet/charged.txt          the board's charges by its boot partition (`ChargeLine`), as of the last start
 
 slots.json is replaced as a whole, and synced. The symlink is set from it before every start. So after a kill or a power
 cut at any moment, the board has either the old release or the new one. Starts of a release on trial are counted before
@@ -51,11 +51,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from hushfleet.atomic_file import sync_folder, write_whole
 from hushfleet.edge_client.fleet import system_files
-from hushfleet.edge_client.fleet.charge_line import ChargeLine
-from hushfleet.edge_client.fleet.client_files import clear_inside, only_release, read_inside, remove_inside
+from hushfleet.edge_client.fleet.client_files import ChargeLine, clear_inside, only_release, read_inside, remove_inside
 from hushfleet.edge_client.state_files import CHARGED, HEALTHY, INCOMING, RELEASE_KEYS
 from hushfleet.output import say
-from hushfleet.release.manifest import VERSION, highest, version_order
+from hushfleet.release.manifest import highest, is_version, version_order
 
 if TYPE_CHECKING:
     from hushfleet.release import Manifest
@@ -204,7 +203,7 @@ class Slots:
         return {name: value for name, value in self._read_fields().items() if name in _PERMANENT}
 
     def _is_there(self, version: str | None) -> TypeGuard[str]:
-        return _is_version(version) and (self.releases / version).is_dir()
+        return is_version(version) and (self.releases / version).is_dir()
 
     def store_of(self, version: str | None) -> int | None:
         """Returns the version of the device's store after a release has used it; None if it is not known."""
@@ -221,7 +220,7 @@ class Slots:
     def _downgrade_from(self, version: str | None) -> list[str]:
         """Returns the versions from which an installed release is signed as a downgrade."""
         named = self._manifest(version).get("downgrade_from")
-        return [each for each in named if _is_version(each)] if isinstance(named, list) else []
+        return [each for each in named if is_version(each)] if isinstance(named, list) else []
 
     def _with_withdrawn(self, state: State) -> State:
         """Adds the versions that the good release has withdrawn; earlier versions did not write them to slots.json."""
@@ -447,18 +446,14 @@ def check_fits(manifest: Manifest, state: State, *, store: int | None) -> None:
         )
 
 
-def _is_version(value: object) -> TypeGuard[str]:
-    return isinstance(value, str) and VERSION.fullmatch(value) is not None
-
-
 def _is_count(value: object) -> bool:
     return type(value) is int and value >= 0  # isinstance takes JSON's true for an int
 
 
 _IS_VALID: dict[str, Callable[[object], bool]] = {  # the fields of slots.json
-    "good": _is_version,
-    **dict.fromkeys(("floor", "withdrawn"), _is_version),
-    **dict.fromkeys(("previous", "trial"), lambda value: value is None or _is_version(value)),
+    "good": is_version,
+    **dict.fromkeys(("floor", "withdrawn"), is_version),
+    **dict.fromkeys(("previous", "trial"), lambda value: value is None or is_version(value)),
     **dict.fromkeys(("starts", "checks", "steady", "seen", "installs", "downgrade_serial"), _is_count),
     **dict.fromkeys(("last", "outcome", "reason"), lambda value: isinstance(value, str)),
 }

@@ -53,7 +53,9 @@ def renew(root: Path, version: str, *, units: Path) -> bool:
     source = root / "releases" / version / FOLDER
     wanted = {root / "slots.pyz": source / "slots.pyz"}
     wanted |= {units / each.name: each for each in sorted((source / "units").glob("hushfleet-*"))}
-    changed = {place: new for place, new in wanted.items() if not _is_same(place, new)}
+    changed = {
+        place: new for place, new in wanted.items() if not place.is_file() or place.read_bytes() != new.read_bytes()
+    }
     refused = _rehearsed(root, source) if changed else ""
     if not refused:
         for place, new in changed.items():
@@ -87,14 +89,9 @@ def _rehearsed(root: Path, source: Path) -> str:
                 return "the new slots.pyz would start neither the good release nor the one that is to be tried"
     except (OSError, ValueError, LookupError, TypeError, AttributeError, subprocess.SubprocessError) as error:
         return f"the new slots.pyz cannot be tried: {error}"[:400]
-    return _unsound_units(source)
-
-
-def _unsound_units(source: Path) -> str:
-    """Returns systemd's objection to the new units; empty if there is none or systemd cannot be asked."""
     files = [str(each) for each in sorted((source / "units").glob("hushfleet-*"))]
     if not files or shutil.which("systemd-analyze") is None:
-        return ""
+        return ""  # systemd cannot be asked
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", *files], capture_output=True, timeout=_REHEARSAL_S)
     said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [""]
     return f"systemd refuses a new unit: {said[-1][:300]}" if done.returncode != 0 else ""
@@ -105,10 +102,3 @@ def _put(place: Path, data: bytes, *, kept: Path) -> None:
     if place.exists():
         write_whole(kept / place.name, place.read_bytes(), durable=True)
     write_whole(place, data, durable=True, mode=0o755 if place.suffix == ".pyz" else 0o644)
-
-
-def _is_same(place: Path, new: Path) -> bool:
-    try:
-        return place.read_bytes() == new.read_bytes()
-    except OSError:
-        return False

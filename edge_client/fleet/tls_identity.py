@@ -83,7 +83,10 @@ class TlsIdentity:
     def _key(self) -> ec.EllipticCurvePrivateKey:
         try:
             if not self.key_file.exists():
-                self._make_key()
+                pem = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+                    Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+                )
+                atomic_file.write_whole(self.key_file, pem, durable=True, mode=0o600)
             key = load_pem_private_key(self.key_file.read_bytes(), password=None)
         except (OSError, ValueError, TypeError) as error:
             raise StoreError(
@@ -93,8 +96,3 @@ class TlsIdentity:
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise StoreError(f"the TLS key {self.key_file} is of another kind than this board makes; remove the file")
         return key
-
-    def _make_key(self) -> None:
-        key = ec.generate_private_key(ec.SECP256R1())
-        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        atomic_file.write_whole(self.key_file, pem, durable=True, mode=0o600)

@@ -7,18 +7,24 @@ the new release when no round transfers data, or after `PATIENCE_S` at the lates
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
+import mmap
+import os
+import re
+from pathlib import Path
 
+from hushfleet.atomic_file import sync_folder, write_whole
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.installed import Installed
-from hushfleet.edge_client.fleet.release_file import ReleaseFile
 from hushfleet.edge_client.fleet.slots import SlotsError
 from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput, BadSignature, HushfleetError, Malformed, StoreError, WireError
-from hushfleet.wire.format.chunks import Ranges
-from hushfleet.wire.format.fleet_messages import ReleaseOffer
+from hushfleet.errors import BadInput, BadSignature, HushfleetError, Malformed, StoreError, StoreFull, WireError
+from hushfleet.wire.format.chunks import Assembler, Ranges, chunk_count
+from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOffer
 from hushfleet.wire.format.messages import Want, decode_message, encode_message, peek_kind
 from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Link
@@ -27,6 +33,10 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 3.0, 300.0
 LOOK_EVERY_S = 5.0  # between looks at slots.json
 BUSY_WAIT_S = 2.0
 PATIENCE_S = 600.0  # the longest time that the new release waits for the end of a round's transfer
+WINDOW = 32
+"""Chunks per request: only 2 MB, so that a transfer ends soon when training begins or the link is needed."""
+SYNC_EVERY = 32
+_OURS = re.compile(r"[0-9a-f]{64}\.(part|have)")
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -67,7 +77,7 @@ class ReleaseDuty(Duty):
         """Raises a `WireError` or `StoreError`."""
         if topic.kind == "release":
             if self._file is not None and self._offer is not None and topic.digest == self._offer.digest:
-                self._on_chunk(self._file, payload)
+                self._on_chunk(self._file, self._offer, payload)
         elif topic.kind == "fleet" and payload and peek_kind(payload) is ReleaseOffer:
             offer = decode_message(payload, federation=self._topics.federation, public_key=self._service)
             assert isinstance(offer, ReleaseOffer)
@@ -81,7 +91,9 @@ class ReleaseDuty(Duty):
             return
         if installed.was_answered(offer.attempt) or installed.waits or state.trial:
             return
-        self._forget()
+        if self._file is not None:
+            self._file.drop()
+        self._file = self._offer = None
         installed.heard(offer.attempt)
         try:
             manifest = installed.judge(offer.manifest)
@@ -95,23 +107,21 @@ class ReleaseDuty(Duty):
             _log.error("release %s is refused: %s", offer.version, error)
             installed.answered(offer.version, offer.attempt)
         else:
-            _log.info("release %s is offered; %d of %d KiB are to be fetched", offer.version, *self._progress())
+            _log.info("release %s is offered, %d KiB", offer.version, offer.size >> 10)
             self._offer = offer
             self._backoff.reset(self._now)
             self.due_at = self._now
 
-    def _on_chunk(self, file: ReleaseFile, frame: bytes) -> None:
+    def _on_chunk(self, file: ReleaseFile, offer: ReleaseOffer, frame: bytes) -> None:
         if file.add(frame):
             missing = file.missing()
             self._backoff.reset(self._now, wait=bool(missing) and missing[0][0] < self._asked_up_to)
             self.due_at = min(self.due_at, self._backoff.due_at)
         if file.complete:
-            self._hand_over(file)
+            self._hand_over(file, offer)
 
-    def _hand_over(self, file: ReleaseFile) -> None:
+    def _hand_over(self, file: ReleaseFile, offer: ReleaseOffer) -> None:
         """Raises `StoreError`, or `Malformed` if another release has arrived: the offered one is then fetched again."""
-        assert self._offer is not None
-        offer = self._offer
         file.finish(self._installed.incoming / f"{offer.version}.hfr")
         self._file = None
         self._installed.answered(offer.version, offer.attempt)
@@ -133,24 +143,20 @@ class ReleaseDuty(Duty):
             self.due_at = now + LOOK_EVERY_S
             if now >= self._backoff.due_at:
                 self._backoff.tried(now)
-                if self._file.complete:  # no chunk will come: the client ended too early, or the disk failed
-                    self._try_again(self._file)
-                else:
-                    self._ask(link, self._file.missing())
+                if not self._file.complete:
+                    self._ask(link, self._file.missing(), self._offer)
+                else:  # no chunk will come: the client ended too early, or the disk failed
+                    try:
+                        self._hand_over(self._file, self._offer)
+                    except (WireError, StoreError) as error:
+                        _log.error("%s", error)
             self.due_at = min(self.due_at, self._backoff.due_at)
 
-    def _ask(self, link: Link, missing: Ranges) -> None:
-        assert self._offer is not None
+    def _ask(self, link: Link, missing: Ranges, offer: ReleaseOffer) -> None:
         self._asked_up_to = missing[-1][1]
-        want = Want(self._offer.digest, self._offer.size, missing)
+        want = Want(offer.digest, offer.size, missing)
         frame = encode_message(want, self._identity, federation=self._topics.federation)
         link.publish(self._topics.wants(self._device), frame)
-
-    def _try_again(self, file: ReleaseFile) -> None:
-        try:
-            self._hand_over(file)
-        except (WireError, StoreError) as error:
-            _log.error("%s", error)
 
     def close(self) -> None:
         """Closes the file; received chunks stay."""
@@ -179,12 +185,102 @@ class ReleaseDuty(Duty):
                 link.subscribe(wanted)
             self._subscribed = wanted
 
-    def _forget(self) -> None:
-        if self._file is not None:
-            self._file.drop()
-        self._file = self._offer = None
 
-    def _progress(self) -> tuple[int, int]:
-        assert self._file is not None
-        missing = self._file.size - self._file.received * (self._file.chunk_bytes or 1)
-        return max(0, missing) >> 10, self._file.size >> 10
+class ReleaseFile(Assembler):
+    """Two files: `FOLDER/DIGEST.part`, and `DIGEST.have` with a byte for each chunk. There is one release at a time:
+    files of other releases are deleted, because nobody would ask for them again.
+
+    `DIGEST.have` is written after the chunks are synced. So after a power cut, present chunks may be requested again.
+
+    :param folder: is made if it does not exist.
+    :param size: bytes of the release.
+
+    Raises `StoreFull` if the disk has no room for the release, and `StoreError`.
+    """
+
+    def __init__(self, folder: Path, digest: bytes, size: int) -> None:
+        self._part, self._marks = folder / f"{digest.hex()}.part", folder / f"{digest.hex()}.have"
+        self._unsynced = 0
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in folder.iterdir():
+                if _OURS.match(path.name) and not path.name.startswith(digest.hex()):
+                    path.unlink()
+            super().__init__(digest, size, RELEASE_CHUNK_BYTES, max_blob_bytes=size)
+        except OSError as error:
+            raise StoreFull(f"there is no room for a release of {size >> 20} MiB in {folder}: {error}") from error
+
+    def add(self, frame: object) -> bool:
+        """Adds a chunk, see `Assembler.add`."""
+        new = super().add(frame)  # type: ignore[arg-type]
+        self._unsynced += new
+        if self._unsynced >= SYNC_EVERY or (new and self.complete):
+            self.sync()
+        return new
+
+    def missing(self, *, limit: int = 1) -> Ranges:
+        """Returns the ranges to ask for next: the first `limit` missing ones, each cut to `WINDOW` chunks."""
+        return tuple((start, min(stop, start + WINDOW)) for start, stop in super().missing(limit=limit))
+
+    def sync(self) -> None:
+        """Makes the received chunks survive a restart. Raises `StoreError`."""
+        self._flush()
+        write_whole(self._marks, bytes(self._have), durable=False)
+        self._unsynced = 0
+
+    def finish(self, target: Path) -> None:
+        """Checks the whole release, and moves it to `target`.
+
+        Raises `Malformed` and drops all chunks if it is another release. After a `StoreError` the call may be repeated.
+        """
+        if not self.complete or hashlib.sha256(self._map).digest() != self.digest:
+            self._marks.unlink(missing_ok=True)
+            self._map.close()
+            self._start()
+            raise Malformed(f"the chunks of {self._part.stem[:16]}... are not the release that was offered")
+        self._flush()
+        try:
+            with contextlib.suppress(FileNotFoundError):  # an earlier attempt moved it, and failed afterwards
+                os.replace(self._part, target)
+            sync_folder(target.parent)
+            self._marks.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"the release cannot be handed over as {target}: {error}") from error
+        self._map.close()
+
+    def drop(self) -> None:
+        """Deletes the files of a release that is no longer wanted."""
+        self._map.close()
+        for path in (self._part, self._marks):
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Closes the file; the received chunks stay."""
+        with contextlib.suppress(StoreError):
+            self.sync()
+        self._map.close()
+
+    def _flush(self) -> None:
+        try:
+            self._map.flush()
+        except OSError as error:  # a failing SD card
+            raise StoreError(f"the release cannot be written to {self._part}: {error}") from error
+
+    def _begin(self, chunk_bytes: int) -> None:
+        self.chunk_bytes = chunk_bytes
+        count = chunk_count(self.size, chunk_bytes)
+        handle = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            known = os.fstat(handle).st_size == self.size
+            os.posix_fallocate(handle, 0, self.size)  # else writing to the map on a full disk kills the process
+            os.ftruncate(handle, self.size)
+            self._map = mmap.mmap(handle, self.size)
+        finally:
+            os.close(handle)
+        self._data = self._map  # type: ignore[assignment]
+        marks = b""
+        with contextlib.suppress(OSError):
+            marks = self._marks.read_bytes()
+        whole = known and len(marks) == count and not marks.strip(b"\0\1")
+        self._have = bytearray(marks if whole else count)
+        self.received = self._have.count(1)

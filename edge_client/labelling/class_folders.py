@@ -25,6 +25,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, StoreFull
 from hushfleet.user_files import is_closed, no_file
 
+AS_THE_CLIENT = "run the command as the client's user, as in sudo -u hushfleet"
 _LOOKED_AT = (3, 16, 16)  # a picture is decoded to this size to see whether it can be
 
 
@@ -207,7 +208,7 @@ def _plainly(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         advice = {
-            errno.EACCES: "; run the command as the client's user, as in sudo -u hushfleet",
+            errno.EACCES: f"; {AS_THE_CLIENT}",
             errno.EROFS: "; the disk is mounted to be read only",
             errno.ENOSPC: "; free some space",
         }.get(error.errno or 0, "")

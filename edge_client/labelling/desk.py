@@ -23,6 +23,7 @@ from hushfleet.data.images import preview
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.local_data import SETTLED_S
 from hushfleet.edge_client.labelling.class_folders import (
+    AS_THE_CLIENT,
     AlreadyThere,
     ClassFolders,
     check_label,
@@ -95,36 +96,41 @@ class Desk:
     settled_s: float = SETTLED_S
     _taps: deque[_Tap] = field(default_factory=lambda: deque(maxlen=MOST_UNDONE))
     _graphs: dict[bytes, LoadedGraphs] = field(default_factory=dict)
-    _unreadable: dict[tuple[str, int], str] = field(default_factory=dict)
-    """The reason why a file is no picture, by its name and date."""
+    _unreadable: dict[tuple[str, str], str] = field(default_factory=dict)
+    """The reason why a file is no picture, by its name and version."""
 
     def __post_init__(self) -> None:
-        if self.config.data.inbox is None:
+        inbox = self.config.data.inbox
+        if inbox is None:
             raise BadInput(
                 'DEVICE.toml names no folder of images that wait for a label; write inbox = "/path/to/inbox" into '
                 "[data]"
             )
-        self._inbox = Path(self.config.data.inbox)
-        if is_closed(self._inbox):
-            raise BadInput(
-                f"data.inbox = {str(self._inbox)!r}: a folder above it is closed to this user; run the command as the "
-                "client's user, as in sudo -u hushfleet"
-            )
+        self._inbox = Path(inbox)
         if not self._inbox.is_dir():
-            raise BadInput(f"data.inbox = {str(self._inbox)!r}: there is no such folder; make it")
+            wrong = "there is no such folder; make it"
+            if is_closed(inbox):
+                wrong = f"a folder above it is closed to this user; {AS_THE_CLIENT}"
+            raise BadInput(f"data.inbox = {inbox!r}: {wrong}")
         self._folders = ClassFolders(self.config.data)
         with opened_store(self.config) as store:
             class_names(self.config, store)  # raises if no image can be labelled here
 
     def next(self, said: str = "") -> Shown:
         """Returns the image that has waited longest, with the model's guess."""
-        waiting, version, unreadable = self._waiting()
+        files = self._files()
+        waiting = self._waiting(files)
         with opened_store(self.config) as store:
-            classes = class_names(self.config, store)
-            image = waiting[0] if waiting else None
-            undo, said, unreadable = bool(self._taps), one_line(said), tuple(map(one_line, unreadable))
-            shown = Shown(len(waiting), image, classes, undo=undo, said=said, unreadable=unreadable, version=version)
-            return shown if store is None or image is None else self._guessed(shown, store, self._inbox / image)
+            shown = Shown(
+                len(waiting),
+                waiting[0] if waiting else None,
+                class_names(self.config, store),
+                undo=bool(self._taps),
+                said=one_line(said),
+                unreadable=tuple(map(one_line, self._unreadable.values())),
+                version=version_of(files[waiting[0]]) if waiting else "",
+            )
+            return self._guessed(shown, store, self._inbox / waiting[0]) if store is not None and waiting else shown
 
     def preview(self, name: str, version: str) -> bytes:
         """Returns a new JPEG of an image in the inbox, so that no code reaches the browser. Raises `BadInput`."""
@@ -152,11 +158,12 @@ class Desk:
         if not self._taps:
             raise BadInput("there is no tap to undo")
         name, label, place = self._taps[-1]
-        if not place.is_file():
-            self._taps.pop()
-            raise BadInput(f"{place} is gone, and cannot be taken back")
-        move(place, (self._inbox / name).parent)
+        is_there = place.is_file()
+        if is_there:
+            move(place, (self._inbox / name).parent)
         self._taps.pop()
+        if not is_there:
+            raise BadInput(f"{place} is gone, and cannot be taken back")
         return self.next(f"{place.name} waits again; it was {f'labelled {label}' if label else 'put aside'}.")
 
     def _guessed(self, shown: Shown, store: DeviceStore, image: Path) -> Shown:
@@ -173,14 +180,14 @@ class Desk:
 
     def _found(self, name: str, version: str) -> Path:
         """Returns the path of a waiting image. Raises `BadInput` for any other file, or if it is gone or replaced."""
-        status = self._names().get(name)
+        status = self._files().get(name)
         if status is None:
             raise BadInput("this image does not wait any more; it may have been labelled elsewhere")
         if version_of(status) != version:
             raise BadInput("another picture has come under this name since it was shown; look again")
         return self._inbox / name
 
-    def _names(self) -> dict[str, os.stat_result]:
+    def _files(self) -> dict[str, os.stat_result]:
         """Returns the files in the inbox and its folders, without hidden files, links, and files that were put aside.
 
         Raises `BadInput` if the inbox cannot be read: its disk may have been removed.
@@ -203,30 +210,29 @@ class Desk:
                         found[(inside / name).as_posix()] = status
         return found
 
-    def _waiting(self) -> tuple[list[str], str, tuple[str, ...]]:
-        """Returns the names of waiting images, the oldest first; the version of the first; and the reasons why other
-        files are no pictures.
+    def _waiting(self, files: dict[str, os.stat_result]) -> list[str]:
+        """Returns the names of the images among `files`, the oldest first, and notes why others are no pictures.
 
         It checks files only until the first image.
         """
-        now, names, left = time.time(), self._names(), list[str]()
-        known, self._unreadable = self._unreadable, {}
-        for name, status in sorted(names.items(), key=lambda item: (item[1].st_mtime_ns, item[0])):
-            key = name, status.st_mtime_ns
+        now, waiting, known = time.time(), list[str](), self._unreadable
+        self._unreadable = {}
+        for name, status in sorted(files.items(), key=lambda item: (item[1].st_mtime_ns, item[0])):
+            key = name, version_of(status)
             if abs(now - status.st_mtime) < self.settled_s:
                 continue
-            if key in known:
-                self._unreadable[key] = known[key]
-            elif left or self._is_picture(key):
-                left.append(name)
-        return left, version_of(names[left[0]]) if left else "", tuple(self._unreadable.values())
+            if wrong := known.get(key) or ("" if waiting else self._fault(name)):
+                self._unreadable[key] = wrong
+            else:
+                waiting.append(name)
+        return waiting
 
-    def _is_picture(self, key: tuple[str, int]) -> bool:
+    def _fault(self, name: str) -> str:
+        """Returns why a file is no picture; empty if it is one."""
+        if not name.isprintable():
+            return f"{name!a}: the name has characters that cannot be shown; rename the file"
         try:
-            if not key[0].isprintable():
-                raise BadInput(f"{key[0]!a}: the name has characters that cannot be shown; rename the file")
-            check_picture(self._inbox / key[0])
+            check_picture(self._inbox / name)
         except BadInput as error:
-            self._unreadable[key] = str(error)
-            return False
-        return True
+            return str(error)
+        return ""

@@ -25,8 +25,8 @@ from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs
 
-from hushfleet.edge_client.labelling.desk import Desk
-from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.edge_client.labelling.desk import Desk, Shown
+from hushfleet.errors import BadInput
 from hushfleet.output import one_line
 
 LOCAL = ("127.0.0.1", "::1", "localhost")
@@ -49,6 +49,14 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_TEXTS = dict.fromkeys(("name", "image", "label", "version"), "")
+_ROUTES: dict[tuple[str, str], Callable[[Desk, dict[str, str]], Shown | bytes]] = {
+    ("GET", "/next"): lambda desk, _: desk.next(),
+    ("GET", "/image"): lambda desk, given: desk.preview(given["name"], given["version"]),
+    ("POST", "/tap"): lambda desk, given: desk.tap(given["image"], given["label"], given["version"]),
+    ("POST", "/undo"): lambda desk, _: desk.undo(),
+}
+"""Requests that need the token: method and path -> the answer, from the texts that were sent."""
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -84,18 +92,17 @@ class LabelServer(ThreadingHTTPServer):
     def describe(self) -> list[str]:
         """Returns the lines that tell a person where the page is."""
         host, port = str(self.server_address[0]), self.server_address[1]
-        anywhere = host in ("0.0.0.0", "::")
-        name = _own_address() if anywhere else f"[{host}]" if ":" in host else host
+        name = _own_address() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         lines = [f"label new images at http://{name}:{port}/#{self.token}", "Ctrl-C ends it"]
         if host in LOCAL:
             return [*lines, f"from another machine: ssh -L {port}:127.0.0.1:{port} BOARD, then the same address"]
         return [*lines, "the connection is not encrypted: whoever listens in on this network sees the images"]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
             self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -117,71 +124,49 @@ class _Handler(BaseHTTPRequestHandler):
         if path in _FILES:
             name, kind = _FILES[path]
             self._send(HTTPStatus.OK, (_PAGE / name).read_bytes(), kind)
-        elif not self._is_allowed():
-            return
-        elif path == "/next":
-            self._answer(lambda desk: asdict(desk.next()))
-        elif path == "/image":
-            name, version = (parse_qs(query).get(key, [""])[0] for key in ("name", "version"))
-            self._answer(lambda desk: desk.preview(name, version))
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
+            self._answer(path, {name: values[0] for name, values in parse_qs(query).items()})
 
     def do_POST(self) -> None:
-        said = self._body()  # first: an answer to a request that is not read may not arrive
-        if said is None or not self._is_allowed():
-            return
-        if self.path == "/tap":
-            self._answer(lambda desk: asdict(desk.tap(said["image"], said["label"], said["version"])))
-        elif self.path == "/undo":
-            self._answer(lambda desk: asdict(desk.undo()))
-        else:
-            self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
-
-    def _is_allowed(self) -> bool:
-        kind, _, token = self.headers.get("Authorization", "").partition(" ")
-        if kind == "Bearer" and hmac.compare_digest(_digest(token), _digest(self.server.token)):
-            return True
-        self._refuse(HTTPStatus.UNAUTHORIZED, "open the whole address that hushfleet-edge label has printed")
-        return False
-
-    def _body(self) -> dict[str, str] | None:
-        """Returns the texts `image`, `label` and `version` of the request's JSON object; None if it was refused."""
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdecimal()):
             self._refuse(HTTPStatus.LENGTH_REQUIRED, "the request has no length")
         elif len(length) > 9 or int(length) > MAX_BODY_BYTES:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the request is too large")
         else:
-            try:
-                given = json.loads(self.rfile.read(int(length)) or b"{}")
-                return {name: str(given.get(name, "")) for name in ("image", "label", "version")}
-            except (ValueError, AttributeError, RecursionError):
+            try:  # before the token is checked: an answer to a request that is not read may not arrive
+                given = dict(json.loads(self.rfile.read(int(length)) or b"{}"))
+            except (ValueError, TypeError, RecursionError):
                 self._refuse(HTTPStatus.BAD_REQUEST, "the request is no JSON object")
-        return None
+            else:
+                self._answer(self.path, {name: str(value) for name, value in given.items()})
 
-    def _answer(self, work: Callable[[Desk], dict[str, Any] | bytes]) -> None:
-        """Answers with the result of `work`, one request at a time."""
+    def _answer(self, path: str, given: dict[str, str]) -> None:
+        """Answers one request at a time, if it has the token."""
+        kind, _, token = self.headers.get("Authorization", "").partition(" ")
+        if kind != "Bearer" or not hmac.compare_digest(_digest(token), _digest(self.server.token)):
+            return self._refuse(HTTPStatus.UNAUTHORIZED, "open the whole address that hushfleet-edge label has printed")
+        if (route := _ROUTES.get((self.command, path))) is None:
+            return self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
         try:
             with self.server.at_the_desk:
-                made = work(self.server.desk)
+                made = route(self.server.desk, _TEXTS | given)
         except BadInput as error:
             self._refuse(HTTPStatus.CONFLICT, str(error))
-        except HushfleetError as error:
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
         except Exception as error:
             _log.exception("a request to the labelling page failed")
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"something went wrong on the board: {error!r}")
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"something went wrong on the board: {error}")
         else:
             if isinstance(made, bytes):
                 self._send(HTTPStatus.OK, made, "image/jpeg")
             else:
-                self._send(HTTPStatus.OK, json.dumps(made).encode(), "application/json")
+                self._send(HTTPStatus.OK, asdict(made))
 
     def _refuse(self, status: HTTPStatus, words: str) -> None:
-        self._send(status, json.dumps({"error": one_line(words)}).encode(), "application/json")
+        self._send(status, {"error": one_line(words)})
 
-    def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+    def _send(self, status: HTTPStatus, content: bytes | dict[str, Any], kind: str = "application/json") -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

@@ -87,9 +87,7 @@ class RoundStore(Protocol):
     """A store of a device's rounds: `DeviceStore`, or a lighter store in simulations."""
 
     @property
-    def identity(self) -> Identity | None:
-        """The device's key; None in a worker, whose guardian signs."""
-        ...
+    def identity(self) -> Identity: ...
 
     @property
     def ledger(self) -> LedgerView: ...

@@ -55,7 +55,8 @@ class Frames:
             return None
         data = bytes(memoryview(self._data)[_HEAD.size : end])
         del self._data[:end]
-        return read(_KINDS[kind], data)
+        message: Message = read(_KINDS[kind], data)
+        return message
 
 
 def read_job(data: bytes) -> Job:

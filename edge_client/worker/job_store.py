@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,8 @@ class JobStore:
     :param job: the present one; in a process with several jobs it is replaced.
     """
 
-    identity = None
+    identity: Any = None
+    """A worker has no key: its guardian signs."""
 
     def __init__(self, job: Job) -> None:
         self.take(job)

@@ -17,24 +17,24 @@ from typing import Protocol
 
 from hushfleet.atomic_file import write_whole
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.firmware_profiles.cards.partition_table import read_partitions
+from hushfleet.firmware_profiles.cards.stock_image import read_partitions
 
 _CLUSTER = 32 * 1024  # the largest FAT cluster: the most space that a small file takes
 
 
 class BootPartition(Protocol):
-    """The boot partition for the writers of cards; names are relative to its root, with `/`."""
+    """The boot partition of a card."""
 
     def names(self) -> set[str]:
         """Returns the names of files and folders in the root, lower-case."""
 
     def read(self, name: str) -> bytes | None:
-        """Reads a file; returns None if there is none."""
+        """Reads a file of the root; returns None if there is none. The name is in lower case."""
 
     def free_bytes(self) -> int: ...
 
     def write(self, folder: Path, *, remove: Sequence[str] = ()) -> None:
-        """Deletes files and folders, then copies the content of `folder`; files with the same name are replaced."""
+        """Deletes files and folders of the root, then copies the content of `folder`, and replaces files."""
 
 
 class MountedBoot:
@@ -50,10 +50,7 @@ class MountedBoot:
         return {path.name.lower() for path in self.path.iterdir()}
 
     def read(self, name: str) -> bytes | None:
-        try:
-            return (self.path / name).read_bytes()
-        except (FileNotFoundError, IsADirectoryError):
-            return None
+        return (self.path / name).read_bytes() if (self.path / name).is_file() else None
 
     def free_bytes(self) -> int:
         return shutil.disk_usage(self.path).free
@@ -93,38 +90,22 @@ class ImageBoot:
         if self.partition is None:
             raise BadInput(f"{image} has no FAT partition, so no boot partition that could be prepared")
         self.image = image
-        self._known: dict[str, bytes | None] = {}  # a cache, because each read starts a process
-        self._listed: dict[str, set[str]] = {}
 
     def names(self) -> set[str]:
-        return self._names("")
+        listed = self._mtools("mdir", "-b", "::/").decode("utf-8", "replace").splitlines()
+        return {line.rstrip("/").rpartition("/")[2].lower() for line in listed if line.strip()}
 
     def read(self, name: str) -> bytes | None:
-        if name not in self._known:
-            self._known[name] = self._mtools("mtype", f"::/{name}") if self._has(name) else None
-        return self._known[name]
+        return self._mtools("mtype", f"::/{name}") if name in self.names() else None
 
     def free_bytes(self) -> int:
         said = re.search(rb"([\d ]+) bytes free", self._mtools("mdir", "::/"))
         return int(said[1].replace(b" ", b"")) if said else 0
 
     def write(self, folder: Path, *, remove: Sequence[str] = ()) -> None:
-        for name in remove:
-            if self._has(name):
-                self._mtools("mdeltree", f"::/{name}")
+        for name in self.names() & set(remove):
+            self._mtools("mdeltree", f"::/{name}")
         self._mtools("mcopy", "-s", "-o", "-m", *map(str, sorted(folder.iterdir())), "::/")
-        self._known, self._listed = {}, {}
-
-    def _has(self, name: str) -> bool:
-        parent, _, last = name.rpartition("/")
-        return (not parent or self._has(parent)) and last.lower() in self._names(parent)
-
-    def _names(self, folder: str) -> set[str]:
-        """Returns the names of files and folders in a folder, lower-case."""
-        if folder not in self._listed:
-            listed = self._mtools("mdir", "-b", f"::/{folder}").decode("utf-8", "replace").splitlines()
-            self._listed[folder] = {line.rstrip("/").rpartition("/")[2].lower() for line in listed if line.strip()}
-        return self._listed[folder]
 
     def _mtools(self, command: str, *arguments: str) -> bytes:
         assert self.partition is not None

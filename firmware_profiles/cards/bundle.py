@@ -1,7 +1,7 @@
 """Builds a release: the client and the wheels that it needs, for one Python and one architecture, signed.
 
 pip fetches the wheels once, and they are kept: only wheels whose SHA-256 is in `wheels.txt`. Our own part is copied
-from this installation. Files that a board does not import are left out (`trimming`).
+from this installation. Files that a board does not import are left out.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
 from importlib import resources
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -25,7 +27,6 @@ import hushfleet
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.seed import write_system
-from hushfleet.firmware_profiles.cards.trimming import is_dropped
 from hushfleet.release import Manifest, Signer, pack
 from hushfleet.user_files import user_cache_dir
 
@@ -41,6 +42,56 @@ _OURS = {  # packages, and their folders that are not copied; an installation ha
 _PINS = resources.files("hushfleet.firmware_profiles.cards") / "wheels.txt"
 _DATA = (".py", ".toml", ".typed", ".html", ".css", ".js")
 _START = "import sys\n\nfrom hushfleet.edge_client.__main__ import main\n\nsys.exit(main())\n"
+# Files of packages that a board never imports: half of a release (`docs/boards/index.md` has the sizes). A file stays
+# unless a pattern matches it, so a new version of a package can only make a release larger.
+DROPPED = (
+    # every package
+    "*/tests/*",
+    "*.pyi",
+    "*.pxd",
+    "*.h",
+    "*.a",
+    "*.c",
+    "*/RECORD",
+    "*/WHEEL",
+    "*/sboms/*",
+    "bin/*",
+    # NumPy: the Fortran binder, modules that only its own tests load, the plug-in of PyInstaller
+    "numpy/f2py/*",
+    "numpy/_pyinstaller/*",
+    "numpy/conftest.py",
+    "numpy/_core/_*tests*.so",
+    "numpy/_core/_simd.*.so",
+    # ONNX Runtime: its C library, which the Python module does not link; tools that make and convert models
+    "onnxruntime/capi/libonnxruntime.so*",
+    "onnxruntime/capi/convert_npz_to_onnx_adapter.py",
+    "onnxruntime/backend/*",
+    "onnxruntime/datasets/*",
+    "onnxruntime/quantization/*",
+    "onnxruntime/tools/*",
+    "onnxruntime/transformers/*",
+    # Pillow: AVIF, text, colour profiles, Tk; photographs are JPEG, PNG, TIFF, WebP, ...
+    "PIL/_avif.*.so",
+    "PIL/_imagingcms.*.so",
+    "PIL/_imagingft.*.so",
+    "PIL/_imagingmath.*.so",
+    "PIL/_imagingmorph.*.so",
+    "PIL/_imagingtk.*.so",
+    "pillow.libs/libavif-*",
+    "pillow.libs/libbrotli*",
+    "pillow.libs/libfreetype-*",
+    "pillow.libs/libharfbuzz-*",
+    "pillow.libs/liblcms2-*",
+    "pillow.libs/libpng16-*",
+    # cryptography only needs cffi's C part, and msgpack and msgspec contain their sources
+    "cffi/*",
+    "cffi-*/entry_points.txt",
+    "*.pyx",
+    # array-api-compat: only NumPy is used
+    "array_api_compat/cupy/*",
+    "array_api_compat/dask/*",
+    "array_api_compat/torch/*",
+)
 
 
 def build(
@@ -51,16 +102,14 @@ def build(
     arch: str = "aarch64",
     version: str = hushfleet.__version__,
     wheels: Path | None = None,
-    downgrade_from: Sequence[str] = (),
-    downgrade_serial: int = 0,
     system: bool = False,
+    **downgrade: Any,
 ) -> Manifest:
     """Writes the release `out`; this takes about 40 s, and a minute more if wheels must be fetched.
 
     :param python: one of `PYTHONS`; :param arch: one of `ARCHITECTURES`.
     :param version: version that boards will report.
-    :param downgrade_from: see `Manifest`.
-    :param downgrade_serial: see `Manifest`.
+    :param downgrade: `downgrade_from` and `downgrade_serial` of `Manifest`.
     :param key: signs the release; None: it stays unsigned for now.
     :param wheels: a folder with the wheels, for machines without a package index.
     :param system: whether it also replaces `slots.pyz` and the units of boards.
@@ -89,9 +138,8 @@ def build(
             arch=arch,
             oldest_store=int(OLDEST_SCHEMA),
             store=int(SCHEMA_VERSION),
-            downgrade_from=downgrade_from,
-            downgrade_serial=downgrade_serial,
             wheels=contents,
+            **downgrade,
         )
 
 
@@ -161,6 +209,11 @@ def _whole(folder: Path, pinned: Mapping[str, Collection[str]]) -> list[Path]:
     wheels = sorted(folder.glob("*.whl"))
     sound = all(hashlib.sha256(wheel.read_bytes()).hexdigest() in allowed for wheel in wheels)
     return wheels if sound and len(wheels) == len(pinned) else []
+
+
+def is_dropped(name: str) -> bool:
+    """Returns whether a file of a wheel, by its path in the wheel, is left out of a release."""
+    return any(fnmatchcase(name, pattern) for pattern in DROPPED)
 
 
 def _unpack_wheel(wheel: Path, folder: Path) -> str:

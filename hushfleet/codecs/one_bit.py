@@ -21,7 +21,11 @@ _PART = 1 << 16  # values at a time, a multiple of 8
 
 
 def magnitude(noise_std: float) -> float:
-    """Returns the magnitude of each value of a layer: noise_std sqrt(pi / 2)."""
+    """Returns the magnitude of each value of a layer: noise_std sqrt(pi / 2).
+
+    >>> round(magnitude(1.0), 4)
+    1.2533
+    """
     return noise_std * math.sqrt(VARIANCE_FACTOR)
 
 

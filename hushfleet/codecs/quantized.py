@@ -96,6 +96,9 @@ def dither(dither_key: bytes, size: int) -> np.ndarray:
 
     The source is 64-bit words of the Philox4x64-10 generator with this key and the counters 1, 2, 3, ...; each word
     gives four 16-bit parts, least significant first; a part w becomes (2w + 1 - 65536) / 131072.
+
+    >>> dither(bytes(16), 3).round(3).tolist()
+    [0.34599998593330383, -0.4650000035762787, 0.2280000001192093]
     """
     return _to_dither(_generator(dither_key), size)
 

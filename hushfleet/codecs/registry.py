@@ -46,7 +46,11 @@ MASKED = Codec("masked", _refuse, _refuse, max_bytes=lambda size: 0)  # type: ig
 
 @cache
 def codec_of(name: str) -> Codec:
-    """Returns the codec with this name, one of `NAMES`."""
+    """Returns the codec with this name, one of `NAMES`.
+
+    >>> codec_of("one-bit").name
+    'one-bit'
+    """
     if name == MASKED.name:
         return MASKED
     file, value = _PLACES[name]

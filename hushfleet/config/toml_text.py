@@ -17,6 +17,9 @@ def to_toml(values: Mapping[str, Any]) -> str:
     """Writes scalars and lists first, then tables of any depth; None is left out.
 
     The text is parsed again: raises `BadInput` if that gives other values.
+
+    >>> to_toml({"epsilon": 2.0})
+    'epsilon = 2.0\\n'
     """
     text = _tables(values, prefix="").lstrip("\n")
     try:
@@ -39,7 +42,11 @@ def _tables(values: Mapping[str, Any], *, prefix: str) -> str:
 
 
 def without_none(value: Any) -> Any:
-    """Returns the value that a TOML reader returns for this one: no keys with None, and paths as texts."""
+    """Returns the value that a TOML reader returns for this one: no keys with None, and paths as texts.
+
+    >>> without_none({"a": None, "b": [1]})
+    {'b': [1]}
+    """
     if isinstance(value, Mapping):
         return {key: without_none(each) for key, each in value.items() if each is not None}
     if isinstance(value, list | tuple):
@@ -56,7 +63,11 @@ def _text(value: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Writes one value on one line. Raises `TypeError` for None, which TOML does not have."""
+    """Writes one value on one line. Raises `TypeError` for None, which TOML does not have.
+
+    >>> toml_value(["a", 2.0, True])
+    '["a", 2.0, true]'
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

@@ -27,7 +27,11 @@ ValueKind = Literal["", "pixels", "numbers"]
 
 
 def one_form(name: str) -> str:
-    """Returns the name in Unicode form NFC, which keyboards give; macOS may write an accent as a separate character."""
+    r"""Returns the name in Unicode form NFC, which keyboards give; macOS may write an accent as a separate character.
+
+    >>> len("e\u0301"), len(one_form("e\u0301"))
+    (2, 1)
+    """
     return unicodedata.normalize("NFC", name)
 
 

@@ -26,7 +26,11 @@ _log = logging.getLogger(__name__)
 
 
 def texts_of(labels: np.ndarray) -> np.ndarray:
-    """Returns each label as a text in one form, object `[n]`."""
+    """Returns each label as a text in one form, object `[n]`.
+
+    >>> texts_of(np.array([0, 2])).tolist()
+    ['0', '2']
+    """
     return np.array([one_form(str(label)) for label in labels.ravel()], dtype=object)
 
 
@@ -97,7 +101,11 @@ def _number_form(text: str) -> str:
 
 
 def class_names_of(labels: Sequence[np.ndarray], where: str) -> tuple[str, ...]:
-    """Returns the names that occur, in order; for whole numbers all from 0, if half of them do. Raises `BadInput`."""
+    """Returns the names that occur, in order; for whole numbers all from 0, if half of them do. Raises `BadInput`.
+
+    >>> class_names_of([np.array(["leaf", "stem", "leaf"])], "plants")
+    ('leaf', 'stem')
+    """
     for each in labels:
         check_present(each, where)
     kinds = {each.dtype.kind in "UO" for each in labels}

@@ -96,6 +96,9 @@ def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns each channel's mean and standard deviation (1 if it never changes); pixels count as 0 to 1.
 
     :param x: `[n, C, H, W]`.
+
+    >>> moments(np.array([[[[1.0]]], [[[3.0]]]], dtype=np.float32))
+    ((2.0,), (1.0,))
     """
     scale = 255.0 if x.dtype == np.uint8 else 1.0
     mean, std = (getattr(x, moment)(axis=(0, 2, 3), dtype=np.float64) / scale for moment in ("mean", "std"))

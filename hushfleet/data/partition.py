@@ -104,6 +104,9 @@ def given_parts(owners: Indices | None, *, devices: int, min_samples: int) -> li
 
     :param owners: int64 `[n]`, the device of each sample, from 0.
     :raises BadInput: the data name no devices, or another number of devices, or a device has too few samples.
+
+    >>> [part.tolist() for part in given_parts(np.array([0, 1, 0]), devices=2, min_samples=1)]
+    [[0, 2], [1]]
     """
     if owners is None:
         raise BadInput(
@@ -123,7 +126,11 @@ def given_parts(owners: Indices | None, *, devices: int, min_samples: int) -> li
 
 
 def held_mixes(labels: npt.NDArray[np.integer[Any]], parts: Sequence[Indices], classes: int) -> npt.NDArray[np.float64]:
-    """Returns the class shares of the samples that each device holds, float64 `[devices, classes]`."""
+    """Returns the class shares of the samples that each device holds, float64 `[devices, classes]`.
+
+    >>> held_mixes(np.array([0, 1, 1, 1]), [np.array([0, 1]), np.array([2, 3])], 2).tolist()
+    [[0.5, 0.5], [0.0, 1.0]]
+    """
     counts = label_counts(labels, parts, classes)
     shares: npt.NDArray[np.float64] = counts / counts.sum(1, keepdims=True)
     return shares
@@ -153,7 +160,12 @@ def split_local(
 
 
 def stratified_choice(labels: npt.NDArray[np.integer[Any]], count: int, rng: np.random.Generator) -> Indices:
-    """Chooses `count` positions of `labels`, each class in proportion (largest remainders, ties at random)."""
+    """Chooses `count` positions of `labels`, each class in proportion (largest remainders, ties at random).
+
+    >>> labels = np.array([0, 0, 0, 0, 1, 1])
+    >>> labels[stratified_choice(labels, 3, np.random.default_rng(0))].tolist()
+    [0, 0, 1]
+    """
     classes, sizes = np.unique(labels, return_counts=True)
     quotas = sizes * count / len(labels)
     takes = np.floor(quotas).astype(np.int64)
@@ -165,7 +177,11 @@ def stratified_choice(labels: npt.NDArray[np.integer[Any]], count: int, rng: np.
 
 
 def label_counts(labels: npt.NDArray[np.integer[Any]], parts: Sequence[Indices], classes: int) -> npt.NDArray[np.int64]:
-    """Counts the samples of each class on every device: int64 `[devices, classes]`."""
+    """Counts the samples of each class on every device: int64 `[devices, classes]`.
+
+    >>> label_counts(np.array([0, 1, 1, 0]), [np.array([0, 1]), np.array([2, 3])], 2).tolist()
+    [[1, 1], [1, 1]]
+    """
     labels = np.asarray(labels)
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts]).astype(np.int64)
 

@@ -114,7 +114,11 @@ def is_offered(name: str) -> bool:
 
 
 def title_of(name: str) -> str:
-    """Returns the name for tables and reports. A method in a file or of a Python program has its own name."""
+    """Returns the name for tables and reports. A method in a file or of a Python program has its own name.
+
+    >>> title_of("hush")
+    'hush'
+    """
     return find_method(name).name if in_file(name) or is_offered(name) else name
 
 

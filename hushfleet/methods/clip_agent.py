@@ -180,7 +180,11 @@ class ClipAgent:
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """Returns the mean of the values between the 10th and the 80th percentile; percentiles are the nearest values."""
+    """Returns the mean of the values between the 10th and the 80th percentile; percentiles are the nearest values.
+
+    >>> trimmed_mean([0.0, 1.0, 1.0, 1.0, 9.0])
+    0.75
+    """
     low, high = np.percentile(values, [10, 80], method="nearest")
     return float(np.mean([value for value in values if low <= value <= high]))
 

@@ -144,12 +144,20 @@ class Cost:
 
 
 def combined_multiplier(*multipliers: float) -> float:
-    """Returns the multiplier z of one Gaussian mechanism equal to all releases: 1/z^2 adds up; 0 if one has none."""
+    """Returns the multiplier z of one Gaussian mechanism equal to all releases: 1/z^2 adds up; 0 if one has none.
+
+    >>> round(combined_multiplier(3.0, 4.0), 3)
+    2.4
+    """
     if len(multipliers) == 1 or 0 in multipliers:
         return min(multipliers)
     return float(math.fsum(z**-2 for z in multipliers) ** -0.5)
 
 
 def remaining_multiplier(whole: float, report: float) -> float:
-    """Returns the noise multiplier that remains after a report has used its part."""
+    """Returns the noise multiplier that remains after a report has used its part.
+
+    >>> round(remaining_multiplier(2.4, 4.0), 6)
+    3.0
+    """
     return float((whole**-2 - report**-2) ** -0.5)

@@ -39,6 +39,9 @@ def signal(*, devices: float, epsilon: float, delta: float) -> float:
     :param devices: number of devices in a round if the noise is divided among all of them; if it is divided among
         fewer, the geometric mean of both numbers, because the sum's noise is accordingly larger.
     :param epsilon: of the whole task, against anyone who sees the sums.
+
+    >>> round(signal(devices=100, epsilon=2.0, delta=1e-5), 1)
+    50.2
     """
     from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
 
@@ -51,7 +54,11 @@ def rule(*, devices: float, epsilon: float, delta: float, rounds: int = ROUNDS) 
 
 
 def steps_at(r: float, *, rounds: int = ROUNDS) -> Steps:
-    """:param rounds: of the task, if it sets them."""
+    """:param rounds: of the task, if it sets them.
+
+    >>> steps_at(20.0)
+    Steps(rounds=20, clip_norm=1.5, directions=48)
+    """
     clip_norm = min(WAY * r, LONGEST_WAY) / rounds
     return Steps(rounds, float(f"{clip_norm:.3g}"), max(LEAST_DIRECTIONS, 8 * round(DIRECTIONS * r / 8)))
 
@@ -63,6 +70,9 @@ def falling(rounds: int) -> tuple[tuple[float, float], ...]:
     The task ends with the mean of the heads of the last third of the rounds, in which later rounds weigh less and less.
     So the clip norm falls with the root of the weight, the noise of a value stays the same, and the noise multiplier z
     rises. The sums of the clip norms and of 1 / z^2, which determines epsilon, are the same as for equal rounds.
+
+    >>> [round(clip, 3) for clip, _ in falling(6)]
+    [1.051, 1.051, 1.051, 1.051, 1.051, 0.743]
     """
     weights = np.minimum(1.0, np.arange(rounds, 0, -1) / math.ceil(rounds / 3))
     clips = np.sqrt(weights) * rounds / np.sqrt(weights).sum()

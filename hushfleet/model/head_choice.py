@@ -60,5 +60,8 @@ def takes_unlabelled(signal: float | None, classes: int) -> bool:
     """Returns whether images without labels improve the head.
 
     :param signal: `TaskSpec.signal`.
+
+    >>> takes_unlabelled(10.0, 10), takes_unlabelled(50.0, 10)
+    (True, False)
     """
     return signal is not None and signal * min(1.0, 10 / classes) < UNLABELLED_BELOW

@@ -259,6 +259,9 @@ def default(signal: float) -> int:
     """Returns the place on the path for a device without images: 0 is the shared head, the last is trained alone.
 
     :param signal: r, `equivalent` to that of ten classes.
+
+    >>> default(1000.0), default(1.0)
+    (0, 6)
     """
     return len(_SIGNALS) - bisect_right(_SIGNALS, signal)
 

@@ -84,7 +84,11 @@ def fit(
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Returns the logarithms of the softmax over the classes of `[..., C, m]`."""
+    """Returns the logarithms of the softmax over the classes of `[..., C, m]`.
+
+    >>> np.exp(log_softmax(np.zeros((2, 1)))).tolist()
+    [[0.5], [0.5]]
+    """
     shifted = logits - logits.max(-2, keepdims=True)
     normalized: np.ndarray = shifted - np.log(np.exp(shifted).sum(-2, keepdims=True))
     return normalized

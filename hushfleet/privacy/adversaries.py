@@ -34,6 +34,10 @@ def multipliers(
 
     :param noise_multiplier: of the sum of `noise_split` devices; with record-level noise, of each batch.
     :param participants: number of devices whose updates are added up; None: `noise_split`.
+
+    >>> seen = multipliers(4.0, noise_split=4)
+    >>> seen.server, seen.release
+    (2.0, 4.0)
     """
     mechanism = GaussianMechanism(noise_multiplier, noise_split=noise_split)
     summed = noise_split if participants is None else participants
@@ -85,6 +89,9 @@ def noise_multiplier(
     Without a split, this epsilon also holds against the server.
 
     :raises PrivacyError: a value outside its range, or an epsilon that no noise reaches.
+
+    >>> round(noise_multiplier(2, rounds=20, delta=0.01), 3)
+    4.992
     """
     total = noise_multiplier_for(
         epsilon=epsilon, delta=delta, steps=rounds, sample_rate=sample_rate, accountant=accountant
@@ -97,6 +104,9 @@ def snr_db(signal_norm: float, noise_std: float, count: int) -> float:
 
     It is inf without noise, -inf without signal. The norm of a real update is private: compute this on
     the device for its owner, or with the clip norm in place of the norm, and do not send it.
+
+    >>> round(snr_db(1.0, 0.1, 100), 6)
+    0.0
     """
     if not all(0 <= value < math.inf for value in (signal_norm, noise_std, count)):
         raise PrivacyError(f"norms must be finite, zero or more: {signal_norm}, {noise_std} on {count} entries")

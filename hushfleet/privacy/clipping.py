@@ -28,6 +28,10 @@ def layer_norms(x: Any, layout: ParamLayout) -> Any:
     """Returns the Euclidean norm of each layer: `x [..., d]` -> float64 `[..., L]`.
 
     Raises `PrivacyError` if the trailing axis does not fit the layout, or a norm is not finite.
+
+    >>> layout = ParamLayout(("a.w", "b.w"), ((2,), (1,)))
+    >>> layer_norms(np.array([3.0, 4.0, 2.0]), layout).tolist()
+    [5.0, 2.0]
     """
     xp = array_api.array_namespace(x)
     _check_width(x, layout)
@@ -42,6 +46,9 @@ def clip(x: Any, clip_norm: float, *, drop: bool = False) -> Any:
     nothing. Raises `PrivacyError` for a bound that is not positive, or a value that is not finite.
 
     :param drop: a vector for which `can_clip` is False is replaced by zero.
+
+    >>> clip(np.array([3.0, 4.0]), 1.0).round(6).tolist()
+    [0.6, 0.8]
     """
     xp = array_api.array_namespace(x)
     bound = float(clip_norm)
@@ -77,6 +84,9 @@ def scale(x: Any, norm: float) -> Any:
     """Scales each vector of `x [..., d]`, up or down, to Euclidean norm `norm`, except for rounding; same dtype.
 
     The zero vector stays zero. Raises `PrivacyError` as `clip` does, and if `norm` is inf.
+
+    >>> scale(np.array([0.3, 0.4]), 1.0).round(6).tolist()
+    [0.6, 0.8]
     """
     xp = array_api.array_namespace(x)
     if not 0 < norm < math.inf:
@@ -97,6 +107,10 @@ def clip_layers(x: Any, layout: ParamLayout, clip_norms: Any) -> Any:
     :param clip_norms: `[L]` or `[..., L]`, above zero.
 
     Raises `PrivacyError` as `clip` does.
+
+    >>> layout = ParamLayout(("a.w", "b.w"), ((2,), (1,)))
+    >>> clip_layers(np.array([3.0, 4.0, 2.0]), layout, np.array([1.0, 5.0])).round(6).tolist()
+    [0.6, 0.8, 2.0]
     """
     xp = array_api.array_namespace(x)
     norms = layer_norms(x, layout)
@@ -120,6 +134,9 @@ def clip_factors(norms: Any, bounds: Any) -> Any:
 
     :param norms: float64 `[...]`.
     :param bounds: float64 `[...]`, above zero.
+
+    >>> clip_factors(np.array([0.5, 2.0]), np.array([1.0, 1.0])).round(6).tolist()
+    [1.0, 0.5]
     """
     xp = array_api.array_namespace(norms, bounds)
     finite = xp.clip(bounds, max=sys.float_info.max)
@@ -128,7 +145,11 @@ def clip_factors(norms: Any, bounds: Any) -> Any:
 
 
 def can_clip(norms: Any, bound: float) -> Any:
-    """Returns whether vectors of these norms are finite and their clip factor is no denormal float32, too coarse."""
+    """Returns whether vectors of these norms are finite and their clip factor is no denormal float32, too coarse.
+
+    >>> can_clip(np.array([1.0, np.inf]), 1.0).tolist()
+    [True, False]
+    """
     return norms < bound * 2.0**100
 
 

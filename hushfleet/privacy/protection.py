@@ -40,12 +40,20 @@ def protection(epsilon: float) -> str:
 
 
 def guess_rate(epsilon: float, delta: float) -> float:
-    """Returns the largest success rate of a guess, from even odds, whether a unit took part: [0.5, 1]."""
+    """Returns the largest success rate of a guess, from even odds, whether a unit took part: [0.5, 1].
+
+    >>> round(guess_rate(2.0, 0.0), 3)
+    0.881
+    """
     return 1.0 if epsilon > 700 else (math.exp(epsilon) + delta) / (math.exp(epsilon) + 1)
 
 
 def worth(epsilon: float, delta: float, question: str) -> str:
-    """Returns the protection word, and how often a guess at `question` may be right; never rounded down."""
+    """Returns the protection word, and how often a guess at `question` may be right; never rounded down.
+
+    >>> worth(2.0, 0.0, "in?")
+    'moderate protection: a guess at "in?" is right at most 88.1 % of the time (a coin: 50 %)'
+    """
     right = math.ceil(1000 * guess_rate(epsilon, delta)) / 10
     if right > 99.9:
         return f'{protection(epsilon)}: a guess at "{question}" may be right more than 99.9 % of the time'

@@ -140,7 +140,11 @@ def check_record_bound(bound: float) -> None:
 
 
 def gradients_factor(gradients_per_batch: int) -> float:
-    """Returns the factor by which the noise multiplier of one gradient exceeds that of a batch's whole release."""
+    """Returns the factor by which the noise multiplier of one gradient exceeds that of a batch's whole release.
+
+    >>> round(gradients_factor(2), 3)
+    1.414
+    """
     return math.sqrt(gradients_per_batch)
 
 
@@ -148,5 +152,8 @@ def sensitivity(subset: int) -> float:
     """Returns by how many clip norms one record can move a batch's sum if `subset` records are clipped together.
 
     Alone, a record adds a gradient of at most C. In a subset it may reverse the mean gradient, from C to -C.
+
+    >>> sensitivity(1), sensitivity(4)
+    (1.0, 8.0)
     """
     return 1.0 if subset == 1 else 2.0 * subset

@@ -20,20 +20,18 @@ import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from hushfleet.atomic_file import sync_folder, write_whole
 from hushfleet.errors import BadInput, Malformed, StoreFull, TooLarge
 from hushfleet.release.manifest import (
+    HEAD_CAP,
     RELEASE_CAP,
-    START_BYTES,
     Manifest,
     SignedManifest,
     Signer,
-    manifest_length,
-    signatures_length,
     this_platform,
 )
 from hushfleet.release.statements import Trust
@@ -46,25 +44,14 @@ _PRESET = 6  # a board needs 8 MiB to unpack it; preset 8 with extreme: 64 MiB, 
 _XZ_MEMORY_BYTES = 1 << 25
 
 
-def pack(
-    folder: Path,
-    out: Path,
-    *,
-    key: Signer | None,
-    version: str,
-    python: str,
-    arch: str,
-    oldest_store: int,
-    store: int,
-    downgrade_from: Sequence[str] = (),
-    downgrade_serial: int = 0,
-    wheels: Mapping[str, str] | None = None,
-    system: bool = False,
-) -> Manifest:
-    """Writes `folder` as the release `out`, signed with `key` (None: not signed yet); the rest is for the manifest.
+def pack(folder: Path, out: Path, *, key: Signer | None, **fields: Any) -> Manifest:
+    """Writes `folder` as the release `out`, signed with `key` (None: not signed yet).
 
     The same folder gives the same bytes: names are sorted, times and owners are left out. Raises `BadInput` for a link,
     or a path that is too long.
+
+    :param fields: of the manifest, without those that the payload determines. Downgrades, wheels and `system` may be
+        missing.
     """
     payload = io.BytesIO()
     unpacked = entries = 0
@@ -86,20 +73,13 @@ def pack(
             with path.open("rb") as file:
                 tar.addfile(entry, file)
     data = payload.getvalue()
+    given: dict[str, Any] = {"downgrade_from": (), "downgrade_serial": 0, "wheels": {}, **fields}
     manifest = Manifest(
-        version=version,
-        python=python,
-        arch=arch,
-        oldest_store=oldest_store,
-        store=store,
-        downgrade_from=tuple(downgrade_from),
-        downgrade_serial=downgrade_serial,
-        wheels=dict(wheels or {}),
+        **given,
         payload_sha256=hashlib.sha256(data).hexdigest(),
         payload_bytes=len(data),
         unpacked_bytes=unpacked,
         entries=entries,
-        system=system,
     )
     out.write_bytes(SignedManifest.sign(manifest, *filter(None, [key])).to_bytes() + data)
     return manifest
@@ -127,9 +107,10 @@ def _entry(name: str) -> tarfile.TarInfo:
 
 def read_head(file: BinaryIO) -> SignedManifest:
     """Reads the head of an open release; its signatures are not checked yet. The file is then at the payload."""
-    start = file.read(START_BYTES)
-    body, count = file.read(manifest_length(start)), file.read(1)
-    return SignedManifest.from_bytes(start + body + count + file.read(signatures_length(count)))
+    data = file.read(HEAD_CAP)
+    head, length = SignedManifest.read(data)
+    file.seek(length - len(data), os.SEEK_CUR)
+    return head
 
 
 def check_payload(file: BinaryIO, manifest: Manifest) -> None:

@@ -16,18 +16,17 @@ import struct
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, OtherVersion, TooLarge
 from hushfleet.public_keys import KEY_BYTES, SIGNATURE_BYTES, verify
 
 _MAGIC, _FORMAT = b"HR", 2
 _START = struct.Struct(">2sBBI")
-START_BYTES = _START.size
 _KEY_AND_SIGNATURE = KEY_BYTES + SIGNATURE_BYTES
 MOST_SIGNATURES = 8
 MANIFEST_CAP = 7 * 1024  # a manifest with nine wheels has 1.5 KiB; an offer has room for a head of 8 KiB
-HEAD_CAP = START_BYTES + MANIFEST_CAP + 1 + MOST_SIGNATURES * _KEY_AND_SIGNATURE
+HEAD_CAP = _START.size + MANIFEST_CAP + 1 + MOST_SIGNATURES * _KEY_AND_SIGNATURE
 RELEASE_CAP = 2**28  # bytes of the whole file
 VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 _WORD = re.compile(r"[a-z0-9_]{1,32}")
@@ -88,24 +87,24 @@ class Manifest:
     system: bool = False
 
     def __post_init__(self) -> None:
-        _require(_is_version(self.version), "version", self.version, "such as 0.3.0")
+        require(is_version(self.version), "version", self.version, "such as 0.3.0")
         for name in ("python", "arch"):
             value = getattr(self, name)
-            _require(_is(str, value) and _WORD.fullmatch(value), name, value, "such as cp313 or aarch64")
+            require(_is(str, value) and _WORD.fullmatch(value), name, value, "such as cp313 or aarch64")
         digest = self.payload_sha256
-        _require(_is(str, digest) and _DIGEST.fullmatch(digest), "payload_sha256", digest, "64 hex digits")
+        require(_is(str, digest) and _DIGEST.fullmatch(digest), "payload_sha256", digest, "64 hex digits")
         named, serial = self.downgrade_from, self.downgrade_serial
-        are_versions = _is(tuple, named) and len(named) <= _MOST_NAMED and all(map(_is_version, named))
-        _require(are_versions, "downgrade_from", named, f"a list of at most {_MOST_NAMED} versions")
-        _require(_is(int, serial) and 0 <= serial < 2**53, "downgrade_serial", serial, "a whole number from 0 on")
-        _require((serial > 0) == bool(named), "downgrade_serial", serial, "0 without downgrade_from, 1 or more with it")
+        are_versions = _is(tuple, named) and len(named) <= _MOST_NAMED and all(map(is_version, named))
+        require(are_versions, "downgrade_from", named, f"a list of at most {_MOST_NAMED} versions")
+        require(_is(int, serial) and 0 <= serial < 2**53, "downgrade_serial", serial, "a whole number from 0 on")
+        require((serial > 0) == bool(named), "downgrade_serial", serial, "0 without downgrade_from, 1 or more with it")
         are_wheels = _is(dict, self.wheels) and all(map(_is_wheel, self.wheels.items()))
-        _require(are_wheels, "wheels", self.wheels, "the SHA-256 (hex) of each by its name")
-        _require(_is(bool, self.system), "system", self.system, "true or false")
+        require(are_wheels, "wheels", self.wheels, "the SHA-256 (hex) of each by its name")
+        require(_is(bool, self.system), "system", self.system, "true or false")
         for name, cap in _CAPS.items():
             value = getattr(self, name)
-            _require(_is(int, value) and 0 < value <= cap, name, value, f"a whole number from 1 to {cap}")
-        _require(self.oldest_store <= self.store, "oldest_store", self.oldest_store, f"at most store = {self.store}")
+            require(_is(int, value) and 0 < value <= cap, name, value, f"a whole number from 1 to {cap}")
+        require(self.oldest_store <= self.store, "oldest_store", self.oldest_store, f"at most store = {self.store}")
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -178,22 +177,49 @@ class SignedManifest:
     @classmethod
     def from_bytes(cls, head: bytes) -> SignedManifest:
         """Reads a head without its payload; no signature is checked yet. Raises `Malformed`, `TooLarge`."""
-        length = START_BYTES + manifest_length(head)
-        said = head[length + 1 :]
-        if len(said) != signatures_length(head[length : length + 1]):
+        found, length = cls.read(head)
+        if length != len(head):
             raise Malformed(f"the head of a release has {len(head)} bytes, unlike the lengths in it")
-        each = [said[at : at + _KEY_AND_SIGNATURE] for at in range(0, len(said), _KEY_AND_SIGNATURE)]
+        return found
+
+    @classmethod
+    def read(cls, data: bytes) -> tuple[SignedManifest, int]:
+        """Reads the head at the beginning of `data`; also returns its length in bytes.
+
+        Raises `Malformed`, `OtherVersion`, `TooLarge`.
+        """
+        if len(data) < _START.size or data[:2] != _MAGIC:
+            raise Malformed("the file is not a release: it does not begin like a .hfr file")
+        _, version, zero, length = _START.unpack_from(data)
+        if version != _FORMAT:
+            raise OtherVersion(
+                f"the release has format {version}; this software reads format {_FORMAT}. Build the release again with "
+                "the version of Hushfleet that wrote the board's card, or write a new card"
+            )
+        if zero:
+            raise Malformed("the release's fourth byte is not zero")
+        if length > MANIFEST_CAP:
+            raise TooLarge(f"the release's manifest has {length} bytes; at most {MANIFEST_CAP} are allowed")
+        at = _START.size + length
+        if not data[at : at + 1] or data[at] > MOST_SIGNATURES:
+            raise Malformed(f"the release must have 0 to {MOST_SIGNATURES} signatures")
+        ends = range(at + 1 + _KEY_AND_SIGNATURE, at + 2 + data[at] * _KEY_AND_SIGNATURE, _KEY_AND_SIGNATURE)
+        each = [data[end - _KEY_AND_SIGNATURE : end] for end in ends]
         signatures = {one[:KEY_BYTES]: one[KEY_BYTES:] for one in each}
+        if any(len(one) != _KEY_AND_SIGNATURE for one in each):
+            raise Malformed(f"the head of a release has {len(data)} bytes, unlike the lengths in it")
         if list(signatures) != sorted(signatures) or len(signatures) != len(each):
             raise Malformed("the signatures of the release are not in the order of their keys, each key once")
-        return cls(Manifest.from_bytes(head[START_BYTES:length]), head[:length], signatures)
+        head = cls(Manifest.from_bytes(data[_START.size : at]), data[:at], signatures)
+        return head, at + 1 + len(each) * _KEY_AND_SIGNATURE
 
     def verify(self, keys: Iterable[str], threshold: int = 1) -> Manifest:
         """Returns the manifest. Raises `BadSignature` if fewer than `threshold` of `keys` have signed it.
 
         :param keys: public keys that are trusted, 64 hex digits each; other texts are ignored.
         """
-        valid = [key for key in _read_keys(keys) if has_signed(key, self.signatures, self.signed)]
+        trusted = {bytes.fromhex(key) for key in keys if _DIGEST.fullmatch(key.lower())}
+        valid = [key for key in trusted if has_signed(key, self.signatures, self.signed)]
         if len(valid) < max(1, threshold):
             by = "any key" if threshold <= 1 else f"{threshold} of the keys"
             found = f": {len(valid)} have signed it" if valid else ""
@@ -214,25 +240,12 @@ def has_signed(key: bytes, signatures: Mapping[bytes, bytes], signed: bytes) -> 
     return True
 
 
-def manifest_length(start: bytes) -> int:
-    """Reads the manifest's length from the first `START_BYTES`. Raises `Malformed`, `OtherVersion`, `TooLarge`."""
-    if len(start) < START_BYTES or start[:2] != _MAGIC:
-        raise Malformed("the file is not a release: it does not begin like a .hfr file")
-    _, version, zero, length = _START.unpack_from(start)
-    if version != _FORMAT:
-        raise OtherVersion(
-            f"the release has format {version}; this software reads format {_FORMAT}. Build the release again with the "
-            "version of Hushfleet that wrote the board's card, or write a new card"
-        )
-    if zero:
-        raise Malformed("the release's fourth byte is not zero")
-    if length > MANIFEST_CAP:
-        raise TooLarge(f"the release's manifest has {length} bytes; at most {MANIFEST_CAP} are allowed")
-    return int(length)
-
-
 def version_order(version: str) -> tuple[int, ...]:
-    """Returns four numbers for the comparison of versions: 0.3 is 0.3.0.0; none for an empty text, below all others."""
+    """Returns four numbers for the comparison of versions: 0.3 is 0.3.0.0; none for an empty text, below all others.
+
+    >>> version_order("0.3")
+    (0, 3, 0, 0)
+    """
     if not version:
         return ()
     numbers = [int(number) for number in version.split(".")]
@@ -240,15 +253,12 @@ def version_order(version: str) -> tuple[int, ...]:
 
 
 def highest(versions: Iterable[str]) -> str:
-    """Returns the highest of these versions; empty if there is none."""
+    """Returns the highest of these versions; empty if there is none.
+
+    >>> highest(["0.3.0", "0.10.0", "0.9.1"])
+    '0.10.0'
+    """
     return max(versions, key=version_order, default="")
-
-
-def signatures_length(count: bytes) -> int:
-    """Returns the number of bytes of all signatures; `count` is the byte after the manifest. Raises `Malformed`."""
-    if not count or count[0] > MOST_SIGNATURES:
-        raise Malformed(f"the release must have 0 to {MOST_SIGNATURES} signatures")
-    return count[0] * _KEY_AND_SIGNATURE
 
 
 def this_platform() -> tuple[str, str]:
@@ -261,11 +271,8 @@ def this_platform() -> tuple[str, str]:
     return f"cp{sys.version_info[0]}{sys.version_info[1]}", arch
 
 
-def _read_keys(lines: Iterable[str]) -> set[bytes]:
-    return {bytes.fromhex(line) for line in lines if _DIGEST.fullmatch(line.lower())}
-
-
-def _is_version(value: object) -> bool:
+def is_version(value: object) -> TypeGuard[str]:
+    """Returns whether this is a text such as `0.3.0`."""
     return isinstance(value, str) and VERSION.fullmatch(value) is not None
 
 
@@ -280,6 +287,7 @@ def _is(kind: type, value: object) -> bool:
     return type(value) is kind  # isinstance accepts JSON's true as an int
 
 
-def _require(holds: object, name: str, value: object, accepted: str) -> None:
+def require(holds: object, name: str, value: object, accepted: str, *, of: str = "the release's manifest") -> None:
+    """Raises `Malformed` with the value unless the rule holds."""
     if not holds:
-        raise Malformed(f"the release's manifest has {name} = {str(value)[:80]!r}; accepted is {accepted}")
+        raise Malformed(f"{of} has {name} = {str(value)[:80]!r}; accepted is {accepted}")

@@ -11,12 +11,13 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, TooLarge
 from hushfleet.public_keys import can_have_owner, parse_public_key
-from hushfleet.release.manifest import VERSION, Manifest, SignedManifest, Signer, has_signed
+from hushfleet.release.manifest import Manifest, SignedManifest, Signer, has_signed, is_version, require
 
 ROOT_FILE = "root_key"
 """The file with root's public key, 64 hex digits, on a memory card and on a board."""
@@ -29,6 +30,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _SIGNATURE = re.compile(r"[0-9a-f]{128}")
 _PLATFORM = re.compile(r"[a-z0-9_]{1,32}-[a-z0-9_]{1,32}")
 _MOST_NUMBER = 2**53
+_require = partial(require, of="a signed statement")
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Newest:
         _require(isinstance(self.versions, dict), "versions", self.versions, "an object")
         for platform, version in self.versions.items():
             _require(_PLATFORM.fullmatch(platform), "a platform", platform, "such as cp313-aarch64")
-            _require(isinstance(version, str) and VERSION.fullmatch(version), "a version", version, "such as 0.3.0")
+            _require(is_version(version), "a version", version, "such as 0.3.0")
 
 
 S = TypeVar("S", ReleaseKeys, Newest)
@@ -241,8 +243,3 @@ def _json(content: object) -> str:
 
 def _is_number(value: object) -> bool:
     return type(value) is int and 0 <= value <= _MOST_NUMBER
-
-
-def _require(holds: object, name: str, value: object, accepted: str) -> None:
-    if not holds:
-        raise Malformed(f"a signed statement has {name} = {str(value)[:80]!r}; accepted is {accepted}")

@@ -57,6 +57,10 @@ def committee_rule(
         unless that leaves no room for a secret.
 
     `packed` is 0 if there is no such committee.
+
+    >>> rule = committee_rule(10, honest_fraction=0.9)
+    >>> rule.members, rule.corrupt
+    (10, 1)
     """
     members = min(cohort, MOST_MEMBERS)
     devices = max(cohort, roster or 0)
@@ -85,7 +89,11 @@ def _most_corrupt(devices: int, *, honest_fraction: float, drawn: int) -> int:
 
 
 def corrupt_devices(devices: int, *, honest_fraction: float) -> int:
-    """Returns the largest number of a roster's devices that may be corrupt."""
+    """Returns the largest number of a roster's devices that may be corrupt.
+
+    >>> corrupt_devices(100, honest_fraction=0.9)
+    10
+    """
     return math.floor((1 - honest_fraction) * devices + _EXACT)
 
 
@@ -94,6 +102,9 @@ def least_honest(min_devices: int, *, devices: int, honest_fraction: float, draw
 
     :param devices: number in the roster.
     :param drawn: number in the cohort.
+
+    >>> least_honest(90, devices=100, honest_fraction=0.9, drawn=100)
+    80
     """
     corrupt = _most_corrupt(devices, honest_fraction=honest_fraction, drawn=min(drawn, devices))
     return max(0, min_devices - corrupt)

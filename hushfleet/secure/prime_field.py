@@ -18,12 +18,20 @@ _EXACT_TERMS = 64
 
 
 def to_bytes(values: np.ndarray, bits: Literal[16, 24, 32]) -> bytes:
-    """Returns values below the prime, uint32 `[n]`, as little-endian integers of `bits` bits."""
+    """Returns values below the prime, uint32 `[n]`, as little-endian integers of `bits` bits.
+
+    >>> to_bytes(np.array([1, 258], dtype=np.uint32), 16).hex()
+    '01000201'
+    """
     return values.astype("<u4").view(np.uint8).reshape(-1, 4)[:, : _BYTES[bits]].tobytes()
 
 
 def from_bytes(data: bytes | memoryview, bits: Literal[16, 24, 32]) -> np.ndarray:
-    """Returns the inverse of `to_bytes`, uint32 `[n]`. Raises `BadInput` for values that are not below the prime."""
+    """Returns the inverse of `to_bytes`, uint32 `[n]`. Raises `BadInput` for values that are not below the prime.
+
+    >>> from_bytes(bytes.fromhex("01000201"), 16).tolist()
+    [1, 258]
+    """
     if len(data) % _BYTES[bits]:
         raise BadInput(f"{len(data)} bytes do not hold a whole number of values of {bits} bits")
     wide = np.zeros((len(data) // _BYTES[bits], 4), np.uint8)
@@ -35,13 +43,25 @@ def from_bytes(data: bytes | memoryview, bits: Literal[16, 24, 32]) -> np.ndarra
 
 
 def add_into(total: np.ndarray, values: np.ndarray, prime: int) -> None:
-    """Adds `values` to `total` modulo the prime, in place; both uint32, below the prime."""
+    """Adds `values` to `total` modulo the prime, in place; both uint32, below the prime.
+
+    >>> total = np.array([65_520], dtype=np.uint32)
+    >>> add_into(total, np.array([2], dtype=np.uint32), 65_521)
+    >>> total.tolist()
+    [1]
+    """
     total += values  # below 2^32, because both are below 2^31
     np.subtract(total, np.uint32(prime), out=total, where=total >= prime)
 
 
 def subtract_from(total: np.ndarray, values: np.ndarray, prime: int) -> None:
-    """Subtracts `values` from `total` modulo the prime, in place; both uint32, below the prime."""
+    """Subtracts `values` from `total` modulo the prime, in place; both uint32, below the prime.
+
+    >>> total = np.array([1], dtype=np.uint32)
+    >>> subtract_from(total, np.array([2], dtype=np.uint32), 65_521)
+    >>> total.tolist()
+    [65520]
+    """
     add_into(total, (np.uint32(prime) - values) % np.uint32(prime), prime)
 
 
@@ -50,6 +70,9 @@ def product(matrix: np.ndarray, columns: np.ndarray, prime: int) -> np.ndarray:
 
     It uses floating point and is exact: the matrix is split into halves of 16 bits, so a product of a half and a value
     is below 2^47, and any sum of 64 such products is below 2^53.
+
+    >>> product(np.array([[2]]), np.array([[40_000]]), 65_521).tolist()
+    [[14479]]
     """
     total = np.zeros((len(matrix), columns.shape[1]), np.uint64)
     halves = [(matrix & 0xFFFF).astype(np.float64), (matrix >> 16).astype(np.float64)]
@@ -114,6 +137,9 @@ def interpolation(points: Sequence[int], targets: Sequence[int], prime: int) -> 
     """Returns uint32 `[targets, points]`, which maps a polynomial's values at `points` to its values at `targets`.
 
     The polynomial has a degree below the number of points; all points are distinct modulo the prime.
+
+    >>> interpolation([1, 2], [3], 65_521).tolist()
+    [[65520, 2]]
     """
     return _interpolation(tuple(p % prime for p in points), tuple(p % prime for p in targets), prime)
 

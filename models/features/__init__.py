@@ -6,8 +6,9 @@ import contextlib
 import hashlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -69,9 +70,81 @@ class FeatureExtractor:
 
 RawFeatures = Filters | Scattering
 """Features before whitening: the same function in PyTorch and as ONNX nodes, and the images to fit the whitening."""
-
-_KINDS: dict[str, type[RawFeatures]] = {"filters": Filters, "scattering": Scattering}
 _BATCH = 100
+
+
+class Asked(NamedTuple):
+    """The features that a task asks for; fields as the parameters of `get_features`."""
+
+    name: str
+    image_shape: Shape
+    weights: Path | None
+    standardised: bool
+    cache_dir: Path | None
+
+
+@dataclass(frozen=True)
+class Features:
+    """A kind of fixed features.
+
+    :param named: the form of its name in `model.features`, for people.
+    :param has_name: whether a name is one of this kind.
+    :param make: makes them.
+    :param has_order: whether those of a name start with the most informative ones.
+    """
+
+    named: str
+    has_name: Callable[[str], bool]
+    make: Callable[[Asked], FeatureBackbone]
+    has_order: Callable[[str], bool] = lambda name: True
+
+
+def _whitened(name: str, kind: type[RawFeatures]) -> Features:
+    def make(asked: Asked) -> FeatureBackbone:
+        raw = kind(asked.image_shape)
+        graph = _kept(lambda: make_graph(raw, fit(raw)), repr(raw), asked.cache_dir)
+        return FeatureBackbone(graph, raw.kept + 1, has_order=True)
+
+    return Features(name, name.__eq__, make)
+
+
+def _unit_norm(asked: Asked) -> FeatureBackbone:
+    scaled = UnitNorm(asked.image_shape, asked.standardised)
+    graph = _compared(asked.image_shape, scaled.count, scaled, scaled.add)
+    return FeatureBackbone(graph, scaled.count, has_order=False)
+
+
+def _pretrained(asked: Asked) -> FeatureBackbone:
+    network = pretrained.find(asked.name, asked.weights)
+    key = f"{asked.name} {network.digest} {asked.image_shape}"
+    exported = _kept(lambda: pretrained.export(network, asked.image_shape), key, asked.cache_dir)
+    made = backbone.from_bytes(exported, asked.image_shape, what=f"model.features = {asked.name!r}")
+    return replace(made, about=network.about)
+
+
+FEATURES = (
+    _whitened("filters", Filters),
+    _whitened("scattering", Scattering),
+    Features(UNIT_NORM, UNIT_NORM.__eq__, _unit_norm, has_order=lambda name: False),
+    Features("torchvision:NAME", lambda name: name.startswith(pretrained.TORCHVISION), _pretrained),
+    Features("timm:NAME", lambda name: name.startswith(pretrained.TIMM), _pretrained),
+    Features(
+        "an .onnx file",
+        lambda name: name.endswith(".onnx"),
+        lambda asked: backbone.from_file(Path(asked.name), asked.image_shape),
+        has_order=lambda name: backbone.has_classifier(Path(name)),
+    ),
+)
+"""All kinds of features; to add one, write its value."""
+
+
+def find_features(name: str) -> Features:
+    """Returns the kind of features that has this name. Raises `BadInput` if there is none."""
+    for kind in FEATURES:
+        if kind.has_name(name):
+            return kind
+    known = ", ".join(kind.named for kind in FEATURES[:-1])
+    raise BadInput(f"model.features = {format_value(name)}: must be one of {known}, or {FEATURES[-1].named}")
 
 
 def get_features(
@@ -83,8 +156,7 @@ def get_features(
     standardised: bool = False,
     cache_dir: Path | None = None,
 ) -> FeatureExtractor:
-    """Returns the extractor `filters`, `scattering` or `unit-norm`, a network of a package (`torchvision:NAME`,
-    `timm:NAME`), or the user's own network if `name` ends with `.onnx`.
+    """Returns the extractor of that name, of one of the kinds in `FEATURES`.
 
     Whitening takes half a minute, and an export some seconds, so what needs them is made once and cached.
 
@@ -96,31 +168,9 @@ def get_features(
     :raises BadInput: there is none of that name, or it does not take such images.
     :raises GraphRefused: a device would refuse the graph, or its results differ from PyTorch's.
     """
-    about = ""
-    if name in _KINDS:
-        raw = _KINDS[name](image_shape)
-        made = FeatureBackbone(
-            _kept(lambda: make_graph(raw, fit(raw)), repr(raw), cache_dir), raw.kept + 1, has_order=True
-        )
-    elif name == UNIT_NORM:
-        scaled = UnitNorm(image_shape, standardised)
-        graph = _compared(image_shape, scaled.count, scaled, scaled.add)
-        made = FeatureBackbone(graph, scaled.count, has_order=False)
-    elif name.endswith(".onnx"):
-        made = backbone.from_file(Path(name), image_shape)
-    elif pretrained.is_known(name):
-        network = pretrained.find(name, weights)
-        key = f"{name} {network.digest} {image_shape}"
-        exported = _kept(lambda: pretrained.export(network, image_shape), key, cache_dir)
-        made = backbone.from_bytes(exported, image_shape, what=f"model.features = {name!r}")
-        about = network.about
-    else:
-        raise BadInput(
-            f"model.features = {format_value(name)}: must be one of {', '.join((*_KINDS, UNIT_NORM))}, "
-            "torchvision:NAME, timm:NAME, or an .onnx file"
-        )
+    made = find_features(name).make(Asked(name, image_shape, weights, standardised, cache_dir))
     if directions is None or (made.has_order and directions >= made.count - 1):
-        return _checked(name, image_shape, made.count, made.graph, about=about)
+        return _checked(name, image_shape, made.count, made.graph, about=made.about)
     if not made.has_order:
         cure = "leave model.directions out" if name.endswith(".onnx") else "take another network"
         raise BadInput(
@@ -129,12 +179,7 @@ def get_features(
             f"classes, with nothing but a softmax or a sigmoid behind it; export the network with it, or {cure}"
         )
     graph = whitening.with_leading(made.graph, directions, image_shape, made.count)
-    return _checked(name, image_shape, directions + 1 + made.count, graph, shared=directions + 1, about=about)
-
-
-def have_order(name: str) -> bool:
-    """Returns whether these features start with the most informative ones. Raises `BadInput`."""
-    return backbone.has_classifier(Path(name)) if name.endswith(".onnx") else name != UNIT_NORM
+    return _checked(name, image_shape, directions + 1 + made.count, graph, shared=directions + 1, about=made.about)
 
 
 def hidden_features(model: Model, params: np.ndarray, *, cache_dir: Path | None = None) -> FeatureExtractor:

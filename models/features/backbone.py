@@ -29,11 +29,13 @@ class FeatureBackbone:
 
     :param count: the number of features of an image, including the bias.
     :param has_order: whether the features that distinguish classes best come first.
+    :param about: the licence and the size of weights that somebody else trained; empty if there are none.
     """
 
     graph: bytes
     count: int
     has_order: bool
+    about: str = ""
 
 
 def from_file(path: Path, image_shape: Shape) -> FeatureBackbone:

@@ -56,11 +56,6 @@ class _OnPixels(nn.Module):
         return logits
 
 
-def is_known(name: str) -> bool:
-    """Returns whether this is the name of a package's network."""
-    return name.startswith((TORCHVISION, TIMM))
-
-
 def find(name: str, weights: Path | None) -> Pretrained:
     """Returns the network `torchvision:NAME` or `timm:NAME`. Raises `BadInput`.
 

@@ -23,11 +23,10 @@ from hushfleet.edge_client.board.config import (
     LimitsSection,
     OwnDataSection,
 )
-from hushfleet.edge_client.fleet import freshness
-from hushfleet.edge_client.fleet.freshness import FROZEN_AFTER_S, SAVE_EVERY_S, Freshness
+from hushfleet.edge_client.fleet import newest as freshness
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.installed import Installed
-from hushfleet.edge_client.fleet.news import News
+from hushfleet.edge_client.fleet.newest import FROZEN_AFTER_S, SAVE_EVERY_S, Freshness, News
 from hushfleet.edge_client.fleet.slots import Slots
 from hushfleet.edge_client.status import format_status, status
 from hushfleet.edge_client.storage.store import DeviceStore

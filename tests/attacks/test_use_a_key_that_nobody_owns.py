@@ -21,7 +21,7 @@ from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.devices.roster_signing import read_roster
 from hushfleet.aggregator.fleet import keys, roster
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.release_keys import trust
+from hushfleet.aggregator.fleet.releases import trust
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput, BadSignature, HushfleetError, Malformed
 from hushfleet.release import ReleaseKeys, Signed, Trust
@@ -70,7 +70,7 @@ def test_root_names_no_such_key(plant: FleetFolder, key: bytes) -> None:
     before = trust(plant)
     for words in (("--key", OWNED, "--key", key.hex()), ("--next-root", key.hex())):
         with pytest.raises(BadInput, match=f"{words[-2]} is '{key.hex()}', {NOBODY}"):
-            hushfleet("release", "rotate", plant.path, *words)
+            hushfleet("release", "keys", plant.path, "--new", *words)
     assert trust(plant) == before
 
 

@@ -20,8 +20,7 @@ from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.processes import FleetProcess, brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.release_keys import trust
-from hushfleet.aggregator.fleet.releases import add_release
+from hushfleet.aggregator.fleet.releases import add_release, trust
 from hushfleet.aggregator.fleet.rollout import begin, board_rollouts, current
 from hushfleet.aggregator.fleet.sightings import sightings
 from hushfleet.aggregator.results.events import iterate_events

@@ -28,10 +28,9 @@ from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection, OwnDataSection
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.waiting import WaitingNote
-from hushfleet.edge_client.fleet.enrol import CertificateRequest
+from hushfleet.edge_client.fleet.enrol import CertificateRequest, Renewal
 from hushfleet.edge_client.fleet.health import BoardHealth
-from hushfleet.edge_client.fleet.news import News
-from hushfleet.edge_client.fleet.renewal import Renewal
+from hushfleet.edge_client.fleet.newest import News
 from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.fleet.slots import Slots
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity

@@ -65,7 +65,7 @@ def _own(name: str) -> list[str]:
 BAD = {
     "no such file": (["absent.toml"], ["absent.toml"]),
     "a number that is none": (["--set", "round.rounds=many"], ["round.rounds", "many", "integer"]),
-    "out of range": (["--set", "round.rounds=0"], ["round.rounds", "0", ">= 1"]),
+    "out of range": (["--set", "round.rounds=0"], ["round.rounds", "0", "[1,"]),
     "a key that is none": (["--set", "round.pace=3"], ["round:", "pace"]),
     "no key": (["--set", "rounds"], ["rounds", "="]),
     "a method that is none": (["--set", "method.name=fedsgd"], ["fedsgd", "fedglp-adp", "dp-fedavg", "fedavg"]),

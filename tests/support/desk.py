@@ -17,9 +17,8 @@ from hushfleet.aggregator.fleet.folder import BrokerPart, EnrolmentPart, FleetCo
 from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.processes import brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.release_keys import next_statement, take
+from hushfleet.aggregator.fleet.releases import name_keys
 from hushfleet.aggregator.fleet.serve import serve
-from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.fleet.enrol import CertificateRequest, enrol
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
@@ -137,8 +136,7 @@ class Board:
 def adopt(folder: FleetFolder, *keys: Identity, threshold: int = 1) -> None:
     """Root of the fleet says that these keys sign its releases from now on."""
     named = [key.public_key.hex() for key in keys]
-    statement = next_statement(folder, keys=named, threshold=threshold)
-    take(folder, statement.with_signature(load(folder.root_key)).to_line())
+    name_keys(folder, keys=named, threshold=threshold, holders=[folder.root_key])
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from hushfleet.firmware_profiles.cards.bundle import ARCHITECTURES, PYTHONS, pip
 
 # The last versions for a Python that this installation's own are too new for; what these need is here or not imported.
 _LAST = {"3.10": {"numpy": "2.2.6", "onnxruntime": "1.23.2", "pillow": "12.3.0", "tomli": "2.5.0"}}
-_UNUSED = ("flatbuffers", "packaging", "protobuf", "pycparser")  # asked for by parts that `trimming` leaves out
+_UNUSED = ("flatbuffers", "packaging", "protobuf", "pycparser")  # asked for by parts that `bundle` leaves out
 _MARKERS = {PYTHONS: "", PYTHONS[:1]: ' ; python_version == "3.10"', PYTHONS[1:]: ' ; python_version >= "3.11"'}
 _HEAD = """\
 # The wheels that releases for boards are built of, in pip's format; nothing else is put into a release.

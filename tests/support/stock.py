@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.firmware_profiles.cards.partition_table import read_partitions
+from hushfleet.firmware_profiles.cards.stock_image import read_partitions
 from support.tools import SEARCH_PATH, find
 
 SECTOR = 512

@@ -47,7 +47,7 @@ Now = Annotated[
 @asking.command("counts")
 def _counts(
     path: Dir,
-    most: Annotated[int, typer.Option(min=1, help="Largest norm of a board's counts; larger ones are scaled down to it. The error grows with it.")] = 50,
+    most: Annotated[int, typer.Option(help="Largest norm of a board's counts; larger ones are scaled down to it. The error grows with it.")] = 50,
     epsilon: Epsilon = 0.5,
     dry_run: DryRun = False,
     now: Now = False,
@@ -73,7 +73,7 @@ def _histogram(
     column: Column,
     low: Low,
     high: High,
-    bins: Annotated[int, typer.Option(min=2, max=256, help="Number of bins of equal width.")] = 10,
+    bins: Annotated[int, typer.Option(help="Number of bins of equal width.")] = 10,
     epsilon: Epsilon = 0.5,
     dry_run: DryRun = False,
     now: Now = False,

@@ -13,12 +13,8 @@ from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.fleet.cards import ReleasePlatform
-    from hushfleet.aggregator.fleet.releases import FleetRelease
     from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
     from hushfleet.firmware_profiles.cards.seed import Card
-
-DAY_S = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +57,7 @@ def flash(
 
     `hushfleet flash --fleet greenhouse --device greenhouse-07 --boot /media/me/bootfs`
     """
-    from hushfleet.aggregator.fleet.cards import (
-        card_of,
-        choose_boards,
-        choose_target,
-        read_ssh_key,
-        release_of,
-        require_python,
-    )
+    from hushfleet.aggregator.fleet import cards as content
     from hushfleet.aggregator.fleet.commands.setup import opened
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
@@ -77,18 +66,18 @@ def flash(
     from hushfleet.firmware_profiles.cards.stock_image import System, read_system
     from hushfleet.user_files import checked_folder
 
-    image = options.image
-    if (image is None) == (options.boot is None):
+    image, out, boot = options.image, options.out, options.boot
+    if (image is None) == (boot is None):
         raise BadInput("name the stock image (--image IMAGE --out FOLDER) or a mounted boot partition (--boot MOUNT)")
-    if (image is None) != (options.out is None):
+    if (image is None) != (out is None):
         raise BadInput("--image and --out FOLDER go together: the boards' images go there, IMAGE itself is not changed")
     if options.python is not None:
-        require_python(options.python)  # before an image is unpacked
-    if options.out is not None:
-        checked_folder(options.out)
-    ssh_keys = [] if options.ssh_key is None else [read_ssh_key(options.ssh_key)]
-    with opened(options.fleet) as (folder, registry), contextlib.ExitStack() as temporary:
-        boards = choose_boards(
+        content.require_python(options.python)  # before an image is unpacked
+    if out is not None:
+        checked_folder(out)
+    ssh_keys = [] if options.ssh_key is None else [content.read_ssh_key(options.ssh_key)]
+    with opened(options.fleet) as (folder, registry), contextlib.ExitStack() as temporary, show_progress(Console()):
+        boards = content.choose_boards(
             registry,
             devices=options.device or (),
             file=options.file,
@@ -96,86 +85,26 @@ def flash(
             again=options.force,
             now=time.time(),
         )
-        if options.boot is not None and len(boards) != 1:
+        if boot is not None and len(boards) != 1:
             raise BadInput("a mounted boot partition is one card: name its board with one --device ID")
         replaced = [row.device for row in boards if registry.tokens(row.device, now=time.time())]
         partition: BootPartition
-        if image is not None and options.out is not None:
-            image = temporary.enter_context(_unpacked(image, options.out))
+        if image is not None and out is not None:
+            image = temporary.enter_context(_unpacked(image, out))
             partition, system = ImageBoot(image), read_system(image)
         else:
-            partition, system = MountedBoot(options.boot or Path()), System()
+            partition, system = MountedBoot(boot or Path()), System()
         require_cloud_init(partition, system)
-        target = choose_target(boards, system, python=options.python)
+        target = content.choose_target(boards, system, python=options.python)
         cards = [
-            card_of(folder, row, target=target, images=options.images, user=options.ssh_user, ssh_keys=ssh_keys)
+            content.card_of(folder, row, target=target, images=options.images, user=options.ssh_user, ssh_keys=ssh_keys)
             for row in boards
         ]
-        with show_progress(Console()):
-            release = release_of(folder, registry, [target], wheels=options.wheels)
+        release = content.release_of(folder, registry, [target], wheels=options.wheels)
         cards = [replace(card, release=folder.releases / release.file) for card in cards]
-        written: list[str] = []
-        for card, place in _copies(cards, image, options.out) if image and options.out else [(cards[0], partition)]:
+        for card, place in _copies(cards, image, out) if image and out else [(cards[0], partition)]:
             written = write_card(place, card)
-            expires = time.time() + folder.config.enrolment.token_days * DAY_S
-            registry.add_token(card.device, card.token.encode(), expires=expires)
-    _tell(cards, target, release, written, boot=options.boot, out=options.out, expires=expires)
-    if replaced:
-        print(f"cards that were written before and stop working: {' '.join(replaced)}")
-
-
-@contextlib.contextmanager
-def _unpacked(image: Path, out: Path) -> Iterator[Path]:
-    """Yields the image itself, or an unpacked copy of the .xz, which is removed afterwards."""
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
-    from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
-
-    if not image.is_file():
-        raise BadInput(f"there is no image file {image}")
-    out.mkdir(parents=True, exist_ok=True)
-    if image.suffix != ".xz":
-        yield image
-        return
-    plain = out / ".stock.img"
-    try:
-        with show_progress(Console()):
-            copy_sparse(image, plain)
-        yield plain
-    finally:
-        plain.unlink(missing_ok=True)
-
-
-def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Card, BootPartition]]:
-    """Yields a copy of the image for each card; the copy gets its final name when the card is written."""
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
-    from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot
-    from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
-    from hushfleet.progress import counted
-
-    with show_progress(Console()):
-        for card in counted(cards, "cards", total=len(cards)):
-            part = out / f".{card.device}.part"
-            try:
-                copy_sparse(image, part)
-                part.chmod(0o600)  # a token and a Wi-Fi key are written next
-                yield card, ImageBoot(part)
-                part.replace(out / f"{card.device}.img")
-            finally:
-                part.unlink(missing_ok=True)
-
-
-def _tell(
-    cards: Sequence[Card],
-    target: ReleasePlatform,
-    release: FleetRelease,
-    written: Sequence[str],
-    *,
-    boot: Path | None,
-    out: Path | None,
-    expires: float,
-) -> None:
+            expires = content.note_token(folder, registry, card)
     names = cards[0].device if len(cards) == 1 else f"{cards[0].device} to {cards[-1].device}, {len(cards)} cards"
     print(
         f"written: {names}\n"
@@ -193,3 +122,41 @@ def _tell(
         "the first start takes some minutes; the board then shows up in: hushfleet fleet status DIR\n"
         "if it does not: put the card back into the reader and look at hushfleet/install.log on its boot partition"
     )
+    if replaced:
+        print(f"cards that were written before and stop working: {' '.join(replaced)}")
+
+
+@contextlib.contextmanager
+def _unpacked(image: Path, out: Path) -> Iterator[Path]:
+    """Yields the image itself, or an unpacked copy of the .xz, which is removed afterwards."""
+    from hushfleet.firmware_profiles.cards.stock_image import copy_sparse
+
+    if not image.is_file():
+        raise BadInput(f"there is no image file {image}")
+    out.mkdir(parents=True, exist_ok=True)
+    if image.suffix != ".xz":
+        yield image
+        return
+    plain = out / ".stock.img"
+    try:
+        copy_sparse(image, plain)
+        yield plain
+    finally:
+        plain.unlink(missing_ok=True)
+
+
+def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Card, BootPartition]]:
+    """Yields a copy of the image for each card; the copy gets its final name when the card is written."""
+    from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot
+    from hushfleet.firmware_profiles.cards.stock_image import copy_sparse
+    from hushfleet.progress import counted
+
+    for card in counted(cards, "cards", total=len(cards)):
+        part = out / f".{card.device}.part"
+        try:
+            copy_sparse(image, part)
+            part.chmod(0o600)  # a token and a Wi-Fi key are written next
+            yield card, ImageBoot(part)
+            part.replace(out / f"{card.device}.img")
+        finally:
+            part.unlink(missing_ok=True)

@@ -12,8 +12,6 @@ import typer
 
 from hushfleet.errors import BadInput
 
-DAY_S = 86400.0
-
 
 def push(
     destination: Annotated[str, typer.Argument(metavar="USER@HOST", help="Destination for ssh. USER must be root, or may use sudo.")],
@@ -30,7 +28,7 @@ def push(
 
     `hushfleet push me@jetson.local --fleet greenhouse --device greenhouse-41`
     """
-    from hushfleet.aggregator.fleet.cards import ReleasePlatform, card_of, choose_boards, release_of
+    from hushfleet.aggregator.fleet.cards import ReleasePlatform, card_of, choose_boards, note_token, release_of
     from hushfleet.aggregator.fleet.commands.setup import opened
     from hushfleet.aggregator.fleet.push import look_at, push
     from hushfleet.aggregator.observe.console import Console
@@ -62,7 +60,6 @@ def push(
             release = release_of(folder, registry, targets, wheels=wheels)
         target = next(target for target in targets if target.platform == release.platform)
         card = replace(card_of(folder, board, target=target, images=images), release=folder.releases / release.file)
-        days = folder.config.enrolment.token_days
-        registry.add_token(device, card.token.encode(), expires=time.time() + days * DAY_S)
+        note_token(folder, registry, card)
     push(host, card)
     print(f"{device} is installed on {destination}; it enrols by itself: hushfleet fleet status {fleet}")

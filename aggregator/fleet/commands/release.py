@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import hushfleet
-from hushfleet.aggregator.fleet.commands import release_keys, rollout
 from hushfleet.aggregator.fleet.commands.setup import Dir, opened
 from hushfleet.errors import BadInput, BadSignature
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.fleet.registry import FleetRegistry
+    from hushfleet.release import ReleaseKeys
 
 _FILE = {"exists": True, "dir_okay": False}
 
@@ -52,8 +56,8 @@ def _make(
 
     Example: `hushfleet release make greenhouse --python 3.13 --version 0.3.1`
     """
-    from hushfleet.aggregator.fleet.cards import ReleasePlatform, build_release, describe_signing
-    from hushfleet.aggregator.fleet.releases import add_release
+    from hushfleet.aggregator.fleet.cards import ReleasePlatform, build_release
+    from hushfleet.aggregator.fleet.releases import add_release, describe_signing
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
 
@@ -85,7 +89,7 @@ def _make(
 
 @release.command("sign")
 def _sign(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A release, or the statement on release keys of `release rotate` or `fleet init`. The signature is added to it.", **_FILE)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A release, or the statement on release keys of `release keys` or `fleet init`. The signature is added to it.", **_FILE)],
     key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The private key: a release key, or root's.", **_FILE)],
     yes: Annotated[bool, typer.Option("--yes", help="Sign without asking.")] = False,
 ) -> None:  # fmt: skip
@@ -111,7 +115,7 @@ def _sign(
     if statement is not None:
         if public not in statement.statement.signers:
             raise BadInput(f"{key} is not the root key of this statement, {' or '.join(statement.statement.signers)}")
-        release_keys.print_keys(statement.statement)
+        _print_keys(statement.statement)
     else:
         with file.open("rb") as opened_file:
             head = read_head(opened_file)
@@ -151,13 +155,12 @@ def _add(
 
     `hushfleet release add greenhouse release_keys.unsigned`
     """
-    from hushfleet.aggregator.fleet.release_keys import take
-    from hushfleet.aggregator.fleet.releases import Withdrawal, add_release, releases
+    from hushfleet.aggregator.fleet.releases import Withdrawal, add_release, releases, take
 
     with opened(path) as (folder, registry):
         for file in files or ():
             if _is_statement(file):
-                release_keys.print_keys(take(folder, file.read_text("utf-8")))
+                _print_keys(take(folder, file.read_text("utf-8")))
             else:
                 add_release(folder, registry, file)
         known = releases(registry)
@@ -169,8 +172,122 @@ def _add(
         )
 
 
-for part in (rollout, release_keys):
-    release.add_typer(part.app)
+@release.command("keys")
+def _keys(
+    path: Dir,
+    new: Annotated[bool, typer.Option("--new", help="Name a new release key in DIR, in place of all earlier ones.")] = False,
+    key: Annotated[list[str] | None, typer.Option(metavar="FILE|PUBLIC", help="Key that signs releases from now on, in place of all earlier ones; name all of them.")] = None,
+    threshold: Annotated[int, typer.Option(min=1, help="Number of keys that must sign each release.")] = 1,
+    root_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Root's private key. Default: DIR/root.key; without either the statement waits to be signed.", **_FILE)] = None,
+    next_root: Annotated[str | None, typer.Option(metavar="FILE", help="Private key of another root, which replaces the present one; with PUBLIC, 64 hex digits, the statement waits for its signature.")] = None,
+    daily_key: Annotated[bool, typer.Option("--daily-key", help="Also make a new key for the daily statement of the newest release.")] = False,
+) -> None:  # fmt: skip
+    """Show root's statement of who signs releases; with --new or --key, name other keys.
+
+    Boards that have received the statement refuse all keys that it does not name. Releases that such a key signed go
+    on running, and must be signed again before they are rolled out.
+
+    Root's key signs this statement, and nothing else. Keep `root.key` offline: only its owner can change the release
+    keys, so this command shuts out a thief of a release key. If root's key is on another machine, the statement waits
+    in DIR: `hushfleet release sign release_keys.unsigned --key root.key` there, then
+    `hushfleet release add greenhouse release_keys.unsigned` here. Connected boards receive it within a minute, and check
+    it with the root key on their card.
+
+    Examples:
+
+    `hushfleet release keys greenhouse`
+
+    `hushfleet release keys greenhouse --new`
+
+    `hushfleet release keys greenhouse --key PUBLIC --key PUBLIC --key PUBLIC --threshold 2`
+    """
+    from hushfleet.aggregator.fleet.keys import read_public
+    from hushfleet.aggregator.fleet.releases import describe_signing, keys_in_force, name_keys, new_release_key
+
+    with opened(path) as (folder, _):
+        if not (new or key):
+            if threshold != 1 or root_key or next_root or daily_key:
+                raise BadInput(
+                    "name the keys that sign releases from now on: --new for a new one in DIR, or each with --key"
+                )
+            _print_keys(keys_in_force(folder))
+            return
+        successor = "" if next_root is None else read_public(next_root, "--next-root").hex()
+        keys = [read_public(each, "--key").hex() for each in key or ()] or [new_release_key(folder)]
+        holders = [root_key or folder.root_key, *([] if next_root is None else [Path(next_root)])]
+        made, waits = name_keys(
+            folder, keys=keys, threshold=threshold, new_daily_key=daily_key, next_root=successor, holders=holders
+        )
+        _print_keys(made)
+        if waits is None:
+            print("boards hear of it when they are connected; releases are to be signed by these keys from now on")
+        else:
+            print(
+                f"nothing has changed yet; {waits} waits for root's signature.\n{describe_signing(folder, waits, 'root.key')}"
+            )
+
+
+@release.command("rollout")
+def _rollout(
+    path: Dir,
+    to: Annotated[str | None, typer.Option(metavar="VERSION", help="Begin a roll-out of this release.")] = None,
+    newest: Annotated[bool, typer.Option("--newest", help="Begin a roll-out of the newest release that was not withdrawn.")] = False,
+    pause: Annotated[bool, typer.Option("--pause", help="Offer the release to no further board, and send no more of it.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a roll-out that is paused or has stopped.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Withdraw the offer: no further board gets the release.")] = False,
+) -> None:  # fmt: skip
+    """Send a release to the boards: one first, then a tenth, then all; it stops by itself when too many go back.
+
+    Without an option it says how far the roll-out is. A board that has failed with a release tries it again in a new
+    roll-out only.
+
+    Examples:
+
+    `hushfleet release rollout greenhouse --newest`
+
+    `hushfleet release rollout greenhouse`
+    """
+    if (to is not None) + newest + pause + resume + cancel > 1:
+        raise BadInput("say one of --to, --newest, --pause, --resume and --cancel")
+    from hushfleet.aggregator.fleet.releases import check_signed
+    from hushfleet.aggregator.fleet.rollout import begin, change
+
+    with opened(path) as (folder, registry):
+        if to is not None or newest:
+            check_signed(folder, registry, to)
+            begin(registry, to, now=time.time())
+        elif pause:
+            change(registry, "paused")
+        elif resume:
+            change(registry, "running")
+        elif cancel:
+            change(registry, "cancelled")
+        _tell(registry)
+
+
+def _tell(registry: FleetRegistry) -> None:
+    from hushfleet.aggregator.fleet import descriptions
+    from hushfleet.aggregator.fleet.rollout import board_rollouts, current, rollout_view
+
+    view, rollout = rollout_view(registry, now=time.time()), current(registry)
+    if view is None or rollout is None:
+        print("no release is being rolled out")
+        return
+    print(descriptions.rollout(view))
+    for board in board_rollouts(registry, rollout, now=time.time()):
+        if board.why:
+            print(f"  {board.device}: {board.why}")
+
+
+def _print_keys(keys: ReleaseKeys) -> None:
+    """Prints a statement of who signs releases."""
+    print(f"statement {keys.number} of root {keys.root}")
+    for key in keys.keys:
+        print(f"  release key  {key}")
+    print(f"  signatures   {keys.threshold} of these {len(keys.keys)} for each release")
+    print(f"  daily key    {keys.newest_key}")
+    if keys.next_root:
+        print(f"  next root    {keys.next_root}")
 
 
 def _is_statement(file: Path) -> bool:

@@ -82,7 +82,7 @@ def _init(
     from hushfleet.aggregator.fleet.create import create_fleet
     from hushfleet.aggregator.fleet.folder import BrokerPart, FleetConfig, PagePart, SecureSumsPart, check_ports
     from hushfleet.aggregator.fleet.next_task import check_sums
-    from hushfleet.aggregator.fleet.release_keys import UNSIGNED_FILE
+    from hushfleet.aggregator.fleet.releases import UNSIGNED_FILE
     from hushfleet.aggregator.fleet.sums import sum_facts
     from hushfleet.aggregator.fleet.task_check import obstacles, thresholds
     from hushfleet.aggregator.fleet.units import write_units
@@ -122,7 +122,7 @@ def _init(
     if folder.root_key.exists():
         offline = f"move {folder.root_key} to a medium that is offline: it says who signs what boards run\n"
     elif (folder.path / UNSIGNED_FILE).exists():
-        offline = f"{folder.path / UNSIGNED_FILE} waits for root's signature: hushfleet release rotate --help\n"
+        offline = f"{folder.path / UNSIGNED_FILE} waits for root's signature: hushfleet release keys --help\n"
     else:
         offline = ""
     print(

@@ -17,7 +17,6 @@ from hushfleet.aggregator.results.gains import (
     MeanAccuracies,
     chance,
     common_test,
-    own_data,
     own_models,
     shared_model,
     worse_than_alone,
@@ -172,7 +171,7 @@ def judge(result: Result) -> Headline:
         result,
         rows=(
             ComparedRow(other if own_heads else own, COMMON, common_test(result)),
-            ComparedRow(own, "own data", own_data(result)),
+            ComparedRow(own, "own data", own_models(result, "local")),
             ComparedRow(own if own_heads else other, COMMON, third),
         ),
         epsilon_server=_largest(row.epsilon_server for row in privacy),

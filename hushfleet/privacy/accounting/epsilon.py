@@ -50,6 +50,9 @@ def epsilon(
 
     A step without noise makes epsilon inf. Raises `PrivacyError` for values outside their range, and for `rdp` with an
     exchange of sampled units, which that accountant cannot compute.
+
+    >>> round(epsilon([Step(4.992, 1.0, 20)], delta=0.01), 3)
+    2.0
     """
     check_delta_range(delta)
     merged: dict[tuple[float, float], int] = {}

@@ -16,7 +16,11 @@ _ROUNDING = 1e-13
 
 
 def epsilon_of_gaussian(mu: float, delta: float) -> float:
-    """Returns the smallest epsilon at `delta`, rounded up by about 1e-12 relative; inf for a `mu` of inf."""
+    """Returns the smallest epsilon at `delta`, rounded up by about 1e-12 relative; inf for a `mu` of inf.
+
+    >>> round(epsilon_of_gaussian(1.0, 1e-5), 3)
+    4.377
+    """
     if mu == 0:
         return 0.0
     if mu > 1e150:  # its square, half of epsilon, overflows a float

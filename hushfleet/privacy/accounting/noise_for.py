@@ -20,6 +20,9 @@ def noise_multiplier_for(
 
     Raises `PrivacyError` if no multiplier reaches it: with the accountant `rdp` the conversion alone adds about
     `log(1 / delta) / 62`.
+
+    >>> round(noise_multiplier_for(epsilon=2.0, delta=0.01, steps=20), 3)
+    4.992
     """
     if not 0 < epsilon < math.inf:
         raise PrivacyError(f"a target epsilon must be positive and finite, got {epsilon!r}")
@@ -78,6 +81,9 @@ def check_delta(delta: float, units: int, *, as_published: bool = False) -> list
     A delta of 1 / units allows a mechanism that publishes one unit completely. A larger delta therefore raises
     `PrivacyError`, unless `as_published` asks for a paper's own setting. A delta above a tenth of 1 / units gives a
     warning.
+
+    >>> check_delta(1e-5, 100)
+    []
     """
     check_delta_range(delta)
     if units < 1:

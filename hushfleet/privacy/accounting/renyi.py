@@ -37,7 +37,11 @@ def rdp(step: Step, orders: Sequence[float] = DEFAULT_ORDERS) -> np.ndarray:
 
 
 def renyi_epsilon(history: Sequence[Step], *, delta: float) -> float:
-    """Returns epsilon at `delta` of all steps of `history` together; 0.0 if nothing was released."""
+    """Returns epsilon at `delta` of all steps of `history` together; 0.0 if nothing was released.
+
+    >>> round(renyi_epsilon([Step(3.975, 1.0, 20)], delta=0.1), 3)
+    1.996
+    """
     total, a = np.zeros(len(DEFAULT_ORDERS)), np.array(DEFAULT_ORDERS)
     for step in history:
         total += rdp(step)

@@ -47,7 +47,11 @@ class Chunk:
 
 
 def chunk_count(size: int, chunk_bytes: int) -> int:
-    """Returns the number of chunks of `size` bytes."""
+    """Returns the number of chunks of `size` bytes.
+
+    >>> chunk_count(4_799_528, 60 * 1024)
+    79
+    """
     return -(-size // chunk_bytes)
 
 
@@ -61,7 +65,11 @@ def check_ranges(ranges: Ranges) -> None:
 
 
 def expand(ranges: Ranges, count: int) -> Iterator[int]:
-    """Yields the chunk indices in `ranges`; empty ranges mean all `count`. Raises `Malformed` beyond `count`."""
+    """Yields the chunk indices in `ranges`; empty ranges mean all `count`. Raises `Malformed` beyond `count`.
+
+    >>> list(expand(((0, 2), (5, 6)), 8))
+    [0, 1, 5]
+    """
     if ranges and ranges[-1][1] > count:
         raise Malformed(f"chunk {ranges[-1][1] - 1} was asked for, but the blob has {count}")
     for start, stop in ranges or ((0, count),):
@@ -80,6 +88,9 @@ def split(
     :param digest: SHA-256 of the blob if it is already known, to save computing it.
 
     Raises `TooLarge` for a blob or a chunk size above its cap.
+
+    >>> [len(frame) for frame in split(bytes(100), 60)]
+    [116, 96]
     """
     count = _check_geometry(len(blob), chunk_bytes)
     digest = digest or hashlib.sha256(blob).digest()
@@ -93,7 +104,11 @@ def split(
 
 
 def parse_frame(data: bytes, *, max_blob_bytes: int = MAX_BLOB_BYTES) -> Chunk:
-    """Reads and checks one frame, without a copy. Raises `Malformed` or `TooLarge`."""
+    """Reads and checks one frame, without a copy. Raises `Malformed` or `TooLarge`.
+
+    >>> parse_frame(next(split(b"model"))).index
+    0
+    """
     if len(data) > FRAME_OVERHEAD + MAX_CHUNK_BYTES:
         raise TooLarge(f"a chunk frame of {len(data)} bytes is above the cap")
     if len(data) < FRAME_OVERHEAD:

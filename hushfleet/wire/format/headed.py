@@ -31,7 +31,12 @@ def cut_header(data: bytes | memoryview, magic: bytes, version: int) -> tuple[me
 
 
 def cut(view: memoryview, length: int) -> tuple[memoryview, memoryview]:
-    """Returns the first `length` bytes, and the rest. Raises `Malformed`."""
+    """Returns the first `length` bytes, and the rest. Raises `Malformed`.
+
+    >>> first, rest = cut(memoryview(b"header values"), 6)
+    >>> bytes(first), bytes(rest)
+    (b'header', b' values')
+    """
     if length > len(view):
         raise Malformed(f"a section of {length} bytes is announced where {len(view)} are left")
     return view[:length], view[length:]

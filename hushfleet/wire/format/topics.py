@@ -43,12 +43,20 @@ class ParsedTopic(NamedTuple):
 
 
 def is_name(text: str) -> bool:
-    """Returns whether `text` can be a device id or a federation's name."""
+    """Returns whether `text` can be a device id or a federation's name.
+
+    >>> is_name("greenhouse-07"), is_name("Greenhouse")
+    (True, False)
+    """
     return NAME.fullmatch(text) is not None
 
 
 def check_name(text: str, role: str) -> str:
-    """Returns `text` itself. Raises `BadInput` that names the `role` ("device id") if it is not a name."""
+    """Returns `text` itself. Raises `BadInput` that names the `role` ("device id") if it is not a name.
+
+    >>> check_name("greenhouse-07", "device id")
+    'greenhouse-07'
+    """
     if not is_name(text):
         raise BadInput(f"{role} {text!r} cannot be used in a topic: it needs {NAME_RULE}")
     return text
@@ -89,7 +97,11 @@ class Topics:
         return f"{self.prefix}/blob/{digest.hex()}"
 
     def state(self, device: str) -> str:
-        """Returns the topic of a device's presence, retained."""
+        """Returns the topic of a device's presence, retained.
+
+        >>> Topics("greenhouse").state("greenhouse-07")
+        'hushfleet/1/greenhouse/c/greenhouse-07/up/state'
+        """
         return f"{self._client(device)}/up/state"
 
     def msg(self, device: str) -> str:
@@ -119,7 +131,11 @@ class Topics:
         return f"{self._client(device)}/up/enrol"
 
     def health(self, device: str) -> str:
-        """Returns the topic of a board's health."""
+        """Returns the topic of a board's health.
+
+        >>> Topics("greenhouse").health("greenhouse-07")
+        'hushfleet/1/greenhouse/c/greenhouse-07/up/health'
+        """
         return f"{self._client(device)}/up/health"
 
     def wants(self, device: str) -> str:
@@ -135,7 +151,11 @@ class Topics:
         return f"{self.prefix}/release/{digest.hex()}"
 
     def parse(self, topic: str) -> ParsedTopic:
-        """Parses a topic, the inverse of the methods above. Raises `Malformed` for a topic of another federation."""
+        """Parses a topic, the inverse of the methods above. Raises `Malformed` for a topic of another federation.
+
+        >>> Topics("greenhouse").parse("hushfleet/1/greenhouse/c/a/up/msg").device
+        'a'
+        """
         root, _, rest = topic.partition(f"{self.prefix}/")
         parts = rest.split("/")
         if root == "" and rest:

@@ -250,7 +250,11 @@ def max_public_bytes(size: int) -> int:
 
 
 def max_update_bytes(size: int) -> int:
-    """Returns the maximum size in bytes of an update for `size` parameters, for every codec and all sections."""
+    """Returns the maximum size in bytes of an update for `size` parameters, for every codec and all sections.
+
+    >>> max_update_bytes(1_199_882)
+    5088166
+    """
     fixed = HEAD_BYTES + 2 * _LENGTH.size + SIGNATURE_BYTES
     return fixed + MAX_HEADER_BYTES + max_bytes(size) + max_public_bytes(size)
 

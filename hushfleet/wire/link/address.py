@@ -125,7 +125,11 @@ class BrokerAddress:
 
 
 def without_password(url: str) -> str:
-    """Returns the URL with the word PASSWORD for its password, so that it can be printed and completed by hand."""
+    """Returns the URL with the word PASSWORD for its password, so that it can be printed and completed by hand.
+
+    >>> without_password("mqtts://me:secret@broker.example")
+    'mqtts://me:PASSWORD@broker.example'
+    """
     return re.sub(r"(://[^/\s:@]*):[^/\s]*@", r"\1:PASSWORD@", url)
 
 

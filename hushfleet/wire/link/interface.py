@@ -51,7 +51,11 @@ def check_filter(topic_filter: str) -> None:
 
 
 def publish_packet_bytes(topic: str, payload_bytes: int) -> int:
-    """Returns the size in bytes of an MQTT 3.1.1 PUBLISH packet with QoS 1."""
+    """Returns the size in bytes of an MQTT 3.1.1 PUBLISH packet with QoS 1.
+
+    >>> publish_packet_bytes("a/b", 100)
+    109
+    """
     remaining = 2 + len(topic.encode()) + 2 + payload_bytes
     length_bytes = 1 + (remaining >= 1 << 7) + (remaining >= 1 << 14) + (remaining >= 1 << 21)
     return 1 + length_bytes + remaining

@@ -173,10 +173,10 @@ def test_too_little_memory_is_one_clear_paragraph() -> None:
 
 
 def test_a_package_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    (tmp_path / "pydantic.py").write_text("raise ModuleNotFoundError(\"No module named 'pydantic'\", name='pydantic')")
-    done, _ = typed(["reproduce", "--list"], PYTHONPATH=str(tmp_path))
+    (tmp_path / "plotly.py").write_text("raise ModuleNotFoundError(\"No module named 'plotly'\", name='plotly')")
+    done, _ = typed(["compare", "a", "b"], PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
-    assert "error: this needs the package 'pydantic'; install it with" in done.stderr
+    assert "error: this needs the package 'plotly'; install it with" in done.stderr
 
 
 def older(folder: Path, name: str, version: str, code: str = "") -> dict[str, str]:
@@ -189,11 +189,11 @@ def older(folder: Path, name: str, version: str, code: str = "") -> dict[str, st
 
 
 def test_a_package_that_is_too_old_is_named_with_both_versions(tmp_path: Path) -> None:
-    done, _ = typed(["reproduce", "--list"], **older(tmp_path, "pydantic", "1.10.9", "raise AttributeError('a word')"))
+    done, _ = typed(["compare", "a", "b"], **older(tmp_path, "plotly", "5.9", "raise AttributeError('a word')"))
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     said = " ".join(done.stderr.split())
-    assert "error: AttributeError: a word. pydantic 1.10.9 is installed and 2.12 or newer is needed" in said
-    assert "type: pip install 'pydantic>=2.12'" in said
+    assert "error: AttributeError: a word. plotly 5.9 is installed and 6.5 or newer is needed" in said
+    assert "type: pip install 'plotly>=6.5'" in said
 
 
 GRAPH = """

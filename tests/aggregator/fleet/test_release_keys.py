@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.newest import SIGN_EVERY_S, TELL_AGAIN_S, TellingNewest
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.release_keys import keys_in_force, trust
-from hushfleet.aggregator.fleet.releases import add_release, releases
+from hushfleet.aggregator.fleet.releases import add_release, keys_in_force, releases, trust
 from hushfleet.aggregator.fleet.rollout import begin, change, current
-from hushfleet.aggregator.fleet.telling_newest import SIGN_EVERY_S, TELL_AGAIN_S, TellingNewest
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.release import Newest, Signed, Trust, pack
@@ -80,7 +79,7 @@ def test_a_rotated_key_signs_nothing_any_more(folder: FleetFolder, tmp_path: Pat
     by_old = release(tmp_path, "1.0")
     run("sign", by_old, "--key", folder.release_key, "--yes")
     run("add", folder.path, by_old)
-    assert "statement 2" in run("rotate", folder.path)
+    assert "statement 2" in run("keys", folder.path, "--new")
     assert keys_in_force(folder).keys != old
     assert load(folder.release_key).public_key.hex() in keys_in_force(folder).keys
     assert load(folder.release_key.with_name("release.key.old")).public_key.hex() in old
@@ -116,7 +115,7 @@ def test_root_and_release_keys_on_other_machines(tmp_path: Path) -> None:
         assert "nothing newer" in refused("add", path, taken)
         if trust(folder).number == 1:
             words = [word for name in ("ann", "bob", "eve") for word in ("--key", keys[name][1])]
-            run("rotate", path, *words, "--threshold", "2")
+            run("keys", path, *words, "--threshold", "2")
     folder.release_key.unlink()
     assert keys_in_force(folder).threshold == 2
     file = release(tmp_path, "1.0")
@@ -132,14 +131,14 @@ def test_root_and_release_keys_on_other_machines(tmp_path: Path) -> None:
 def test_another_root(folder: FleetFolder, tmp_path: Path) -> None:
     heir, public = elsewhere(tmp_path, "heir")["heir"]
     before = trust(folder)
-    run("rotate", folder.path, "--next-root", public)
+    run("keys", folder.path, "--new", "--next-root", public)
     waits = folder.path / "release_keys.unsigned"
     assert "not signed by the root" in refused("add", folder.path, waits)
     run("sign", waits, "--key", heir, "--yes")
     run("add", folder.path, waits)
     assert trust(folder).root == public
-    assert "not signed by the root" in refused("rotate", folder.path), "the former root is none"
-    run("rotate", folder.path, "--root-key", heir, "--daily-key")
+    assert "not signed by the root" in refused("keys", folder.path, "--new"), "the former root is none"
+    run("keys", folder.path, "--new", "--root-key", heir, "--daily-key")
     text = folder.release_keys.read_text()
     assert [each.statement.number for each in read_keys(text)] == [2, 3], "what a board needs that was away"
     assert before.after(text) == trust(folder)
@@ -149,9 +148,9 @@ def test_a_line_that_nobody_has_signed_comes_in_beside_no_signed_one(folder: Fle
     """Else a board that was away when root was changed could follow no statement any more."""
     heir, _ = elsewhere(tmp_path, "heir")["heir"]
     before = trust(folder)
-    run("rotate", folder.path, "--root-key", folder.root_key, "--next-root", heir)
+    run("keys", folder.path, "--new", "--root-key", folder.root_key, "--next-root", heir)
     (second,) = read_keys(folder.release_keys.read_text())
-    run("rotate", folder.path, "--key", Identity.generate().public_key.hex(), "--next-root", "cd" * 32)
+    run("keys", folder.path, "--key", Identity.generate().public_key.hex(), "--next-root", "cd" * 32)
     waits = folder.path / "release_keys.unsigned"
     (third,) = read_keys(waits.read_text())
     third = Signed(replace(third.statement, next_root="")).with_signature(load(heir))
@@ -295,7 +294,7 @@ def test_a_word_goes_out_only_by_the_key_that_root_has_named(told: Told, caplog:
     told.folder.newest_key.unlink()
     assert told.after(1.0) == told.after(1.0) == []
     assert caplog.text.count("boards are not told") == 1
-    run("rotate", told.folder.path)
+    run("keys", told.folder.path, "--new")
     assert told.after(1.0) == told.devices
 
 
@@ -305,9 +304,9 @@ def test_a_new_daily_key_signs_once_root_has_named_it(told: Told, tmp_path: Path
     root = tmp_path / "root.key"
     folder.root_key.rename(root)
     former = load(folder.newest_key).public_key
-    assert "threshold" in refused("rotate", folder.path, "--daily-key", "--threshold", "2")
+    assert "threshold" in refused("keys", folder.path, "--new", "--daily-key", "--threshold", "2")
     assert load(folder.newest_key).public_key == former, "nothing was said"
-    assert "nothing has changed yet" in run("rotate", folder.path, "--daily-key")
+    assert "nothing has changed yet" in run("keys", folder.path, "--new", "--daily-key")
     assert told.after(1.0) == told.devices
     waits = folder.path / "release_keys.unsigned"
     run("sign", waits, "--key", root, "--yes")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.fleet import rollout as rollout_module
-from hushfleet.aggregator.fleet.cards import ReleasePlatform, build_release, release_for
+from hushfleet.aggregator.fleet.cards import ReleasePlatform, build_release, release_of
 from hushfleet.aggregator.fleet.folder import FleetFolder, UpdatesPart
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.releases import Withdrawal, add_release, check_signed, offered_releases, releases
@@ -24,6 +24,7 @@ from hushfleet.aggregator.fleet.rollout import (
     SILENT_S,
     BoardRollout,
     Rollout,
+    Updating,
     begin,
     board_rollouts,
     change,
@@ -34,7 +35,6 @@ from hushfleet.aggregator.fleet.rollout import (
 )
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.sightings import sightings
-from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.edge_client.fleet.slots import SlotsError, State, check_fits
 from hushfleet.errors import BadInput, BadSignature, Malformed
@@ -149,8 +149,7 @@ def test_the_newest_release_is_the_one_with_the_highest_numbers(desk: Desk, tmp_
         add_release(desk.folder, desk.registry, release(tmp_path, version))
     assert [each.version for each in releases(desk.registry)] == ["2.10.0", "2.9.1", "2.9.0", "2.0"]
     assert begin(desk.registry, None, now=NOW).version == "2.10.0"
-    newest = release_for(desk.registry, ReleasePlatform("3.13", "aarch64"))
-    assert newest is not None
+    newest = release_of(desk.folder, desk.registry, [ReleasePlatform("3.13", "aarch64")])
     assert newest.version == "2.10.0"
 
 
@@ -194,8 +193,7 @@ def test_what_a_downgrade_withdraws_is_offered_to_nobody(desk: Desk, tmp_path: P
     downgrade(desk, tmp_path, "2.0.1", "3.0", serial=5)
     assert offered(desk) == ["2.0.1"]
     assert begin(desk.registry, None, now=NOW).version == "2.0.1"
-    newest = release_for(desk.registry, ReleasePlatform("3.13", "aarch64"))
-    assert newest is not None
+    newest = release_of(desk.folder, desk.registry, [ReleasePlatform("3.13", "aarch64")])
     assert newest.version == "2.0.1"
     for version in ("3.0", "2.0"):
         said = (

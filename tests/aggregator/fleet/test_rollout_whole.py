@@ -13,11 +13,10 @@ import pytest
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.processes import FleetProcess, brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.release_keys import trust
-from hushfleet.aggregator.fleet.releases import add_release
+from hushfleet.aggregator.fleet.releases import add_release, trust
 from hushfleet.aggregator.fleet.rollout import begin, board_rollouts, current
 from hushfleet.aggregator.fleet.sightings import sightings
-from hushfleet.edge_client.fleet.freshness import Freshness
+from hushfleet.edge_client.fleet.newest import Freshness
 from hushfleet.errors import BadSignature
 from hushfleet.release import Trust
 from hushfleet.wire.format.identity import Identity

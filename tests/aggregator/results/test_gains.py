@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hushfleet.aggregator.results.gains import Gain, MeanAccuracies, chance, common_test, own_data, worse_than_alone
+from hushfleet.aggregator.results.gains import Gain, MeanAccuracies, chance, common_test, own_models, worse_than_alone
 from hushfleet.aggregator.results.report.readable import gained
 from hushfleet.aggregator.results.report.verdict import judge
 from hushfleet.aggregator.results.result import OwnHead, Result
@@ -134,7 +134,7 @@ def test_worse_is_by_more_than_the_own_tests_standard_error() -> None:
 
 
 def test_means_are_the_results_own() -> None:
-    found = own_data(sample(3))
+    found = own_models(sample(3), "local")
     assert (found.federated, found.alone) == (pytest.approx(0.9), pytest.approx(0.88))
     assert found.gains == pytest.approx((0.02, 0.02, 0.02))
     assert common_test(bare(sample(3))).gain is None

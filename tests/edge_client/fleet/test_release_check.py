@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from hushfleet.edge_client.fleet import release_check as module
-from hushfleet.edge_client.fleet.release_check import ReleaseCheckFailed, check_release, drop_copy
+from hushfleet.edge_client.fleet import trial as module
+from hushfleet.edge_client.fleet.trial import ReleaseCheckFailed, check_release, drop_copy
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import StoreError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection
-from hushfleet.edge_client.fleet.charge_line import ChargeLine
+from hushfleet.edge_client.fleet.client_files import ChargeLine
 from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.fleet.slots import Slots
 from hushfleet.edge_client.state_files import CHARGED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -22,11 +21,10 @@ from hushfleet.edge_client.board.config import (
     LimitsSection,
     OwnDataSection,
 )
-from hushfleet.edge_client.fleet import release_file as release_file_module
+from hushfleet.edge_client.fleet import updates as release_file_module
 from hushfleet.edge_client.fleet.installed import Installed
-from hushfleet.edge_client.fleet.release_file import WINDOW, ReleaseFile
 from hushfleet.edge_client.fleet.slots import Slots, State
-from hushfleet.edge_client.fleet.updates import PATIENCE_S, ReleaseDuty, RestartForRelease
+from hushfleet.edge_client.fleet.updates import PATIENCE_S, WINDOW, ReleaseDuty, ReleaseFile, RestartForRelease
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.errors import BadSignature, Malformed, StoreError, StoreFull
@@ -400,10 +398,11 @@ def test_what_a_board_says_of_its_releases(bench: Bench) -> None:
     assert bench.wants() == [], "what has failed is not taken again"
     bench.offer(data, attempt=2)
     assert len(bench.wants()) == 1
-    (bench.state_dir / "update.json").write_text("[1")
-    assert slot() == "good"
-    (bench.state_dir / "update.json").write_text(json.dumps({"version": 3, "attempt": "x"}))
-    assert slot() == "returned"
+    for damaged in ("[1", "[]", '{"version": "2.0", "attempt": "x"}'):
+        (bench.state_dir / "update.json").write_text(damaged)
+        assert slot() == "good", "as if there was no offer yet"
+    (bench.state_dir / "update.json").write_text('{"version": "2.0", "attempt": 1}')
+    assert slot() == "returned", "as 0.3 wrote it"
     (bench.root / "current").unlink()
     (bench.root / "slots.json").unlink()
     os.rename(bench.root / "releases", bench.root / "gone")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hushfleet.edge_client.__main__ import main
-from hushfleet.edge_client.fleet.release_check import check_release
+from hushfleet.edge_client.fleet.trial import check_release
 from hushfleet.edge_client.state_files import REMNANTS
 from hushfleet.edge_client.storage.arrays import RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore

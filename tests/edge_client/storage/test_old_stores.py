@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.edge_client.fleet.release_check import check_release, drop_copy
+from hushfleet.edge_client.fleet.trial import check_release, drop_copy
 from hushfleet.edge_client.storage.arrays import RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION

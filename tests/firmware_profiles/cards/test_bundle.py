@@ -16,7 +16,7 @@ import pytest
 import hushfleet
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards import bundle
-from hushfleet.firmware_profiles.cards.trimming import is_dropped
+from hushfleet.firmware_profiles.cards.bundle import is_dropped
 from hushfleet.release import place, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.pin_wheels import needed
@@ -28,7 +28,7 @@ PYTHON, ARCH = this_platform()
 BOARD = """
 import sys
 from pathlib import Path
-from hushfleet.edge_client.fleet.release_check import check_release
+from hushfleet.edge_client.fleet.trial import check_release
 import PIL.Image, numpy, cryptography.x509, hushfleet.firmware_profiles
 
 assert check_release(Path("."), Path("none.sqlite"), device="a") is None

@@ -16,8 +16,7 @@ from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.release_keys import trust
-from hushfleet.aggregator.fleet.releases import add_release
+from hushfleet.aggregator.fleet.releases import add_release, trust
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.release import pack

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from hushfleet import atomic_file
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.release_keys import keys_in_force
-from hushfleet.aggregator.fleet.releases import offered_releases
+from hushfleet.aggregator.fleet.releases import keys_in_force, offered_releases
 from hushfleet.aggregator.fleet.rollout import HEARD_S, current
 from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.sightings import sightings
@@ -85,7 +84,9 @@ class TellingNewest(ServicePart):
         """
         key, file = load(self._folder.newest_key), self._folder.service / "newest"
         if key.public_key.hex() != named:
-            raise BadInput(f"root has not named the key in {self._folder.newest_key}; see: hushfleet release rotate")
+            raise BadInput(
+                f"root has not named the key in {self._folder.newest_key}; see: hushfleet release keys --help"
+            )
         last = 0
         with contextlib.suppress(OSError, HushfleetError):
             last = Signed.from_line(Newest, file.read_text("utf-8")).statement.said_at
