@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hushfleet.data.files import ENDINGS, files_below
 from hushfleet.edge_client.board.config import OwnDataSection
-from hushfleet.user_files import is_closed
+from hushfleet.paths import is_closed
 
 _FILES = {
     "arrays": ".npz file, with samples `x` and labels `y`",

@@ -23,7 +23,7 @@ from hushfleet.data.images import read_image
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, StoreFull
-from hushfleet.user_files import is_closed, no_file
+from hushfleet.paths import is_closed, no_file
 
 AS_THE_CLIENT = "run the command as the client's user, as in sudo -u hushfleet"
 _LOOKED_AT = (3, 16, 16)  # a picture is decoded to this size to see whether it can be

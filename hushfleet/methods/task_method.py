@@ -27,12 +27,12 @@ from hushfleet.methods.stages import ClipLayers, Gaussian, OneStep, Transform, c
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.charge import Charge
-from hushfleet.privacy.record import RecordMechanism
 
 if TYPE_CHECKING:
     from hushfleet.methods.privatize import NoisedUpdate
     from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext
     from hushfleet.privacy.noise import NoiseSource
+    from hushfleet.privacy.record import RecordMechanism
 
 
 class TaskMethod:
@@ -222,6 +222,8 @@ class RecordMethod(TaskMethod):
 
     def record_mechanism(self, terms: RoundTerms) -> RecordMechanism:
         """Returns the mechanism that noises one round's gradients."""
+        from hushfleet.privacy.record import RecordMechanism
+
         setting, rule = self.setting(terms), self.training.gradient
         return RecordMechanism(
             clip_norm=min(setting.clip_norm, rule.record_bound),
