@@ -227,13 +227,16 @@ class Connection:
     # orders
 
     def publish(self, topic: str, payload: bytes, retain: bool) -> None:
+        """Sends a message."""
         info = self._client.publish(topic, payload, qos=1, retain=retain)
         self._unacknowledged[info.mid] = len(payload)
 
     def unsubscribe(self, topic_filter: str) -> None:
+        """Ends a subscription."""
         self._client.unsubscribe(topic_filter)
 
     def subscribe(self, topic_filters: list[str]) -> None:
+        """Subscribes; the connection is up once the broker has confirmed it."""
         code, packet_id = self._client.subscribe([(topic_filter, 1) for topic_filter in topic_filters])
         if packet_id is None:
             self._reason = self._reason or f"the subscription could not be sent ({code})"
