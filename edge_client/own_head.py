@@ -24,7 +24,7 @@ from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.job import HeadChosen, HeadJob
 from hushfleet.errors import Malformed
-from hushfleet.model.own_head import takes_unlabelled
+from hushfleet.model.head_choice import takes_unlabelled
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.messages import RoundPlan
 

@@ -470,7 +470,7 @@ class RoundHandler:
         try:
             if not isinstance(done, Finished):
                 raise Malformed("the worker has chosen a head where a round was wanted")
-            training.outcome = entry = self._handover.commit(done, training.round)
+            training.outcome = entry = self._handover.commit(done, training.round, task)
             word = "answered" if training.round.asks else "trained"
             _log.info("round %d: %s and committed, %d bytes to send", plan.round, word, len(entry.data))
             task.deaths = 0

@@ -20,7 +20,7 @@ import onnxruntime as ort
 
 from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.constant_time import nominal_seconds
+from hushfleet.edge_client.board.nominal_time import nominal_seconds
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.errors import GraphRefused
 from hushfleet.gradients.draws import draw_dropout

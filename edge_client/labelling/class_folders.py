@@ -17,10 +17,10 @@ from pathlib import Path
 
 from hushfleet import atomic_file
 from hushfleet.config.spec import TaskSpec
-from hushfleet.data.folder import files_below
 from hushfleet.data.form import one_form
 from hushfleet.data.image_limits import check_name
 from hushfleet.data.images import read_image
+from hushfleet.data.walk import files_below
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, StoreFull

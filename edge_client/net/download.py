@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.kept import RosterMark
@@ -18,7 +17,6 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import Malformed, Replayed, TooLarge, WireError
 from hushfleet.secure.roster import MAX_ROSTER_BYTES, SEEN_NEWER, Roster
 from hushfleet.wire.format.chunks import Assembler
-from hushfleet.wire.format.difference import apply_difference
 from hushfleet.wire.format.messages import BASE_BYTES, DifferenceRef, RoundPlan, Want
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Link
@@ -181,6 +179,8 @@ class GlobalModel:
 
     def _apply(self, plan: RoundPlan, spec: TaskSpec, chain: tuple[DifferenceRef, ...]) -> bytes:
         """Returns the stored model that the differences start from, with all of them added. Raises a `WireError`."""
+        from hushfleet.wire.format.difference import apply_difference  # with arrays, which few rounds need here
+
         params = self._base(chain[0], plan.global_bytes)
         layout = spec.model.layout
         # a method's vectors lie behind the model, each with the model's layers

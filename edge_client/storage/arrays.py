@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgpack
-import numpy as np
-from numpy.typing import ArrayLike
 
+from hushfleet.array_api import np
 from hushfleet.errors import StoreError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 _NUMBERS = re.compile(r"[<|][fiub]\d{1,2}")
 

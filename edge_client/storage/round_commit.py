@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.durations import Period
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays

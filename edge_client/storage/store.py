@@ -21,8 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrivals import Arrivals
 from hushfleet.edge_client.storage.kept import ChosenAccelerator, KeptModel, RosterMark

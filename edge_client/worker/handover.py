@@ -117,19 +117,19 @@ class Handover:
         if kept is not None and kept.used == "cuda":
             self._store.keep_accelerator(replace(kept, failed=f"the training process {died.why}"))
 
-    def commit(self, done: Finished, round: AllowedRound) -> OutboxEntry:
+    def commit(self, done: Finished, round: AllowedRound, task: TaskRuntime) -> OutboxEntry:
         """Signs and stores a trained round. Raises `Malformed` for one that is not what was ordered, and `StoreError`.
 
         The keys of new samples are on the disk before the round is.
         """
-        coded = self._checked(done, round)
+        coded = self._checked(done, round, task)
         if done.arrived:
             self._store.arrivals.of(done.arrived, now=round.at)
         entry = self._store.commit_coded(coded)
         self._training_note.keep(done.failed)
         return entry
 
-    def _checked(self, done: Finished, round: AllowedRound) -> CodedRound:
+    def _checked(self, done: Finished, round: AllowedRound, task: TaskRuntime) -> CodedRound:
         plan, charge, state, job = round.plan, round.charge, done.state, self._job
         assert job is not None
         size = round.party.spec.model.layout.size
@@ -144,11 +144,7 @@ class Handover:
             raise Malformed("a worker's round has another charge or another size than the plan")
         public_digest(state.public, size=size)
         before = public_digest(done.public_before, size=size)
-        held = (
-            round.party.method.init_state().public.digest()
-            if job.state is None
-            else public_digest(job.state.public, size=size)
-        )
+        held = task.newcomer_digest if job.state is None else public_digest(job.state.public, size=size)
         header = read_header(done.update)
         found = header.task, header.round, header.device, header.multiplier_server, header.noise_split
         wanted = plan.task, plan.round, round.party.device, charge.noise_multiplier, charge.noise_split

@@ -18,8 +18,8 @@ import numpy as np
 from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.accelerator import AcceleratorTrial
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.constant_time import nominal_seconds
 from hushfleet.edge_client.board.local_data import SETTLED_S, LocalData
+from hushfleet.edge_client.board.nominal_time import nominal_seconds
 from hushfleet.edge_client.board.notes import Note
 from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import return_small_blocks

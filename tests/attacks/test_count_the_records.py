@@ -12,8 +12,9 @@ import pytest
 
 from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection, OwnDataSection
-from hushfleet.edge_client.board.constant_time import announced_at, nominal_seconds
+from hushfleet.edge_client.board.constant_time import announced_at
 from hushfleet.edge_client.board.local_data import LocalData
+from hushfleet.edge_client.board.nominal_time import nominal_seconds
 from hushfleet.edge_client.fleet import health
 from hushfleet.errors import BadInput, GraphRefused, StoreError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
