@@ -103,6 +103,11 @@ class AllowedRound:
         limits, ledger = self.party.limits, self.store.ledger
         return allowed_charge(plan, spec, self.method, self.terms, limits=limits, ledger=ledger, now=self.at)
 
+    @property
+    def is_hidden(self) -> bool:
+        """Whether noise hides what the round sends."""
+        return self.charge.noise_multiplier > 0 and not self.charge.raw
+
     @cached_property
     def secure(self) -> SecureRound:
         """Cohort and committee of a round with a secure sum.

@@ -53,11 +53,13 @@ class Handover:
         nominal_s: float | None,
         known: bytes | None,
         again: bool,
+        blank: bool = False,
     ) -> None:
         """Starts the training of a round. Raises `HushfleetError` or `OSError`.
 
         :param known: as `Job.trained_samples`.
-        :param again: whether the client has ended abruptly in this round.
+        :param again: whether the client, or a worker, has ended abruptly in this round.
+        :param blank: as `Job.blank`.
         """
         plan, continues = round.plan, task.spec.continues
         state = self._store.stored_state(plan.task)
@@ -86,6 +88,7 @@ class Handover:
                 processor_only=again or task.deaths > 0,
                 trained_samples=known,
                 arrivals=self._store.arrivals.all() if task.spec.data_window_s else (),
+                blank=blank,
             )
         )
 
