@@ -16,7 +16,6 @@ from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.durations import Period
 from hushfleet.edge_client.allowed import AllowedRound, Party
 from hushfleet.edge_client.board.local_data import zero_samples
-from hushfleet.edge_client.declines import GivenUp
 from hushfleet.edge_client.randomness import Randomness
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.errors import BadInput, LedgerError, Malformed, PrivacyError, StoreError
@@ -105,7 +104,7 @@ class DeviceRound(AllowedRound):
         """
         try:
             trained = self.answer_question(published) if self.asks else self.train(published, on_batch=on_batch)
-        except (GivenUp, StoreError, BadInput):  # `BadInput`: the task takes no device without data
+        except (StoreError, BadInput):  # `BadInput`: the task takes no device without data
             raise
         except Exception as error:
             if not self.trainer.replace_failed_training or not self._is_hidden(published):
