@@ -26,13 +26,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo tools test test-fast test-board test-lowest test-peers test-arm test-card coverage chaos fuzz lint size format types imports links docs hashes changes dist clean
+.PHONY: help demo tools test test-slow test-board test-lowest test-peers test-arm test-card coverage chaos fuzz lint size format types imports links docs hashes changes dist clean
 
 help:
 	@echo "make demo    two fleets train over MQTT on this machine, with a report"
-	@echo "make test    run all tests, one file a core at a time   (PYTEST='-k wire' for some, PART=core, fleet, studies or native)"
-	@echo "make test-fast   the tests without those marked slow, some seven minutes on two cores"
-	@echo "make coverage    test-fast with coverage measured, into htmlcov/; fails below the floor"
+	@echo "make test    run the tests, one file a core at a time   (PYTEST='-k wire' for some, PART=core, fleet, studies or native)"
+	@echo "make test-slow   the tests marked slow: whole runs, storms, cells of the papers, compiled networks"
+	@echo "make coverage    make test with coverage measured, into htmlcov/; fails below the floor"
 	@echo "make test-board   some of what boards run, on another Python   (PYTHON=python3.13)"
 	@echo "make test-lowest  commands, wire and engines with the lowest versions that pyproject.toml allows;   make test-peers  beside Flower"
 	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet, 80 fleets from blank boards on, a year of 40 boards, two years of seasons, and 200 storms of stores that are put back   (CHAOS='--resume')"
@@ -59,11 +59,13 @@ TESTS_studies := tests/simulator/studies tests/aggregator/planning tests/benchma
 TESTS_native := $(wildcard tests/models/test_native*.py tests/models/native) tests/simulator/engines/clock tests/simulator/engines/ray
 TESTS_core := tests $(TESTS_fleet:%=--ignore=%) $(TESTS_studies:%=--ignore=%) $(TESTS_native:%=--ignore=%)
 
-test: $(STAMP) tools
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TESTS_$(PART)) $(PYTEST)
+PYTEST_ALL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-test-fast: $(STAMP) tools
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" $(PYTEST)
+test: $(STAMP) tools
+	$(PYTEST_ALL) -m "not slow" $(TESTS_$(PART)) $(PYTEST)
+
+test-slow: $(STAMP) tools
+	$(PYTEST_ALL) -m slow $(TESTS_$(PART)) $(PYTEST)
 
 # In an environment of its own, with what a board has and pytest.
 test-board:
@@ -85,7 +87,7 @@ test-lowest test-peers: $(STAMP) tools
 	OMP_NUM_THREADS=1 $$over/bin/python -m pytest -p no:cacheprovider -m "not slow" $(OTHER_VERSIONS_TESTS) && rm -r $$over
 
 coverage: $(STAMP) tools
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" --cov --cov-report=html --cov-report=term $(PYTEST)
+	$(PYTEST_ALL) -m "not slow" --cov --cov-report=html --cov-report=term $(PYTEST)
 
 chaos: $(STAMP) tools
 	PYTHONPATH=tests $(BIN)/python -m chaos tasks/digits-chaos.toml --seeds 200 --out runs/chaos $(CHAOS)

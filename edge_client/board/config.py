@@ -31,12 +31,12 @@ from hushfleet.schema import (
     PositiveOrInf,
     Probability,
     Share,
-    require,
 )
 from hushfleet.user_files import expanded, is_closed
 from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress
 
+_IN_FILES = "left out with kind 'arrays': parts of one file cannot be deleted"
 USABLE_MEMORY = 0.6  # share of the board's memory, the same as the systemd unit's MemoryHigh
 
 
@@ -90,12 +90,18 @@ class BrokerSection(Checked):
     server_key: PublicKeyText | None = None
     keepalive_s: Annotated[int, Meta(ge=5, le=120)] = 60
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        url_ok = self.url.startswith(("mqtt://", "mqtts://"))
-        require(url_ok, "url", self.url.rpartition("@")[2], "mqtt://HOST[:PORT] or mqtts://HOST[:PORT]")
-        paired = (self.cert_file is None) == (self.key_file is None)
-        require(paired, "key_file", self.key_file, "given together with cert_file")
+    rules = {
+        "broker.url": (
+            lambda broker: (
+                not broker.url.startswith(("mqtt://", "mqtts://")) and {"shown": broker.url.rpartition("@")[2]}
+            ),
+            "url = {shown!r}: must be mqtt://HOST[:PORT] or mqtts://HOST[:PORT]",
+        ),
+        "broker.key-needs-certificate": (
+            lambda broker: (broker.cert_file is None) != (broker.key_file is None),
+            "key_file = {key_file!r}: must be given together with cert_file",
+        ),
+    }
 
     @property
     def address(self) -> BrokerAddress:
@@ -163,14 +169,24 @@ class OwnDataSection(Checked):
     labels: LabelKind = ""
     values: ValueKind = ""
 
-    rules = form_rules("data", lambda data: data.kind)
+    rules = {
+        "data.inbox-needs-folder": (
+            lambda data: data.inbox is not None and data.kind != "folder",
+            "inbox = {inbox!r}: must be left out unless kind is 'folder'",
+        ),
+        "data.keep-needs-files": (
+            lambda data: data.keep and data.kind == "arrays",
+            f"keep = {{keep!r}}: must be {_IN_FILES}",
+        ),
+        "data.max-mib-needs-files": (
+            lambda data: data.max_mib and data.kind == "arrays",
+            f"max_mib = {{max_mib}}: must be {_IN_FILES}",
+        ),
+        **form_rules("data", lambda data: data.kind),
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.inbox is None or self.kind == "folder", "inbox", self.inbox, "left out unless kind is 'folder'")
-        for name, value in (("keep", self.keep), ("max_mib", self.max_mib)):
-            in_files = not value or self.kind != "arrays"
-            require(in_files, name, value, "left out with kind 'arrays': parts of one file cannot be deleted")
         if self.keep is not None:
             try:
                 duration_s(self.keep)

@@ -39,7 +39,7 @@ from hushfleet.methods.local import Penalty, PersonalFirst, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, Weight, published
 from hushfleet.methods.stages import Transform
 from hushfleet.methods.state import RoundContext, divided
-from hushfleet.schema import Fraction, require
+from hushfleet.schema import Fraction
 
 if TYPE_CHECKING:
     from hushfleet.privacy.noise import NoiseSource
@@ -61,10 +61,14 @@ class FedDPAConfig(TrainingConfig):
     lambda_2: Weight = 0.05
     personal_epochs: Annotated[int, Meta(ge=0, lt=1000)] = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        accepted = f"0, or below the {self.local_epochs} local epochs, since the shared part trains in the others"
-        require(self.personal_epochs < self.local_epochs, "personal_epochs", self.personal_epochs, accepted)
+    rules = {
+        **TrainingConfig.rules,
+        "method.personal-epochs-below-local": (
+            lambda config: config.personal_epochs >= config.local_epochs,
+            "personal_epochs = {personal_epochs}: must be 0, or below the {local_epochs} local epochs, since the "
+            "shared part trains in the others",
+        ),
+    }
 
 
 @published(

@@ -36,7 +36,7 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import PersonalFirst, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published
 from hushfleet.methods.personal import Backbone, Head
-from hushfleet.schema import AtLeast1, require
+from hushfleet.schema import AtLeast1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,13 @@ class HeadConfig(TrainingConfig):
 class HeadFirstConfig(HeadConfig):
     """Settings of methods that train in whole epochs, because the epoch decides which part trains."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.local_steps == 0, "local_steps", self.local_steps, "0: head and backbone train in whole epochs")
+    rules = {
+        **HeadConfig.rules,
+        "method.head-needs-whole-epochs": (
+            lambda config: config.local_steps,
+            "local_steps = {local_steps}: must be 0: head and backbone train in whole epochs",
+        ),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +72,14 @@ class FedRepConfig(HeadFirstConfig):
     head_epochs: Annotated[int, Meta(ge=1, lt=1000)] = 1
     local_epochs: Annotated[int, Meta(ge=2, le=1000)] = 2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        accepted = f"below the {self.local_epochs} local epochs, since the backbone trains in the others"
-        require(self.head_epochs < self.local_epochs, "head_epochs", self.head_epochs, accepted)
+    rules = {
+        **HeadFirstConfig.rules,
+        "method.head-epochs-below-local": (
+            lambda config: config.head_epochs >= config.local_epochs,
+            "head_epochs = {head_epochs}: must be below the {local_epochs} local epochs, since the backbone trains in "
+            "the others",
+        ),
+    }
 
 
 @published(

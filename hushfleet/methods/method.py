@@ -24,7 +24,7 @@ from hushfleet.methods.stages import (
     Transform,
     check_stages,
 )
-from hushfleet.schema import Checked, require
+from hushfleet.schema import Checked
 
 LearningRate = Annotated[float, Meta(gt=0, lt=100)]
 Momentum = Annotated[float, Meta(ge=0, lt=1)]
@@ -54,9 +54,12 @@ class TrainingConfig(Checked):
     local_epochs: Epochs = 1
     local_steps: Annotated[int, Meta(ge=0, le=1000000)] = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.momentum == 0 or self.optimizer == "sgd", "momentum", self.momentum, "0 unless optimizer = 'sgd'")
+    rules = {
+        "method.momentum-needs-sgd": (
+            lambda config: config.momentum and config.optimizer != "sgd",
+            "momentum = {momentum!r}: must be 0 unless optimizer = 'sgd'",
+        ),
+    }
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from hushfleet.methods.local import GradientRule, PersonalFirst, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, published
 from hushfleet.methods.personal import Head
 from hushfleet.methods.sparse import kept_count
-from hushfleet.schema import Positive, Probability, require
+from hushfleet.schema import Positive, Probability
 
 if TYPE_CHECKING:
     from hushfleet.gradients.batch import Batch
@@ -70,10 +70,14 @@ class PerFreezeClipConfig(HeadFirstConfig):
     percentile: Annotated[float, Meta(ge=0, le=100)] = 90.0
     local_epochs: Annotated[int, Meta(ge=2, le=1000)] = 10
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        accepted = f"above 1/{self.local_epochs} of the local epochs, since the head trains in those before"
-        require(self.head_epochs > 0, "freeze_ratio", self.freeze_ratio, accepted)
+    rules = {
+        **HeadFirstConfig.rules,
+        "method.freeze-ratio-trains-head": (
+            lambda config: config.head_epochs <= 0,
+            "freeze_ratio = {freeze_ratio!r}: must be above 1/{local_epochs} of the local epochs, since the head "
+            "trains in those before",
+        ),
+    }
 
     @property
     def head_epochs(self) -> int:

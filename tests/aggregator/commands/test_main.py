@@ -28,7 +28,7 @@ try:
     sys.argv = ["hushfleet", *last]
     main()
 finally:
-    heavy = ("numpy", "torch", "onnxruntime", "cryptography", "jinja2", "msgspec", "paho", "plotly", "sqlite3")
+    heavy = ("numpy", "torch", "onnxruntime", "cryptography", "jinja2", "paho", "plotly", "sqlite3")
     print("imported", *(name for name in heavy if name in sys.modules))
 """
 NAMES = sorted(typer.main.get_command(build_app()).commands)

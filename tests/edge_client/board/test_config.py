@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from hushfleet.config.toml_text import to_toml
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
-from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.errors import BadInput, HushfleetError, Malformed
+from hushfleet.schema import bare, from_plain, hints
 from hushfleet.wire.format.identity import Identity
 from support.written_keys import Key, changed, changes, check_text, keys_of
 
@@ -175,3 +176,33 @@ def test_any_value_of_any_key_is_read_or_the_key_is_named(
         return
     assert config.limits.budget.delta == config.limits.delta
     assert config.memory_mib >= 0
+
+
+@pytest.mark.parametrize(
+    ("code", "key", "value"),
+    [
+        ("broker.url", "broker.url", "http://user:secret@a.example"),
+        ("broker.key-needs-certificate", "broker.key_file", "board.key"),
+        ("data.inbox-needs-folder", "data.inbox", "inbox"),
+        ("data.keep-needs-files", "data.keep", "90d"),
+        ("data.max-mib-needs-files", "data.max_mib", 5),
+        ("data.columns-not-used", "data.columns", ["a"]),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused_by_the_code_of_a_rule(code: str, key: str, value: object) -> None:
+    section, _, name = key.partition(".")
+    plain = {
+        "device": {"id": "a", "state_dir": "s"},
+        "broker": {"url": "mqtt://a.example"},
+        "data": {"kind": "arrays", "path": "d.npz"},
+        "limits": {"epsilon_server": 8},
+    }
+    with pytest.raises(Malformed) as caught:
+        from_plain(DeviceConfig, {**plain, section: {**plain[section], name: value}})
+    assert caught.value.code == code
+    assert "secret" not in str(caught.value)
+
+
+def test_every_rule_of_a_device_file_is_tried() -> None:
+    found = {code for hint in hints(DeviceConfig).values() for code in getattr(bare(hint), "rules", {})}
+    assert len(found) == 9, "the list above, and the other three of SampleForm"
