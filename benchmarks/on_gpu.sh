@@ -3,7 +3,7 @@
 #
 #   benchmarks/on_gpu.sh [DIR]                        the figures of each part, by default into $OUT or runs/on-gpu
 #   DEVICE=cpu benchmarks/on_gpu.sh                   a rehearsal without a GPU, whose figures say nothing
-#   PIP_NO_INDEX=1 PIP_FIND_LINKS=WHEELS benchmarks/on_gpu.sh      packages from a folder of wheels
+#   PIP_NO_INDEX=1 PIP_FIND_LINKS=WHEELS PIP_NO_BUILD_ISOLATION=0 benchmarks/on_gpu.sh    packages from a folder of wheels
 #   OWN=PYTHON PEERS=PYTHON benchmarks/on_gpu.sh      in environments that are there already
 #
 # Both environments see the packages of $PYTHON, so an installed PyTorch with CUDA is kept. All parts take eight minutes

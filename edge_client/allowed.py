@@ -19,7 +19,6 @@ from hushfleet.methods.question import rules_of
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.charge import Charge
 from hushfleet.secure.agreement import KeyAgreement
-from hushfleet.secure.member_answer import AnswerHeader, encode_answer
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.messages import RoundPlan
@@ -103,6 +102,11 @@ class AllowedRound:
         limits, ledger = self.party.limits, self.store.ledger
         return allowed_charge(plan, spec, self.method, self.terms, limits=limits, ledger=ledger, now=self.at)
 
+    @property
+    def is_hidden(self) -> bool:
+        """Whether noise hides what the round sends."""
+        return self.charge.noise_multiplier > 0 and not self.charge.raw
+
     @cached_property
     def secure(self) -> SecureRound:
         """Cohort and committee of a round with a secure sum.
@@ -127,6 +131,8 @@ class AllowedRound:
         For the same set of devices it returns the same bytes again. Raises `PrivacyError` for another set, and
         `Malformed` for a set that does not fit the cohort or is too small.
         """
+        from hushfleet.secure.member_answer import AnswerHeader, encode_answer  # with arrays
+
         plan, device, store = self.plan, self.party.device, self.store
         if device not in self.secure.members or plan.secure is None:
             return None

@@ -27,7 +27,7 @@ Event = Literal[
     # of a look at an open round
     "begin", "ready", "skip", "decline", "choose",
     # of the worker
-    "finished", "failed", "died",
+    "finished", "failed", "died", "retry",
     # of the aggregator's answer
     "acked", "refused", "wanted",
 ]  # fmt: skip
@@ -67,6 +67,7 @@ TABLE: dict[tuple[State, Event], Row] = {
     ("train", "late"): ("_too_late", "slot"),
     ("train", "finished"): ("_commit", "slot"),
     ("train", "failed"): ("_failed", "slot"),
+    ("train", "retry"): ("_train_without_data", "train"),
     ("train", "died"): ("_died", "slot"),
     ("slot", "look"): ("_wait_for_slot", "slot"),
     ("slot", "stop"): ("_end_slot", "rest"),

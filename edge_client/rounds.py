@@ -57,6 +57,7 @@ class Training:
 
     :param plan: the plan that it belongs to; later plans may have come since.
     :param nominal_s: the work by which its end is announced; None: as measured for the task.
+    :param blank: whether it goes on as without data, because a worker has died.
     :param given_up: whether it was ended for a reason that does not depend on the data.
     :param ends_at: when the end is announced; None while the worker works.
     :param outcome: the committed update, or why the round is declined; None while the worker works.
@@ -71,6 +72,7 @@ class Training:
     nominal_s: float | None
     outcome: OutboxEntry | DeclineReason | None = None
     given_up: bool = False
+    blank: bool = False
     ends_at: float | None = None
 
 
@@ -459,7 +461,10 @@ class RoundHandler:
         if isinstance(outcome, Failed):
             return "failed", outcome
         if isinstance(outcome, Died):
-            return "died", outcome
+            training = self.training
+            # A decline would reveal that the data are the cause; one that also comes without data reveals nothing.
+            is_hidden = training is not None and not training.blank and training.round.is_hidden
+            return "retry" if is_hidden else "died", outcome
         is_late = self.training is not None and self._clock() > self.training.deadline
         return ("late", None) if is_late else None
 
@@ -470,7 +475,7 @@ class RoundHandler:
         try:
             if not isinstance(done, Finished):
                 raise Malformed("the worker has chosen a head where a round was wanted")
-            training.outcome = entry = self._handover.commit(done, training.round)
+            training.outcome = entry = self._handover.commit(done, training.round, task)
             word = "answered" if training.round.asks else "trained"
             _log.info("round %d: %s and committed, %d bytes to send", plan.round, word, len(entry.data))
             task.deaths = 0
@@ -498,6 +503,18 @@ class RoundHandler:
             self._tasks.stop(DeclineReason("memory", words))
         self._handover.died(died)
         return self._has_ended(training)
+
+    def _train_without_data(self, died: Died) -> None:
+        """Trains as a device without data, after a worker that has died, perhaps because of them."""
+        training = self._training_now
+        _log.error("round %d: the worker %s, and noise alone is sent", training.plan.round, died.why)
+        training.blank = True
+        self._handover.died(died)
+        model = self._model.need(training.plan, training.task.spec)
+        assert model is not None
+        self._handover.begin_round(
+            training.task, training.round, model, nominal_s=training.nominal_s, known=None, again=True, blank=True
+        )
 
     def _too_late(self) -> Then | None:
         training = self._training_now

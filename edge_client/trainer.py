@@ -16,7 +16,6 @@ from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.durations import Period
 from hushfleet.edge_client.allowed import AllowedRound, Party
 from hushfleet.edge_client.board.local_data import zero_samples
-from hushfleet.edge_client.declines import GivenUp
 from hushfleet.edge_client.randomness import Randomness
 from hushfleet.edge_client.storage.arrays import RoundCommit
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
@@ -88,13 +87,16 @@ class DeviceRound(AllowedRound):
         super().__init__(trainer, plan, roster)
         self.trainer = trainer
 
-    def run(self, published: np.ndarray, *, on_batch: OnBatch | None = None) -> OutboxEntry:
+    def run(self, published: np.ndarray, *, on_batch: OnBatch | None = None, blank: bool = False) -> OutboxEntry:
         """Trains and commits the update; returns the stored update if the round was committed before.
 
         :param published: the round's model and vectors, float32, read-only, in the form that `TaskMethod.split` takes.
+        :param blank: whether it trains as a device without data.
         """
         stored = self.store.outbox(self.plan.task, self.plan.round)
-        return stored if stored is not None else self.commit(self._train_or_replace(published, on_batch))
+        if stored is not None:
+            return stored
+        return self.commit((self._without_data if blank else self._train_or_replace)(published, on_batch))
 
     def _train_or_replace(self, published: np.ndarray, on_batch: OnBatch | None) -> Trained:
         """Trains. If training fails on the device's data, continues as without data: a decline would reveal this.
@@ -103,7 +105,7 @@ class DeviceRound(AllowedRound):
         """
         try:
             trained = self.answer_question(published) if self.asks else self.train(published, on_batch=on_batch)
-        except (GivenUp, StoreError, BadInput):  # `BadInput`: the task takes no device without data
+        except (StoreError, BadInput):  # `BadInput`: the task takes no device without data
             raise
         except Exception as error:
             if not self.trainer.replace_failed_training or not self._is_hidden(published):
@@ -116,6 +118,10 @@ class DeviceRound(AllowedRound):
                 self.failed = f"round {self.plan.round}: training left some of the data out: {reasons}"
                 _log.error("%s", self.failed)
             return trained
+        return self._without_data(published, on_batch)
+
+    def _without_data(self, published: np.ndarray, on_batch: OnBatch | None) -> Trained:
+        """Trains, or answers, as a device without data does: what is sent is noise alone."""
         if self.asks:
             return self._as_update(np.zeros(self.spec.model.layout.size, np.float32))
         model, by_record = self.spec.model, self.method.by_record
@@ -126,7 +132,7 @@ class DeviceRound(AllowedRound):
 
     def _is_hidden(self, published: np.ndarray) -> bool:
         """Returns whether noise hides what the round sends, and the published model is finite."""
-        return self.charge.noise_multiplier > 0 and not self.charge.raw and bool(np.isfinite(published).all())
+        return self.is_hidden and bool(np.isfinite(published).all())
 
     def begun(self, published: np.ndarray, samples: OwnSamples) -> LocalRound:
         """Returns the local round, which starts from the kept state; raises the same errors as `charge`."""

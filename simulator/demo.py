@@ -130,7 +130,7 @@ def _run(half: Half, out: Path, name: str, broker: BrokerKind, short: bool, resu
 def _invert(task: Task, result: Result, folder: Path, images: int, console: Console) -> None:
     """Adds the images that the server could see to the report, once."""
     from hushfleet.aggregator.observe.progress import show_progress
-    from hushfleet.aggregator.results.report import write_report
+    from hushfleet.aggregator.results.report.render import write_report
     from hushfleet.simulator.studies.invert.show import table
     from hushfleet.simulator.studies.invert.study import PICTURE, invert
 

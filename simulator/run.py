@@ -15,7 +15,7 @@ from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.observe.progress import show_progress
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.results.report import write_report
+from hushfleet.aggregator.results.report.render import write_report
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
 from hushfleet.schema import MAX_COUNT

@@ -264,7 +264,7 @@ def write_results(
     result = record(store, prepared, engine="field", seed=None, sums=sums, lifetimes=lifetimes, federation=federation)
     result = result.but(pay=pays(result.evaluations[-1] if result.evaluations else None))
     result.save(store.folder / "result.json")
-    from hushfleet.aggregator.results.report import write_report  # the import of its plotting library takes long
+    from hushfleet.aggregator.results.report.render import write_report  # the import of its plotting library takes long
 
     write_report(result, store.folder / "report.html")
     console.print(summary_table(result))

@@ -1,4 +1,4 @@
-"""Prepares the cards of a fleet's boards: chooses the boards and the release, and makes the content."""
+"""Prepares the SD card images of a fleet's boards: chooses the boards and the release, and makes the content."""
 
 from __future__ import annotations
 
@@ -58,16 +58,17 @@ def choose_boards(
     :param again: also those that have a card or are enrolled. Raises `BadInput` if there are not enough.
     :param token_again: also one with an unused token, as a push that has failed leaves it on the board itself.
     """
+    known = registry.boards()
+    wait = {row.device for row in known if registry.tokens(row.device, now=now)}  # their cards were not used yet
     if devices or file is not None:
-        boards = {row.device: row for row in registry.boards()}
+        boards = {row.device: row for row in known}
 
         def needs_card(row: RegisteredBoard) -> bool:
-            return row.state != "blocked" and (
-                again or (row.state == "new" and not registry.tokens(row.device, now=now))
-            )
+            return row.state != "blocked" and (again or (row.state == "new" and row.device not in wait))
 
-        ids = chosen_ids(boards, devices, file, folder=registry.path.parent, fits=needs_card)
-        chosen = [boards[each] for each in ids]
+        chosen = [
+            boards[each] for each in chosen_ids(boards, devices, file, folder=registry.path.parent, fits=needs_card)
+        ]
         for row in chosen:
             if row.state == "blocked":
                 raise BadInput(f"{row.device} is blocked ({row.reason}); its card would not be let in")
@@ -76,7 +77,7 @@ def choose_boards(
                     f"{row.device} has a card and is {row.state}. A new card has a new identity: write it with "
                     f"--force, then let it in with: hushfleet fleet renew DIR {row.device} --new-card"
                 )
-            if registry.tokens(row.device, now=now) and not (again or token_again):
+            if row.device in wait and not (again or token_again):
                 raise BadInput(
                     f"{row.device} has a card that no board has used yet, and which would stop working: --force writes "
                     "another in its place"
@@ -84,9 +85,8 @@ def choose_boards(
         return chosen
     # A board whose key was given runs already. If it is pending and not approved, somebody has asked in its name,
     # maybe without its card.
-    free = [row for row in registry.boards() if row.state in ("new", "pending") and row.public_key is None]
-    if not again:
-        free = [row for row in free if not registry.tokens(row.device, now=now)]
+    free = [row for row in known if row.state in ("new", "pending") and row.public_key is None]
+    free = [row for row in free if again or row.device not in wait]
     if len(free) < (count or 1):
         raise BadInput(
             f"{len(free)} boards of the fleet have no card yet, not {count or 1}: add more with fleet add, name "

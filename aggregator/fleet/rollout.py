@@ -167,7 +167,8 @@ def _board_rollout(
     manifest = manifests.get(health.platform)
     if manifest is None:
         return found("no release", f"there is no release {rollout.version} for {health.platform or 'it'}")
-    if at is None and _would_refuse(health.version, manifest):
+    is_newer = VERSION.fullmatch(health.version) is not None and version_order(health.version) > manifest.order
+    if at is None and is_newer and not manifest.is_downgrade_from(health.version):
         why = f"it runs {health.version}, and release {rollout.version} is older and not signed as a downgrade from it"
         return found("no release", why)
     tried = (health.tried, health.attempt) == (rollout.version, rollout.number)
@@ -185,12 +186,6 @@ def _board_rollout(
     if at is not None:
         return found("offered")
     return found("waits" if now - heard_at < HEARD_S else "away")
-
-
-def _would_refuse(version: str, manifest: Manifest) -> bool:
-    """Returns whether a board that runs `version`, as it says itself, refuses an older release."""
-    is_newer = VERSION.fullmatch(version) is not None and version_order(version) > manifest.order
-    return is_newer and not manifest.is_downgrade_from(version)
 
 
 @dataclass(frozen=True)

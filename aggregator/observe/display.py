@@ -18,14 +18,13 @@ from rich.columns import Columns
 from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.notebook import NotebookConsole
 from hushfleet.aggregator.observe.progress import format_time, moving
 from hushfleet.aggregator.results.fleet_state import Activity, Opening, RunState
-from hushfleet.aggregator.results.report import page
 from hushfleet.aggregator.results.report.readable import (
     NOT_MEASURED,
     epsilon_number,
@@ -34,7 +33,7 @@ from hushfleet.aggregator.results.report.readable import (
     size,
 )
 from hushfleet.aggregator.results.report.sweeps import noise_table, seed_table
-from hushfleet.aggregator.results.report.terminal import terminal_table
+from hushfleet.aggregator.results.report.tables import Table, terminal_table
 from hushfleet.aggregator.results.report.verdict import gain_cell, judge
 from hushfleet.aggregator.results.report.words import Words, sentences
 from hushfleet.aggregator.results.result import Result
@@ -181,7 +180,7 @@ class FleetDisplay:
     def _panel(self) -> Panel:
         state = self.state
         self._left_s()
-        rows = Table.grid(padding=(0, 2), expand=True)
+        rows = TerminalTable.grid(padding=(0, 2), expand=True)
         rows.add_column(style=SOFT, width=8, no_wrap=True)
         rows.add_column(ratio=1, overflow="fold")
         rows.add_row("rounds", self._progress)
@@ -255,7 +254,7 @@ def summary_table(result: Result) -> RenderableType:
     ]
     title = f"{result.method} on {result.dataset}, {result.devices} devices, {len(result.rounds)} rounds"
     heads = (_measure_or_score(result), "federated", "alone", "difference")
-    table = terminal_table(page.Table(heads, rows), title=title)
+    table = terminal_table(Table(heads, rows), title=title)
     sweeps = [
         terminal_table(table, title=title)
         for table, title in (

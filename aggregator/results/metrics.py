@@ -5,65 +5,49 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hushfleet.aggregator.results.result import LostRounds, PrivacyRow
+from msgspec.structs import asdict
+
+from hushfleet.aggregator.results.result import LostRounds, PrivacyRow, RoundRow
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, UpdateRow
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.terms import Accountant
 
 # A signal is reported only if noise alone is unlikely to show one of this size.
 _VISIBLE_DEVIATIONS = 2.0
+_OF_A_RESULT = ("accuracy_own_common", "accuracy_own_local", "opened_at", "closed_at")
 
 
-@dataclass(frozen=True)
-class RoundSummary:
-    """A closed round.
+class RoundSummary(RoundRow, frozen=True, kw_only=True):
+    """A closed round, as the store keeps it: what the aggregator tells of it, and what further figures need.
 
     :param participants: updates in the new global model, each from a different device except in buffered rounds; 0 if
         there were too few updates.
-    :param uplink_bytes: total size of the accepted update blobs, and of a committee's answers.
     :param downlink_bytes: total bytes of the global model that they had to fetch, see `model_step.download_bytes`.
     :param snr_db: signal over noise, pooled over all updates; None without noise or visible signal.
-    :param wall_s: seconds from opening to closing.
     :param multiplier_release: noise multiplier against readers of the global model; None if the model did not change.
     :param eq20_bytes: uplink by Eq. (20) of FedGLP-ADP: 32 bits per shared parameter, one per parameter for the mask.
     :param float32_bytes: uplink of plain FedAvg: four bytes per parameter and device.
     :param sample_rate: sample rate of the round's charge, 1 with the unit `device`; `steps`: its steps, likewise.
-    :param committee: number of committee members of a secure sum, else 0; `answers`: how many of them answered, with
-        `answer_bytes` in total.
-    :param suspected_wraps: how many values of the secure sum may have wrapped around; see `Ring.suspected_wraps`.
     :param asked: the kind of question that the round asked; empty for a training round.
     :param answer: the mean of the devices' answers to it, with the noise; empty if too few devices answered.
     :param answer_stds: standard deviations of that noise.
     """
 
-    round: int
     cohort_size: int
-    participants: int
-    uplink_bytes: int
-    downlink_bytes: int
-    snr_db: float | None
-    wall_s: float
-    accuracy_global: float | None
-    loss: float | None
     multiplier_release: float | None
     eq20_bytes: float
     float32_bytes: int
     sample_rate: float = 1.0
     steps: int = 1
-    committee: int = 0
-    answers: int = 0
-    answer_bytes: int = 0
-    suspected_wraps: int = 0
     asked: str = ""
-    answer: list[float] = field(default_factory=list)
-    answer_stds: list[float] = field(default_factory=list)
+    answer: list[float] = []
+    answer_stds: list[float] = []
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain values, for the store and the log."""
-        return asdict(self)
+        """Returns the fields as plain values, for the store and the log, without those that only a result has."""
+        return {name: value for name, value in asdict(self).items() if name not in _OF_A_RESULT}
 
 
 def snr_db(updates: Iterable[UpdateRow]) -> float | None:

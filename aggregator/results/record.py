@@ -10,7 +10,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from itertools import chain
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
@@ -119,7 +118,7 @@ def record(
         wire=_wire_info(spec.wire, noised=noise_multiplier > 0 and spec.privacy.unit == "device"),
         boards={row.device: row.board for row in store.devices() if row.board},
         rounds=[
-            RoundRow.of(asdict(summary) | (_times(row) if engine == "field" else {}))
+            RoundRow.of(summary.but(**(_times(row) if engine == "field" else {})))
             for summary, row in zip(summaries, closed, strict=True)
         ],
         evaluations=evaluations(summaries),

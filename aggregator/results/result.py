@@ -261,7 +261,7 @@ def _by(*sizes: str) -> Meta:
 
 PerRound = Annotated[list[Measured], _by("rounds")]
 RoundsByDevice = Annotated[list[list[Fraction]], _by("rounds", "devices")]
-Spent = Annotated[list[list[Measured]], _by("rounds", "devices")]
+EpsilonsByDevice = Annotated[list[list[Measured]], _by("rounds", "devices")]
 PerDevice = Annotated[list[Count], _by("devices")]
 Confusion = Annotated[list[list[Count]], _by("classes", "classes")]
 
@@ -295,8 +295,8 @@ class Details(JsonRecord, frozen=True):
     eq20_bytes: PerRound = []
     float32_bytes: PerRound = []
     values_sent: Annotated[list[Count], _by("rounds")] = []
-    epsilon_server: Spent = []
-    epsilon_release: Spent = []
+    epsilon_server: EpsilonsByDevice = []
+    epsilon_release: EpsilonsByDevice = []
     rounds_accepted: PerDevice = []
     uplink_bytes: PerDevice = []
     refusals: dict[str, dict[str, Count]] = {}

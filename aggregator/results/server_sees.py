@@ -33,33 +33,31 @@ class SumFacts(Checked):
         return self if self.keys_in_folder is None else replace(self, keys_in_folder=tuple(keys))
 
 
+_SENTENCES = {
+    "unknown": "The server sees {sums} only if somebody else signed the list of devices; this result does not say who.",
+    "simulation": "In the field the server sees {sums}, unless whoever runs it also holds the operator's key, which "
+    "signs the list of devices. This is a simulation: one machine is the server and all devices.",
+    "aggregator": "The server sees {sums} only if it follows the protocol: the devices take its own list of devices, "
+    "so it could add devices of its own and read the updates of the others.",
+    "operator": "The server sees {sums}, unless whoever runs it also holds the operator's key, which signed the list "
+    "of devices.",
+    "no keys": "The server sees {sums}, unless whoever runs it also holds the operator's key or one that signs "
+    "releases; none of them lies in the fleet's folder.",
+    "keys": "The server sees {sums}, unless whoever runs it also holds the operator's key or one that signs releases, "
+    "as in this fleet: {keys} in its folder.",
+}
+
+
 def server_sees(facts: SumFacts | None, *, min_devices: int | None = None) -> str:
     """Returns a sentence on what the server sees with secure sums, and which key this depends on.
 
     :param facts: None: not known, because the file is of an earlier version.
     :param min_devices: the smallest number of devices in a sum; None: not known.
     """
+    case, named = "unknown" if facts is None else str(facts.roster_by), ""
+    if facts is not None and facts.roster_by == "operator" and facts.keys_in_folder is not None:
+        *others, last = facts.keys_in_folder or [""]
+        case = "keys" if last else "no keys"
+        named = f"{', '.join(others)} and {last} lie" if others else f"{last} lies"
     sums = "nothing but sums" + ("" if min_devices is None else f" of at least {min_devices} devices")
-    if facts is None:
-        return f"The server sees {sums} only if somebody else signed the list of devices; this result does not say who."
-    if facts.roster_by == "simulation":
-        return (
-            f"In the field the server sees {sums}, unless whoever runs it also holds the operator's key, which signs "
-            "the list of devices. This is a simulation: one machine is the server and all devices."
-        )
-    if facts.roster_by == "aggregator":
-        return (
-            f"The server sees {sums} only if it follows the protocol: the devices take its own list of devices, so it "
-            "could add devices of its own and read the updates of the others."
-        )
-    if facts.keys_in_folder is None:
-        return (
-            f"The server sees {sums}, unless whoever runs it also holds the operator's key, which signed the list of "
-            "devices."
-        )
-    unless = "unless whoever runs it also holds the operator's key or one that signs releases"
-    if not facts.keys_in_folder:
-        return f"The server sees {sums}, {unless}; none of them lies in the fleet's folder."
-    *others, last = facts.keys_in_folder
-    named = f"{', '.join(others)} and {last} lie" if others else f"{last} lies"
-    return f"The server sees {sums}, {unless}, as in this fleet: {named} in its folder."
+    return _SENTENCES[case].format(sums=sums, keys=named)

@@ -139,9 +139,9 @@ class State:
         """Goes back to the previous release."""
         return self._next(previous, last=self.good, outcome="returned", reason=reason)
 
-    def with_trial(self, version: str, *, downgrade_serial: int) -> State:
-        serial = max(self.downgrade_serial, downgrade_serial)
-        return replace(self._next(self.good, self.previous, version), downgrade_serial=serial)
+    def with_trial(self, manifest: Manifest) -> State:
+        serial = max(self.downgrade_serial, manifest.downgrade_serial)
+        return replace(self._next(self.good, self.previous, manifest.version), downgrade_serial=serial)
 
     def _next(self, good: str, previous: str | None = None, trial: str | None = None, **outcome: Any) -> State:
         return State(good, previous, trial, **{name: getattr(self, name) for name in _PERMANENT}, **outcome)
@@ -378,7 +378,7 @@ class Slots:
         if state.trial and state.starts:
             raise SlotsError(f"release {state.trial} is on trial; install another after the trial has ended")
         check_fits(manifest, state, store=self.store_of(state.good))
-        return state.with_trial(manifest.version, downgrade_serial=manifest.downgrade_serial)
+        return state.with_trial(manifest)
 
     def _update(self, change: Callable[[State], State]) -> State:
         with self._locked():

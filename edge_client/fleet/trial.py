@@ -127,10 +127,6 @@ class _Online:
         self._link.close()
 
 
-class ReleaseCheckFailed(HushfleetError):
-    """This release does not work on this board."""
-
-
 def check_release(folder: Path, store_path: Path, *, device: str) -> DeviceStore | None:
     """Tests the release. Returns a copy of the device's store that this release has upgraded; None if there is no
     store yet.
@@ -172,7 +168,7 @@ def _compute() -> None:
     error = x @ w - y
     expected = np.mean(error**2), 2 * np.mean(x * error[:, None], axis=0)
     if not (np.isclose(loss, expected[0], rtol=1e-5) and np.allclose(slope, expected[1], rtol=1e-5)):
-        raise ReleaseCheckFailed(f"ONNX Runtime computes {loss:g}, {slope} in place of {expected[0]:g}, {expected[1]}")
+        raise HushfleetError(f"ONNX Runtime computes {loss:g}, {slope} in place of {expected[0]:g}, {expected[1]}")
 
 
 def _read_store(folder: Path, store_path: Path, *, device: str) -> DeviceStore | None:

@@ -20,6 +20,7 @@ from hushfleet.config.spec import TaskSpec
 from hushfleet.data.files import check_name, files_below
 from hushfleet.data.form import one_form
 from hushfleet.data.images import read_image
+from hushfleet.data.walk import files_below
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, StoreFull

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from hushfleet.data.files import walked
 from hushfleet.data.form import one_form
 from hushfleet.data.images import preview
+from hushfleet.data.walk import walked
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.local_data import SETTLED_S
 from hushfleet.edge_client.labelling.class_folders import (

@@ -53,11 +53,13 @@ class Handover:
         nominal_s: float | None,
         known: bytes | None,
         again: bool,
+        blank: bool = False,
     ) -> None:
         """Starts the training of a round. Raises `HushfleetError` or `OSError`.
 
         :param known: as `Job.trained_samples`.
-        :param again: whether the client has ended abruptly in this round.
+        :param again: whether the client, or a worker, has ended abruptly in this round.
+        :param blank: as `Job.blank`.
         """
         plan, continues = round.plan, task.spec.continues
         state = self._store.stored_state(plan.task)
@@ -86,6 +88,7 @@ class Handover:
                 processor_only=again or task.deaths > 0,
                 trained_samples=known,
                 arrivals=self._store.arrivals.all() if task.spec.data_window_s else (),
+                blank=blank,
             )
         )
 
@@ -117,19 +120,19 @@ class Handover:
         if kept is not None and kept.used == "cuda":
             self._store.keep_accelerator(replace(kept, failed=f"the training process {died.why}"))
 
-    def commit(self, done: Finished, round: AllowedRound) -> OutboxEntry:
+    def commit(self, done: Finished, round: AllowedRound, task: TaskRuntime) -> OutboxEntry:
         """Signs and stores a trained round. Raises `Malformed` for one that is not what was ordered, and `StoreError`.
 
         The keys of new samples are on the disk before the round is.
         """
-        coded = self._checked(done, round)
+        coded = self._checked(done, round, task)
         if done.arrived:
             self._store.arrivals.of(done.arrived, now=round.at)
         entry = self._store.commit_coded(coded)
         self._training_note.keep(done.failed)
         return entry
 
-    def _checked(self, done: Finished, round: AllowedRound) -> CodedRound:
+    def _checked(self, done: Finished, round: AllowedRound, task: TaskRuntime) -> CodedRound:
         plan, charge, state, job = round.plan, round.charge, done.state, self._job
         assert job is not None
         size = round.party.spec.model.layout.size

@@ -57,6 +57,8 @@ class Job:
     :param accelerator: the packed choice for the task; None: not tried yet. `processor_only`: no GPU is used.
     :param trained_samples: digests of the last update's samples; None: the owner lets the device not count new ones.
     :param arrivals: (key of a sample, when it arrived).
+    :param blank: train as a device without data: an earlier worker of the round has died, perhaps because of them, and
+        a decline would reveal this.
     :param head: None for a round.
     """
 
@@ -79,6 +81,7 @@ class Job:
     processor_only: bool = False
     trained_samples: bytes | None = None
     arrivals: tuple[tuple[bytes, int], ...] = ()
+    blank: bool = False
     head: HeadJob | None = None
 
 

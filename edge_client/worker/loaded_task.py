@@ -1,8 +1,9 @@
 """Prepares a task to be trained here: checks and loads its graphs, and opens the data.
 
-Graphs are programs from the network. Their size and SHA-256 were checked while they were fetched. Their operators and
-the size of their constants are checked here, before ONNX Runtime reads a byte; the memory and the time that they take
-are limited by the process (`limits`).
+Graphs are programs from the network. Their size and SHA-256 were checked while they were fetched. Their operators, and
+the memory and work that the largest batch needs, are checked here, before ONNX Runtime reads a byte: no size may depend
+on a label, or be larger for one number of samples than for a larger one, because a failure and the time that training
+takes can be seen. Below these rules the process limits what a graph can take (`limits`).
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from hushfleet.edge_client.worker.job_store import JobStore
 from hushfleet.graphs.features import FeatureGraph, check_features, features_folder
 from hushfleet.graphs.safety import check_graph, check_masks
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.graphs.shapes import check_cost
 from hushfleet.methods import method_of
 from hushfleet.methods.privatize import NoisedUpdate
+from hushfleet.model.evaluation import EVALUATION_BATCH
 from hushfleet.training.local_round import Trained
 
 _log = logging.getLogger("hushfleet.edge")
@@ -69,13 +72,16 @@ class LoadedTask:
         method = method_of(spec)
         objective = spec.model.targets.objective(method.objective)
         gradient, inference = graphs[:2]
-        check_masks(check_graph(gradient), spec.model.dropout)
-        check_graph(inference)
+        # The sizes come from the task, because a refused graph must not reveal how many samples this device has.
+        facts, memory_bytes = check_graph(gradient), config.memory_mib << 20
+        check_masks(facts, spec.model.dropout)
+        check_cost(facts, batch=method.config.batch_size, memory_bytes=memory_bytes)
+        check_cost(check_graph(inference), batch=EVALUATION_BATCH, memory_bytes=memory_bytes)
         # One thread in a simulation: many devices share the machine, and sums must not depend on its cores.
         threads = 1 if simulation else os.cpu_count() or 1
         features: FeatureGraph | None = None
         if spec.model.features is not None:
-            check_features(graphs[2], spec.model.features)
+            check_features(graphs[2], spec.model.features, memory_bytes=memory_bytes)
             shared = None if simulation is None or simulation.common_test is None else Path(simulation.common_test)
             features = FeatureGraph(
                 lambda: graphs[2],

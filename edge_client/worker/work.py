@@ -96,8 +96,8 @@ class Work:
         assert job.charge is not None
         round.charge = job.charge
         task.begins()
-        samples = b"" if job.hides else self._read(job, round)
-        round.run(params, on_batch=lambda done, total: task.pacer.step())
+        samples = b"" if job.hides or job.blank else self._read(job, round)
+        round.run(params, on_batch=lambda done, total: task.pacer.step(), blank=job.blank)
         task.pacer.catch_up()
         done = store.commit
         assert done is not None

@@ -26,6 +26,7 @@ from hushfleet.data.files import check_name, files_below, named
 from hushfleet.data.form import one_form
 from hushfleet.data.images import read_image
 from hushfleet.data.samples import DataSet, Samples
+from hushfleet.data.walk import files_below, named
 from hushfleet.errors import BadInput
 from hushfleet.progress import counted
 

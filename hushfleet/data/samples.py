@@ -199,16 +199,6 @@ class FeatureSamples:
         return replace(self, features=self.features[indices], labels=self.labels[indices])
 
 
-def joined(first: LabelledSamples, second: LabelledSamples) -> LabelledSamples:
-    """Concatenates samples of one kind, with the normalisation of `first`."""
-    labels = np.concatenate((first.labels, second.labels))
-    if isinstance(first, Samples) and isinstance(second, Samples):
-        return replace(first, images=np.concatenate((first.images, second.images)), labels=labels)
-    assert isinstance(first, FeatureSamples)
-    assert isinstance(second, FeatureSamples)
-    return replace(first, features=np.concatenate((first.features, second.features)), labels=labels)
-
-
 @dataclass(frozen=True, eq=False)
 class DataSet:
     """A named data set with its fixed training and test parts.

@@ -420,3 +420,9 @@ def test_a_mistyped_command_is_told_from_a_file(capsys: pytest.CaptureFixture[st
     assert "there is no command 'statu'; did you mean status?" in capsys.readouterr().err
     assert main(["absent.toml"]) == 2
     assert "there is no file absent.toml" in capsys.readouterr().err
+
+
+def test_a_command_that_went_says_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["update", "device.toml", "new.hfr"])
+    assert "update went after 0.3; releases come over the network: hushfleet release rollout" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`hushfleet flash`: write the cards of a fleet's boards, into stock images or a mounted boot partition."""
+"""`hushfleet flash`: write the SD card images of a fleet's boards, or a card that is mounted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FlashOptions:
-    """The cards to write, and their content."""
+    """The SD card images to write, and their content."""
 
     # fmt: off
     fleet: Annotated[Path, Option(metavar="DIR", help="The fleet's folder.")]
@@ -42,7 +42,7 @@ class FlashOptions:
 def flash(
     options: FlashOptions,
 ) -> None:
-    """Write cards: the software, the configuration and a one-time token of each board, on its boot partition.
+    """Write SD card images: the software, the configuration and a one-time token of each board, on its boot partition.
 
     The system on the image or card is Raspberry Pi OS from Trixie on, Ubuntu or Debian: cloud-init starts the
     installation. Its settings of first start (of rpi-imager, for example) are replaced: --ssh-key lets somebody log in,

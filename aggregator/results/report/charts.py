@@ -13,7 +13,17 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from hushfleet.aggregator.results.report.page import BLUE, CARD, ORANGE, SERIES, SOFT, Plot, SectionPart, label, missing
+from hushfleet.aggregator.results.report.page import (
+    BLUE,
+    CARD,
+    ORANGE,
+    SERIES,
+    SOFT,
+    Plot,
+    SectionPart,
+    label,
+    missing,
+)
 
 Values = Sequence[float | None]
 MOST_SYMBOLS = 24

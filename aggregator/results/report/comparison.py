@@ -12,9 +12,8 @@ from rich.table import Table as TerminalTable
 
 from hushfleet.aggregator.results.gains import Gain, GainVerdict, MeanAccuracies
 from hushfleet.aggregator.results.report import page, sections
-from hushfleet.aggregator.results.report.page import PageCell, Table
 from hushfleet.aggregator.results.report.readable import epsilon_number, from_to, gained, number, size, spread
-from hushfleet.aggregator.results.report.terminal import terminal_table
+from hushfleet.aggregator.results.report.tables import PageCell, Table, terminal_table
 from hushfleet.aggregator.results.report.verdict import VERDICTS, Headline, judge
 from hushfleet.aggregator.results.report.words import sentences
 from hushfleet.aggregator.results.result import Result, write_whole

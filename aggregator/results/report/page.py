@@ -22,6 +22,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from hushfleet.aggregator.results.report.tables import PageCell, Table
+
 BLUE, ORANGE, GREEN, PINK = SERIES = tuple(f"var(--c{n})" for n in range(1, 5))
 INK, SOFT, GRID, CARD = "var(--ink)", "var(--soft)", "var(--grid)", "var(--card)"
 """Colours are variables of the style sheet, which has their values for light, dark and paper."""
@@ -46,31 +48,6 @@ class Plot:
         figure = go.Figure(self.figure)
         figure.layout.template = None
         return Markup(plotly.io.to_json(figure, validate=False))
-
-
-class PageCell(str):
-    """A cell of a table or a tile's number in a class of the style sheet: `open`, or a `GainVerdict`."""
-
-    css: str
-
-    def __new__(cls, text: str, css: str = "") -> PageCell:
-        cell = super().__new__(cls, text)
-        cell.css = css
-        return cell
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table whose first `names` columns (1 or 2) are words and whose others are numbers.
-
-    :param folded: the text to click on to see the table; empty: it is always visible.
-    """
-
-    kind: ClassVar = "table"
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    names: int = 1
-    folded: str = ""
 
 
 @dataclass(frozen=True)

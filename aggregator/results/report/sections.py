@@ -24,20 +24,19 @@ from hushfleet.aggregator.results.report.page import (
     Code,
     Facts,
     Heading,
-    PageCell,
     Picture,
     Pictures,
     Plot,
     Prose,
     Section,
     SectionPart,
-    Table,
     label,
     missing,
     present,
 )
 from hushfleet.aggregator.results.report.readable import LIFETIME, number, size
 from hushfleet.aggregator.results.report.sweeps import cost_db, noise_table, seed_table
+from hushfleet.aggregator.results.report.tables import PageCell, Table
 from hushfleet.aggregator.results.report.verdict import LIMIT, Headline
 from hushfleet.aggregator.results.report.words import Words
 from hushfleet.aggregator.results.result import Example, Result, RoundRow, SweepPoint

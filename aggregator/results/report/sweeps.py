@@ -6,8 +6,8 @@ import math
 from statistics import fmean, stdev
 
 from hushfleet.aggregator.results.gains import Gain
-from hushfleet.aggregator.results.report.page import PageCell, Table
 from hushfleet.aggregator.results.report.readable import number, percent
+from hushfleet.aggregator.results.report.tables import PageCell, Table
 from hushfleet.aggregator.results.report.verdict import gain_cell, gain_of, judge, verdict_of
 from hushfleet.aggregator.results.result import Repeated, Result, WireInfo
 from hushfleet.codecs.registry import codec_of
@@ -17,56 +17,52 @@ DASH = "\N{EN DASH}"
 
 def noise_table(result: Result) -> Table:
     """Returns a row for each noise level, from the strongest protection to none; the run itself has an asterisk."""
-    runs = sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
     tests, gain = _heads(result)
-    head = ("noise multiplier", "epsilon_server", "epsilon_release", *tests, gain)
     rows = [
         (
-            number(run.noise_multiplier) + (" *" if run.noise_multiplier == result.noise_multiplier else ""),
+            number(run.noise_multiplier) + " *" * (run.noise_multiplier == result.noise_multiplier),
             number(run.epsilon_server),
             number(run.epsilon_release),
-            *_ends(result, run),
+            *(percent(getattr(run, name)) for name in tests),
+            _gain(result, run),
         )
-        for run in runs
+        for run in sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
     ]
-    return Table(head, rows)
+    return Table(("noise multiplier", "epsilon_server", "epsilon_release", *tests.values(), gain), rows)
 
 
 def seed_table(result: Result) -> Table:
     """Returns a row per seed, then the mean, whose gain has a standard error over seeds, and the standard deviation."""
     runs, (tests, head_of_gain) = result.details.seeds, _heads(result)
-    names = {
-        **dict(zip(("accuracy_own_common", "accuracy_own_local", "accuracy_global"), tests, strict=True)),
-        "local_only_common": "alone, common test",
-        "local_only_local": "alone, own data",
-    }
+    names = {**tests, "local_only_common": "alone, common test", "local_only_local": "alone, own data"}
     columns = {name: [each for run in runs if (each := getattr(run, name)) is not None] for name in names}
     columns = {name: values for name, values in columns.items() if values}
-    gain = Gain.of([run.gain_over_local_only for run in runs if run.gain_over_local_only is not None])
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
-            f"{run.seed}{' *' if run.seed == result.seed else ''}",
+            f"{run.seed}{' *' * (run.seed == result.seed)}",
             *(percent(getattr(run, name)) for name in columns),
             _gain(result, run),
         )
         for run in runs
     ]
     if rows:
-        means = map(percent, map(fmean, columns.values()))
-        rows.append(("mean", *means, _mean_gain(result, gain)))
-        rows.append(
-            ("deviation", *(f"{100 * stdev(each):.1f}" if len(each) > 1 else "" for each in columns.values()), "")
-        )
+        gain = Gain.of([run.gain_over_local_only for run in runs if run.gain_over_local_only is not None])
+        deviations = (f"{100 * stdev(each):.1f}" if len(each) > 1 else "" for each in columns.values())
+        rows += [
+            ("mean", *map(percent, map(fmean, columns.values())), _mean_gain(result, gain)),
+            ("deviation", *deviations, ""),
+        ]
     return Table(("seed", *(names[name] for name in columns), head_of_gain), rows)
 
 
-def _heads(result: Result) -> tuple[tuple[str, str, str], str]:
+def _heads(result: Result) -> tuple[dict[str, str], str]:
     """Returns the heads of the columns of accuracies, and of the gain; they say whose, if there are two kinds."""
     headline = judge(result)
-    if not headline.own_heads:
-        return ("common test", "own data", "global"), "gain"
-    first, second, third = (row.name for row in headline.rows)
-    return (third, second, first), f"gain, {headline.rows[0].model}"
+    heads, gain = ("common test", "own data", "global"), "gain"
+    if headline.own_heads:
+        first, second, third = (row.name for row in headline.rows)
+        heads, gain = (third, second, first), f"gain, {headline.rows[0].model}"
+    return dict(zip(("accuracy_own_common", "accuracy_own_local", "accuracy_global"), heads, strict=True)), gain
 
 
 def _mean_gain(result: Result, gain: Gain | None) -> PageCell:
@@ -81,11 +77,6 @@ def cost_db(wire: WireInfo) -> str:
         return DASH
     added = codec_of(wire.codec).added_variance(wire.step or 0.0, 1.0)
     return number(10 * math.log10(1 + added)) if added else "0"
-
-
-def _ends(result: Result, run: Repeated) -> tuple[str, ...]:
-    accuracies = (run.accuracy_own_common, run.accuracy_own_local, run.accuracy_global)
-    return (*map(percent, accuracies), _gain(result, run))
 
 
 def _gain(result: Result, run: Repeated) -> PageCell:

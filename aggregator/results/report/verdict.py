@@ -21,8 +21,8 @@ from hushfleet.aggregator.results.gains import (
     shared_model,
     worse_than_alone,
 )
-from hushfleet.aggregator.results.report.page import PageCell
 from hushfleet.aggregator.results.report.readable import NOT_MEASURED, format_lifetime, gained, number
+from hushfleet.aggregator.results.report.tables import PageCell
 from hushfleet.aggregator.results.result import Lifetime, OwnHead, Repeated, Result, SumsInfo, SweepPoint
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE

@@ -12,7 +12,7 @@ subject   the audited device
 game      the game of two worlds
 device    its form for a device's whole update, or answer
 sums      its form for an update, an answer or a record, if a server sees only sums
-record    its form for records, if each gradient is noised; and the game of one run
+record    its form for records, if each gradient is noised
 finding   compares the scores of a game with the claim
 games     the games for a task
 """

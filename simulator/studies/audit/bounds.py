@@ -13,10 +13,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-from scipy import optimize, special
-
-_LARGEST_EPSILON = 700.0
+from scipy import special
 
 
 class ErrorRates(NamedTuple):
@@ -46,36 +43,3 @@ def separation_at_least(rates: ErrorRates) -> float:
     """Returns mu of Gaussian differential privacy (Dong, Roth and Su 2022): the least distance, in standard deviations,
     of two normal distributions that can be distinguished with such errors. Negative if the rates show nothing."""
     return -sum(float(special.ndtri(min(max(rate, 1e-300), 1 - 1e-16))) for rate in rates)
-
-
-def one_run_epsilon(canaries: int, guesses: int, correct: int, *, delta: float, risk: float) -> float:
-    """Returns the largest epsilon that one run's guesses reject at `risk`.
-
-    Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run", Theorem 5.2: each of `canaries` was
-    inserted by its own fair coin into the same run; the adversary guessed `guesses` coins, `correct` of them correctly.
-    """
-    if not 0 <= correct <= guesses <= canaries:
-        raise ValueError(f"{correct} correct of {guesses} guesses at {canaries} canaries")
-
-    def excess(epsilon: float) -> float:
-        return _one_run_p_value(canaries, guesses, correct, epsilon, delta) - risk
-
-    if guesses == 0 or excess(0.0) >= 0:
-        return 0.0
-    return float(optimize.brentq(excess, 0.0, _LARGEST_EPSILON, xtol=1e-12))
-
-
-def _one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Returns the p-value of Theorem 5.2, computed as in the paper's Appendix D: beta + 2 m delta alpha.
-
-    beta = P[B >= v] and alpha = max over i of P[v > B >= v - i] / i, with B binomial of `guesses` and the accuracy
-    e^epsilon / (1 + e^epsilon) of randomised response.
-    """
-    if correct == 0:
-        return 1.0
-    accuracy, hits = 1 / (1 + math.exp(-epsilon)), np.arange(guesses + 1)
-    choices = special.gammaln(guesses + 1) - special.gammaln(hits + 1) - special.gammaln(guesses - hits + 1)
-    mass = np.exp(choices + special.xlogy(hits, accuracy) + special.xlog1py(guesses - hits, -accuracy))
-    below = np.cumsum(mass[:correct][::-1])
-    alpha = float((below / np.arange(1, correct + 1)).max())
-    return min(1.0, float(mass[correct:].sum()) + 2 * canaries * delta * alpha)

@@ -7,11 +7,11 @@ So canaries are constructed, not real (Nasr et al. 2021, "Adversary instantiatio
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hushfleet.gradients.batch import GradientFunction
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.params import ParamLayout
 
@@ -63,27 +63,20 @@ class WorstData:
         return np.arange(classes)
 
 
+@dataclass(frozen=True, eq=False)
 class CanaryGradient:
     """A gradient function in which records with labels beyond the classes are canaries: `classes + i` is the i-th.
 
-    Canary i has a gradient only on its own block of coordinates, disjoint from the others' blocks. The network computes
-    the gradients of other records; without a network they are 0.
+    Canary i has a gradient only on its own block of coordinates, disjoint from the others' blocks; other records have
+    none.
 
     :param blocks: float32 `[m, b]` of directions with norm 1, and int `[m, b]` of their coordinates.
     :param length: norm of a canary's gradient.
     """
 
-    def __init__(
-        self,
-        *,
-        classes: int,
-        blocks: tuple[np.ndarray, np.ndarray],
-        length: float,
-        network: GradientFunction | None = None,
-    ) -> None:
-        self.classes, self.length = classes, length
-        self.directions, self.places = blocks
-        self._network = network
+    classes: int
+    blocks: tuple[np.ndarray, np.ndarray]
+    length: float
 
     def __call__(
         self,
@@ -96,19 +89,11 @@ class CanaryGradient:
         distill: Any = None,
     ) -> tuple[float, Any]:
         out = np.empty_like(params) if out is None else out
-        canaries, loss = y >= self.classes, 0.0
-        real = ~canaries
-        if real.any() and self._network is not None:
-            masks = tuple(mask[real] for mask in dropout)
-            given = {} if teacher is None else {"teacher": teacher[real], "distill": distill[real]}
-            loss, _ = self._network(params, x[real], y[real], masks, out=out, **given)
-            out *= real.sum() / len(y)
-        else:
-            out[...] = 0
-        for label in y[canaries]:
-            number = label - self.classes
-            out[self.places[number]] += self.directions[number] * np.float32(self.length / len(y))
-        return loss, out
+        out[...] = 0
+        directions, places = self.blocks
+        for number in y[y >= self.classes] - self.classes:
+            out[places[number]] += directions[number] * np.float32(self.length / len(y))
+        return 0.0, out
 
 
 def disjoint_blocks(layout: ParamLayout, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

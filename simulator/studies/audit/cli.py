@@ -31,7 +31,7 @@ class AuditOptions(TaskSettings):
     seconds: Annotated[float, Option(min=1, help="Longest time of a game; it ends with the trials that it has.")] = 120
     seed: Annotated[int, Option(min=0, help="Seed of canaries and noise.")] = 0
     field_noise: Annotated[bool, Option("--field-noise", help="Use the noise source of real devices, which no seed repeats.")] = False
-    one_run: Annotated[bool, Option(help="Unit record: also play a game of many canaries in one training on real images.")] = True
+    one_run: Annotated[bool | None, Option(hidden=True)] = None
     data_dir: DataDir = None
     out: Annotated[Path | None, Option(help="Folder for audit.json and audit.html, the trade-off curve.")] = None
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table; an unbounded number is null.")] = False
@@ -75,6 +75,10 @@ def audit(
     from hushfleet.simulator.studies.audit.show import print_findings, render_page, to_json
     from hushfleet.user_files import checked_folder
 
+    if options.one_run is not None:
+        raise BadInput(
+            "--one-run: the game of one run is gone, as its bound was the loosest; every audit plays two worlds"
+        )
     console, out = Console(stderr=options.as_json), options.out
     if out is not None:
         checked_folder(out)
@@ -105,7 +109,7 @@ def audit(
 def _played(prepared: PreparedTask, options: AuditOptions, console: Console) -> Iterator[Finding]:
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.progress import doing
-    from hushfleet.simulator.studies.audit.games import Effort, findings, games_of, one_run_finding, subject_of
+    from hushfleet.simulator.studies.audit.games import Effort, findings, games_of, subject_of
 
     effort = Effort(options.trials, options.seconds)
     with show_progress(console):
@@ -118,8 +122,3 @@ def _played(prepared: PreparedTask, options: AuditOptions, console: Console) -> 
             return True
 
         yield from findings(subject, effort, show)
-    if prepared.spec.privacy.unit == "record" and options.one_run:
-        with show_progress(console):
-            found = one_run_finding(prepared, subject, effort)
-        if found is not None:
-            yield found

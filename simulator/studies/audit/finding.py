@@ -16,22 +16,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hushfleet.simulator.studies.audit.bounds import (
-    ErrorRates,
-    epsilon_at_least,
-    one_run_epsilon,
-    rate_at_most,
-    separation_at_least,
-)
+from hushfleet.simulator.studies.audit.bounds import ErrorRates, epsilon_at_least, rate_at_most, separation_at_least
 from hushfleet.simulator.studies.audit.claims import Claim
 from hushfleet.simulator.studies.audit.game import Scores
-from hushfleet.simulator.studies.audit.record import OneRun
 
 CONFIDENCE = 0.95
 _TUNING_SHARE = 0.2
 _LEAST_TUNING = 12
 _CANDIDATES = 60
-_GUESSES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
 FindingVerdict = Literal["holds", "VIOLATED", "no claim"]
 
@@ -42,26 +34,26 @@ class Finding:
 
     :param adversary: text that describes what the adversary sees.
     :param game: text that describes how the game was played.
-    :param trials: number of counted trials in each world, or of canaries of one run.
-    :param claim: claim about the rounds that were played: all of the task that train, or that ask, or those of one run.
+    :param delta: the task's.
+    :param claim: claim about the rounds that were played: all of the task that train, or that ask.
     :param asks: whether they ask.
-    :param points: upper bounds on error rates, at some thresholds; empty for the one-run game.
-    :param proven: lower bound on epsilon without any assumption: for one round, or for all rounds of the one run.
-    :param refuted_at: a delta at which the measured errors contradict the ledger, if any.
+    :param points: upper bounds on error rates, at some thresholds.
     :param scores: scores of the counted trials.
     """
 
     adversary: str
     game: str
-    trials: int
     delta: float
     claim: Claim
+    asks: bool
     points: tuple[ErrorRates, ...]
-    proven: float
-    refuted_at: float | None
-    scores: Scores | None = None
+    scores: Scores
     confidence: float = CONFIDENCE
-    asks: bool = False
+
+    @property
+    def trials(self) -> int:
+        """The number of counted trials in each world."""
+        return len(self.scores.inside)
 
     @property
     def unit(self) -> str:
@@ -70,6 +62,12 @@ class Finding:
     @property
     def rounds(self) -> int:
         return len(self.claim.charges)
+
+    @cached_property
+    def refuted_at(self) -> float | None:
+        """A delta at which the measured errors contradict the ledger, if any."""
+        refuted = (self.claim.refuted_at(point, self.delta) for point in self.points)
+        return next((found for found in refuted if found is not None), None)
 
     @property
     def verdict(self) -> FindingVerdict:
@@ -93,36 +91,34 @@ class Finding:
         return self.claim.costliest.noise_multiplier
 
     @cached_property
-    def noise_measured(self) -> float | None:
+    def noise_measured(self) -> float:
         """The largest noise multiplier of the costliest round, for a mechanism of the claimed form (Nasr et al. 2023,
-        "Tight auditing of differentially private machine learning"); None for the one-run game."""
-        return min((self.claim.multiplier_at_most(point) for point in self.points), default=None)
+        "Tight auditing of differentially private machine learning")."""
+        return min(self.claim.multiplier_at_most(point) for point in self.points)
 
     @property
-    def measured_round(self) -> float | None:
+    def measured_round(self) -> float:
         """Lower bound for one round, without any assumption."""
-        return self.proven if self.points else None
+        return max(epsilon_at_least(point, self.delta) for point in self.points)
 
     @property
-    def measured_round_of_form(self) -> float | None:
+    def measured_round_of_form(self) -> float:
         """The same, if the mechanism has the charged form and as much noise as the errors allow."""
-        if not self.points:
-            return None
         form = self.claim_of_form
-        return self.proven if form is None else max(self.proven, form.epsilon_round(self.delta))
+        return max(self.measured_round, 0.0 if form is None else form.epsilon_round(self.delta))
 
     @property
     def measured(self) -> float:
-        """Lower bound for `rounds` rounds, if the mechanism has that form; the one-run game assumes nothing."""
-        return self.proven if self.claim_of_form is None else max(self.proven, self.claim_of_form.epsilon(self.delta))
+        """Lower bound for `rounds` rounds, if the mechanism has that form."""
+        form = self.claim_of_form
+        return max(self.measured_round, 0.0 if form is None else form.epsilon(self.delta))
 
     @cached_property
     def claim_of_form(self) -> Claim | None:
         """The claim of the mechanism of that form, with as much noise as the errors allow; None if it is not known."""
-        noise = self.noise_measured
-        if noise is None or math.isinf(noise) or self.claim.costliest.mechanism == "none":
+        if math.isinf(self.noise_measured) or self.claim.costliest.mechanism == "none":
             return None
-        return self.claim.with_noise(noise)
+        return self.claim.with_noise(self.noise_measured)
 
     @property
     def raw(self) -> list[str]:
@@ -159,7 +155,7 @@ class WholeTask(NamedTuple):
 
 def whole_task(findings: Sequence[Finding]) -> WholeTask:
     """Composes the findings of the strongest adversary for each kind of rounds: the first of each kind."""
-    parts = list({each.asks: each for each in reversed(findings) if each.points}.values())
+    parts = list({each.asks: each for each in reversed(findings)}.values())
     delta, accountant = parts[0].delta, parts[0].claim.accountant
     charges = [charge for part in parts for charge in part.claim.charges]
     shown = [charge for part in parts if part.claim_of_form is not None for charge in part.claim_of_form.charges]
@@ -185,43 +181,7 @@ def two_worlds(scores: Scores, claim: Claim, *, delta: float, adversary: str, ga
         )
         for threshold in _thresholds(tuned, trials, delta, risk)
     )
-    refuted = (claim.refuted_at(point, delta) for point in points)
-    return Finding(
-        adversary=adversary,
-        game=game,
-        trials=trials,
-        delta=delta,
-        claim=claim,
-        points=points,
-        proven=max(epsilon_at_least(point, delta) for point in points),
-        refuted_at=next((found for found in refuted if found is not None), None),
-        scores=tested,
-        asks=asks,
-    )
-
-
-def one_run(run: OneRun, claim: Claim, *, delta: float, adversary: str, game: str) -> Finding:
-    """Returns the best bound over a few numbers of guesses, each with an equal part of the risk.
-
-    :param claim: about the rounds of the run.
-    """
-    risk = (1 - CONFIDENCE) / len(_GUESSES)
-    included = run.included[np.argsort(-run.scores, kind="stable")]
-    canaries, measured = len(included), 0.0
-    for share in _GUESSES:
-        half = max(1, int(share * canaries / 2))
-        right = int(included[:half].sum() + (~included[-half:]).sum())
-        measured = max(measured, one_run_epsilon(canaries, 2 * half, right, delta=delta, risk=risk))
-    return Finding(
-        adversary=adversary,
-        game=game,
-        trials=canaries,
-        delta=delta,
-        claim=claim,
-        points=(),
-        proven=measured,
-        refuted_at=delta if measured > claim.epsilon(delta) else None,
-    )
+    return Finding(adversary, game, delta, claim, asks, points, tested)
 
 
 def _thresholds(scores: Scores, trials: int, delta: float, risk: float) -> tuple[float, float]:

@@ -8,21 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.edge_client.board.local_data import inputs_of
-from hushfleet.graphs.session import GradientGraph
-from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.studies.audit.controls import simulated_controls
 from hushfleet.simulator.studies.audit.device import VALUES, UpdateGame
-from hushfleet.simulator.studies.audit.finding import Finding, one_run, two_worlds
+from hushfleet.simulator.studies.audit.finding import Finding, two_worlds
 from hushfleet.simulator.studies.audit.game import KeepGoing
-from hushfleet.simulator.studies.audit.record import GRADIENTS, LEAST_WIDTH, RecordGame, play_one_run
+from hushfleet.simulator.studies.audit.record import RecordGame
 from hushfleet.simulator.studies.audit.subject import Subject
 from hushfleet.simulator.studies.audit.sums import SumGame
 
 _LEAST_TRIALS = 60
-_CANARIES = 256
-_GRADIENT_S = 5e-4  # rough time for one record; an estimate is enough to choose the rounds of one run
-_ONE_RUN_SHARE = 0.5  # share of the time
 
 
 @dataclass(frozen=True)
@@ -91,22 +85,3 @@ def _findings(
         if adversary != VALUES or of != claim:
             how = f"two worlds, canary {canary}"
             yield two_worlds(scores, of, delta=privacy.delta, adversary=adversary, game=how, asks=asks)
-
-
-def one_run_finding(prepared: PreparedTask, subject: Subject, effort: Effort) -> Finding | None:
-    """Plays many canaries in one training; the unit is the record.
-
-    Returns None without simulation data, and for secure sums, in which nobody sees the part of one device.
-    """
-    spec, model, privacy = subject.spec, subject.spec.model, subject.spec.privacy
-    if prepared.dataset is None or privacy.secure is not None:
-        return None
-    samples = inputs_of(make_fleet(prepared.task, prepared.dataset).devices[0].train.samples, prepared.features)
-    canaries = min(_CANARIES, model.layout.size // LEAST_WIDTH)
-    a_round_s = _GRADIENT_S * privacy.batches * privacy.sample_rate * (len(samples) + canaries / 2)
-    rounds = max(1, min(spec.rounds, int(_ONE_RUN_SHARE * min(effort.seconds, 1e6) / a_round_s)))
-    network = GradientGraph(prepared.blobs[model.gradient.digest], model.layout)
-    run = play_one_run(subject, samples, network, prepared.inference, canaries=canaries, rounds=rounds)
-    game = f"one run, {rounds} of {spec.rounds} rounds"
-    claim = subject.claim(subject.training[:rounds])
-    return one_run(run, claim, delta=privacy.delta, adversary=GRADIENTS, game=game)

@@ -1,13 +1,12 @@
-"""The games for one record, if each gradient is noised: DP-SGD on a device.
+"""The game for records, if each gradient is noised: DP-SGD on a device.
 
 The adversary here sees each noised gradient, which the ledger's claim covers: it is stronger than a server, which only
 knows the model at the start and at the end of a round. It does not know which records are in which batch. The score of
 a record is its likelihood ratio, batch by batch: with q the sample rate and s the projections of a batch's gradients on
 the record's gradient, log(1 - q + q exp(sum of (2 s - 1) / (2 sigma^2))). All gradients of a batch share its draw.
 
-`RecordGame` is the game of two worlds: canaries that are among a device's records, and canaries that are not; other
-records are absent, which is the worst case. `play_one_run` inserts many canaries at once into a training of the real
-network on real images, each by a fair coin (Steinke, Nasr and Jagielski 2023, Algorithm 1).
+Canaries are among a device's records in one world, and not in the other; other records are absent, which is the worst
+case.
 """
 
 from __future__ import annotations
@@ -15,19 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from hushfleet.data.samples import LabelledSamples, joined
 from hushfleet.edge_client.board.local_data import zero_samples
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
-from hushfleet.gradients.batch import GradientFunction
 from hushfleet.gradients.own_samples import OwnSamples
 from hushfleet.methods.state import DeviceState
-from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.progress import counted
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, disjoint_blocks, finite
 from hushfleet.simulator.studies.audit.game import FLOOR, KeepGoing, Moments, Scores, lives
 from hushfleet.simulator.studies.audit.subject import Subject
@@ -38,7 +33,7 @@ GRADIENTS = "sees every noised gradient"
 UPDATE = "server: update"
 MEASURED = 4  # rounds without a canary in which variances are measured
 _CANARIES_A_ROUND = 64  # canaries in one round
-LEAST_WIDTH = 4  # coordinates for each canary
+_LEAST_WIDTH = 4  # coordinates for each canary
 _LARGEST_LOG = 700.0
 
 Keep = Callable[[np.ndarray], Any]
@@ -46,7 +41,7 @@ Keep = Callable[[np.ndarray], Any]
 
 
 class RecordGame:
-    """The game of two worlds, for an adversary that sees each noised gradient, and one that sees the round's update.
+    """The game, for an adversary that sees each noised gradient, and one that sees the round's update.
 
     Canaries of one round have disjoint coordinates; half of them are among the device's records. Each record's gradient
     is clipped separately, and each value has its own noise, so they are as independent as canaries of separate rounds,
@@ -59,7 +54,7 @@ class RecordGame:
         self._subject, self._rounds = subject, rounds
         layout = subject.spec.model.layout
         self._rng = np.random.default_rng(subject.seed)
-        self._canaries = max(1, min(_CANARIES_A_ROUND, layout.size // LEAST_WIDTH))
+        self._canaries = max(1, min(_CANARIES_A_ROUND, layout.size // _LEAST_WIDTH))
         self._directions, self._places = blocks = disjoint_blocks(layout, self._canaries, self._rng)
         length = LENGTH * finite(subject.spec.privacy.clip_norm)
         self._gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=length * 3)
@@ -128,45 +123,11 @@ class RecordGame:
 
     def _see(self, trainer: Trainer, round: int, keep: Keep) -> tuple[list[np.ndarray], np.ndarray]:
         """Returns the adversary's view of a round requested twice: all noised gradients, and the last update."""
-        watched = _WatchedRound(trainer, self._subject.plan(round), keep=keep, newcomer=True)
-        batches, moved = watched.watch(self._subject.initial, 2)
-        return [np.array(batch, np.float64) for batch in batches], moved
-
-
-class OneRun(NamedTuple):
-    """Scores of all canaries of one run, and whether each was in, bool `[m]`."""
-
-    scores: np.ndarray
-    included: np.ndarray
-
-
-def play_one_run(
-    subject: Subject,
-    samples: LabelledSamples,
-    network: GradientFunction,
-    logits_of: LogitsOf,
-    *,
-    canaries: int,
-    rounds: int,
-) -> OneRun:
-    """Plays one training of the first `rounds` rounds on `samples` and about half of `canaries`."""
-    rng = np.random.default_rng(subject.seed)
-    included = rng.random(canaries) < 0.5
-    directions, places = blocks = disjoint_blocks(subject.spec.model.layout, canaries, rng)
-    length = LENGTH * finite(subject.spec.privacy.clip_norm)
-    gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=length, network=network)
-    inserted = np.flatnonzero(included) + subject.classes
-    data = joined(samples, zero_samples(subject.spec.model, inserted))
-    params, scores = subject.initial, np.zeros(canaries)
-    with subject.device(1, gradient=gradient, samples=data, logits_of=logits_of) as trainer:
-        for round in counted(range(1, rounds + 1), "one run with many canaries, on real images: rounds", total=rounds):
-            mechanism = _mechanism(subject, round)
-            keep = _projection(directions * (mechanism.batch_size / mechanism.clip_norm), places)
-            seen, moved = _WatchedRound(trainer, subject.plan(round), keep=keep).watch(params)
-            batches = [np.array(batch) for batch in seen]
-            scores = scores + log_ratio(batches, mechanism.sample_rate, mechanism.noise_multiplier)
-            params = params + moved
-    return OneRun(scores, included)
+        watched, moved = _WatchedRound(trainer, self._subject.plan(round), keep), list[np.ndarray]()
+        trainer.observer = lambda _, __, noised: moved.append(noised.values)
+        for _ in range(2):
+            watched.run(self._subject.initial)
+        return [np.array(batch, np.float64) for batch in watched.batches], moved[-1]
 
 
 def _projection(weights: np.ndarray, places: np.ndarray) -> Keep:
@@ -219,30 +180,23 @@ def _mechanism(subject: Subject, round: int) -> RecordMechanism:
 class _WatchedRound(DeviceRound):
     """A round with an adversary that receives each noised gradient.
 
-    :param keep: computes the part of a noised gradient that is kept.
-    :param newcomer: whether the device starts as if it had never taken part, so that all rounds are equal.
+    A device starts it as if it had never taken part, so that all rounds are equal.
+
+    :param keep: computes the part of a noised gradient that is kept, in `batches`.
     """
 
-    def __init__(self, trainer: Trainer, plan: RoundPlan, *, keep: Keep, newcomer: bool = False) -> None:
+    def __init__(self, trainer: Trainer, plan: RoundPlan, keep: Keep) -> None:
         super().__init__(trainer, plan)
-        self._keep, self._always_new, self._batches = keep, newcomer, list[list[Any]]()
+        self.keep, self.batches = keep, list[list[Any]]()
 
     def state(self) -> DeviceState:
-        return self.method.init_state() if self._always_new else super().state()
+        return self.method.init_state()
 
     def begun(self, published: np.ndarray, samples: OwnSamples) -> LocalRound:
         """Returns the device's local round, with a mechanism that records its noised gradients."""
         begun = super().begun(published, samples)
-        begun.record = _WatchedMechanism(**vars(begun.record), seen=self._batches, keep=self._keep)
+        begun.record = _WatchedMechanism(**vars(begun.record), seen=self.batches, keep=self.keep)
         return begun
-
-    def watch(self, start: np.ndarray, times: int = 1) -> tuple[list[list[Any]], np.ndarray]:
-        """Runs the round `times` times; returns each batch's gradients, as kept, and the last update."""
-        moved: list[np.ndarray] = []
-        self.trainer.observer = lambda _, __, noised: moved.append(noised.values)
-        for _ in range(times):
-            self.run(start)
-        return self._batches, moved[-1]
 
 
 def _no_logits(params: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.results.report import page
+from hushfleet.aggregator.results.report import page, tables
 from hushfleet.simulator.studies.audit.finding import Finding, whole_task
 
 _COLOURS = {"holds": "green", "VIOLATED": "bold red", "no claim": "yellow"}
@@ -49,9 +49,6 @@ def _lines(findings: Sequence[Finding]) -> list[list[str]]:
     for each in findings:
         first, rounds = [each.adversary, each.game, f"{each.trials:,}"], _rounds(each.rounds)
         together = [rounds, format_epsilon(each.claimed), format_epsilon(each.measured)]
-        if each.measured_round is None:
-            lines.append([*first, *together, each.verdict])
-            continue
         measured = f"{format_epsilon(each.measured_round)}; {format_epsilon(each.measured_round_of_form)} *"
         one = "one round" if len(set(each.claim.charges)) == 1 else "the costliest round"
         lines.append([*first, one, format_epsilon(each.claimed_round), measured, each.verdict])
@@ -75,14 +72,9 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
         f"unit {first.unit}, delta {first.delta:g}; what is measured holds with confidence {first.confidence:.0%}",
         f"{first.trials:,} trials cannot show an epsilon above about {most:.1f} in one game, whatever the mechanism",
     ]
-    noises = [
-        f"{format_epsilon(each.noise_measured)} (charged: {each.noise_claimed:.4g})"
-        for each in findings
-        if each.noise_measured is not None
-    ]
-    if noises:
-        form = "* if each round has noise of the form that is charged: its multiplier is then at most "
-        said.append(form + ", ".join(noises))
+    noises = [f"{format_epsilon(each.noise_measured)} (charged: {each.noise_claimed:.4g})" for each in findings]
+    form = "* if each round has noise of the form that is charged: its multiplier is then at most "
+    said.append(form + ", ".join(noises))
     for each in findings:
         if each.refuted_at is not None:
             said.append(
@@ -95,20 +87,18 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def format_epsilon(value: float | None) -> str:
-    if value is None:
-        return ""
+def format_epsilon(value: float) -> str:
     return "infinite" if math.isinf(value) else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def render_page(title: str, findings: Sequence[Finding]) -> str:
     """Returns the findings as HTML: the table, and the trade-off curve of each game of two worlds."""
-    plots = [_plot(each) for each in findings if each.scores is not None]
+    plots = [_plot(each) for each in findings]
     lead = f"Errors of the adversary's tests at every threshold; dots: rates at most, {findings[0].confidence:.0%}."
-    table = page.Table(_HEAD, _lines(findings), names=2)
+    table = tables.Table(_HEAD, _lines(findings), names=2)
     sections = [
         page.Section("findings", "Claimed and measured", "Of each adversary.", [table]),
-        page.Section("trade-off", "Trade-off", lead, plots or [page.missing("no game of two worlds was played")]),
+        page.Section("trade-off", "Trade-off", lead, plots),
     ]
     found = list(dict.fromkeys(each.adversary for each in findings if each.verdict == "VIOLATED"))
     answer = f"VIOLATED, by an adversary that has: {'; '.join(found)}" if found else "No claim was contradicted."
@@ -117,7 +107,6 @@ def render_page(title: str, findings: Sequence[Finding]) -> str:
 
 def _plot(found: Finding) -> page.Plot:
     """Plots the adversary's errors at each threshold, and the claim's curve, below which no errors are possible."""
-    assert found.scores is not None
     inside, outside = np.sort(found.scores.inside), np.sort(found.scores.outside)
     thresholds = np.unique(np.concatenate((inside, outside)))
     false_positives = 1 - np.searchsorted(outside, thresholds, side="right") / len(outside)

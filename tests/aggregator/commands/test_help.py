@@ -49,7 +49,7 @@ def test_every_line_fits_a_terminal_of_80_columns(shown: dict[str, str]) -> None
         assert [line for line in text.splitlines() if len(line) > COLUMNS or line != line.rstrip()] == [], name
 
 
-@pytest.mark.parametrize("word", [[], ["run"], ["predict"], ["status"], ["update"]], ids=" ".join)
+@pytest.mark.parametrize("word", [[], ["run"], ["predict"], ["status"]], ids=" ".join)
 def test_so_does_the_help_of_a_board(
     word: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

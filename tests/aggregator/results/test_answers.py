@@ -98,7 +98,8 @@ def test_counts_are_called_what_they_count(targets: Targets, names: tuple[str, .
     spec = prepare(parse_task(plain), run_id="test").spec
     spec = replace(spec, model=replace(spec.model, class_names=names, targets=targets))
     values = [0.5] * len(called)
-    summary = RoundSummary(1, 4, 4, 0, 0, None, 1.0, None, None, 1.0, 0.0, 0)
-    found = _statistic(spec, [replace(summary, asked="counts", answer=values, answer_stds=values)])
+    sizes = {"uplink_bytes": 0, "downlink_bytes": 0, "eq20_bytes": 0.0, "float32_bytes": 0}
+    summary = RoundSummary(round=1, participants=4, cohort_size=4, multiplier_release=1.0, **sizes)
+    found = _statistic(spec, [summary.but(asked="counts", answer=values, answer_stds=values)])
     assert found is not None
     assert found.names == called

@@ -18,7 +18,7 @@ from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.metrics import lost_rounds
 from hushfleet.aggregator.results.record import record
-from hushfleet.aggregator.results.report import render_report
+from hushfleet.aggregator.results.report.render import render_report
 from hushfleet.aggregator.results.result import LostRounds
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.ledger import epsilon_server_of

@@ -15,23 +15,22 @@ import plotly.graph_objects as go
 import pytest
 
 from hushfleet.aggregator.commands.main import load_command
-from hushfleet.aggregator.results.report import render_report, write_report
 from hushfleet.aggregator.results.report.charts import line, log_axis
 from hushfleet.aggregator.results.report.page import (
     Heading,
-    PageCell,
     Plot,
     Prose,
     Section,
-    Table,
     label,
     page,
     plotly_script,
 )
 from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent_up, points, size
+from hushfleet.aggregator.results.report.render import render_report, write_report
 from hushfleet.aggregator.results.report.sections import DASH, ShownRun, device_table, rounds_over_time
+from hushfleet.aggregator.results.report.tables import PageCell, Table
 from hushfleet.aggregator.results.report.verdict import judge
-from hushfleet.aggregator.results.result import Example, OwnHead, Rerun, Result, TimelineRow, WireInfo
+from hushfleet.aggregator.results.result import Example, Rerun, Result, TimelineRow, WireInfo
 from hushfleet.privacy.protection import guess_rate
 from support import report_samples
 
@@ -118,16 +117,6 @@ def test_every_colour_of_a_plot_is_in_the_style_sheet_for_light_and_dark() -> No
         assert html.count(f"{name}:") == 2, name
 
 
-@pytest.mark.parametrize(
-    ("down", "told"),
-    [(8000, "received 24 kB"), (1000, "received 3 kB, 8 times less than full models"), (0, "received 0 B")],
-)
-def test_what_was_received_against_full_models(down: int, told: str) -> None:
-    result = sample(2, 3)  # 2 devices x 4000 B x 3 rounds as whole models
-    rounds = [row.but(downlink_bytes=down) for row in result.rounds]
-    assert told_of(result.but(rounds=rounds), "facts").endswith(f", {told}")
-
-
 def test_the_numbers_of_the_result_are_in_the_report() -> None:
     page = Page(render_report(sample(2, 3, sweep=((3.0, 0.012), (50.0, 0.04)))))
     head = page.sections[""]
@@ -187,21 +176,6 @@ def test_bytes_of_devices_are_of_updates_where_a_committee_answers_besides() -> 
         assert device_table(run).head[4] == told
 
 
-def test_values_of_secure_sums_that_may_have_wrapped_are_told() -> None:
-    rounds = [row.but(suspected_wraps=2 * (row.round == 2)) for row in sample().rounds]
-    secure = sample().but(accounting="secure", trust="secure-sum", rounds=rounds)
-    told = "values of sums that may have wrapped around"
-    assert f"{told}\n2, in 1 of 3 rounds\n" in Page(render_report(secure)).sections["privacy"]
-    assert told not in Page(render_report(sample())).sections["privacy"]
-
-
-def test_what_secure_sums_rest_on_is_told() -> None:
-    words = "protected as long as at least 90 of 100 boards of roster 7 of 2026-11-26 are honest"
-    secure = sample().but(accounting="secure", trust="secure-sum", assumption=words)
-    assert f"secure sums\n{words}\n" in Page(render_report(secure)).sections["privacy"]
-    assert "secure sums\n" not in Page(render_report(sample())).sections["privacy"]
-
-
 @pytest.mark.parametrize(
     ("codec", "step", "unit", "told"),
     [
@@ -218,19 +192,6 @@ def test_what_the_form_on_the_wire_costs(codec: str, step: float | None, unit: s
     words = Page(render_report(sample(2, 3, wire=wire))).sections["bytes"]
     assert [part for part in told if part not in words] == []
     assert "24 kB; as whole float32 models 24 kB, of the same size" in words
-
-
-def test_bits_are_of_whole_updates() -> None:
-    assert "8 bits, header and signature in" in Page(render_report(sample(2, 3))).sections["bytes"]
-    assert "not recorded" in Page(render_report(sample().but(wire=None))).sections["bytes"]
-
-
-def test_signs_have_no_signal_to_noise_ratio_and_the_report_says_why() -> None:
-    wire = WireInfo(codec="one-bit", step_unit="noise")
-    for form, told in ((wire, "all updates have the same norm"), (QUANTIZED, "no signal beyond their noise")):
-        rows = [row.but(snr_db=None) for row in sample().rounds]
-        page = Page(render_report(sample(wire=form).but(rounds=rows)))
-        assert told in page.sections["privacy"]
 
 
 def test_text_from_outside_is_escaped() -> None:
@@ -326,25 +287,6 @@ def test_devices_that_would_be_better_off_alone_are_counted() -> None:
     assert "1 of 3 devices got a better model" in told_of(result, "answer")
     page = Page(render_report(result))
     assert "Here 2 of 3 would be" in page.sections["accuracy"]
-
-
-def test_with_own_heads_a_chart_says_whose_models_it_shows() -> None:
-    result = sample(4)
-    heads = result.details.but(own_heads=[OwnHead(images=5)] * 4)
-    page = Page(render_report(result.but(details=heads)))
-    text = page.sections["accuracy"]
-    assert "Own heads, common test" in text
-    assert "on the common test set with the shared head" in text
-
-
-def test_a_run_without_noise_says_so() -> None:
-    result = sample(epsilon_server=math.inf, epsilon_release=math.inf)
-    wire = WireInfo(codec="quantized", step=0.05, step_unit="rms")
-    rounds = [r.but(snr_db=None) for r in result.rounds]
-    result = result.but(rounds=rounds, wire=wire)
-    page = Page(render_report(result))
-    assert "infinite from the first round on" in page.sections["privacy"]
-    assert "no noise in the updates" in page.sections["privacy"]
 
 
 def test_lines_pass_over_what_was_not_measured_and_end_at_infinity() -> None:
@@ -459,13 +401,6 @@ def test_a_tile_has_the_colour_of_its_verdict_or_its_epsilons_word(
     assert [value for tag, name, value in page.attributes if (tag, name) == ("li", "class")] == colours
     assert f"epsilon_server, worst device: {word} protection" in page.sections[""]
     assert ("learned nothing" in page.sections[""]) == ("nothing" in colours)
-
-
-def test_the_page_says_which_run_it_shows_and_when_it_was() -> None:
-    known = sample().but(recorded_at="2026-11-26T12:43:10Z", federation="plants")
-    under = Page(render_report(known)).sections[""]
-    assert "2026-11-26 12:43 UTC, task digits-fedglp-adp-0001, federation plants, 2 devices" in under
-    assert "task digits-fedglp-adp-0001, 2 devices" in Page(render_report(sample())).sections[""]
 
 
 def test_the_papers_own_count_of_bytes_is_for_its_own_method() -> None:

@@ -90,6 +90,10 @@ def runs() -> Iterator[tuple[str, Result]]:
     yield "late and declined", base.with_details(timeline=rows, decline_reasons={"memory": "too small", "busy": ""})
     silent = [row.but(snr_db=None) for row in base.rounds]
     yield "one bit", base.but(rounds=silent, wire=WireInfo(codec="one-bit", step_unit="noise"))
+    rms = WireInfo(codec="quantized", step=0.05, step_unit="rms")
+    yield "no noise in updates", infinite.but(rounds=silent, wire=rms)
+    fewer = [row.but(downlink_bytes=1000) for row in base.rounds]
+    yield "differences of models", base.but(rounds=fewer)
     yield "no signal", base.but(rounds=silent, wire=None)
     yield "a score", base.with_details(score="within 0.5 of the target", chance=[0.3, 0.2])
     yield "an AUROC", base.with_details(measure="AUROC", score="ranked", chance=[0.5, 0.5])

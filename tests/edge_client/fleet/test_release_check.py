@@ -11,9 +11,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from hushfleet.edge_client.fleet import trial as module
-from hushfleet.edge_client.fleet.trial import ReleaseCheckFailed, check_release, drop_copy
+from hushfleet.edge_client.fleet.trial import check_release, drop_copy
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import StoreError
+from hushfleet.errors import HushfleetError, StoreError
 
 
 def graph_of_squared_error() -> bytes:
@@ -60,7 +60,7 @@ def test_a_wrong_result_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     made.graph.node[8].input[1] = "one_more"
     made.graph.initializer.append(helper.make_tensor("one_more", TensorProto.FLOAT, [2], [0.0, 0.0]))
     monkeypatch.setattr(module, "_GRAPH", base64.b64encode(zlib.compress(made.SerializeToString())))
-    with pytest.raises(ReleaseCheckFailed, match="computes"):
+    with pytest.raises(HushfleetError, match="computes"):
         check_release(tmp_path, tmp_path / "store.sqlite", device="a")
 
 

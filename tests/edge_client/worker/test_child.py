@@ -261,3 +261,15 @@ def test_a_graph_that_breaks_a_rule_stops_the_task_at_once(in_children: MakeBenc
     open_and_wait(bench)
     assert bench.server.declines[0].code == "graph"
     assert bench.agent.tasks.declined is not None
+
+
+@pytest.mark.parametrize("is_of_the_data", [True, False])
+def test_a_death_that_the_data_cause_is_hidden_by_noise(
+    in_children: MakeBench, monkeypatch: pytest.MonkeyPatch, is_of_the_data: bool
+) -> None:
+    """A decline would tell of them; one that also comes without data tells nothing."""
+    runs("ctypes.string_at(0)" if not is_of_the_data else "if not job.blank: ctypes.string_at(0)", monkeypatch)
+    bench = in_children()
+    open_and_wait(bench)
+    assert (bench.entry_status(1) == "acked") == is_of_the_data
+    assert len(bench.store.ledger.entries()) == is_of_the_data

@@ -87,7 +87,7 @@ def trained(handover: Handover, task: TaskRuntime, plan: RoundPlan, package: Pac
         while (outcome := handover.poll(task)) is None:
             time.sleep(0.002)
         if isinstance(outcome, Finished):
-            return handover.commit(outcome, round)
+            return handover.commit(outcome, round, task)
         assert isinstance(outcome, Died)
         process._ENTRY = ENTRY  # it is killed once
     raise AssertionError("workers die again and again")
@@ -236,9 +236,9 @@ def test_a_planted_fault_is_found(
     elif fault == "sent-before":
         commit = Handover.commit
 
-        def early(self: Handover, done: Finished, round: AllowedRound) -> Any:
+        def early(self: Handover, done: Finished, round: AllowedRound, task: TaskRuntime) -> Any:
             write(tmp_path / "journal", {"sent": round.plan.round, "digest": "of what was not stored", "charged": []})
-            return commit(self, done, round)
+            return commit(self, done, round, task)
 
         monkeypatch.setattr(Handover, "commit", early)
     else:

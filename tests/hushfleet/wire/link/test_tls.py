@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from hushfleet.aggregator.broker.process import Broker, BrokerTls, start_broker
+from hushfleet.aggregator.broker.config import BrokerTls
+from hushfleet.aggregator.broker.process import Broker, start_broker
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link import connection_errors
 from hushfleet.wire.link.address import BrokerAddress

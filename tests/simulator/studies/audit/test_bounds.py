@@ -15,7 +15,6 @@ from hushfleet.privacy.charge import RECORD_ADJACENCY, Charge
 from hushfleet.simulator.studies.audit.bounds import (
     ErrorRates,
     epsilon_at_least,
-    one_run_epsilon,
     rate_at_most,
     separation_at_least,
 )
@@ -54,40 +53,6 @@ def test_separation_of_two_normal_distributions() -> None:
     assert separation_at_least(ErrorRates(*errors)) == pytest.approx(1.7)
     assert separation_at_least(ErrorRates(0.6, 0.5)) < 0
     assert math.isfinite(separation_at_least(ErrorRates(0.0, 1.0)))
-
-
-def test_one_run_without_an_error_has_a_closed_form() -> None:
-    """At delta 0 the chance of r correct guesses is accuracy^r."""
-    accuracy = 0.05 ** (1 / 100)
-    expected = math.log(accuracy / (1 - accuracy))
-    assert one_run_epsilon(500, 100, 100, delta=0, risk=0.05) == pytest.approx(expected, rel=1e-9)
-    assert one_run_epsilon(500, 100, 100, delta=1e-5, risk=0.05) < expected
-    assert one_run_epsilon(500, 100, 50, delta=1e-5, risk=0.05) == 0
-    assert one_run_epsilon(500, 0, 0, delta=1e-5, risk=0.05) == 0
-
-
-@pytest.mark.parametrize(("guesses", "correct"), [(20, 18), (200, 140), (1000, 999)])
-def test_one_run_rejects_what_the_papers_appendix_rejects(guesses: int, correct: int) -> None:
-    """Steinke, Nasr and Jagielski 2023, Appendix D, term by term."""
-    canaries, delta, risk = 1000, 1e-5, 0.05
-    epsilon = one_run_epsilon(canaries, guesses, correct, delta=delta, risk=risk)
-
-    def p_value(epsilon: float) -> float:
-        binomial = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
-        alpha = max((binomial.cdf(correct - 1) - binomial.cdf(correct - i - 1)) / i for i in range(1, correct + 1))
-        return binomial.sf(correct - 1) + 2 * canaries * delta * alpha
-
-    assert p_value(epsilon) == pytest.approx(risk, rel=1e-6)
-    assert p_value(epsilon - 1e-3) < risk
-
-
-def test_one_run_of_randomised_response_stays_below_its_epsilon() -> None:
-    rng = np.random.default_rng(0)
-    for epsilon in (1.0, 3.0):
-        correct = rng.binomial(2000, 1 / (1 + math.exp(-epsilon)), 200)
-        bounds = [one_run_epsilon(2000, 2000, int(count), delta=0.0, risk=0.05) for count in correct]
-        assert np.mean(np.array(bounds) <= epsilon) >= 0.92  # 95 %, by 200 draws
-        assert np.median(bounds) > 0.85 * epsilon
 
 
 def test_a_claims_own_mechanism_does_not_contradict_it() -> None:
