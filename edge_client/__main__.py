@@ -161,7 +161,7 @@ def _run(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.agent import Agent
     from hushfleet.edge_client.board.budget_clock import BudgetClock
     from hushfleet.edge_client.board.certificate import describe_certificate
-    from hushfleet.edge_client.board.data_words import describe_data
+    from hushfleet.edge_client.board.data_place import describe_data
     from hushfleet.edge_client.board.pacing import open_store
     from hushfleet.edge_client.board.process import Supervisor, return_freed_memory
     from hushfleet.edge_client.board.state_place import check_place

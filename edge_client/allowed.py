@@ -19,6 +19,7 @@ from hushfleet.methods.question import rules_of
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.charge import Charge
 from hushfleet.secure.agreement import KeyAgreement
+from hushfleet.secure.member_answer import AnswerHeader, encode_answer
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.messages import RoundPlan
@@ -131,8 +132,6 @@ class AllowedRound:
         For the same set of devices it returns the same bytes again. Raises `PrivacyError` for another set, and
         `Malformed` for a set that does not fit the cohort or is too small.
         """
-        from hushfleet.secure.member_answer import AnswerHeader, encode_answer  # with arrays
-
         plan, device, store = self.plan, self.party.device, self.store
         if device not in self.secure.members or plan.secure is None:
             return None

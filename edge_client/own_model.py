@@ -8,7 +8,7 @@ an earlier task answers, and the store keeps the graphs that it needs (`blobs_of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hushfleet.array_api import np
 from hushfleet.config.spec import TaskSpec
@@ -27,28 +27,18 @@ class OwnModel(NamedTuple):
     """The model that this device predicts with.
 
     :param kind: `personalised` or `global`, or the own head that was chosen, in words.
-    :param values: little-endian float32.
+    :param params: float32 `[d]`.
     :param is_head: whether it is an own head, which takes all features and no graph of the task.
-    :param shared_values: of the global model that it was made with; None if the device has it no more.
+    :param shared: the global model that it was made with, float32 `[d]`; None if the device has it no more.
     :param round: the last closed round in it; 0 if there is none, or if it is unknown.
     """
 
     spec: TaskSpec
     kind: str
-    values: bytes
+    params: np.ndarray
     is_head: bool = False
-    shared_values: bytes | None = None
+    shared: np.ndarray | None = None
     round: int = 0
-
-    @property
-    def params(self) -> np.ndarray:
-        """float32 `[d]`."""
-        return np.frombuffer(self.values, "<f4").astype(np.float32)
-
-    @property
-    def shared(self) -> np.ndarray | None:
-        """The global model, float32 `[d]`."""
-        return None if self.shared_values is None else np.frombuffer(self.shared_values, "<f4").astype(np.float32)
 
     def answers(self, graph: LogitsOf, samples: LabelledSamples) -> tuple[LogitsOf, LabelledSamples]:
         """Returns the function that computes its logits, and its inputs."""
@@ -138,13 +128,10 @@ def spec_of(store: DeviceStore, package: bytes | None) -> TaskSpec | None:
 
 def _chosen(store: DeviceStore, spec: TaskSpec, kept: KeptModel, *, as_shared: bool = False) -> Chosen | None:
     """Returns a kept model; None if the store lacks a part of it."""
-    size = 4 * spec.model.layout.size
-    data = kept.shared or store.blob(kept.global_digest) or b""
-    shared = data[:size] if len(data) >= size else None
-    rest = shared, kept.round
     if kept.choice is not None:
-        return OwnModel(spec, kept.choice.plain, kept.values, True, *rest)
+        return Chosen(spec, kept, "head")
     if as_shared or is_shared_whole(spec):
-        return None if shared is None else OwnModel(spec, "global", shared, False, *rest)
+        data = kept.shared or store.blob(kept.global_digest) or b""
+        return Chosen(spec, kept, "global") if len(data) >= 4 * spec.model.layout.size else None
     state = store.stored_state(spec.task)
-    return None if state is None or state.own is None else OwnModel(spec, "personalised", state.own, False, *rest)
+    return None if state is None or state.own is None else Chosen(spec, kept, "own")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 
 from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.allowed import Party
@@ -15,8 +14,6 @@ from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import GraphRefused, Malformed
 from hushfleet.methods import method_of
-from hushfleet.methods.personal import Personal
-from hushfleet.methods.public_bytes import COUNT_BYTES, digest_of
 
 
 class TaskRuntime:
@@ -57,14 +54,6 @@ class TaskRuntime:
         )
         self.nominal_s: float | None = None
         self.deaths = 0
-
-    @cached_property
-    def newcomer_digest(self) -> bytes:
-        """The digest of the public state of a device that has not taken part yet."""
-        method, size = self.party.method, self.spec.model.layout.size
-        if type(method.parts.personal) is Personal:  # everything is shared, which needs no array
-            return digest_of(bytes(COUNT_BYTES), bytes((size + 7) // 8))
-        return method.init_state().public.digest()
 
     def blobs(self) -> set[bytes]:
         """Returns the digests that must stay in the store for a restart without the network."""

@@ -23,7 +23,7 @@ ANSWER_S = 4.0
 def announced_at(*, began: float, ended: float, nominal_s: float, deadline: float, deadline_s: float) -> float:
     """Returns when the end of a training that ran from `began` to `ended` is announced, on one monotonic clock.
 
-    :param nominal_s: the result of `nominal_time.nominal_seconds`.
+    :param nominal_s: the result of `nominal_seconds`.
     :param deadline: end of the round, which is `deadline_s` after it became known.
     """
     slot = max(LEAST_SLOT_S, 2.0 ** math.ceil(math.log2(ROOM * nominal_s))) if nominal_s > 0 else LEAST_SLOT_S

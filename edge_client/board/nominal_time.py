@@ -1,4 +1,4 @@
-"""Measures the time that a task's training takes on this board, whatever its data are (`constant_time`)."""
+"""Measures the time of a training that the task alone implies, for announcing the end of every training."""
 
 from __future__ import annotations
 

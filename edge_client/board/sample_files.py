@@ -16,11 +16,11 @@ import numpy as np
 from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import opened
 from hushfleet.data.csv_file import LABEL, read_csv
-from hushfleet.data.files import files_below, named
 from hushfleet.data.form import one_form
 from hushfleet.data.measurements import warn_of_row_numbers
 from hushfleet.data.records import are_pixels, fitted
 from hushfleet.data.samples import Samples
+from hushfleet.data.walk import files_below, named
 from hushfleet.edge_client.board.by_content import FORM_OF_ARRAYS, FORM_OF_FOLDERS
 from hushfleet.errors import BadInput
 

@@ -17,10 +17,9 @@ from pathlib import Path
 
 from hushfleet import atomic_file
 from hushfleet.config.spec import TaskSpec
-from hushfleet.data.files import check_name, files_below
 from hushfleet.data.form import one_form
 from hushfleet.data.images import read_image
-from hushfleet.data.walk import files_below
+from hushfleet.data.walk import check_name, files_below
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, StoreFull

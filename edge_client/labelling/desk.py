@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hushfleet.data.files import walked
 from hushfleet.data.form import one_form
 from hushfleet.data.images import preview
 from hushfleet.data.walk import walked

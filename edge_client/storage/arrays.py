@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgpack
+import numpy as np
+from numpy.typing import ArrayLike
 
 from hushfleet.durations import Period
 from hushfleet.edge_client.storage.round_commit import CodedRound, StoredState

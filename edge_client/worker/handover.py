@@ -147,7 +147,7 @@ class Handover:
             raise Malformed("a worker's round has another charge or another size than the plan")
         public_digest(state.public, size=size)
         before = public_digest(done.public_before, size=size)
-        held = round.party.method.newcomer_digest if job.state is None else public_digest(job.state.public, size=size)
+        held = task.newcomer_digest if job.state is None else public_digest(job.state.public, size=size)
         header = read_header(done.update)
         found = header.task, header.round, header.device, header.multiplier_server, header.noise_split
         wanted = plan.task, plan.round, round.party.device, charge.noise_multiplier, charge.noise_split

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from hushfleet.data.files import MAX_NAMED
+from hushfleet.data.walk import MAX_NAMED
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.wifi import Wifi
