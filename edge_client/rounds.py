@@ -78,7 +78,7 @@ class Training:
 
 @dataclass(eq=False)
 class Sent:
-    """What was sent last.
+    """The last upload.
 
     :param digest: its SHA-256; `round`: the latest round for which it was sent.
     :param resent_chunks: how many of its chunks were sent again since then.

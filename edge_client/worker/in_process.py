@@ -24,7 +24,7 @@ class InProcess:
 
     @property
     def work(self) -> Work:
-        """What works here, with the task that is loaded."""
+        """The work of this process, with the task that is loaded."""
         return self._work
 
     def begin(self, job: Job) -> None:
