@@ -24,8 +24,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
+from hushfleet.aggregator.devices.board import Activity, Rejection
 from hushfleet.aggregator.results.answers import EvaluationRow, evaluation_of
 from hushfleet.aggregator.results.result import LostRounds
 from hushfleet.losses import ACCURACY
@@ -35,10 +36,6 @@ from hushfleet.privacy.terms import Accountant
 KEPT_WARNINGS = 5
 _STAYS_SENDING = ("store-full", "state-unknown", "late", "not-in-cohort")
 Event = Mapping[str, Any]
-Activity = Literal[
-    "absent", "ready", "fetching", "training", "sending", "accepted", "late", "declined", "refused", "sleeping", "lost"
-]
-ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 Presence = Literal["absent", "ready", "training", "sleeping", "lost"]
 Participation = Literal["none", "asked", "working", "offered", "accepted", "declined", "refused", "late"]
 Outcome = Literal["accepted", "late", "declined", "refused", "lost"]
@@ -46,11 +43,25 @@ Outcome = Literal["accepted", "late", "declined", "refused", "lost"]
 
 @dataclass
 class SeenDevice:
-    """One device: its presence, its part in the newest round, and the state that follows from both."""
+    """One device: its presence, its part in the newest round, the state that follows from both, and what it has done.
+
+    :param board: its profile, as it has said.
+    :param last_seen: unix seconds of its last message; None if there was none.
+    :param rounds: number of its accepted updates, and `sent_bytes` their size.
+    :param epsilon: the largest epsilon_server that they have declared.
+    :param decline: its newest one, and `refusal` the newest refusal of its update; None after an accepted update.
+    """
 
     presence: Presence = "absent"
     part: Participation = "none"
     state: Activity = "absent"
+    board: str = ""
+    last_seen: float | None = None
+    rounds: int = 0
+    sent_bytes: int = 0
+    epsilon: float | None = None
+    decline: Rejection | None = None
+    refusal: Rejection | None = None
 
     @property
     def is_open(self) -> bool:
@@ -164,6 +175,7 @@ class FleetState:
             return None
         device = self._device(name)
         device.presence = "ready"
+        _hear(device, event)
         return device
 
     def _accept(self, device: SeenDevice) -> None:
@@ -180,6 +192,10 @@ class FleetState:
                 device.part = "working"
         elif state != "ready" and device.part == "working":
             device.part = "asked"  # nothing was committed: it must train again
+        # The broker says that a device is lost, and repeats all former states to an aggregator that starts.
+        if state in ("ready", "training") or (state == "sleeping" and device.is_there):
+            _hear(device, event)
+        device.board = str(event.get("board") or device.board)
         device.presence = state
         self._derive(device)
 
@@ -215,7 +231,15 @@ class FleetState:
 
     def _on_update(self, event: Event) -> None:
         device, code = self._speaker(event), event.get("code", "accepted")
-        if device is None or event.get("round") != self.open_round:
+        if device is None:
+            return
+        if code == "accepted":
+            device.rounds, device.sent_bytes = device.rounds + 1, device.sent_bytes + (event.get("bytes") or 0)
+            device.decline = device.refusal = None
+            device.epsilon = _highest(device.epsilon, event.get("epsilon_server"))
+        elif code != "duplicate":
+            device.refusal = _rejection(event)
+        if event.get("round") != self.open_round:
             return
         if code in ("accepted", "duplicate"):
             self._accept(device)
@@ -225,9 +249,11 @@ class FleetState:
 
     def _on_decline(self, event: Event) -> None:
         device = self._speaker(event)
-        if device is not None and event.get("round") == self.open_round and device.is_open:
-            device.part = "declined"
-            self._derive(device)
+        if device is not None:
+            device.decline = _rejection(event)
+            if event.get("round") == self.open_round and device.is_open:
+                device.part = "declined"
+                self._derive(device)
 
     def _on_round_close(self, event: Event) -> None:
         if self.open_round is not None and event.get("round") == self.open_round:
@@ -394,8 +420,7 @@ class RunState(FleetState):
             self._warn("ended", f"ended after {self.rounds_closed} of {self.rounds} rounds: {event['reason']}")
 
     def _see_epsilon(self, value: object) -> None:
-        if isinstance(value, int | float):
-            self.epsilon_server = max(self.epsilon_server or 0.0, float(value))
+        self.epsilon_server = _highest(self.epsilon_server, value)
 
     def _see_release(self, event: Event) -> None:
         multiplier = event.get("multiplier_release")
@@ -422,3 +447,20 @@ class RunState(FleetState):
 
 def _because(event: Event) -> str:
     return f" ({event['reason']})" if event.get("reason") else ""
+
+
+def _hear(device: SeenDevice, event: Event) -> None:
+    device.last_seen = _number(event.get("at"), device.last_seen)
+    device.board = str(event.get("board") or device.board)
+
+
+def _number(value: object, otherwise: Any) -> Any:
+    return value if isinstance(value, int | float) else otherwise
+
+
+def _highest(before: float | None, value: object) -> float | None:
+    return max(before or 0.0, float(value)) if isinstance(value, int | float) else before
+
+
+def _rejection(event: Event) -> Rejection:
+    return Rejection(int(_number(event.get("round"), 0)), str(event.get("code")), str(event.get("reason") or ""))
