@@ -31,17 +31,17 @@ def _decode(data: bytes | memoryview, coding: Coding, out: np.ndarray | None, *,
     return read.astype(np.float32, copy=False) if out is None else out
 
 
-def _floats(bits: int, float_error: tuple[float, float]) -> Codec:
-    width, kind = bits // 8, f"<f{bits // 8}"
+def _floats(kind: str, float_error: tuple[float, float]) -> Codec:
+    width = int(kind[-1])
     return Codec(
-        f"float{bits}",
+        f"float{8 * width}",
         partial(_encode, kind=kind),
         partial(_decode, kind=kind),
         max_bytes=lambda size: width * size,
-        bits=float(bits),
+        bits=8.0 * width,
         float_error=float_error,
     )
 
 
-FLOAT16 = _floats(16, (2.0**-11, 2.0**-25))
-FLOAT32 = _floats(32, (0.0, 0.0))
+FLOAT16 = _floats("<f2", (2.0**-11, 2.0**-25))
+FLOAT32 = _floats("<f4", (0.0, 0.0))
