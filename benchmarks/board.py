@@ -45,28 +45,31 @@ def client(folder: Path, runtime: str) -> None:
     from hushfleet.config.spec import TaskSpec
     from hushfleet.edge_client.board.config import load_config
     from hushfleet.edge_client.board.process import return_freed_memory
-    from hushfleet.edge_client.runtime import TaskRuntime
     from hushfleet.edge_client.storage.store import DeviceStore
     from hushfleet.edge_client.trainer import DeviceRound
+    from hushfleet.edge_client.worker.job import Job
+    from hushfleet.edge_client.worker.work import Work
+    from hushfleet.methods import method_of
     from hushfleet.wire.format.messages import RoundPlan
+    from hushfleet.wire.format.update import SIGNED
 
     return_freed_memory()  # as `hushfleet-edge` does
     os.cpu_count = lambda: 1  # the client gives ONNX Runtime this number of threads
     config, package = load_config(folder / "device.toml"), (folder / "package.bin").read_bytes()
     spec, initial = TaskSpec.from_bytes(package), np.load(folder / "initial.npy")
     graphs = [(folder / "graphs" / f"{ref.digest.hex()}.onnx").read_bytes() for ref in spec.model.graphs]
-    gradient, inference, features = (*graphs, None)[:3]
-    assert gradient is not None
-    assert inference is not None
-    digest = hashlib.sha256(package).digest()
+    gradient = graphs[0]
     store = DeviceStore(folder / f"{runtime}.sqlite", device=DEVICE)
     kept = [ref.digest for ref in spec.model.graphs]
     for each, graph in zip(kept, graphs, strict=True):
         store.put_blob(each, graph)
-    how = {"gradient": gradient, "inference": inference, "features": features, "config": config}
-    task = TaskRuntime(digest=digest, spec=spec, store=store, **how)
-    del how, graphs, graph, features  # as in a client, which reads the feature graph from its store when it needs it
-    trainer = task.trainer
+    newcomer = method_of(spec).init_state().public.digest()
+    nothing = RoundPlan(spec.task, 1, spec.rounds, "open", bytes(32), initial.nbytes, {DEVICE: newcomer}, 1, 600.0)
+    work = Work(lambda told: None)
+    work._task(Job(config, package, tuple(graphs), nothing, b"", 0))
+    del graphs, graph
+    trainer = work.loaded.trainer
+    trainer.store, trainer.update_format = store, SIGNED
     if runtime != "onnx":
         from hushfleet.simulator.engines.fast.runtimes import make_gradient, make_optimizer
 
@@ -81,7 +84,7 @@ def client(folder: Path, runtime: str) -> None:
         done += 1
         params = initial + np.float32(1e-4 * done)
         state = store.load_state(spec.task)
-        public = task.newcomer_digest if state is None else state.public.digest()
+        public = newcomer if state is None else state.public.digest()
         model = hashlib.sha256(params.tobytes()).digest()
         plan = RoundPlan(spec.task, done, spec.rounds, "open", model, params.nbytes, {DEVICE: public}, 1, 600.0)
         marks: list[Clock] = []

@@ -156,17 +156,13 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
-    from hushfleet.edge_client.board.installed_runtime import use_installed_runtime
 
     config = load_config(options.config)
-    if config.device.accelerator != "cpu" and config.simulation is None:
-        use_installed_runtime(sys.path)
-    from hushfleet import progress
     from hushfleet.edge_client.agent import Agent
     from hushfleet.edge_client.board.budget_clock import BudgetClock
     from hushfleet.edge_client.board.certificate import describe_certificate
-    from hushfleet.edge_client.board.local_data import describe_data
-    from hushfleet.edge_client.board.pacing import Pacer, open_store
+    from hushfleet.edge_client.board.data_place import describe_data
+    from hushfleet.edge_client.board.pacing import open_store
     from hushfleet.edge_client.board.process import Supervisor, return_freed_memory
     from hushfleet.edge_client.board.state_place import check_place
     from hushfleet.edge_client.duties import Duty
@@ -192,7 +188,6 @@ def _run(options: argparse.Namespace) -> int:
         return MqttLink(address, client_id=client_id, will=will, timing=timing, keepalive_s=keepalive_s)
 
     stop, supervisor, caught = threading.Event(), Supervisor.from_environment(), list[int]()
-    progress.listeners.append(supervisor.alive)  # reading a year's images takes longer than the watchdog waits
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         caught.append(number)
@@ -206,13 +201,12 @@ def _run(options: argparse.Namespace) -> int:
 
         if not prove(config, connect, stop, supervisor):
             return INTERRUPTED if signal.SIGINT in caught else 0
-    pacer = Pacer(simulation.slowdown if simulation else 1.0, stop=stop)
     with open_store(
         config.store_path,
         device=config.device.id,
         in_fleet=config.fleet is not None,
         simulation=simulation,
-        pacer=pacer,
+        stop=stop,
     ) as store:
         period_s = config.limits.budget.period_s
         budget_clock = BudgetClock(store.ledger, waits=simulation is None, period_s=period_s)
@@ -224,7 +218,6 @@ def _run(options: argparse.Namespace) -> int:
                 store,
                 stop=stop,
                 supervisor=supervisor,
-                pacer=pacer,
                 duties=duties,
                 health=health,
                 budget_clock=budget_clock,

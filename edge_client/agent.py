@@ -14,15 +14,12 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import hushfleet
 from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.constant_time import AnnouncedTraining
-from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.retention import Retention
 from hushfleet.edge_client.board.waiting import Kind, WaitingNote, advice_on_silence
@@ -34,14 +31,16 @@ from hushfleet.edge_client.net.rate_limits import EnrolmentRetry, RejectedMessag
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.net.upload import Upload
 from hushfleet.edge_client.net.verifier import MessageVerifier
-from hushfleet.edge_client.rounds import RoundHandler, Stopped, Superseded
+from hushfleet.edge_client.rounds import RoundHandler
 from hushfleet.edge_client.state_files import WAITING
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import TaskHandler
+from hushfleet.edge_client.worker.handover import Handover
+from hushfleet.edge_client.worker.job import Workshop
+from hushfleet.edge_client.worker.process import ChildProcess
 from hushfleet.errors import CopiedStore, HushfleetError, LinkLost, StoreError, TooLarge, WireError
 from hushfleet.wire.format.health import ErrorCode
 from hushfleet.wire.format.messages import (
-    MAX_MESSAGE_BYTES,
     Birth,
     Decline,
     DeviceStatus,
@@ -49,7 +48,6 @@ from hushfleet.wire.format.messages import (
     Message,
     NotEnrolled,
     Offer,
-    RoundPlan,
     ServerState,
     encode_message,
 )
@@ -57,7 +55,6 @@ from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, LinkUp, Will
 
 LONGEST_SLEEP_S = 1.0  # how soon a stop is noticed; nothing is sent for it
-MAX_BACKLOG = 1024
 
 if TYPE_CHECKING:
     from hushfleet.edge_client.fleet.health import BoardHealth
@@ -73,7 +70,7 @@ class Agent:
     :param clock: monotonic seconds.
     :param stop: ends the work loop once it is set.
     :param supervisor: receives the sign that the work loop is alive (systemd's watchdog).
-    :param pacer: makes the work as slow as on a simulated board.
+    :param workshop: does the training; None: a process of its own for each job.
     :param duties: work for its fleet besides training.
     :param health: reports the board's health to its fleet; None if there is no fleet.
     :param budget_clock: counts time for the owner's limits; None to count with `clock`.
@@ -88,7 +85,7 @@ class Agent:
         clock: Callable[[], float] = time.monotonic,
         stop: threading.Event | None = None,
         supervisor: Supervisor | None = None,
-        pacer: Pacer | None = None,
+        workshop: Workshop | None = None,
         duties: Sequence[Duty] = (),
         health: BoardHealth | None = None,
         budget_clock: BudgetClock | None = None,
@@ -101,7 +98,6 @@ class Agent:
         self.store_check = StoreCheck(store, now=clock())
         self._clock = clock
         self._supervisor = supervisor or Supervisor(None, None)
-        self._pacer = pacer or Pacer()
         self._duties = duties
         self._memory_mib = config.memory_mib
         self._session = self.store_check.session
@@ -111,7 +107,6 @@ class Agent:
         self._is_heard = False  # True if the server state has arrived over the present connection
         self._ready_epoch: int | None = None  # epoch of the last aggregator that was ready
         self._early: dict[str, bytes] = {}  # retained messages that came before the aggregator's key
-        self._backlog: deque[LinkEvent] = deque()
         self.stop = stop or threading.Event()
         self._up = False
         self._down_because = "no connection yet"
@@ -127,27 +122,26 @@ class Agent:
                 "remove the section [simulation] before the device goes into the field",
                 config.simulation.seed,
             )
-        if self._pacer.slowdown > 1:
-            _log.info("work is stretched %.2f times its CPU time: a model of a slower board", self._pacer.slowdown)
+            if config.simulation.slowdown > 1:
+                _log.info("work is stretched %.2f times its CPU time: a slower board", config.simulation.slowdown)
         self.link = connect(Will(self.topics.state(self.device), self._birth("lost")))
         topics = self.topics
         filters = (topics.down(self.device), topics.server, topics.task, topics.round)
         self._listening = Listening(self.link, [*filters, *(f for duty in duties for f in duty.filters)], now=clock())
-        self._training = AnnouncedTraining(self.link, self._announce, self._sleep, clock)
         self.blobs = BlobSource(store, self.link, self.topics, clock)
         waits = config.simulation is None
         self._budget_clock = budget_clock or BudgetClock(store.ledger, monotonic=clock, waits=waits)
-        self.tasks = TaskHandler(config, store, self.blobs, clock, self._budget_clock.now)
+        self.tasks = TaskHandler(config, store, self.blobs, self._budget_clock.now)
         self.rounds = RoundHandler(
             config,
             store,
             self.blobs,
             self.tasks,
             self.store_check,
-            training=self._training,
-            between_batches=self._between_batches,
+            handover=Handover(config, store, workshop or ChildProcess()),
+            announce=self._announce,
+            quiet=self._is_quiet,
             clock=clock,
-            pacer=self._pacer,
             listens=self._budget_clock.listens,
         )
 
@@ -162,8 +156,6 @@ class Agent:
         try:
             while not self.stop.is_set() and not (self.rounds.finished and self.config.simulation):
                 self.step(LONGEST_SLEEP_S)
-        except Stopped:
-            _log.info("stopped in a training; what is committed is sent after the next start")
         finally:
             self.close()
 
@@ -179,16 +171,16 @@ class Agent:
         self._supervisor.alive()
         self._retention.advance(self._clock())
         self._budget_clock.tick()
-        event = self._next_event(longest_s)
-        self._pacer.begin()
-        if event is not None:
+        if self.rounds.is_quiet:
+            if self.stop.wait(self.rounds.rests_s(LONGEST_SLEEP_S)):
+                return  # nothing may tell whether the training had ended
+        elif (event := self.link.receive(self._sleep_s(self.rounds.rests_s(longest_s)))) is not None:
             self._on_event(event)
         if self.blobs.fetch is None:
             self.tasks.advance()
-        if self.blobs.fetch is None:
+        if self.blobs.fetch is None or self.rounds.training is not None:
             self.rounds.advance()
-        self._pacer.catch_up()
-        if self._up:
+        if self._up and not self.rounds.is_quiet:
             try:
                 self._send_due()
             except LinkLost as error:
@@ -199,13 +191,11 @@ class Agent:
     def close(self) -> None:
         """Announces that the device sleeps, and closes the link. The store is safe at any time."""
         self._supervisor.stopping()
+        self.rounds.stop()
         with contextlib.suppress(HushfleetError):  # of a damaged ledger: each round reports it
             self._budget_clock.save()
         self._announce("sleeping")
         self.link.close()
-
-    def _next_event(self, longest_s: float) -> LinkEvent | None:
-        return self._backlog.popleft() if self._backlog else self.link.receive(self._sleep_s(longest_s))
 
     def _sleep_s(self, longest_s: float) -> float:
         if not self._up:
@@ -312,41 +302,12 @@ class Agent:
         else:
             self.rounds.decline_round(decline_reason(error))
 
-    def _sleep(self, seconds: float) -> None:
-        """Sleeps for at most `seconds` during an announced training. Raises `Stopped`."""
-        self._supervisor.alive()
-        if self.stop.wait(min(seconds, LONGEST_SLEEP_S)):
-            raise Stopped
-
-    def _between_batches(self, plan: RoundPlan) -> None:
-        """Checks that training is still useful. Raises `Stopped` or `Superseded`."""
-        self._supervisor.alive()
-        if self.stop.is_set():
-            raise Stopped
-        if self._clock() > self.rounds.deadline:
-            raise Superseded("its deadline has passed")
-        if self._training.is_quiet:
-            return
-        while len(self._backlog) < MAX_BACKLOG and (event := self.link.receive(0.0)) is not None:
-            if isinstance(event, Delivery) and (
-                len(event.payload) > MAX_MESSAGE_BYTES or event.topic.startswith(f"{self.topics.prefix}/release/")
-            ):
-                continue  # too large for a message, or a chunk that is requested again: training needs the memory
-            self._backlog.append(event)
-            if isinstance(event, Delivery) and event.topic == self.topics.round and self._ends(plan, event):
-                raise Superseded("a newer plan has come")
-
-    def _ends(self, plan: RoundPlan, delivery: Delivery) -> bool:
-        try:
-            newer = self._verifier.verify(delivery.payload)
-        except WireError:
-            return False  # it is counted later, when the backlog is processed
-        if not isinstance(newer, RoundPlan):
-            return False
-        if newer.max_staleness:  # earlier plans in the backlog would now be rejected as replayed
-            self._backlog = deque([e for e in self._backlog if getattr(e, "topic", "") != delivery.topic] + [delivery])
-        goes_on = newer.phase == "open" or (newer.max_staleness > 0 and newer.phase == "closed")
-        return not (goes_on and newer.takes(plan.task, plan.round))
+    def _is_quiet(self, quiet: bool) -> None:
+        """Lets the link rest while a training's duration is hidden: not even an acknowledgement is sent meanwhile."""
+        if quiet:
+            self.link.pause()
+        else:
+            self.link.resume()
 
     # outgoing messages
 
@@ -389,7 +350,7 @@ class Agent:
                 self.link.publish(self.topics.chunk(self.device), frame)
             except TooLarge as error:
                 _log.error("the update cannot be sent: %s; the task needs smaller wire.chunk_bytes", error)
-                self.rounds.upload = None
+                self.rounds.drop_upload()
             else:
                 upload.chunk_sent(now)
 

@@ -39,10 +39,6 @@ class Declined(Exception):
         self.reason = DeclineReason(code, reason)
 
 
-class GivenUp(Exception):
-    """Training was given up for a reason that does not depend on the data; nothing was spent."""
-
-
 def decline_reason(error: Exception) -> DeclineReason:
     """Returns the public form of an error; logs its own text locally, with a traceback if it is unexpected."""
     if ran_out_of_memory(error):

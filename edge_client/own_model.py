@@ -8,19 +8,19 @@ an earlier task answers, and the store keeps the graphs that it needs (`blobs_of
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.config.spec import TaskSpec
-from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
 from hushfleet.methods import method_of
 from hushfleet.methods.personal import Personal
-from hushfleet.model.evaluation import LogitsOf
-from hushfleet.model.own_head import inputs_of_own, own_logits
+
+if TYPE_CHECKING:
+    from hushfleet.data.samples import LabelledSamples
+    from hushfleet.model.evaluation import LogitsOf
 
 
 class OwnModel(NamedTuple):
@@ -42,15 +42,44 @@ class OwnModel(NamedTuple):
 
     def answers(self, graph: LogitsOf, samples: LabelledSamples) -> tuple[LogitsOf, LabelledSamples]:
         """Returns the function that computes its logits, and its inputs."""
+        from hushfleet.model.own_head import inputs_of_own, own_logits
+
         return (own_logits, inputs_of_own(samples)) if self.is_head else (graph, samples)
+
+
+class Chosen(NamedTuple):
+    """The model that a device predicts with, before any array is read.
+
+    :param kind: `head` for an own head, `own` for the model of the last training, `global` for the shared one.
+    """
+
+    spec: TaskSpec
+    kept: KeptModel
+    kind: Literal["head", "own", "global"]
 
 
 def own_model(store: DeviceStore) -> OwnModel:
     """Returns the model that this device predicts with. Raises `BadInput` if there is none yet."""
+    spec, kept, kind = chosen_model(store)
+    size = spec.model.layout.size
+    data = kept.shared or store.blob(kept.global_digest) or b""
+    shared = np.frombuffer(data, "<f4", count=size).astype(np.float32) if len(data) >= 4 * size else None
+    if kind == "head" and kept.choice is not None:
+        return OwnModel(spec, kept.choice.plain, kept.params, True, shared, kept.round)
+    if kind == "global" and shared is not None:
+        return OwnModel(spec, "global", shared, False, shared, kept.round)
+    state = store.load_state(spec.task)
+    if state is None or state.own is None:
+        raise no_model_of(spec)
+    return OwnModel(spec, "personalised", state.own, False, shared, kept.round)
+
+
+def chosen_model(store: DeviceStore) -> Chosen:
+    """Returns what `own_model` reads. Raises `BadInput` if there is none yet."""
     for kept in store.own_models():
         spec = spec_of(store, kept.package)
-        if spec is not None and spec.task == kept.task and (own := _loaded(store, spec, kept)) is not None:
-            return own
+        if spec is not None and spec.task == kept.task and (chosen := _chosen(store, spec, kept)) is not None:
+            return chosen
     spec = spec_of(store, store.task_digest)
     if spec is None:
         raise BadInput(f"this device has no model yet: {store.awaited or 'it has to take part in one round first'}")
@@ -58,8 +87,8 @@ def own_model(store: DeviceStore) -> OwnModel:
         raise BadInput(f"the fleet asks {spec.task}, which has no model: try again when it has its next task")
     # of a store of version 0.3.0, or of a head that could not be chosen
     kept = KeptModel(spec.task, store.global_digest or bytes(32))
-    own = None if spec.model.chooses_head else _loaded(store, spec, kept)
-    own = own or _loaded(store, spec, kept, as_shared=True)
+    own = None if spec.model.chooses_head else _chosen(store, spec, kept)
+    own = own or _chosen(store, spec, kept, as_shared=True)
     if own is None:
         raise no_model_of(spec)
     return own
@@ -81,7 +110,7 @@ def blobs_of_models(store: DeviceStore) -> set[bytes]:
     """Returns the digests of what the kept models need, and of the packages of all of them."""
     needed = {kept.package for kept in store.own_models() if kept.package is not None}
     try:
-        own = own_model(store)
+        own = chosen_model(store)
     except BadInput:
         return needed
     model = own.spec.model
@@ -97,15 +126,12 @@ def spec_of(store: DeviceStore, package: bytes | None) -> TaskSpec | None:
     return None if data is None else TaskSpec.from_bytes(data)
 
 
-def _loaded(store: DeviceStore, spec: TaskSpec, kept: KeptModel, *, as_shared: bool = False) -> OwnModel | None:
+def _chosen(store: DeviceStore, spec: TaskSpec, kept: KeptModel, *, as_shared: bool = False) -> Chosen | None:
     """Returns a kept model; None if the store lacks a part of it."""
-    size = spec.model.layout.size
-    data = kept.shared or store.blob(kept.global_digest) or b""
-    shared = np.frombuffer(data, "<f4", count=size).astype(np.float32) if len(data) >= 4 * size else None
-    rest = shared, kept.round
     if kept.choice is not None:
-        return OwnModel(spec, kept.choice.plain, kept.params, True, *rest)
+        return Chosen(spec, kept, "head")
     if as_shared or is_shared_whole(spec):
-        return None if shared is None else OwnModel(spec, "global", shared, False, *rest)
-    state = store.load_state(spec.task)
-    return None if state is None or state.own is None else OwnModel(spec, "personalised", state.own, False, *rest)
+        data = kept.shared or store.blob(kept.global_digest) or b""
+        return Chosen(spec, kept, "global") if len(data) >= 4 * spec.model.layout.size else None
+    state = store.stored_state(spec.task)
+    return None if state is None or state.own is None else Chosen(spec, kept, "own")

@@ -1,67 +1,102 @@
-"""Handles the open round on a device: decides, trains, and sends its update until it is acknowledged.
+"""Handles the open round on a device: decides, has a worker train, and sends its update until it is acknowledged.
 
-It handles one plan at a time. A plan is settled when there is nothing left to decide: the update is being sent or is
-acknowledged, the round was declined, or this device is not in the cohort. In a round with a secure sum, the phase
-`unmask` follows the updates; in it only the members of the committee send an answer, in the same way.
+It handles one plan at a time, by the table in `protocol`. In a round with a secure sum, the phase `unmask` follows the
+updates; in it only the members of the committee send an answer, in the same way.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
-
+from hushfleet.edge_client.allowed import AllowedRound
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.constant_time import ANSWER_S, AnnouncedTraining
+from hushfleet.edge_client.board.constant_time import ANSWER_S, announced_at
 from hushfleet.edge_client.board.new_samples import NewSamples
-from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.waiting import Kind
-from hushfleet.edge_client.declines import Declined, DeclineReason, GivenUp, decline_reason
+from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
 from hushfleet.edge_client.net.download import BlobSource, GlobalModel, RosterSource
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.net.upload import Upload
 from hushfleet.edge_client.own_head import OwnHeads, rounds_in
 from hushfleet.edge_client.own_model import blobs_of_models, is_shared_whole
+from hushfleet.edge_client.protocol import TABLE, VISITED, Event, State
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.tasks import MAX_ATTEMPTS, TaskHandler
-from hushfleet.edge_client.trainer import DeviceRound
-from hushfleet.errors import BadInput, CopiedStore, HushfleetError, Malformed, StoreError, WireError
-from hushfleet.methods.state import PublicState
-from hushfleet.wire.format.messages import Ack, Decline, Message, Missing, Refused, RoundPlan
+from hushfleet.edge_client.tasks import TaskHandler
+from hushfleet.edge_client.worker.handover import Handover
+from hushfleet.edge_client.worker.job import Died, Failed, Finished, HeadChosen, HeadJob
+from hushfleet.errors import BadInput, CopiedStore, HushfleetError, Malformed, WireError
+from hushfleet.methods.public_bytes import public_digest
+from hushfleet.wire.format.messages import Ack, Decline, DeviceStatus, Message, Missing, Refused, RoundPlan
 
+MAX_ATTEMPTS = 3
+"""How many times in a row training may end abruptly: the client for one round, or the worker for one task."""
 MOST_RESENDS = 20
 """How many times an update's chunks are sent again in one process: enough for a link that loses 19 of 20."""
+POLL_S = 0.1  # how soon the end of a worker is noticed
 
 RETRY_S = 3600.0  # after a declined buffered round, which may stay open until this device's update arrives
 _TRANSIENT = ("state-unknown", "store-full")
 _IN_PROGRESS = ("open", "unmask")
 
+Then = tuple[Event, Any]
+"""The next event, and what its action is called with; None: nothing."""
+
 _log = logging.getLogger("hushfleet.edge")
 
 
-class Superseded(GivenUp):
-    """Training was given up: its result could not be used any more."""
+@dataclass(eq=False)
+class Training:
+    """A training that is announced.
+
+    :param plan: the plan that it belongs to; later plans may have come since.
+    :param nominal_s: the work by which its end is announced; None: as measured for the task.
+    :param blank: whether it goes on as without data, because a worker has died.
+    :param given_up: whether it was ended for a reason that does not depend on the data.
+    :param ends_at: when the end is announced; None while the worker works.
+    :param outcome: the committed update, or why the round is declined; None while the worker works.
+    """
+
+    plan: RoundPlan
+    round: AllowedRound
+    task: TaskRuntime
+    began: float
+    deadline: float
+    hides: bool
+    nominal_s: float | None
+    outcome: OutboxEntry | DeclineReason | None = None
+    given_up: bool = False
+    blank: bool = False
+    ends_at: float | None = None
 
 
-class Stopped(GivenUp):
-    """Training was given up because the client is asked to stop."""
+@dataclass(eq=False)
+class Sent:
+    """The last upload.
+
+    :param digest: its SHA-256; `round`: the latest round for which it was sent.
+    :param resent_chunks: how many of its chunks were sent again since then.
+    """
+
+    digest: bytes | None = None
+    round: int = 0
+    resent_chunks: int = 0
 
 
 class RoundHandler:
     """Handles the plan that the aggregator announced last.
 
     :param store_check: checks whether the store is the newest one of its device.
-    :param training: announces each training's beginning and end.
-    :param between_batches: called with the plan before each batch; may raise `Superseded` or `Stopped`.
+    :param handover: has rounds trained by a worker.
+    :param announce: publishes the device's status.
+    :param quiet: called with whether the link rests, because a training's duration is hidden.
     :param clock: monotonic seconds.
-    :param pacer: makes training as slow as on a simulated board.
     :param listens: as `BudgetClock.listens`.
     """
 
@@ -73,35 +108,31 @@ class RoundHandler:
         tasks: TaskHandler,
         store_check: StoreCheck,
         *,
-        training: AnnouncedTraining,
-        between_batches: Callable[[RoundPlan], None],
+        handover: Handover,
+        announce: Callable[[DeviceStatus], None],
+        quiet: Callable[[bool], None],
         clock: Callable[[], float],
-        pacer: Pacer,
         listens: Callable[[], bool],
     ) -> None:
-        self._device = config.device.id
-        self._memory_mib = config.memory_mib
-        self._store, self._blobs = store, blobs
+        self._device, self._memory_mib = config.device.id, config.memory_mib
+        self._store, self._blobs, self._tasks, self._store_check = store, blobs, tasks, store_check
         self._model = GlobalModel(store, blobs)
-        self._own_heads = None if config.simulation else OwnHeads(store, self._model)
+        unlabelled = config.data.unlabelled is not None
+        self._own_heads = None if config.simulation else OwnHeads(store, self._model, unlabelled=unlabelled)
         self._rosters = RosterSource(store, blobs, federation=config.device.federation, operator=config.roster_key)
-        self._tasks, self._store_check = tasks, store_check
         self._new_samples = NewSamples.of(config.store_path.parent, tell=config.limits.tell_new)
-        self._training = training
-        self._between_batches = between_batches
-        self._clock, self._pacer = clock, pacer
+        self._handover, self._announce, self._quiet, self._clock = handover, announce, quiet, clock
         self._listens = listens if config.limits.budget.limits_periods else lambda: False
+        self.state: State = "rest"
         self.plan: RoundPlan | None = None
         self.deadline = 0.0
+        self.training: Training | None = None
         self.upload: Upload | None = None
         self.decline: Decline | None = None
         self.decline_due = False
         self._retry_at = 0.0  # when the round is considered again after `decline`
-        self._round: DeviceRound | None = None  # the round of `plan`
-        self._settled = True
-        self._sent: bytes | None = None  # SHA-256 of what was sent last
-        self._sent_for = 0  # the latest round for which that was sent
-        self._resent_chunks = 0  # chunks of that which were sent again since then
+        self._round: AllowedRound | None = None  # the round of `plan`
+        self._sent = Sent()
 
     @property
     def finished(self) -> bool:
@@ -110,9 +141,24 @@ class RoundHandler:
         return plan is not None and plan.phase == "finished" and plan.task == self._tasks.name and self.upload is None
 
     @property
+    def is_quiet(self) -> bool:
+        """True while a training runs whose duration is hidden: the link is not read, and nothing is sent."""
+        return self.training is not None and self.training.hides
+
+    def rests_s(self, longest_s: float) -> float:
+        """Returns how long the client may sleep before it looks at its worker, or at the end of a slot."""
+        if self.state in ("train", "head"):
+            return min(longest_s, POLL_S)
+        if self.training is not None and self.training.ends_at is not None:
+            return max(0.0, min(longest_s, self.training.ends_at - self._clock()))
+        return longest_s
+
+    @property
     def waits_for(self) -> tuple[Kind, str]:
         """Kind and words of the event that comes next, while the aggregator is there and knows the device."""
         plan, upload = self.plan, self.upload
+        if self.training is not None:
+            return "nothing", f"round {self.training.plan.round}: training"
         if upload is not None:
             return "nothing", f"round {upload.entry.round}: sending the update"
         if self._blobs.fetch is not None:
@@ -121,18 +167,46 @@ class RoundHandler:
             return "round", "a round"
         return "round", f"round {plan.round + (plan.phase == 'closed')} of {plan.rounds} of {plan.task}"
 
+    # events
+
+    def take(self, event: Event, about: Any = None) -> None:
+        """Takes an event, and those that follow from it. Raises `CopiedStore`.
+
+        :param about: what the action is called with; None: nothing.
+        """
+        then: Then | None = (event, about)
+        while then is not None and (row := TABLE.get((self.state, then[0]))) is not None:
+            VISITED.add((self.state, then[0]))
+            action, following = row
+            try:
+                then = getattr(self, action)(*(() if then[1] is None else (then[1],))) if action else None
+            except CopiedStore:
+                raise
+            except Exception as error:
+                then = "decline", decline_reason(error)
+            else:
+                self.state = following
+
+    def advance(self) -> None:
+        """Does what can be done now for the open round."""
+        self.take("look")
+
     def resume(self) -> None:
         """Sends again what may have been lost, after the link or the aggregator came back."""
-        if self.upload is not None:
-            self.upload.offer_again()
-        self.decline_due = self.decline is not None
+        self.take("resume")
 
-    # incoming messages
+    def stop(self) -> None:
+        """Gives up what a worker does, because the client stops; what is committed is sent after the next start."""
+        self.take("stop")
 
     def on_new_task(self) -> None:
         """Considers the plan again, because another task was announced and the plan may belong to it."""
-        self.upload, self._round = None, None
-        self._reconsider()
+        self._round = None
+        self.take("task")
+
+    def decline_round(self, reason: DeclineReason) -> None:
+        """Declines the open round, unless it is settled already."""
+        self.take("decline", reason)
 
     def on_plan(self, plan: Message) -> None:
         """Takes a plan. Raises `Malformed` for a message of another kind."""
@@ -147,11 +221,9 @@ class RoundHandler:
         if same is not None and all(getattr(plan, name) == getattr(same, name) for name in unchanged):
             # The same plan again: the aggregator was away, and may not know what was answered. If the broker was
             # restarted, an offer that was sent before the aggregator had subscribed is lost.
-            self.resume()
-            if self.decline is None and self.upload is None:
-                self._settled = plan.phase not in _IN_PROGRESS
             if self._clock() > self.deadline:  # the round is still open: it rested, or the aggregator was away
                 self.deadline = self._clock() + plan.deadline_s
+            self.take("again")
             return
         if plan.phase == "closed":
             _log.info("no round is open; %d of %d are done", plan.round, plan.rounds)
@@ -160,16 +232,29 @@ class RoundHandler:
         if same is None:
             self._store_check.round_begins(self._clock())
         self.deadline = self._clock() + plan.deadline_s
-        goes_on = same is not None and (plan.phase, plan.secure) == (same.phase, same.secure)
-        if self.upload is not None and not (goes_on and plan.phase in _IN_PROGRESS) and not self._waits(plan):
-            _log.warning("round %d went on before what was being sent was acknowledged", self.upload.entry.round)
-            self.upload = None
-        self._reconsider()
+        self._tasks.retry_after_full_disk()
+        fits = self._fits(plan, same)
+        self.take("fits" if fits else "opens" if plan.phase in _IN_PROGRESS else "ends")
 
-    def _waits(self, plan: RoundPlan) -> bool:
-        """Returns whether the update that is being sent also belongs to a later buffered round."""
-        upload, buffered = self.upload, plan.max_staleness > 0 and plan.phase != "finished"
-        return upload is not None and buffered and plan.takes(upload.entry.task, upload.entry.round)
+    def _fits(self, plan: RoundPlan, same: RoundPlan | None) -> bool:
+        """Returns whether what is trained or sent also belongs to this plan.
+
+        :param same: the plan before, if it is of the same round.
+        """
+        buffered = plan.max_staleness > 0
+        if self.training is not None:
+            if same_round(plan, self.training.plan):
+                self.training.deadline = self.deadline
+            trained = self.training.plan
+            goes_on = plan.phase == "open" or (buffered and plan.phase == "closed")
+            return goes_on and plan.takes(trained.task, trained.round)
+        if self.upload is None:
+            return False
+        entry = self.upload.entry
+        if buffered and plan.phase != "finished" and plan.takes(entry.task, entry.round):
+            return True
+        goes_on = same is not None and (plan.phase, plan.secure) == (same.phase, same.secure)
+        return goes_on and plan.phase in _IN_PROGRESS
 
     def on_answer(self, answer: Message) -> None:
         """Handles an answer to an update; ignores one about another update. Raises `Malformed` for other messages."""
@@ -180,24 +265,25 @@ class RoundHandler:
             return
         now = self._clock()
         if isinstance(answer, Ack):
-            self._conclude(upload.entry, "acked")
+            self.take("acked", (upload.entry, "acked"))
         elif isinstance(answer, Missing):
             # a recorded answer that somebody publishes endlessly must not use up a metered link
-            if answer.digest == upload.offer.digest and self._resent_chunks < MOST_RESENDS * upload.chunks:
+            if answer.digest == upload.offer.digest and self._sent.resent_chunks < MOST_RESENDS * upload.chunks:
                 upload.resend(answer, now)
-                self._resent_chunks += upload.queued
-                self.upload = upload
+                self._sent.resent_chunks += upload.queued
+                self.take("wanted", upload)
         elif upload.entry.status == "acked" and answer.code not in _TRANSIENT:
             _log.warning("round %d: acknowledged, so a refusal (%s) is ignored", answer.round, answer.code)
         elif answer.code == "state-unknown" and isinstance(upload.entry, OutboxEntry) and not upload.with_public:
-            self.upload = self._noted(replace(upload, with_public=True, push=not upload.entry.attached_digest, now=now))
+            push = not upload.entry.attached_digest
+            self.take("wanted", self._noted(replace(upload, with_public=True, push=push, now=now)))
         elif answer.code == "store-full":
             _log.warning("the aggregator has no room for the update; it is offered again later")
             upload.wait_longer(now)
-            self.upload = upload
+            self.take("wanted", upload)
         else:
             _log.warning("round %d: refused (%s): %s", answer.round, answer.code, answer.reason)
-            self._conclude(upload.entry, f"refused:{answer.code}")
+            self.take("refused", (upload.entry, f"refused:{answer.code}"))
             if answer.code == "duplicate":  # it is unclear which update the aggregator means
                 self._store_check.ask_again(now, doubt=True)
 
@@ -212,143 +298,95 @@ class RoundHandler:
             return None
         return self._make_upload(plan, task, entry, push=False)
 
-    def _conclude(self, entry: OutboxEntry | AnswerEntry, status: str) -> None:
-        self.upload = None
-        if entry.status != status:
-            is_update = isinstance(entry, OutboxEntry)
-            _log.info("round %d: the %s is %s", entry.round, "update" if is_update else "member's answer", status)
-            (self._store if is_update else self._store.answers).set_status(entry.task, entry.round, status)
-        if self.plan is not None and not same_round(self.plan, entry):  # a buffered round that was announced meanwhile
-            self._reconsider()
+    # actions: the open round
 
-    def _reconsider(self) -> None:
-        self._tasks.retry_after_full_disk()
-        self._settled = self.plan is None or self.plan.phase not in _IN_PROGRESS or self.upload is not None
-        self.decline, self.decline_due = None, False
-
-    # actions
-
-    def advance(self) -> None:
-        """Does what can be done now for the open round; training happens in here."""
+    def _consider(self) -> Then | None:
         plan, tasks = self.plan, self._tasks
         if plan is None or plan.task != tasks.name:
-            return  # a plan waits until its task is there
-        if self._settled:
-            if self.decline is not None and plan.max_staleness and self._clock() >= self._retry_at:
-                self._round, self._retry_at = None, -1.0  # a `DeviceRound` keeps the time of its first check
-                self._reconsider()
-            task, heads = tasks.runtime, self._own_heads
-            if self.upload is None and heads is not None and task is not None and heads.advance(plan, task):
-                self._tidy(plan, task, trained=False)
-        elif not plan.names(self._device):
-            self._settled = True
-        elif tasks.declined is not None:
-            self.decline_round(tasks.declined)
-        elif tasks.runtime is not None:
-            try:
-                self._take_part(plan, tasks.runtime)
-            except (Stopped, CopiedStore):
-                raise
-            except Exception as error:
-                self.decline_round(decline_reason(error))
+            return None  # a plan waits until its task is there
+        if plan.phase not in _IN_PROGRESS or not plan.names(self._device):
+            return "skip", None
+        if tasks.declined is not None:
+            raise Declined(*tasks.declined)
+        return None if tasks.runtime is None else self._take_part(plan, tasks.runtime)
 
-    def decline_round(self, reason: DeclineReason) -> None:
-        """Declines the open round, unless it is settled already.
-
-        A committee member that cannot or will not answer sends nothing, because enough others answer.
-        """
-        plan = self.plan
-        if plan is None or self._settled:
-            return
-        _log.warning("round %d (%s) declined (%s): %s", plan.round, plan.phase, *reason)
-        self._settled = True
-        if plan.phase == "unmask":
-            return
-        self.decline = Decline(plan.task, plan.round, *reason)
-        self._retry_at = self._clock() + RETRY_S
-        self.decline_due = True
-
-    def _take_part(self, plan: RoundPlan, task: TaskRuntime) -> None:
+    def _take_part(self, plan: RoundPlan, task: TaskRuntime) -> Then | None:
         round = self._round_of(plan, task)
         if round is None:
-            return
+            return None
+        if plan.secure is not None and round.secure.key_of(self._device) is None:
+            return "skip", None
         if plan.max_staleness:
             if (waiting := self._unsent(plan)) is not None:
-                self._send(plan, task, waiting)
-                return
+                return self._ready(task, waiting)
         elif plan.secure is None:
             held = plan.cohort[self._device]
             if held != task.newcomer_digest and not self._store.has_been(plan.task, held):
                 if not self._store_check.may_train():
-                    return  # the state may come from an earlier card, until the aggregator knows this one
+                    return None  # the state may come from an earlier card, until the aggregator knows this one
                 self._store_check.stop(
                     f"the plan of round {plan.round} of {plan.task} says that the aggregator holds a state of this "
                     "device that this store has never been in"
                 )
         elif plan.phase == "unmask":
-            if self._store_check.may_train():
-                self._send(plan, task, round.answer())
-            return
+            return self._ready(task, round.answer()) if self._store_check.may_train() else None
         entry = self._store.outbox(plan.task, plan.round)
         if entry is None:
-            if self._listens():
-                return  # it would be declined now, and the fleet's statement of the time comes soon
-            self._check(round, task)
-            if self._retry_at < 0:  # the aggregator withdrew its note of the charge, and notes it again when asked
-                self._store_check.ask_again(self._clock(), doubt=True)
-                self._retry_at = 0.0
-            params = self._global_params(plan, task)
-            entry = None if params is None else self._train(round, task, params)
-            if entry is None:
-                return
-        elif entry.context != (round.secure.context if plan.secure else None):
+            return self._would_train(plan, task, round)
+        if entry.context != (round.secure.context if plan.secure else None):
             raise Declined("error", "this device has committed its update of the round for another sum")
-        elif not entry.data and (entry.pending or plan.round < (self._store.last_round(plan.task) or 0)):
+        if not entry.data and (entry.pending or plan.round < (self._store.last_round(plan.task) or 0)):
             raise Declined("error", "this device has committed another round since, and keeps one update")
-        self._send(plan, task, entry)
+        return self._ready(task, entry)
 
     def _unsent(self, plan: RoundPlan) -> OutboxEntry | None:
         """Returns the unacknowledged update of an earlier round that a buffered round still accepts, or None."""
         taken = (each for each in self._store.waiting() if plan.takes(*each) and each[1] != plan.round)
         return next((self._store.outbox(*each) for each in taken), None)
 
-    def _round_of(self, plan: RoundPlan, task: TaskRuntime) -> DeviceRound | None:
-        """Returns the plan's round; None while its roster is fetched, or if this device is not in its secure sum.
+    def _round_of(self, plan: RoundPlan, task: TaskRuntime) -> AllowedRound | None:
+        """Returns the plan's round; None while its roster is fetched.
 
         Raises `Declined` for a cohort that this device must not be in.
         """
+        if self._round is not None and self._round.plan is plan:
+            return self._round
         if plan.secure is None:
-            if self._round is None or self._round.plan is not plan:
-                self._round = DeviceRound(task.trainer, plan)
+            self._round = AllowedRound(task.party, plan)
             return self._round
         try:
-            if self._round is None or self._round.plan is not plan:
-                roster = self._rosters.need(plan.secure.roster)
-                if roster is None:
-                    return None
-                self._round = DeviceRound(task.trainer, plan, roster)
+            roster = self._rosters.need(plan.secure.roster)
+            if roster is None:
+                return None
+            self._round = AllowedRound(task.party, plan, roster)
             key = self._round.secure.key_of(self._device)
         except (WireError, BadInput) as error:
             raise Declined("no-privacy", f"round {plan.round}: {error}") from error
-        if key is None:
-            self._settled = True
-            return None
-        if key != self._store.identity.public_key:
+        if key not in (None, self._store.identity.public_key):
+            self._round = None
             raise Declined("no-privacy", f"the roster of round {plan.round} names another key for this device")
         return self._round
 
-    def _send(self, plan: RoundPlan, task: TaskRuntime, entry: OutboxEntry | AnswerEntry | None) -> None:
+    def _ready(self, task: TaskRuntime, entry: OutboxEntry | AnswerEntry | None) -> Then:
+        """Returns whether a stored update or answer is to be sent. Raises `Declined` if its owner forbids it now."""
         if isinstance(entry, OutboxEntry):
             task.check_stored(entry)
-        self._settled = True
         if entry is None or not (entry.pending or (entry.status == "acked" and entry.data)):
-            return
-        if (is_first := entry.digest != self._sent) or plan.round > self._sent_for:
-            self._sent, self._sent_for, self._resent_chunks = entry.digest, plan.round, 0
-        # If the plan came again, the aggregator answers which chunks it lacks, or that it has the update.
-        self.upload = self._make_upload(plan, task, entry, push=entry.pending and is_first)
+            return "skip", None
+        return "ready", entry
 
-    def _check(self, round: DeviceRound, task: TaskRuntime) -> None:
+    def _would_train(self, plan: RoundPlan, task: TaskRuntime, round: AllowedRound) -> Then | None:
+        """Returns that training begins; None while something is missing. Raises an error with a reason to decline."""
+        if self._listens():
+            return None  # it would be declined now, and the fleet's statement of the time comes soon
+        self._check(round, task)
+        if self._retry_at < 0:  # the aggregator withdrew its note of the charge, and notes it again when asked
+            self._store_check.ask_again(self._clock(), doubt=True)
+            self._retry_at = 0.0
+        model = self._model.need(plan, task.spec)
+        return None if model is None or not self._store_check.may_train() else ("begin", model)
+
+    def _check(self, round: AllowedRound, task: TaskRuntime) -> None:
         """Raises an error with a reason to decline if this device cannot or must not take part."""
         plan, spec = round.plan, task.spec
         last = self._store.last_round(plan.task)
@@ -358,78 +396,190 @@ class RoundHandler:
             raise Declined("error", "an earlier card of this device may have sent an update for this round")
         if spec.memory_mib > self._memory_mib:
             raise Declined("memory", f"the task needs {spec.memory_mib} MiB, this device gives {self._memory_mib} MiB")
-        if plan.rounds != spec.rounds or plan.global_bytes != 4 * task.trainer.method.published_size:
+        if plan.rounds != spec.rounds or plan.global_bytes != 4 * task.party.method.published_size:
             raise Declined("error", "the plan does not fit the task: its rounds or its model's size differ")
         _ = round.charge  # raises if the owner does not allow it
-        if not task.constant_time:  # the time to read the data depends on the number of records
-            self._read(round, task)
-            if self._new_samples is not None and task.spec.after_new and not round.asks:
-                self._new_samples.check(round.samples(), task=plan.task, wanted=task.spec.after_new)
 
-    def _read(self, round: DeviceRound, task: TaskRuntime) -> None:
-        """Reads the data before any training. Raises `BadInput` if the task needs data and this device has none."""
-        counted = not task.data.has_read  # only for the first read: each count is a write to the card
-        if counted and self._store.count_attempt("data", f"{round.plan.task}/{round.plan.round}") > MAX_ATTEMPTS:
-            raise Declined("memory", f"reading the data ended the client abruptly {MAX_ATTEMPTS} times")
-        try:
-            round.samples()
-        except (BadInput, StoreError):
-            raise
-        except Exception as error:  # training fails in the same way, and hides it in its answer
-            _log.error("the data cannot be read: %s", error)
-        finally:
-            if counted:
-                self._store.end_attempt("data")
+    def _decline(self, reason: DeclineReason) -> None:
+        """Declines the open round.
 
-    def _global_params(self, plan: RoundPlan, task: TaskRuntime) -> np.ndarray | None:
-        """Returns the model and the method's vectors, float32; None while they are fetched, or training must wait.
-
-        Raises `Declined` for a model that is not finite: nothing could be sent, and the failure may depend on the data.
+        A committee member that cannot or will not answer sends nothing, because enough others answer.
         """
-        model = self._model.need(plan, task.spec)
-        if model is None or not self._store_check.may_train():
-            return None
-        params = np.frombuffer(model, "<f4")
-        if not np.isfinite(params).all():
-            raise Declined("no-privacy", "the round's model has values that are not finite")
-        return params
+        plan = self.plan
+        assert plan is not None
+        _log.warning("round %d (%s) declined (%s): %s", plan.round, plan.phase, *reason)
+        self._retry_at = self._clock() + RETRY_S
+        self.decline = None if plan.phase == "unmask" else Decline(plan.task, plan.round, *reason)
+        self._say_again()
 
-    def _train(self, round: DeviceRound, task: TaskRuntime, params: np.ndarray) -> OutboxEntry | None:
-        """Trains and commits; returns the update, or None if a newer plan came meanwhile."""
-        plan = round.plan
+    def _say_again(self) -> None:
+        self.decline_due = self.decline is not None
+
+    def _forget_decline(self) -> None:
+        self.decline, self.decline_due = None, False
+
+    def _retry(self) -> Then | None:
+        """Considers a declined buffered round again after a time: it may stay open until this device takes part."""
+        plan = self.plan
+        if plan is None or not plan.max_staleness or self._clock() < self._retry_at:
+            return None
+        self._round, self._retry_at = None, -1.0  # an `AllowedRound` keeps the time of its first check
+        self._tasks.retry_after_full_disk()
+        return "opens", None
+
+    # actions: training
+
+    def _begin_training(self, model: bytes) -> Then:
+        plan, task, round = self.plan, self._tasks.runtime, self._round
+        assert plan is not None
+        assert task is not None
+        assert round is not None
         attempts = self._store.count_attempt("round", f"{plan.task}/{plan.round}")
         if attempts > MAX_ATTEMPTS:
             raise Declined("memory", f"training ended the client abruptly {MAX_ATTEMPTS} times")
-        if attempts > 1:
-            task.use_processor("training ended the client abruptly")  # a power cut, or a fault of the GPU's driver
-        asks = task.spec.asks(plan.round)
-        seconds = ANSWER_S if asks and task.constant_time else task.nominal_seconds(params)
-        nominal_s = None if seconds is None else seconds * self._pacer.slowdown
         if plan.max_staleness:  # a version may be open for days, and its plan may be old
             self.deadline = self._clock() + plan.deadline_s
-        announced = self._training(nominal_s=nominal_s, deadline=self.deadline, deadline_s=plan.deadline_s)
+        nominal_s = ANSWER_S if round.asks and task.constant_time else task.nominal_s
+        training = Training(plan, round, task, self._clock(), self.deadline, task.constant_time, nominal_s)
+        known = self._new_samples.known if self._new_samples is not None and task.spec.after_new else None
+        self.training = training
+        self._announce("training")
+        if training.hides:
+            self._quiet(True)
         try:
-            with announced, ExitStack() as at_the_end:
-                at_the_end.callback(self._tidy, plan, task)
-                with self._pacer.checked_by(lambda: self._between_batches(plan)):
-                    entry = task.run_round(round, params, self._pacer)
-        except Superseded as reason:
-            _log.info("training for round %d was given up: %s", plan.round, reason)
-            if self._clock() > self.deadline:
-                raise Declined("busy", "the round's deadline passed before training had ended") from reason
-            self._settled = True  # the newer plan is in the backlog
-            return None
-        done = "answered" if asks else "trained"
-        _log.info("round %d: %s and committed, %d bytes to send", plan.round, done, len(entry.data))
-        if self._new_samples is not None and task.spec.after_new and not (asks or task.constant_time):
-            self._new_samples.note(task=plan.task)
-        return entry
+            self._handover.begin_round(task, round, model, nominal_s=nominal_s, known=known, again=attempts > 1)
+        except BaseException:
+            self._end_slot()
+            raise
+        return "look", None
 
-    def _tidy(self, plan: RoundPlan, task: TaskRuntime, *, trained: bool = True) -> None:
+    def _poll(self) -> Then | None:
+        """Looks at the worker."""
+        outcome = self._handover.poll(self._tasks.runtime)
+        if isinstance(outcome, Finished | HeadChosen):
+            return "finished", outcome
+        if isinstance(outcome, Failed):
+            return "failed", outcome
+        if isinstance(outcome, Died):
+            training = self.training
+            # A decline would reveal that the data are the cause; one that also comes without data reveals nothing.
+            is_hidden = training is not None and not training.blank and training.round.is_hidden
+            return "retry" if is_hidden else "died", outcome
+        is_late = self.training is not None and self._clock() > self.training.deadline
+        return ("late", None) if is_late else None
+
+    def _commit(self, done: Finished | HeadChosen) -> Then | None:
+        """Stores the charge, the update and the state of a trained round; nothing was spent before."""
+        training = self._training_now
+        task, plan = training.task, training.plan
+        try:
+            if not isinstance(done, Finished):
+                raise Malformed("the worker has chosen a head where a round was wanted")
+            training.outcome = entry = self._handover.commit(done, training.round, task)
+            word = "answered" if training.round.asks else "trained"
+            _log.info("round %d: %s and committed, %d bytes to send", plan.round, word, len(entry.data))
+            task.deaths = 0
+            if self._new_samples is not None and done.samples:
+                self._new_samples.note(done.samples, task=plan.task)
+        except Exception as error:
+            training.outcome = decline_reason(error)
+        return self._has_ended(training)
+
+    def _failed(self, failed: Failed) -> Then | None:
+        training = self._training_now
+        training.outcome = DeclineReason(failed.code, failed.reason)
+        if failed.of_task:
+            self._tasks.stop(training.outcome)
+        return self._has_ended(training)
+
+    def _died(self, died: Died) -> Then | None:
+        training = self._training_now
+        task = training.task
+        task.deaths += 1
+        _log.error("round %d: the worker %s", training.plan.round, died.why)
+        training.outcome = DeclineReason("memory", f"the training process {died.why}")
+        if task.deaths >= MAX_ATTEMPTS:
+            words = f"the training process {died.why}; it ended abruptly {MAX_ATTEMPTS} times in a row"
+            self._tasks.stop(DeclineReason("memory", words))
+        self._handover.died(died)
+        return self._has_ended(training)
+
+    def _train_without_data(self, died: Died) -> None:
+        """Trains as a device without data, after a worker that has died, perhaps because of them."""
+        training = self._training_now
+        _log.error("round %d: the worker %s, and noise alone is sent", training.plan.round, died.why)
+        training.blank = True
+        self._handover.died(died)
+        model = self._model.need(training.plan, training.task.spec)
+        assert model is not None
+        self._handover.begin_round(
+            training.task, training.round, model, nominal_s=training.nominal_s, known=None, again=True, blank=True
+        )
+
+    def _too_late(self) -> Then | None:
+        training = self._training_now
+        self._handover.give_up()
+        training.task.deaths += 1
+        training.outcome = DeclineReason("busy", "the round's deadline passed before training had ended")
+        if training.task.deaths >= MAX_ATTEMPTS:
+            words = f"training did not end before the deadline {MAX_ATTEMPTS} times in a row"
+            self._tasks.stop(DeclineReason("busy", words))
+        training.given_up = True  # at the deadline, which reveals nothing
+        return self._has_ended(training)
+
+    def _give_up(self) -> None:
+        """Ends a training whose result could not be used any more."""
+        _log.info("training for round %d was given up", self._training_now.plan.round)
+        self._handover.give_up()
+        self._end_attempt()
+        self._end_slot()
+
+    @property
+    def _training_now(self) -> Training:
+        assert self.training is not None
+        return self.training
+
+    def _has_ended(self, training: Training) -> Then | None:
+        """Determines when the end is announced: at once, or at the end of a slot that the data do not determine."""
+        self._end_attempt()
+        self._tidy(training.plan, training.task)
+        # A worker that ends before it has measured the nominal time has not looked at the data.
+        nominal_s = training.task.nominal_s if training.nominal_s is None else training.nominal_s
+        training.ends_at = now = self._clock()
+        if training.hides and nominal_s is not None and not training.given_up:
+            training.ends_at = announced_at(
+                began=training.began,
+                ended=now,
+                nominal_s=nominal_s,
+                deadline=training.deadline,
+                deadline_s=training.plan.deadline_s,
+            )
+        return self._wait_for_slot()
+
+    def _wait_for_slot(self) -> Then | None:
+        ends_at = self._training_now.ends_at
+        return ("over", None) if ends_at is None or self._clock() >= ends_at else None
+
+    def _end_slot(self) -> Then | None:
+        """Announces the end of the training."""
+        training, self.training = self._training_now, None
+        if training.hides:
+            self._quiet(False)
+        self._announce("ready")
+        if isinstance(training.outcome, OutboxEntry):
+            return "ready", training.outcome
+        is_newest = self.plan is not None and same_round(self.plan, training.plan)
+        return None if training.outcome is None or not is_newest else ("decline", training.outcome)
+
+    def _end_attempt(self) -> None:
+        try:
+            self._store.end_attempt("round")
+        except HushfleetError as error:  # the next round meets the full disk
+            _log.error("%s", error)
+
+    def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:
         """Deletes what is no longer needed. It never fails a committed round: the next round meets the full disk."""
         try:
-            if trained:
-                self._store.end_attempt("round")
             if task.spec.training_rounds or self._store.task_digest is None:  # a question keeps the present model
                 self._store.set_current(task_digest=task.digest, global_digest=plan.global_digest)
                 if not task.spec.model.chooses_head:
@@ -452,14 +602,93 @@ class RoundHandler:
         self._store.keep_model(KeptModel(plan.task, plan.global_digest, package=task.digest, round=round))
         self._store.note_awaited("")
 
+    # actions: the own head
+
+    def _look_for_head(self) -> Then | None:
+        plan, task, heads = self.plan, self._tasks.runtime, self._own_heads
+        if heads is None or plan is None or task is None or plan.task != self._tasks.name:
+            return None
+        found = heads.look(plan, task)
+        if found is True:
+            self._tidy(plan, task)
+        return None if isinstance(found, bool) else ("choose", found)
+
+    def _begin_head(self, wanted: tuple[HeadJob, bytes]) -> None:
+        plan, task = self.plan, self._tasks.runtime
+        assert plan is not None
+        assert task is not None
+        self._handover.begin_head(task, plan, *wanted)
+
+    def _keep_head(self, chosen: HeadChosen | Finished) -> None:
+        plan, task, heads = self.plan, self._tasks.runtime, self._own_heads
+        assert plan is not None
+        assert task is not None
+        assert heads is not None
+        try:
+            if not isinstance(chosen, HeadChosen):
+                raise Malformed("the worker has trained a round where a head was wanted")
+            heads.keep(plan, task, chosen)
+        except HushfleetError as error:
+            heads.failed(plan, str(error))
+        else:
+            self._tidy(plan, task)
+
+    def _head_failed(self, why: Failed | Died) -> None:
+        if self.plan is not None and self._own_heads is not None:
+            self._own_heads.failed(self.plan, why.why if isinstance(why, Died) else why.reason)
+
+    def _give_up_head(self) -> None:
+        self._handover.give_up()
+        if self._own_heads is not None:
+            self._own_heads.again()
+
+    # actions: sending
+
+    def _begin_upload(self, entry: OutboxEntry | AnswerEntry) -> None:
+        plan, task = self.plan, self._tasks.runtime
+        assert plan is not None
+        assert task is not None
+        if (is_first := entry.digest != self._sent.digest) or plan.round > self._sent.round:
+            self._sent = Sent(entry.digest, plan.round)
+        # If the plan came again, the aggregator answers which chunks it lacks, or that it has the update.
+        self.upload = self._make_upload(plan, task, entry, push=entry.pending and is_first)
+
+    def _send_wanted(self, upload: Upload) -> None:
+        self.upload = upload
+
+    def _offer_again(self) -> None:
+        if self.upload is not None:
+            self.upload.offer_again()
+
+    def _drop_upload(self) -> None:
+        if self.upload is not None:
+            _log.warning("round %d went on before what was being sent was acknowledged", self.upload.entry.round)
+        self.upload = None
+
+    def drop_upload(self) -> None:
+        """Does not send the update: the broker takes no chunk of its size."""
+        self.upload, self.state = None, "rest"
+
+    def _conclude(self, answered: tuple[OutboxEntry | AnswerEntry, str]) -> Then | None:
+        entry, status = answered
+        self.upload = None
+        if entry.status != status:
+            is_update = isinstance(entry, OutboxEntry)
+            _log.info("round %d: the %s is %s", entry.round, "update" if is_update else "member's answer", status)
+            (self._store if is_update else self._store.answers).set_status(entry.task, entry.round, status)
+        plan = self.plan
+        # a buffered round that was announced meanwhile
+        is_older = plan is not None and not same_round(plan, entry) and plan.phase in _IN_PROGRESS
+        return ("opens", None) if is_older else None
+
     def _make_upload(
         self, plan: RoundPlan, task: TaskRuntime, entry: OutboxEntry | AnswerEntry, *, push: bool
     ) -> Upload:
         with_public = False
         if plan.secure is None and isinstance(entry, OutboxEntry):
-            before = PublicState.from_bytes(entry.public_before, size=task.spec.model.layout.size)
+            before = public_digest(entry.public_before, size=task.spec.model.layout.size)
             # a buffered round's plan does not name the state that the aggregator holds; if it lacks one, it says so
-            with_public = not plan.max_staleness and plan.cohort.get(self._device) != before.digest()
+            with_public = not plan.max_staleness and plan.cohort.get(self._device) != before
         chunk_bytes = task.spec.wire.chunk_bytes
         return self._noted(Upload(entry, self._store.identity, chunk_bytes, with_public, push, self._clock()))
 

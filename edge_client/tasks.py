@@ -1,4 +1,4 @@
-"""Turns a task notice into a task that can be run: fetches, checks and loads its package and graphs."""
+"""Turns a task notice into a task that can be run: fetches its package and its graphs, which a worker checks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from dataclasses import replace
 
 from hushfleet.config.spec import MAX_SPEC_BYTES, BlobRef, TaskSpec
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.declines import DeclineReason, decline_reason, ran_out_of_memory
+from hushfleet.edge_client.declines import DeclineReason, decline_reason
 from hushfleet.edge_client.net.download import BlobSource
 from hushfleet.edge_client.own_model import blobs_of_models
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput, GraphRefused, Malformed, StoreError, TooLarge, WireError
+from hushfleet.errors import BadInput, Malformed, StoreError, TooLarge, WireError
 from hushfleet.wire.format.messages import Message, TaskNotice
-
-MAX_ATTEMPTS = 3
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -24,7 +22,6 @@ _log = logging.getLogger("hushfleet.edge")
 class TaskHandler:
     """The task that the aggregator announced last: `runtime` once it is loaded, or `declined` with the reason why not.
 
-    :param clock: monotonic seconds.
     :param counted: gives counted unix seconds, for the owner's limits.
     """
 
@@ -33,13 +30,12 @@ class TaskHandler:
         config: DeviceConfig,
         store: DeviceStore,
         blobs: BlobSource,
-        clock: Callable[[], float],
         counted: Callable[[], int],
     ) -> None:
         self._config = config
         self._store = store
         self._blobs = blobs
-        self._clock, self._counted = clock, counted
+        self._counted = counted
         self.notice: TaskNotice | None = None
         self.runtime: TaskRuntime | None = None
         self.declined: DeclineReason | None = None
@@ -103,12 +99,14 @@ class TaskHandler:
     def decline(self, error: Exception) -> None:
         """Notes that the task cannot be run here, so that each of its rounds is declined."""
         if isinstance(error, (WireError, BadInput)):
-            self.declined = DeclineReason("error", f"the task cannot be run here: {error}")
-        elif isinstance(error, GraphRefused) and not ran_out_of_memory(error):  # depends only on task and limits
-            self.declined = DeclineReason("graph", str(error))
+            self.stop(DeclineReason("error", f"the task cannot be run here: {error}"))
         else:
-            self.declined = decline_reason(error)
-        _log.error("task declined (%s): %s", *self.declined)
+            self.stop(decline_reason(error))
+
+    def stop(self, reason: DeclineReason) -> None:
+        """Declines each round of the task, as `decline`."""
+        self.declined = reason
+        _log.error("task declined (%s): %s", *reason)
 
     def _load(self, notice: TaskNotice) -> TaskRuntime | None:
         package = self._blobs.need(BlobRef(notice.digest, notice.size))
@@ -117,26 +115,8 @@ class TaskHandler:
         spec = TaskSpec.from_bytes(package)
         if spec.task != notice.task:
             raise Malformed(f"the package of task {notice.task!r} says that it is {spec.task!r}")
-        graphs: list[bytes] = []
-        for ref in spec.model.graphs:
-            graph = self._blobs.need(ref)
-            if graph is None:
-                return None
-            graphs.append(graph)
-        gradient, inference, *features = graphs
-        if self._store.count_attempt("task", notice.digest.hex()) > MAX_ATTEMPTS:
-            raise GraphRefused(f"loading the graphs ended the client abruptly {MAX_ATTEMPTS} times")
-        try:
-            return TaskRuntime(
-                digest=notice.digest,
-                spec=spec,
-                gradient=gradient,
-                inference=inference,
-                features=features[0] if features else None,
-                config=self._config,
-                store=self._store,
-                clock=self._clock,
-                counted=self._counted,
-            )
-        finally:
-            self._store.end_attempt("task")
+        if any(self._blobs.need(ref) is None for ref in spec.model.graphs):
+            return None
+        return TaskRuntime(
+            digest=notice.digest, spec=spec, config=self._config, store=self._store, counted=self._counted
+        )

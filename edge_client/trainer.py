@@ -8,42 +8,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
 from hushfleet.codecs.registry import codec_of, steps_for
-from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.durations import Period
-from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.board.consent import allowed_charge, check_trust
+from hushfleet.edge_client.allowed import AllowedRound, Party
 from hushfleet.edge_client.board.local_data import zero_samples
-from hushfleet.edge_client.declines import Declined, GivenUp
 from hushfleet.edge_client.randomness import Randomness
-from hushfleet.edge_client.storage.answers import AnswerEntry
-from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit, RoundStore
+from hushfleet.edge_client.storage.arrays import RoundCommit
+from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.errors import BadInput, LedgerError, Malformed, PrivacyError, StoreError
 from hushfleet.gradients.batch import GradientFunction
 from hushfleet.gradients.draws import Inputs
 from hushfleet.gradients.optim import make_optimizer
 from hushfleet.gradients.own_samples import LoadedSamples, OwnSamples
-from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.privatize import NoisedUpdate
-from hushfleet.methods.question import rules_of
 from hushfleet.methods.state import DeviceState, RoundContext
-from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.carry_over import carry_over, output_names
 from hushfleet.model.evaluation import LogitsOf
-from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.secure import prime_field
-from hushfleet.secure.agreement import KeyAgreement
-from hushfleet.secure.member_answer import AnswerHeader, encode_answer
 from hushfleet.secure.roster import Roster
-from hushfleet.secure.secure_round import SecureRound
 from hushfleet.training.answer import drift_answer, evaluation_answer, statistic_answer
 from hushfleet.training.local_round import LocalRound, MakeOptimizer, OnBatch, Trained
 from hushfleet.wire.format.messages import RoundPlan
@@ -53,62 +42,40 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 @dataclass(kw_only=True, eq=False)
-class Trainer:
-    """One task on one device: everything that stays the same from round to round.
+class Trainer(Party):
+    """One task on one device, with all that its training needs.
 
-    :param store: keeps the state, the ledger and the update; what is committed there is what is sent.
-    :param method: the method of `spec`.
     :param logits_of: the network's inference, for methods that look at their own data.
     :param samples: reads the device's data; called when they are needed. Raises `BadInput` if there are none and the
         task needs some, or if they do not fit it.
     :param held_out: reads the samples that never train; None if the task holds none out.
     :param left_out: counts the samples that could not be read.
     :param worse: returns whether the own head has become worse; None if the owner does not allow to report it.
-    :param limits: what the device's owner allows, and how many times the standard noise the owner wants.
     :param observer: receives each trained round and its noised update before the commit, for metrics that stay on the
         device.
     :param make_optimizer: creates the optimizer of the local training.
     :param replace_failed_training: whether the device answers like a device without data if training fails on its
         data.
-    :param make_secure_round: creates a round with a secure sum; a simulation of the sums only may omit the masks.
     :param update_format: a format other than the field's is FOR SIMULATION ONLY.
     :param arrived: reads the samples that arrived in a window; None if all arrived in the present one.
-    :param now: returns counted unix seconds; 0 in simulations whose devices have no clock.
     """
 
-    device: str
-    store: RoundStore
-    spec: TaskSpec
-    method: TaskMethod
     gradient: GradientFunction
     logits_of: LogitsOf
     samples: Callable[[], LabelledSamples]
     randomness: Randomness
-    limits: LimitsSection
     observer: Callable[[DeviceRound, Trained, NoisedUpdate], None] | None = None
     make_optimizer: MakeOptimizer = make_optimizer
     replace_failed_training: bool = False
     held_out: Callable[[], LabelledSamples] | None = None
     left_out: Callable[[], int] = lambda: 0
     worse: Callable[[], bool | None] = lambda: None
-    make_secure_round: Callable[..., SecureRound] = SecureRound
     update_format: UpdateFormat = SIGNED
     arrived: Callable[[Period], LabelledSamples] | None = None
-    now: Callable[[], int] = lambda: 0
-
-    @cached_property
-    def package(self) -> bytes:
-        """SHA-256 of the task package."""
-        return BlobRef.of(self.spec.to_bytes()).digest
-
-    @cached_property
-    def agreement(self) -> KeyAgreement:
-        """The device's keys with its peers in secure sums."""
-        return KeyAgreement(self.store.identity, task=self.package)
 
 
-class DeviceRound:
-    """The round of one plan on one device.
+class DeviceRound(AllowedRound):
+    """The round of one plan on one device, which is trained.
 
     :param roster: the roster that the plan names, if the round has a secure sum.
     """
@@ -117,91 +84,19 @@ class DeviceRound:
     """What went wrong with the data; this text must not leave the device."""
 
     def __init__(self, trainer: Trainer, plan: RoundPlan, roster: Roster | None = None) -> None:
-        self.trainer, self.plan, self.roster = trainer, plan, roster
-        self.store, self.asks = trainer.store, trainer.spec.asks(plan.round)
-        self.spec, self.method = rules_of(trainer.spec, trainer.method, plan.round)
-        preference = trainer.limits.noise_preference
-        # A question has its own noise, which no plan changes.
-        self.terms = RoundTerms() if self.asks else RoundTerms(plan.noise_split, plan.controls, preference)
+        super().__init__(trainer, plan, roster)
+        self.trainer = trainer
 
-    @cached_property
-    def at(self) -> int:
-        """The counted time at which the round begins, and is checked against the owner's limits."""
-        return self.trainer.now()
-
-    @property
-    def window(self) -> Period | None:
-        """The window of data that the round trains on; None for all data, also if the round asks a question."""
-        return Period.of(self.at, self.spec.data_window_s) if self.spec.data_window_s and not self.asks else None
-
-    @cached_property
-    def charge(self) -> Charge:
-        """The charge of the round to this device, known before any training.
-
-        Nothing is trained without it, so a round is refused only here. Raises `BudgetExceeded` or `Declined` if the
-        device's owner does not allow the round, and `Malformed` if the plan contradicts the task.
-        """
-        plan, spec = self.plan, self.spec
-        if plan.task != spec.task or plan.rounds != spec.rounds:
-            raise Malformed(f"the plan of round {plan.round} is for {plan.task!r}, not {spec.task!r}")
-        # With the unit `record`, gradients depend on what the device has kept, which must contain noise; if it comes
-        # from another package, it may contain none.
-        package = self.store.package_of(plan.task)
-        if package not in (None, self.trainer.package):
-            raise Declined("error", f"this device has trained for {plan.task} by another package")
-        if package is None and self.method.by_record and self.store.load_state(plan.task) is not None:
-            raise Declined("error", f"an earlier client has trained for {plan.task}, and did not note by which package")
-        if (plan.secure is None) != (spec.privacy.secure is None):
-            raise Malformed(
-                f"the plan of round {plan.round} has {'no' if plan.secure is None else 'a'} secure sum, unlike the task"
-            )
-        limits, ledger = self.trainer.limits, self.store.ledger
-        return allowed_charge(plan, spec, self.method, self.terms, limits=limits, ledger=ledger, now=self.at)
-
-    @cached_property
-    def secure(self) -> SecureRound:
-        """Cohort and committee of a round with a secure sum.
-
-        Raises `Declined` if the task assumes more trust than the owner allows, and `BadInput` if task, plan or roster
-        define no secure sum or too few honest devices.
-        """
-        spec, plan = self.spec.privacy.secure, self.plan
-        if spec is None or self.roster is None:
-            raise BadInput(f"round {plan.round} of {plan.task} has no secure sum: task and plan must both have one")
-        check_trust(spec, self.trainer.limits)
-        shared = int(np.count_nonzero(~self.method.init_state().public.mask))
-        return self.trainer.make_secure_round(spec, plan, self.roster, size=shared)
-
-    def run(self, published: np.ndarray, *, on_batch: OnBatch | None = None) -> OutboxEntry:
+    def run(self, published: np.ndarray, *, on_batch: OnBatch | None = None, blank: bool = False) -> OutboxEntry:
         """Trains and commits the update; returns the stored update if the round was committed before.
 
         :param published: the round's model and vectors, float32, read-only, in the form that `TaskMethod.split` takes.
+        :param blank: whether it trains as a device without data.
         """
         stored = self.store.outbox(self.plan.task, self.plan.round)
-        return stored if stored is not None else self.commit(self._train_or_replace(published, on_batch))
-
-    def answer(self) -> AnswerEntry | None:
-        """Returns this device's answer as a committee member, one per round; None if it is no member.
-
-        For the same set of devices it returns the same bytes again. Raises `PrivacyError` for another set, and
-        `Malformed` for a set that does not fit the cohort or is too small.
-        """
-        plan, device, store = self.plan, self.trainer.device, self.store
-        if device not in self.secure.members or plan.secure is None:
-            return None
-        included = plan.secure.included
-        header = AnswerHeader.of(plan.task, plan.round, device, included, self.secure.spec.bits)
-        stored = store.answers.of(plan.task, plan.round)
-        if stored is None:
-            values = self.secure.answer(self.trainer.agreement, device, included)
-            data = encode_answer(header, values, identity=store.identity)
-            return store.answers.commit(plan.task, plan.round, included=header.included, data=data)
-        if stored.included != header.included:
-            raise PrivacyError(
-                f"the aggregator asks for a second sum of round {plan.round} of {plan.task}, over another set of "
-                "devices. Two such sums would tell what single devices sent, so nothing more is answered"
-            )
-        return stored
+        if stored is not None:
+            return stored
+        return self.commit((self._without_data if blank else self._train_or_replace)(published, on_batch))
 
     def _train_or_replace(self, published: np.ndarray, on_batch: OnBatch | None) -> Trained:
         """Trains. If training fails on the device's data, continues as without data: a decline would reveal this.
@@ -210,7 +105,7 @@ class DeviceRound:
         """
         try:
             trained = self.answer_question(published) if self.asks else self.train(published, on_batch=on_batch)
-        except (GivenUp, StoreError, BadInput):  # `BadInput`: the task takes no device without data
+        except (StoreError, BadInput):  # `BadInput`: the task takes no device without data
             raise
         except Exception as error:
             if not self.trainer.replace_failed_training or not self._is_hidden(published):
@@ -223,6 +118,10 @@ class DeviceRound:
                 self.failed = f"round {self.plan.round}: training left some of the data out: {reasons}"
                 _log.error("%s", self.failed)
             return trained
+        return self._without_data(published, on_batch)
+
+    def _without_data(self, published: np.ndarray, on_batch: OnBatch | None) -> Trained:
+        """Trains, or answers, as a device without data does: what is sent is noise alone."""
         if self.asks:
             return self._as_update(np.zeros(self.spec.model.layout.size, np.float32))
         model, by_record = self.spec.model, self.method.by_record
@@ -233,7 +132,7 @@ class DeviceRound:
 
     def _is_hidden(self, published: np.ndarray) -> bool:
         """Returns whether noise hides what the round sends, and the published model is finite."""
-        return self.charge.noise_multiplier > 0 and not self.charge.raw and bool(np.isfinite(published).all())
+        return self.is_hidden and bool(np.isfinite(published).all())
 
     def begun(self, published: np.ndarray, samples: OwnSamples) -> LocalRound:
         """Returns the local round, which starts from the kept state; raises the same errors as `charge`."""
@@ -389,7 +288,7 @@ class DeviceRound:
         """
         secure_round, cost = self.secure, self.method.cost(self.terms)
         ring = secure_round.ring(cost.bound, cost.noise_multiplier, cost.records)
-        masked = secure_round.masked(self.trainer.agreement, self.trainer.device, ring.encode(values, noise))
+        masked = secure_round.masked(self.mask_keys, ring.encode(values, noise))
         integers = np.concatenate((masked.values, masked.corrections.reshape(-1)))
         return encode_masked(
             header, prime_field.to_bytes(integers, secure_round.spec.bits), identity=self.store.identity

@@ -10,7 +10,8 @@ from hushfleet.config.spec import BlobRef
 from hushfleet.edge_client.metrics import append_line
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.model.evaluation import evaluate
-from hushfleet.model.own_head import inputs_of_own, own_head_of, own_logits, takes_unlabelled
+from hushfleet.model.head_choice import takes_unlabelled
+from hushfleet.model.own_head import inputs_of_own, own_head_of, own_logits
 from hushfleet.progress import counted
 from hushfleet.schema import to_plain
 from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round

@@ -20,6 +20,7 @@ from hushfleet.durations import duration_s
 from hushfleet.errors import HushfleetError
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig
+from hushfleet.paths import expanded, in_file
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.schema import (
     AtLeast1,
@@ -33,7 +34,6 @@ from hushfleet.schema import (
     missing,
     require,
 )
-from hushfleet.user_files import expanded, in_file
 
 if TYPE_CHECKING:
     DataSetName = str

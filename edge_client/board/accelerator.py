@@ -20,20 +20,17 @@ import onnxruntime as ort
 
 from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.constant_time import nominal_seconds
+from hushfleet.edge_client.board.nominal_time import nominal_seconds
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
-from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import GraphRefused, StoreError
+from hushfleet.errors import GraphRefused
 from hushfleet.gradients.draws import draw_dropout
 from hushfleet.graphs.session import GradientGraph, InferenceGraph, Provider
-from hushfleet.graphs.shapes import GraphCost
 from hushfleet.losses import loss_of
 from hushfleet.objectives import CROSS_ENTROPY
 
 PROVIDER = "CUDAExecutionProvider"
 OWN_MIB = 800
 """Estimated memory that CUDA, cuBLAS and cuDNN need on a Jetson, where GPU and processor share the memory."""
-MOST_TRIALS = 2
 MAX_WORDS = 400
 _TOLERANCE = 1e-3
 _BATCHES = 3
@@ -74,7 +71,9 @@ class AcceleratedGradient:
 class AcceleratorTrial:
     """Chooses for one task, with random data: the choice does not depend on the board's images.
 
-    :param cost: the cost of the gradient graph at the task's batch size.
+    :param wanted: `device.accelerator`, or `cpu` in a simulation, and after a worker that ended abruptly.
+    :param kept: an earlier choice.
+    :param chosen: the choice, to be kept; None if there was nothing to choose.
     """
 
     def __init__(
@@ -85,27 +84,29 @@ class AcceleratorTrial:
         *,
         task: bytes,
         spec: TaskSpec,
-        cost: GraphCost,
         threads: int,
         config: DeviceConfig,
-        store: DeviceStore,
+        wanted: str,
+        kept: ChosenAccelerator | None,
     ) -> None:
         self._graph, self._cpu, self._logits_of = graph, cpu, logits_of
-        self._task, self._spec, self._cost, self._threads = task, spec, cost, threads
-        self._wanted = "cpu" if config.simulation is not None else config.device.accelerator
-        self._memory_bytes = config.memory_mib << 20
-        self._store = store
+        self._task, self._spec, self._threads = task, spec, threads
+        self._wanted, self._memory_bytes = wanted, config.memory_mib << 20
+        self._kept = kept
+        self.chosen: ChosenAccelerator | None = None
 
     def gradient(self) -> GradientGraph | AcceleratedGradient:
         """Returns the gradient function that this task is trained with."""
         if not self._is_open():
             return self._cpu
-        kept, gpu = self._store.accelerator(), None
+        kept, gpu = self._kept, None
         if kept is None or (kept.task, kept.runtime) != (self._task, ort.__version__):
-            gpu, kept = self._choose()
+            gpu, self.chosen = self._choose()
         elif kept.used == "cuda":
-            gpu, kept = self._opened(kept)
-        _log.info("gradients are computed on %s: %s", kept.used, kept.failed or kept.reason)
+            gpu, self.chosen = self._opened(kept)
+        else:
+            self.chosen = kept
+        _log.info("gradients are computed on %s: %s", self.chosen.used, self.chosen.failed or self.chosen.reason)
         return self._cpu if gpu is None else AcceleratedGradient(self._cpu, gpu, self._failed)
 
     def _is_open(self) -> bool:
@@ -121,31 +122,26 @@ class AcceleratorTrial:
         chosen = ChosenAccelerator(self._task, ort.__version__, "cpu", "")
         gpu = None
         try:
-            if self._store.count_attempt("accelerator", self._task.hex()) > MOST_TRIALS:
-                raise GraphRefused(f"trying it ended the client abruptly {MOST_TRIALS} times")
             gpu = self._open()
             self._check(gpu)
             on_cpu, on_gpu = self._seconds(self._cpu), self._seconds(gpu)
             reason = f"in a trial the GPU took {on_gpu / on_cpu:.2g} times as long as the processor"
             faster = on_gpu < on_cpu or self._wanted == "cuda"
             chosen = replace(chosen, chosen="cuda" if faster else "cpu", reason=reason)
-        except StoreError:
-            raise
         except Exception as error:  # whatever a driver raises, the processor remains
             chosen = replace(chosen, reason=f"the GPU is not used: {error}"[:MAX_WORDS])
-        self._store.end_attempt("accelerator")
-        self._store.keep_accelerator(chosen)
         return gpu if chosen.chosen == "cuda" else None, chosen
 
     def _opened(self, kept: ChosenAccelerator) -> tuple[GradientGraph | None, ChosenAccelerator]:
         try:
             return self._open(), kept
         except Exception as error:
-            return None, replace(kept, failed=str(error))  # for this start; memory may be free at the next one
+            _log.warning("the GPU is not used now: %s", error)  # memory may be free at the next start
+            return None, kept
 
     def _open(self) -> GradientGraph:
         """Opens the graph on the GPU. Raises `GraphRefused`, also if there is too little memory for it."""
-        needed = 2 * self._cost.held_bytes + 12 * self._cpu.layout.size + (OWN_MIB << 20)
+        needed = 12 * self._cpu.layout.size + (OWN_MIB << 20)
         given = min(self._memory_bytes, free_memory_bytes())
         if needed > given:
             raise GraphRefused(f"it takes some {needed >> 20} MiB, and {given >> 20} MiB are free for it")
@@ -189,12 +185,8 @@ class AcceleratorTrial:
 
     def _failed(self, reason: str) -> None:
         _log.error("%s; from now on gradients are computed on the processor", reason)
-        try:
-            kept = self._store.accelerator()
-            if kept is not None:
-                self._store.keep_accelerator(replace(kept, failed=reason[:MAX_WORDS]))
-        except StoreError as error:  # a full disk must not end a round that goes on
-            _log.error("%s", error)
+        if self.chosen is not None:
+            self.chosen = replace(self.chosen, failed=reason[:MAX_WORDS])
 
 
 def free_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:

@@ -11,8 +11,16 @@ import os
 
 from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.config import OwnDataSection
-from hushfleet.edge_client.board.sample_files import FORM_OF_ARRAYS, FORM_OF_FOLDERS
 from hushfleet.errors import BadInput
+
+FORM_OF_ARRAYS = (
+    "it is not said what its values are, and one sample of another type would change it for all; give the task, or the "
+    'DEVICE.toml of this board, data.values = "pixels" (0 to 255) or "numbers" (as they are)'
+)
+FORM_OF_FOLDERS = (
+    "no columns are named, and the first file would decide their order for all; give the task, or the DEVICE.toml of "
+    'this board, data.columns = ["first", "second", ...], in the order in which the network takes them'
+)
 
 
 def check_by_content(section: OwnDataSection, spec: TaskSpec) -> None:

@@ -25,10 +25,10 @@ from pathlib import Path
 import numpy as np
 
 from hushfleet.config.spec import ModelSpec
-from hushfleet.data.folder import ImageForm, files_below, load_unlabelled, scan_folder
+from hushfleet.data.folder import ImageForm, load_unlabelled, scan_folder
 from hushfleet.data.held_out import held_out_part, training_part
-from hushfleet.data.image_limits import ENDINGS
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
+from hushfleet.data.walk import ENDINGS, files_below
 from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.notes import DataUse, Note
@@ -38,15 +38,9 @@ from hushfleet.edge_client.storage.arrivals import file_key, sample_key
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.model.anomaly import divided
-from hushfleet.user_files import is_closed
 
 Stamp = tuple[int, int]
 FilePlace = tuple[str, tuple[int, int, int]]
-
-_FILES = {
-    "arrays": ".npz file, with samples `x` and labels `y`",
-    "csv": "CSV file (or folder of such files), with a column `label` (or the task's outputs) and columns of values",
-}
 
 MOST_UNLABELLED = 1000
 SETTLED_S = 2.0
@@ -55,38 +49,6 @@ _LOOKED_AT = 1 << 18  # values: as float64 2 MiB, where a hundred photographs of
 _FAR = 50.0  # standard deviations: pixels that are not divided by 255 lie hundreds of them away, a bad sensor a few
 
 _log = logging.getLogger("hushfleet.edge")
-
-
-def describe_data(section: OwnDataSection) -> str | None:
-    """Describes what is wrong with the configured data before a task arrives; returns None if nothing is.
-
-    A device starts anyway: a disk, or a camera's first image, may come later.
-    """
-    for key in ("unlabelled", "inbox", "path", "held_out"):
-        if (place := getattr(section, key)) and is_closed(place):
-            return (
-                f"data.{key} = {place!r}: a folder above it is closed to the client's user; open it with "
-                "chmod o+x, or move the data to another place"
-            )
-    for key, folder in (("unlabelled", section.unlabelled), ("inbox", section.inbox)):
-        if folder is not None and not os.path.isdir(folder):
-            return f"data.{key} = {folder!r}: there is no such folder of images"
-    if (section.keep or section.max_mib) and os.path.isfile(section.path):
-        return f"data.path = {section.path!r} is one file, of which data.keep and data.max_mib delete nothing"
-    for key, text in (("path", section.path), ("held_out", section.held_out)):
-        path = Path(text or ".")
-        name, later = f"data.{key} = {str(path)!r}", "; until then it has nothing to train on" * (key == "path")
-        if section.kind in _FILES:
-            if text and not os.path.isfile(path) and not (section.kind == "csv" and os.path.isdir(path)):
-                return f"{name}: there is no such {_FILES[section.kind]}{later}"
-        elif text and not os.path.isdir(path):
-            return f"{name}: there is no such folder, with a sub-folder of images for each class{later}"
-        elif text and not any(
-            each.lower().endswith(ENDINGS) and os.path.isfile(each) and Path(each).parent != path
-            for each in files_below(path, data=path)
-        ):
-            return f"{name}: there are no images in class folders, as in {path}/CLASS/1.jpg{later}"
-    return None
 
 
 class LocalData:

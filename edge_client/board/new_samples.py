@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from hushfleet import atomic_file
-from hushfleet.data.samples import LabelledSamples
-from hushfleet.edge_client.declines import Declined
 from hushfleet.edge_client.state_files import TRAINED_SAMPLES
 from hushfleet.errors import StoreFull
+
+if TYPE_CHECKING:
+    from hushfleet.data.samples import LabelledSamples
 
 _DIGEST_BYTES = 8
 
@@ -33,7 +34,6 @@ class NewSamples:
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / TRAINED_SAMPLES
-        self._counted: list[bytes] = []
 
     @classmethod
     def of(cls, state_dir: Path, *, tell: bool) -> NewSamples | None:
@@ -44,39 +44,42 @@ class NewSamples:
             (state_dir / TRAINED_SAMPLES).unlink(missing_ok=True)
         return None
 
-    def check(self, samples: LabelledSamples, *, task: str, wanted: int) -> None:
-        """Raises `Declined` if fewer of these samples are new than the task wants."""
-        if self.count(samples, task=task) < wanted:
-            reason = f"fewer than {wanted} new samples since the last update; this device's owner lets it say so"
-            raise Declined("paused", reason)
-
-    def count(self, samples: LabelledSamples, *, task: str) -> int:
-        """Returns how many of these samples were not in the last update for the task; all before the first update."""
-        self._counted = _digests(samples)
+    @property
+    def known(self) -> bytes:
+        """The task and the digests of the last update's samples; empty before the first update."""
         try:
-            begin, _, digests = self._path.read_bytes().partition(b"\n")
+            return self._path.read_bytes()
         except OSError:
-            return len(samples)
-        known = set(_pieces(digests)) if begin == task.encode() else set()
-        return len(set(self._counted) - known)
+            return b""
 
-    def note(self, *, task: str) -> None:
-        """Stores the samples that were counted last, before the update that is committed now.
+    def note(self, digests: bytes, *, task: str) -> None:
+        """Stores the samples that were counted for an update, once it is committed.
 
         A sample that arrived during the training is not among them, and counts as new in the next round. If the file
         cannot be written, all count as new again.
         """
         try:
-            atomic_file.write_whole(self._path, task.encode() + b"\n" + b"".join(self._counted), durable=False)
+            atomic_file.write_whole(self._path, task.encode() + b"\n" + digests, durable=False)
         except StoreFull as error:  # the update is sent anyway
             _log.warning("%s", error)
 
 
-def _digests(samples: LabelledSamples) -> list[bytes]:
-    targets = np.ascontiguousarray(samples.labels)
+def count_new(digests: Sequence[bytes], known: bytes, *, task: str) -> int:
+    """Returns how many samples were not in the last update for the task; all before the first update.
+
+    :param known: as `NewSamples.known`.
+    """
+    if not known:
+        return len(digests)
+    begin, _, others = known.partition(b"\n")
+    return len(set(digests) - (set(_pieces(others)) if begin == task.encode() else set()))
+
+
+def digests_of(samples: LabelledSamples) -> list[bytes]:
+    """Returns a short digest of each sample with its target."""
     return [
         hashlib.blake2b(value.tobytes() + target.tobytes(), digest_size=_DIGEST_BYTES).digest()
-        for value, target in zip(samples.kept, targets, strict=True)
+        for value, target in zip(samples.kept, samples.labels, strict=True)
     ]
 
 

@@ -51,8 +51,14 @@ class Note:
             if words is None:
                 self._path.unlink(missing_ok=True)
             else:
-                text = words if isinstance(words, str) else json.dumps(asdict(words))
-                atomic_file.write_whole(self._path, text.encode(errors="backslashreplace"), durable=False)
+                atomic_file.write_whole(
+                    self._path, self.text_of(words).encode(errors="backslashreplace"), durable=False
+                )
+
+    @staticmethod
+    def text_of(words: str | DataUse) -> str:
+        """Returns the text of a note as it is written."""
+        return words if isinstance(words, str) else json.dumps(asdict(words))
 
 
 def notes_in(state_dir: Path | None) -> tuple[Note, Note]:

@@ -1,4 +1,4 @@
-"""Models a slower board than this machine by waiting: work and writes take as long as on that board.
+"""Models a slower board than this machine by waiting: training and writes take as long as on that board.
 
 FOR SIMULATION ONLY. The results never change, only the time when they are ready.
 """
@@ -12,22 +12,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hushfleet.edge_client.board.config import SimulationSection
-from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
+from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 
-SLICE_S = 0.05
 LEAST_WAIT_S = 1.0
 """The shortest wait between steps. After a wait the caches are cold: in a measurement, steps of 0.4 ms with a wait
 after each cost up to three times their CPU time, which the slowdown would then multiply."""
 
 
 class Pacer:
-    """Stretches the work of one thread: since `begin`, wall time is kept at `slowdown` times the CPU time, or more.
+    """Stretches the work of a worker: since `begin`, wall time is kept at `slowdown` times the CPU time, or more.
 
     :param slowdown: at least 1; with 1 nothing ever waits.
-    :param stop: ends all waits once it is set.
     :param wall: monotonic seconds.
     :param cpu: seconds of CPU time of the thread that works.
+    :param sleep: waits for so many seconds.
 
     Wall time without CPU time, as on a busy machine, counts too: the board would have continued to work meanwhile.
     """
@@ -36,15 +35,12 @@ class Pacer:
         self,
         slowdown: float = 1.0,
         *,
-        stop: threading.Event | None = None,
         wall: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.slowdown = slowdown
-        self._stop = stop or threading.Event()
-        self._wall = wall
-        self._cpu = cpu
-        self._check: Callable[[], None] = lambda: None
+        self._wall, self._cpu, self._sleep = wall, cpu, sleep
         self.begin()
 
     def begin(self) -> None:
@@ -60,79 +56,51 @@ class Pacer:
         finally:
             self.begin()
 
-    @contextmanager
-    def checked_by(self, check: Callable[[], None]) -> Iterator[None]:
-        """Runs `check` inside at each `step` and `catch_up`, and while they wait; an error that it raises ends them."""
-        before, self._check = self._check, check
-        try:
-            yield
-        finally:
-            self._check = before
-
     def step(self) -> None:
         """Notes that a step is done and more follow: waits if `LEAST_WAIT_S` or more is due."""
-        self._check()
-        if self.slowdown > 1.0 and self._due() - self._wall() >= LEAST_WAIT_S:
-            self._wait_until(self._due())
+        if self.slowdown > 1.0 and self._due_s() >= LEAST_WAIT_S:
+            self.catch_up()
 
     def catch_up(self) -> None:
         """Waits until the board would have done all the work that this thread has done."""
-        self._check()
-        if self.slowdown > 1.0:
-            self._wait_until(self._due())
+        if self.slowdown > 1.0 and (left := self._due_s()) > 0:
+            self._sleep(left)
 
-    def wait(self, seconds: float) -> None:
-        """Waits for something that is slow on the board besides its work, in addition to the work's slowdown."""
-        began = self._wall()
-        try:
-            self._wait_until(began + seconds)
-        finally:
-            self._wall_from += self._wall() - began
-
-    def _due(self) -> float:
-        return self._wall_from + self.slowdown * (self._cpu() - self._cpu_from)
-
-    def _wait_until(self, due: float) -> None:
-        while (left := due - self._wall()) > 0 and not self._stop.wait(min(left, SLICE_S)):
-            self._check()
+    def _due_s(self) -> float:
+        return self._wall_from + self.slowdown * (self._cpu() - self._cpu_from) - self._wall()
 
 
-class PacedStore(DeviceStore):
-    """The store of a slow board: an update is committed no earlier than the board would have it, and writes take as
-    long as on the board.
+class SlowStore(DeviceStore):
+    """The store of a slow board: models, updates and states take as long to write as on the board, each byte once.
 
-    :param write_mb_s: 10^6 bytes a second; None: as fast as this machine.
-
-    Models, updates and states count, each byte once; facts of a few bytes do not.
+    :param write_mb_s: 10^6 bytes a second.
+    :param stop: ends all waits once it is set.
     """
 
-    def __init__(self, path: Path, *, device: str, durable: bool, pacer: Pacer, write_mb_s: float | None) -> None:
-        self._pacer = pacer
-        self._write_mb_s = write_mb_s
+    def __init__(self, path: Path, *, device: str, durable: bool, write_mb_s: float, stop: threading.Event) -> None:
+        self._write_mb_s, self._stop = write_mb_s, stop
         super().__init__(path, device=device, durable=durable)
 
     def put_blob(self, digest: bytes, data: bytes) -> None:
         super().put_blob(digest, data)
         self._take_time(len(data))
 
-    def commit_round(self, commit: RoundCommit) -> OutboxEntry:
-        """Commits a round. Before the commit the round may still be given up without a charge; after it, it may not."""
-        self._pacer.catch_up()
-        with self._pacer.checked_by(lambda: None):
-            entry = super().commit_round(commit)
-            self._pacer.catch_up()
-            self._take_time(commit.written_bytes)
+    def commit_coded(self, commit: CodedRound) -> OutboxEntry:
+        entry, state = super().commit_coded(commit), commit.state
+        self._take_time(sum(map(len, (commit.update, state.public, state.own or b"", state.private))))
         return entry
 
     def _take_time(self, written_bytes: int) -> None:
-        if self._write_mb_s is not None:
-            self._pacer.wait(written_bytes / (self._write_mb_s * 1e6))
+        self._stop.wait(written_bytes / (self._write_mb_s * 1e6))
 
 
 def open_store(
-    path: Path, *, device: str, simulation: SimulationSection | None, pacer: Pacer, in_fleet: bool = False
+    path: Path, *, device: str, simulation: SimulationSection | None, stop: threading.Event, in_fleet: bool = False
 ) -> DeviceStore:
     """Opens a device's store; raises the errors of `DeviceStore`. In a simulation it may be slow and not synced."""
     if simulation is None:
         return DeviceStore(path, device=device, in_fleet=in_fleet)
-    return PacedStore(path, device=device, durable=simulation.durable, pacer=pacer, write_mb_s=simulation.write_mb_s)
+    if simulation.write_mb_s is None:
+        return DeviceStore(path, device=device, durable=simulation.durable)
+    write_mb_s = simulation.write_mb_s
+    return SlowStore(path, device=device, durable=simulation.durable, write_mb_s=write_mb_s, stop=stop)

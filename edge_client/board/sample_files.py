@@ -16,21 +16,13 @@ import numpy as np
 from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import opened
 from hushfleet.data.csv_file import LABEL, read_csv
-from hushfleet.data.folder import files_below, named
 from hushfleet.data.form import one_form
 from hushfleet.data.measurements import warn_of_row_numbers
 from hushfleet.data.records import are_pixels, fitted
 from hushfleet.data.samples import Samples
+from hushfleet.data.walk import files_below, named
+from hushfleet.edge_client.board.by_content import FORM_OF_ARRAYS, FORM_OF_FOLDERS
 from hushfleet.errors import BadInput
-
-FORM_OF_ARRAYS = (
-    "it is not said what its values are, and one sample of another type would change it for all; give the task, or the "
-    'DEVICE.toml of this board, data.values = "pixels" (0 to 255) or "numbers" (as they are)'
-)
-FORM_OF_FOLDERS = (
-    "no columns are named, and the first file would decide their order for all; give the task, or the DEVICE.toml of "
-    'this board, data.columns = ["first", "second", ...], in the order in which the network takes them'
-)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hushfleet.data.folder import walked
 from hushfleet.data.form import one_form
 from hushfleet.data.images import preview
+from hushfleet.data.walk import walked
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.local_data import SETTLED_S
 from hushfleet.edge_client.labelling.class_folders import (
@@ -37,7 +37,7 @@ from hushfleet.edge_client.status import describe_model
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.output import one_line
-from hushfleet.user_files import is_closed
+from hushfleet.paths import is_closed
 
 NOT_USABLE = "not-usable"
 """The folder in the inbox for images that a person has rejected ("put aside")."""

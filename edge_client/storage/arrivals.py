@@ -48,6 +48,10 @@ class Arrivals:
         with self._transaction("forget the arrival of samples"):
             self._connection.execute("DELETE FROM arrivals")
 
+    def all(self) -> tuple[tuple[bytes, int], ...]:
+        """Returns the key of each sample that was seen, and when it arrived. Raises `sqlite3.Error`."""
+        return tuple(self._connection.execute("SELECT sample, arrived_at FROM arrivals"))
+
     def of_file(self, path: str) -> float | None:
         """Returns when the content of a file arrived, counted unix seconds; None if no task with windows has read it,
         and if the file or the store cannot be read."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.config.spec import Digest, TaskId
 from hushfleet.model.head_choice import HeadChoice
-from hushfleet.model.own_head import DeviceHead
 from hushfleet.schema import Checked, Count, later
 from hushfleet.secure.roster import Roster
+
+if TYPE_CHECKING:
+    from hushfleet.model.own_head import DeviceHead
 
 Accelerator = Literal["cpu", "cuda"]
 

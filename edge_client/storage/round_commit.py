@@ -1,18 +1,54 @@
-"""Defines the result of a round in the store: the update with its charge and next state, and the waiting update."""
+"""Defines the result of a round in the store, as bytes: the update with its charge and next state; and the waiting
+update. `arrays.RoundCommit` is the same with arrays."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol
 
 from hushfleet.durations import Period
 from hushfleet.edge_client.storage.answers import Answers
-from hushfleet.methods.state import DeviceState
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import LedgerView
 from hushfleet.wire.format.identity import Identity
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hushfleet.edge_client.storage.arrays import RoundCommit
+    from hushfleet.methods.state import DeviceState
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """A device's state of one task as bytes.
+
+    :param size: the number of parameters, d.
+    :param public: `PublicState.to_bytes()`.
+    :param own: the own model, little-endian float32; None before the first training.
+    :param private: the method's arrays and the encoding error, by `pack_arrays`.
+    """
+
+    size: int
+    public: bytes
+    own: bytes | None
+    private: bytes
+
+
+@dataclass(frozen=True)
+class CodedRound:
+    """The result of a round as bytes, to be stored whole or not at all; the fields are those of `RoundCommit`."""
+
+    task: str
+    round: int
+    charge: Charge
+    state: StoredState
+    update: bytes
+    public_before: bytes
+    context: bytes | None = None
+    package: bytes | None = None
+    at: int = 0
+    window: Period | None = None
 
 
 @dataclass(frozen=True)
@@ -78,35 +114,3 @@ class RoundStore(Protocol):
     def commit_round(self, commit: RoundCommit) -> OutboxEntry:
         """Stores ledger entry, encoded update and new state: all or nothing. Raises `LedgerError` and `StoreError`."""
         ...
-
-
-@dataclass(frozen=True)
-class RoundCommit:
-    """The result of a round, to be stored whole or not at all.
-
-    :param update: the encoded update.
-    :param public_before: `PublicState.to_bytes()` before the update.
-    :param residual: float32 `[d]`, for `load_residual`; None if the updates' encoding carries no error.
-    :param context: context of the secure sum that it is masked for (`SecureRound.context`); None if it is not masked.
-    :param package: SHA-256 of the task package that it was trained for, for `DeviceStore.package_of`.
-    :param at: the counted time of the charge, unix seconds; 0: no time is counted.
-    :param window: as in `LedgerEntry`.
-    """
-
-    task: str
-    round: int
-    charge: Charge
-    state: DeviceState
-    update: bytes
-    public_before: bytes
-    residual: np.ndarray | None = None
-    context: bytes | None = None
-    package: bytes | None = None
-    at: int = 0
-    window: Period | None = None
-
-    @property
-    def written_bytes(self) -> int:
-        vectors = (self.state.own, self.residual, *self.state.private.values())
-        arrays_bytes = sum(int(vector.nbytes) for vector in vectors if vector is not None)
-        return len(self.update) + len(self.state.public.to_bytes()) + arrays_bytes

@@ -19,15 +19,16 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hushfleet.edge_client.storage.answers import Answers
-from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.arrivals import Arrivals
 from hushfleet.edge_client.storage.kept import ChosenAccelerator, KeptModel, RosterMark
-from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
+from hushfleet.edge_client.storage.round_commit import (
+    CodedRound,
+    OutboxEntry,
+    StoredState,
+)
 from hushfleet.edge_client.storage.store_file import (
     advice,
     checked_identity,
@@ -38,14 +39,19 @@ from hushfleet.edge_client.storage.store_file import (
     way_on,
 )
 from hushfleet.errors import CopiedStore, LedgerError, LostStore, Malformed, StoreError
-from hushfleet.methods.state import DeviceState, PublicState
+from hushfleet.methods.public_bytes import public_digest
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.fleet_messages import CarriedRounds
 from hushfleet.wire.format.identity import Identity
 
-_RESIDUAL = "wire:residual"  # stored among the method's arrays, whose names are identifiers
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hushfleet.edge_client.storage.arrays import RoundCommit
+    from hushfleet.methods.state import DeviceState
+
 KEPT_TASKS = 4  # states and models of older tasks are dropped, so that years of tasks do not fill the card
 
 
@@ -278,30 +284,25 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
 
     def load_state(self, task: str) -> DeviceState | None:
         """Returns the state after the last committed round of the task, or None before the first."""
-        row = self._row("SELECT size, public, own, private FROM states WHERE task = ?", task)
-        if row is None:
+        stored = self.stored_state(task)
+        if stored is None:
             return None
-        size, public, own, private = row
+        from hushfleet.edge_client.storage.arrays import decoded_state
+
         with self._whole(f"state of task {task}"):
-            state = DeviceState(
-                PublicState.from_bytes(public, size=size),
-                None if own is None else np.frombuffer(own, "<f4").astype(np.float32, copy=False),
-                {name: array for name, array in unpack_arrays(private).items() if name != _RESIDUAL},
-            )
-            if state.own is not None and state.own.shape != (size,):
-                raise ValueError(f"{state.own.size} own parameters where {size} are expected")
-        return state
+            return decoded_state(stored)
+
+    def stored_state(self, task: str) -> StoredState | None:
+        """Returns the bytes of the state after the last committed round of the task, or None before the first."""
+        row = self._row("SELECT size, public, own, private FROM states WHERE task = ?", task)
+        return None if row is None else StoredState(*row)
 
     def load_residual(self, task: str, *, size: int) -> np.ndarray:
         """Returns the encoding error that the updates have left so far, float32 `[size]`; zeros before the first."""
-        row = self._row("SELECT private FROM states WHERE task = ?", task)
+        from hushfleet.edge_client.storage.arrays import residual_of
+
         with self._whole(f"residual of task {task}"):
-            residual = None if row is None else unpack_arrays(row[0]).get(_RESIDUAL)
-            if residual is None:
-                return np.zeros(size, np.float32)
-            if residual.shape != (size,) or residual.dtype != np.float32:
-                raise ValueError(f"{residual.dtype} of shape {residual.shape} where {size} float32 values are expected")
-        return residual
+            return residual_of(self.stored_state(task), size=size)
 
     def package_of(self, task: str) -> bytes | None:
         """Returns SHA-256 of the package for which the rounds of this task were trained; None before the first."""
@@ -326,15 +327,17 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return None if last is None else int(last)
 
     def commit_round(self, commit: RoundCommit) -> OutboxEntry:
+        """Stores a round as `commit_coded` does."""
+        return self.commit_coded(commit.coded())
+
+    def commit_coded(self, commit: CodedRound) -> OutboxEntry:
         """Stores ledger entry, encoded update and new state in one synced transaction: all or nothing.
 
         Raises `LedgerError` if this round was charged before, and `StoreError` if the disk is full; then nothing has
         changed, and nothing may be sent.
         """
         task, round, state, update = commit.task, commit.round, commit.state, commit.update
-        residual = {} if commit.residual is None else {_RESIDUAL: commit.residual}
-        own = None if state.own is None else np.ascontiguousarray(state.own, "<f4").data
-        size, arrays = int(np.asarray(state.public.mask).size), pack_arrays({**state.private, **residual})
+        known = public_digest(state.public, size=state.size)
         digest = hashlib.sha256(update).digest()
         with self._transaction(f"commit round {round} of task {task}"):
             self.ledger.charge(
@@ -345,12 +348,12 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
                 "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, 'pending', NULL, ?)",
                 (task, round, digest, update, commit.public_before, commit.context),
             )
-            run("INSERT OR IGNORE INTO public_digests VALUES (?, ?)", (task, state.public.digest()))
+            run("INSERT OR IGNORE INTO public_digests VALUES (?, ?)", (task, known))
             if commit.package is not None:
                 run("INSERT OR IGNORE INTO facts VALUES (?, ?)", (f"package {task}", commit.package))
             run(
                 "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?)",
-                (task, round, size, state.public.to_bytes(), own, arrays),
+                (task, round, state.size, state.public, state.own, state.private),
             )
             # The aggregator asks only for the round that is open: older bytes will not be sent again. A public state
             # has up to a bit for each parameter, and those of all rounds would fill the card.

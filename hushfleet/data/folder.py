@@ -7,7 +7,7 @@
 Images of any size and mode are turned upright (EXIF), converted to the model's channels, and resized. Files
 that cannot be read are skipped and named in one warning: a camera that loses power while writing leaves
 incomplete files, and these must not exclude a device from every round. So are files without an image's ending
-(`hushfleet.data.image_limits.ENDINGS`), which `data.keep` never deletes.
+(`hushfleet.data.walk.ENDINGS`), which `data.keep` never deletes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -24,17 +23,14 @@ import numpy as np
 import numpy.typing as npt
 
 from hushfleet.data.form import one_form
-from hushfleet.data.image_limits import check_name
 from hushfleet.data.images import read_image
 from hushfleet.data.samples import DataSet, Samples
+from hushfleet.data.walk import check_name, files_below, named
 from hushfleet.errors import BadInput
 from hushfleet.progress import counted
 
 if TYPE_CHECKING:
     from typing import Unpack
-
-MAX_NAMED = 5
-"""The maximum number of skipped files that a warning names; it also gives the total count."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,45 +70,6 @@ def load_folder(path: Path, **form: Unpack[ImageForm]) -> Samples:
     if skipped:
         _log.warning("%d files in %s were skipped: %s", len(skipped), path, named(skipped))
     return samples
-
-
-def named(skipped: Sequence[str]) -> str:
-    """Names the first skipped files in one line, and the number of the others."""
-    more = len(skipped) - MAX_NAMED
-    return "; ".join([*skipped[:MAX_NAMED], *([f"and {more} more"] if more > 0 else [])])
-
-
-def walked(folder: str | Path, *, follow_links: bool = False) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yields each folder with the names of its sub-folders and of its files, as `os.walk` does: a caller may sort the
-    sub-folders, or remove some.
-
-    `os.walk` calls itself for each level before Python 3.12, and fails at a thousand of them: one file in so many
-    folders would hide all others.
-    """
-    waiting = [os.fspath(folder)]
-    while waiting:
-        for top, names, files in islice(os.walk(waiting.pop()), 1):  # none if it cannot be read
-            yield top, names, files
-            below = [os.path.join(top, name) for name in reversed(names)]
-            waiting += (each for each in below if follow_links or not os.path.islink(each))
-
-
-def files_below(folder: Path, *, data: Path) -> Iterator[str]:
-    """Yields the files in a folder, in its sub-folders, and in linked folders.
-
-    :param data: the whole data folder. For a link to a folder inside or above it, or to the same folder as another
-        link, the link itself is yielded, not the files: they are read elsewhere, and may be of another class.
-    """
-    whole, seen = os.path.realpath(data), set[str]()
-    for top, names, files in walked(folder, follow_links=True):
-        names.sort()  # the choice between two links must not depend on the disk
-        yield from (os.path.join(top, name) for name in files)
-        for link in [each for name in names if os.path.islink(each := os.path.join(top, name))]:
-            place = os.path.realpath(link)
-            if place in seen or os.path.commonpath((place, whole)) in (place, whole):
-                names.remove(os.path.basename(link))
-                yield link
-            seen.add(place)
 
 
 def scan_folder(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import zlib
 from collections.abc import Callable, Mapping
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from hushfleet import array_api
 from hushfleet.array_api import Array, np
-from hushfleet.errors import Malformed
 from hushfleet.methods.cost import RoundSetting
+from hushfleet.methods.public_bytes import digest_of, unpacked_mask
 from hushfleet.params import ParamLayout
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class PublicState:
 
     @cached_property
     def _digest(self) -> bytes:
-        return hashlib.sha256(self._count + self._bits.packed).digest()[:16]
+        return digest_of(self._count, self._bits.packed)
 
     @cached_property
     def _bytes(self) -> bytes:
@@ -87,19 +86,7 @@ class PublicState:
     @classmethod
     def from_bytes(cls, data: bytes, *, size: int) -> PublicState:
         """Decodes `to_bytes`. Raises `Malformed`; never allocates more than the mask needs."""
-        packed_bytes = (size + 7) // 8
-        if len(data) < 4:
-            raise Malformed(f"a public state of {len(data)} bytes is too short")
-        try:
-            unpacker = zlib.decompressobj()
-            packed = unpacker.decompress(data[4:], packed_bytes + 1)
-        except zlib.error as error:
-            raise Malformed(f"the public state's mask does not unpack: {error}") from error
-        if len(packed) != packed_bytes or not unpacker.eof or unpacker.unused_data:
-            raise Malformed(f"the public state's mask is not one of {size} parameters")
-        bits = np.unpackbits(np.frombuffer(packed, np.uint8))
-        if bits[size:].any():
-            raise Malformed("the public state's mask has bits set beyond the last parameter")
+        bits = np.unpackbits(np.frombuffer(unpacked_mask(data, size=size), np.uint8))
         return cls(bits[:size].astype(bool), struct.unpack("<I", data[:4])[0])
 
 

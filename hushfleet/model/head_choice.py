@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from hushfleet.schema import Checked, Count, Fraction
 
+UNLABELLED_BELOW = 20.0
+"""The value of r from which on images without labels do not help."""
+
 
 @dataclass(frozen=True)
 class HeadChoice(Checked):
@@ -51,3 +54,14 @@ class HeadChoice(Checked):
             f"{self.plain} (own images right, cross-validated: {self.right} of {self.images}; the fleet's model "
             f"{self.right_shared}, trained alone {self.right_alone})"
         )
+
+
+def takes_unlabelled(signal: float | None, classes: int) -> bool:
+    """Returns whether images without labels improve the head.
+
+    :param signal: `TaskSpec.signal`.
+
+    >>> takes_unlabelled(10.0, 10), takes_unlabelled(50.0, 10)
+    (True, False)
+    """
+    return signal is not None and signal * min(1.0, 10 / classes) < UNLABELLED_BELOW

@@ -57,8 +57,6 @@ _SIGNALS = (9.0, 13.0, 17.5, 22.0, 35.0, 100.0)
 """At each of these values of r (`hushfleet.methods.hush_rule`) the default is one step nearer to the shared head."""
 _VALUES, _LEAST_VALUES = 2.5 * 9, 32 * 9
 """They were measured with updates of so many values per r and at least: the directions of the rule, and ten classes."""
-UNLABELLED_BELOW = 20.0
-"""The value of r from which on images without labels do not help."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,17 +93,6 @@ class Mix(NamedTuple):
 
     shares: np.ndarray
     unlike: float
-
-
-def takes_unlabelled(signal: float | None, classes: int) -> bool:
-    """Returns whether images without labels improve the head.
-
-    :param signal: `TaskSpec.signal`.
-
-    >>> takes_unlabelled(10.0, 10), takes_unlabelled(50.0, 10)
-    (True, False)
-    """
-    return signal is not None and signal * min(1.0, 10 / classes) < UNLABELLED_BELOW
 
 
 def own_head_of(

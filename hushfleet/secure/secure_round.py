@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from hushfleet.config.spec import MAX_SECURE_ROUNDS, SecureSpec
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import CommitteeRule, committee_rule, corrupt_devices, least_honest
+from hushfleet.secure.member_answer import member_answer
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.messages import RoundPlan
 
@@ -114,19 +115,20 @@ class SecureRound:
 
     # the device
 
-    def masked(self, agreement: KeyAgreement, device: str, values: np.ndarray) -> Masked:
-        """Returns the masked form of `values`, uint32 `[size]`, that `device` sends."""
+    def keys(self, agreement: KeyAgreement, device: str) -> tuple[bytes, ...]:
+        """Returns the keys of this round alone that `device` shares with the committee, in its order."""
+        return tuple(agreement.key(self.roster.key(m), self._info(self._places[device], m)) for m in self.committee)
+
+    def masked(self, keys: Sequence[bytes], values: np.ndarray) -> Masked:
+        """Returns the masked form of `values`, uint32 `[size]`, that the device with these `keys` sends."""
         from hushfleet.secure.masking import mask
 
-        keys = [agreement.key(self.roster.key(m), self._info(self._places[device], m)) for m in self.committee]
         return mask(values, keys, self.rule, self.prime)
 
     # the member
 
-    def answer(self, agreement: KeyAgreement, member: str, included: bytes) -> np.ndarray:
-        """Returns the answer of `member` for a sum, uint32 `[width]`. Raises `Malformed` if the sum must not open."""
-        from hushfleet.secure.masking import member_answer
-
+    def answer(self, agreement: KeyAgreement, member: str, included: bytes) -> list[int]:
+        """Returns the answer of `member` for a sum, `[width]` values. Raises `Malformed` if the sum must not open."""
         place = self._places.get(member)
         if place not in self.committee:
             raise Malformed(f"{member} is not a member of this round's committee")

@@ -12,11 +12,10 @@ import pytest
 
 from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection, OwnDataSection
-from hushfleet.edge_client.board.constant_time import announced_at, nominal_seconds
+from hushfleet.edge_client.board.constant_time import announced_at
 from hushfleet.edge_client.board.local_data import LocalData
+from hushfleet.edge_client.board.nominal_time import nominal_seconds
 from hushfleet.edge_client.fleet import health
-from hushfleet.edge_client.rounds import Stopped
-from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.errors import BadInput, GraphRefused, StoreError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.models import get_model
@@ -285,13 +284,13 @@ def test_a_round_that_fails_on_a_full_disk_is_declined_at_the_end_of_the_slot(
 ) -> None:
     """Else the decline would tell when training had ended."""
     bench = make_bench(records, replace(config, limits=replace(config.limits, constant_time=True)))
-    commit = bench.store.commit_round
+    commit = bench.store.commit_coded
 
     def full(*_: Any) -> Any:
         bench.clock.now += 0.3
         raise StoreError("the disk is full")
 
-    monkeypatch.setattr(bench.store, "commit_round", full)
+    monkeypatch.setattr(bench.store, "commit_coded", full)
     bench.until(lambda: bool(bench.server.births))
     bench.server.open_round(1)
     waits: list[tuple[float, str, int]] = []
@@ -306,7 +305,7 @@ def test_a_round_that_fails_on_a_full_disk_is_declined_at_the_end_of_the_slot(
     assert bench.clock.now == 1001.0, "a slot of a second"
     assert [decline.code for decline in bench.server.declines] == ["disk"]
     assert bench.server.births[-1].state == "ready"
-    monkeypatch.setattr(bench.store, "commit_round", commit)
+    monkeypatch.setattr(bench.store, "commit_coded", commit)
     bench.server.open_round(2)
     bench.until(lambda: bench.entry_status(2) == "acked")
     assert bench.store.ledger.rounds_charged() == 1
@@ -325,12 +324,10 @@ def test_a_stop_in_the_slot_does_not_tell_whether_training_had_ended(
     bench.until(lambda: bool(bench.server.births))
     bench.server.open_round(1)
     if in_training:
-        run = DeviceRound.run
-        monkeypatch.setattr(DeviceRound, "run", lambda *args, **more: (bench.agent.stop.set(), run(*args, **more))[1])
+        bench.while_training(bench.agent.stop.set, looks=100)
     else:
         bench.agent.stop.meanwhile = bench.agent.stop.set
-    with pytest.raises(Stopped):
-        bench.steps()
+    bench.until(bench.agent.stop.is_set)
     bench.agent.close()
     bench.server.pump()
     assert [birth.state for birth in bench.server.births][-3:] == ["training", "ready", "sleeping"]

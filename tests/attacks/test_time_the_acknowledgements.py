@@ -23,6 +23,7 @@ from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound
+from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.wire.format.messages import Birth, ServerState, decode_message, encode_message
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery
@@ -142,7 +143,8 @@ def bench(package: Package, config: DeviceConfig) -> Iterator[tuple[Bench, Curio
     broker, server = CuriousBroker(hub), ScriptedAggregator(hub, package)
     store = DeviceStore(config.store_path, device=DEVICE, durable=False)
     connect = partial(MqttLink, broker.url, client_id=DEVICE)
-    agent = Agent(config, lambda will: connect(will=will), store, clock=clock, stop=Stop(clock))
+    workshop, stop = InProcess(clock=clock), Stop(clock)
+    agent = Agent(config, lambda will: connect(will=will), store, clock=clock, stop=stop, workshop=workshop)
     agent.start()
     server.announce()
     yield Bench(hub, server, config, clock, store, agent), broker

@@ -16,11 +16,11 @@ import pytest
 
 from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.data.targets import Targets
-from hushfleet.edge_client import runtime
 from hushfleet.edge_client.board.budget_clock import LISTEN_S
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.status import sentences, status
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.fleet_messages import CarriedRounds
 from hushfleet.wire.format.messages import ServerState
@@ -167,7 +167,7 @@ def test_a_clean_stop_keeps_all_that_was_counted(spent_once: Bench) -> None:
 
 def test_a_charge_counts_at_the_time_of_its_commit(spent_once: Bench) -> None:
     """A training may last for hours, and a period may end in it."""
-    bench, trainer = spent_once, spent_once.agent.tasks.runtime.trainer
+    bench, trainer = spent_once, spent_once.loaded.trainer
     compute = trainer.gradient
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
@@ -175,7 +175,7 @@ def test_a_charge_counts_at_the_time_of_its_commit(spent_once: Bench) -> None:
         return compute(*args, **kwargs)
 
     trainer.gradient = slowly
-    began = trainer.now()
+    began = bench.agent.tasks.runtime.party.now()
     opens(bench, 2)
     bench.until(lambda: bench.entry_status(2) == "acked")
     assert bench.store.ledger.entries()[1].at >= began + 60
@@ -231,11 +231,11 @@ def test_new_images_are_read_without_a_restart(make_bench: MakeBench, config: De
     bench = make_bench()
     bench.server.open_round(1)
     bench.until(lambda: bench.entry_status(1) == "acked")
-    assert len(bench.agent.tasks.runtime.data.samples()) == 48
-    first = bench.agent.tasks.runtime.data.samples()
-    assert bench.agent.tasks.runtime.data.samples() is first
+    assert len(bench.loaded.data.samples()) == 48
+    first = bench.loaded.data.samples()
+    assert bench.loaded.data.samples() is first
     write_samples(Path(config.data.path), count=80)
-    assert len(bench.agent.tasks.runtime.data.samples()) == 80
+    assert len(bench.loaded.data.samples()) == 80
 
 
 def with_graph(package: Package, graph: bytes, name: str) -> Package:
@@ -252,39 +252,14 @@ def test_graph_refused(make_bench: MakeBench, package: Package, damage: str) -> 
     assert the_decline(bench)[0] == "graph"
 
 
-def test_a_graph_that_needs_too_much_is_refused_before_it_is_loaded(
-    make_bench: MakeBench, package: Package, config: DeviceConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse = lambda *_, **__: pytest.fail("ONNX Runtime was called")  # noqa: E731
-    monkeypatch.setattr("hushfleet.graphs.session.open_session", refuse)
-    board = replace(config, limits=replace(config.limits, memory_mib=100))
-    method = {**package.spec.method_config, "batch_size": 65536}
-    bench = make_bench(package=package.with_spec(method_config=method, task="large-batches"), config=board)
-    code, reason = the_decline(bench)
-    assert code == "graph"
-    assert "with 65536 samples the graph holds" in reason
-    assert "this device gives it 100 MiB" in reason
-
-
-def test_a_graph_that_kills_the_process_is_given_up(make_bench: MakeBench, package: Package) -> None:
-    bench = make_bench(announce=False)
-    for _ in range(3):
-        bench.store.count_attempt("task", hashlib.sha256(package.data).hexdigest())
-    bench.server.announce()
-    code, reason = the_decline(bench)
-    assert code == "graph"
-    assert "abruptly" in reason
-
-
-@pytest.mark.parametrize(("kind", "words"), [("round", "training"), ("data", "reading the data")])
-def test_what_kills_the_process_is_given_up(make_bench: MakeBench, kind: str, words: str) -> None:
-    """As where it takes more memory than there is: the client must not die for ever, but may try in the next round."""
-    bench = make_bench()
+def test_what_kills_the_client_is_given_up(make_bench: MakeBench) -> None:
+    """As where the system takes the client for its worker's memory: it may try in the next round."""
+    kind, bench = "round", make_bench()
     for _ in range(3):
         bench.store.count_attempt(kind, "digits-test/1")
     code, reason = the_decline(bench)
     assert code == "memory"
-    assert f"{words} ended the client abruptly 3 times" in reason
+    assert "training ended the client abruptly 3 times" in reason
     bench.server.open_round(2)
     bench.until(lambda: bench.entry_status(2) == "acked")
     assert bench.store.count_attempt(kind, "digits-test/2") == 1, "what has ended is not counted"
@@ -361,19 +336,13 @@ def test_a_full_disk_and_then_room_again(make_bench: MakeBench) -> None:
 def test_a_disk_that_fills_up_while_training(make_bench: MakeBench) -> None:
     bench = make_bench(durable=True)
     bench.steps()
-    inner = bench.agent._supervisor
 
-    class FillingUp:
+    def fill_up() -> None:
         """Another program takes the last free page while the device trains."""
+        free = sql(bench.store, "PRAGMA page_count")[0][0]
+        bench.store._connection.execute(f"PRAGMA max_page_count = {free}")
 
-        def alive(self) -> None:
-            if bench.agent._status == "training":
-                free = sql(bench.store, "PRAGMA page_count")[0][0]
-                bench.store._connection.execute(f"PRAGMA max_page_count = {free}")
-
-        ready = stopping = inner.ready
-
-    bench.agent._supervisor = FillingUp()
+    bench.while_training(fill_up)
     code, _ = the_decline(bench)
     assert code == "disk"
     assert bench.store.load_state("digits-test") is None
@@ -420,7 +389,7 @@ def test_an_unexpected_error_is_logged_and_declined_once(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("with 48 private samples")
 
-    monkeypatch.setattr(runtime.DeviceRound, "run", broken)
+    monkeypatch.setattr(DeviceRound, "run", broken)
     with caplog.at_level(logging.ERROR):
         code, reason = the_decline(bench)
     assert code == "error"
@@ -543,50 +512,41 @@ def test_only_an_owner_who_allows_it_tells_of_few_new_samples(
 
 
 def test_samples_that_come_during_a_training_are_new_at_the_next_round(
-    make_bench: MakeBench, config: DeviceConfig, package: Package
+    make_bench: MakeBench, config: DeviceConfig, package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = replace(config.limits, tell_new=True, epsilon_server=100.0)
     bench = make_bench(config=replace(config, limits=limits), package=package.with_spec(after_new=5))
-    inner, path = bench.agent._supervisor, Path(config.data.path)
+    path, run = Path(config.data.path), DeviceRound.run
 
-    class Arriving:
-        came = False
+    def arriving(*args: Any, **more: Any) -> Any:
+        with np.load(path) as old:
+            images, labels = old["images"], old["labels"]
+        images[:5] = 255 - images[:5]
+        np.savez(path, images=images, labels=labels)
+        monkeypatch.undo()
+        return run(*args, **more)
 
-        def alive(self) -> None:
-            if bench.agent._status == "training" and not self.came:
-                self.came = True
-                with np.load(path) as old:
-                    images, labels = old["images"], old["labels"]
-                images[:5] = 255 - images[:5]
-                np.savez(path, images=images, labels=labels)
-
-        ready = stopping = inner.ready
-
-    bench.agent._supervisor = Arriving()
+    monkeypatch.setattr(DeviceRound, "run", arriving)
     bench.server.open_round(1)
     bench.until(lambda: bench.entry_status(1) == "acked")
-    assert bench.agent._supervisor.came
     open_next(bench, 2)
     bench.until(lambda: bench.entry_status(2) == "acked")
     assert bench.server.declines == []
 
 
 def test_data_that_vanish_in_training_take_no_committed_update_back(
-    make_bench: MakeBench, config: DeviceConfig, package: Package
+    make_bench: MakeBench, config: DeviceConfig, package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A decline would take its charge out of the aggregator's notes, though the device has spent it."""
     limits = replace(config.limits, tell_new=True, epsilon_server=100.0)
     bench = make_bench(config=replace(config, limits=limits), package=package.with_spec(after_new=5))
-    inner = bench.agent._supervisor
+    commit = DeviceRound.commit
 
-    class Vanishing:
-        def alive(self) -> None:
-            if bench.agent._status == "training":
-                Path(config.data.path).unlink(missing_ok=True)
+    def vanishing(*args: Any, **more: Any) -> Any:
+        Path(config.data.path).unlink(missing_ok=True)
+        return commit(*args, **more)
 
-        ready = stopping = inner.ready
-
-    bench.agent._supervisor = Vanishing()
+    monkeypatch.setattr(DeviceRound, "commit", vanishing)
     bench.server.open_round(1)
     bench.until(lambda: bench.entry_status(1) == "acked")
     assert not Path(config.data.path).exists()

@@ -12,8 +12,7 @@ import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.net.store_check import FIRST_WAIT_S
-from hushfleet.wire.format.messages import MAX_MESSAGE_BYTES, Missing, ServerState
-from hushfleet.wire.link.interface import Delivery
+from hushfleet.wire.format.messages import Missing, ServerState
 from support.edge import DEVICE, Bench, Package
 from support.local_link import Chaos
 
@@ -297,21 +296,15 @@ def test_training_ends_with_its_deadline(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.server.open_round(1, deadline_s=10.0)
     bench.steps(4)
-    inner = bench.agent._supervisor
 
-    class SlowBoard:
-        """Time passes with every batch."""
+    def pass_time() -> None:
+        bench.clock.now += 6
 
-        def alive(self) -> None:
-            bench.clock.now += 6 if bench.agent._status == "training" else 0
-
-        ready = stopping = inner.ready
-
-    bench.agent._supervisor = SlowBoard()
+    slow = bench.while_training(pass_time)
     bench.until(lambda: bench.server.declines != [])
     assert bench.server.declines[0].code == "busy"
     assert bench.store.ledger.rounds_charged() == 0
-    bench.agent._supervisor = inner
+    slow.meanwhile = lambda: None
     bench.server.open_round(1, deadline_s=500.0)  # extended: there is time again
     bench.until(acked(bench, 1))
 
@@ -321,22 +314,16 @@ def test_training_ends_when_another_round_begins(make_bench: MakeBench) -> None:
     bench.server.open_round(1)
     bench.steps(4)
     batches: list[int] = []
-    inner = bench.agent._supervisor
 
-    class Interrupting:
+    def interrupt() -> None:
         """The next plan arrives while the device trains."""
+        batches.append(bench.agent.rounds.plan.round)
+        if len(batches) == 1:
+            bench.server.open_round(2)
 
-        def alive(self) -> None:
-            if bench.agent._status == "training":
-                batches.append(bench.agent.rounds.plan.round)
-                if len(batches) == 2:
-                    bench.server.open_round(2)
-
-        ready = stopping = inner.ready
-
-    bench.agent._supervisor = Interrupting()
+    waiting = bench.while_training(interrupt)
     bench.until(acked(bench, 2))
-    assert batches[:3] == [1, 1, 2]
+    assert [job.plan.round for job in waiting.jobs] == [1, 2]
     assert bench.entry_status(1) is None
     assert [entry.round for entry in bench.store.ledger.entries()] == [2]
     assert bench.server.declines == []
@@ -347,16 +334,13 @@ def test_training_ends_while_its_round_rests_and_begins_again(make_bench: MakeBe
     bench = make_bench()
     bench.server.open_round(2)
     bench.steps(4)
-    inner, told = bench.agent._supervisor, list[int]()
+    told: list[int] = []
 
-    class Pausing:
-        def alive(self) -> None:
-            if bench.agent._status == "training" and not told:
-                told.append(bench.server.open_round(1, phase="closed", cohort={}).round)
+    def pause() -> None:
+        if not told:
+            told.append(bench.server.open_round(1, phase="closed", cohort={}).round)
 
-        ready = stopping = inner.ready
-
-    bench.agent._supervisor = Pausing()
+    bench.while_training(pause)
     bench.until(lambda: told != [])
     bench.steps(10)
     assert bench.store.ledger.entries() == []
@@ -377,26 +361,6 @@ def test_a_board_that_was_away_beyond_its_deadline_trains_if_the_round_is_open_s
     bench.hub.restore(DEVICE)
     bench.until(acked(bench, 1))
     assert bench.server.declines == []
-
-
-def test_what_comes_while_it_trains_takes_little_memory(make_bench: MakeBench) -> None:
-    bench = make_bench()
-    bench.server.open_round(1)
-    bench.steps(4)
-    inner, topics, kept = bench.agent._supervisor, bench.agent.topics, []
-
-    class Flooded:
-        def alive(self) -> None:
-            if bench.agent._status == "training":
-                for payload in (bytes(MAX_MESSAGE_BYTES + 1), b"small"):
-                    bench.server.link.publish(topics.down(DEVICE), payload)
-                kept.append(sum(len(event.payload) for event in bench.agent._backlog if isinstance(event, Delivery)))
-
-        ready = stopping = inner.ready
-
-    bench.agent._supervisor = Flooded()
-    bench.until(acked(bench, 1))
-    assert 5 <= max(kept) < MAX_MESSAGE_BYTES
 
 
 def test_a_round_that_closes_ends_its_upload(make_bench: MakeBench) -> None:

@@ -28,13 +28,13 @@ class Interrupting:
     """Newer versions are announced while the board trains."""
 
     def __init__(self, bench: Bench, *rounds: int, **changes: object) -> None:
-        self.bench, self.rounds, self.changes, inner = bench, list(rounds), changes, bench.agent._supervisor
-        self.ready = self.stopping = inner.ready
-        bench.agent._supervisor = self
+        self.rounds = list(rounds)
 
-    def alive(self) -> None:
-        if self.bench.agent._status == "training" and self.rounds:
-            begin(self.bench, self.rounds.pop(0), **self.changes)
+        def interrupt() -> None:
+            if self.rounds:
+                begin(bench, self.rounds.pop(0), **changes)
+
+        bench.while_training(interrupt, looks=len(rounds) + 1)
 
 
 def test_a_newer_version_ends_no_training_and_no_upload(make_bench: MakeBench) -> None:

@@ -14,14 +14,14 @@ from hushfleet.errors import StoreError
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import decode_update
+from hushfleet.wire.format.update import SIGNED, decode_update
 from support.edge import DEVICE, Bench, Package
 
 
 def test_what_signs_leave_out_is_sent_later(make_bench: Callable[..., Bench], package: Package) -> None:
     bench = make_bench(package=package.with_spec(wire=WireSpec("one-bit"), method="fedglp-adp"))
-    bench.until(lambda: bench.agent.tasks.runtime is not None)
-    trainer, store, size = bench.agent.tasks.runtime.trainer, bench.store, package.initial.size
+    trainer, store, size = bench.load().trainer, bench.store, package.initial.size
+    trainer.store, trainer.update_format = store, SIGNED
     seen: list[NoisedUpdate] = []
     trainer.observer = lambda round, trained, noised: seen.append(noised)
     task = trainer.spec.task
@@ -57,8 +57,8 @@ def test_an_answer_between_two_trainings_leaves_what_signs_have_left_out(
     """The answer itself has another form, and leaves nothing out."""
     question = QuestionSpec("evaluation", every=2, noise_multiplier=4.0, held_out=0.3)
     bench = make_bench(package=linear.with_spec(wire=WireSpec("one-bit"), question=question))
-    bench.until(lambda: bench.agent.tasks.runtime is not None)
-    trainer, store, size = bench.agent.tasks.runtime.trainer, bench.store, linear.initial.size
+    trainer, store, size = bench.load().trainer, bench.store, linear.initial.size
+    trainer.store, trainer.update_format = store, SIGNED
     task, residuals, states = trainer.spec.task, [], []
     for number in (1, 2):
         plan = RoundPlan(task, number, 5, "open", bytes(32), 4 * size, {DEVICE: bytes(16)}, 1, 60.0)

@@ -184,7 +184,7 @@ def test_predict_uses_the_devices_own_model(
     answer = json.loads(capsys.readouterr().out)
     own = trained.store.load_state("digits-test").own
     x = ((pixels / 255 - 0.3) / 0.4).astype(np.float32)[None, None]
-    logits = trained.agent.tasks.runtime.inference(own, x)[0].astype(np.float64)
+    logits = trained.loaded.inference(own, x)[0].astype(np.float64)
     expected = np.exp(logits) / np.exp(logits).sum()
     assert answer["model"] == "personalised"
     assert [answer["classes"][str(i)] for i in range(10)] == pytest.approx(expected.tolist(), rel=1e-4)
@@ -278,25 +278,6 @@ def test_a_signal_is_a_clean_stop(device_toml: Path, tmp_path: Path, number: int
     assert "Traceback" not in errors
     with DeviceStore(tmp_path / "state" / "store.sqlite", device=DEVICE) as store:
         assert store.next_session() == 2
-
-
-def test_the_watchdog_hears_of_work_that_holds_up_the_loop(device_toml: Path, tmp_path: Path) -> None:
-    """In place of the agent's loop is a part of some work, such as one of many pictures that are read."""
-    code = """
-import sys
-from hushfleet.edge_client.__main__ import main
-from hushfleet.edge_client.agent import Agent
-from hushfleet.progress import counted
-
-Agent.run = lambda agent: list(counted([1], "reading", total=1))
-sys.exit(main(sys.argv[1:]))
-"""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.bind(str(tmp_path / "notify"))
-        systemd.setblocking(False)
-        environment = {**ENVIRONMENT, "NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "60000000"}
-        subprocess.run([sys.executable, "-c", code, str(device_toml)], env=environment, check=True)
-        assert systemd.recv(100) == b"WATCHDOG=1"
 
 
 def test_stopping_says_goodbye(make_bench: MakeBench) -> None:

@@ -34,7 +34,7 @@ ROUNDS, SPREAD, DEVICES = 2, 8, 9
 
 NAMED = {
     "the update is masked": (CALL, ("SecureRound.masked",)),
-    "the update is stored": ("execute", ("DeviceStore.commit_round",)),
+    "the update is stored": ("execute", ("DeviceStore.commit_coded",)),
     "the answer is made": (CALL, ("SecureRound.answer",)),
     "the answer is written": ("execute", ("Answers.commit",)),
     "the answer is stored": (CALL, ("Answers.commit",)),

@@ -21,7 +21,6 @@ from hushfleet.config.question import QuestionSpec
 from hushfleet.config.spec import BlobRef, EarlierTask, PrivacySpec, SecureSpec, TaskSpec
 from hushfleet.data.held_out import is_held_out
 from hushfleet.durations import Period
-from hushfleet.edge_client import own_head
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.drift import HeldOutTest, note_test, read_tests
@@ -32,8 +31,10 @@ from hushfleet.edge_client.own_model import own_model
 from hushfleet.edge_client.predict import graphs_of
 from hushfleet.edge_client.status import sentences, status
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.tasks import MAX_ATTEMPTS
 from hushfleet.edge_client.trainer import DeviceRound
+from hushfleet.edge_client.worker import head as own_head
+from hushfleet.edge_client.worker.in_process import InProcess
+from hushfleet.edge_client.worker.job import Died, Job, Outcome
 from hushfleet.methods import method_of
 from hushfleet.methods.hush_rule import signal
 from hushfleet.models import get_model
@@ -46,7 +47,7 @@ from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.schema import pack
 from hushfleet.training.answer import evaluation_answer
 from hushfleet.wire.format.update import UpdateHeader, decode_update, read_header
-from support.edge import DEVICE, Bench, Package
+from support.edge import DEVICE, Bench, Package, Waiting
 from support.stores import sql
 
 MakeBench = Callable[..., Bench]
@@ -428,25 +429,29 @@ def test_a_choice_that_fails_spoils_no_round(bench: Bench, monkeypatch: pytest.M
     assert kept(bench) is None
 
 
-def test_a_choice_that_kills_the_client_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images that need more memory than there is are read for it before the first round, too."""
-
-    class Killed(BaseException):
-        """What no handler catches."""
-
-    def kills(*given: object) -> None:
-        raise Killed
-
-    monkeypatch.setattr(own_head, "own_head_of", kills)
-    monkeypatch.setattr(DeviceStore, "end_attempt", lambda *_: None)  # the process is gone
+def test_a_choice_that_kills_its_worker_is_not_made_again(bench: Bench) -> None:
+    bench.agent.rounds._handover._workshop = Dying(bench.workshop)
     close_round(bench, 1)
-    for _ in range(MAX_ATTEMPTS):
-        with pytest.raises(Killed):
-            bench.steps()
-        bench.restart()
-        bench.server.announce()
     bench.steps()
     assert kept(bench) is None
+    assert bench.workshop.begun == 1
+
+
+class Dying(Waiting):
+    """A workshop whose workers die."""
+
+    begun = 0
+
+    def __init__(self, inner: InProcess) -> None:
+        super().__init__(inner, lambda: None)
+
+    def begin(self, job: Job) -> None:
+        self.begun += 1
+        super().begin(job)
+
+    def poll(self) -> Outcome | None:
+        job, self._job = self._job, None
+        return None if job is None else Died("was killed")
 
 
 def test_a_simulated_device_leaves_it_to_the_simulator(
@@ -821,7 +826,7 @@ def test_a_question_is_charged_in_every_window_of_data(
     bench.until(lambda: bench.entry_status(1) == "acked")
     state = bench.store.load_state(TASK)
     assert state is not None
-    bench.agent.tasks.runtime.trainer.arrived = lambda window: pytest.fail(f"it looks at {window} alone")
+    bench.loaded.trainer.arrived = lambda window: pytest.fail(f"it looks at {window} alone")
     answered(bench, 2, cohort={DEVICE: state.public.digest()})
     trained, asked = bench.store.ledger.entries()
     assert trained.window is not None

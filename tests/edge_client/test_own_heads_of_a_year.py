@@ -34,7 +34,6 @@ from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoc
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.data.sets import load
-from hushfleet.edge_client import runtime
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.edge_client.board.local_data import inputs_of
@@ -42,6 +41,8 @@ from hushfleet.edge_client.own_model import OwnModel, own_model
 from hushfleet.edge_client.predict import graphs_of
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.worker import loaded_task
+from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.model.own_head import alone_head_of, features_of, own_logits
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink
@@ -65,11 +66,12 @@ def seeded() -> SeededRandomness:
 
 CLIENT = f"""
 import sys, zlib
-from hushfleet.edge_client import runtime
 from hushfleet.edge_client.randomness import SeededRandomness
 
 {inspect.getsource(seeded)}
-runtime.FieldRandomness = seeded
+from hushfleet.edge_client import agent
+from hushfleet.edge_client.worker import in_process, loaded_task
+loaded_task.FieldRandomness, agent.ChildProcess = seeded, in_process.InProcess
 from hushfleet.edge_client.__main__ import main
 
 sys.exit(main(sys.argv[1:]))
@@ -160,7 +162,8 @@ class Year:
             BrokerAddress.parse(f"mqtt://127.0.0.1:{self.port}"),
         )
         store = DeviceStore(config.store_path, device=board.name, durable=False)
-        self.crowd.append(Agent(config, lambda will: MqttLink(address, client_id=board.name, will=will), store))
+        connect = lambda will: MqttLink(address, client_id=board.name, will=will)  # noqa: E731
+        self.crowd.append(Agent(config, connect, store, workshop=InProcess()))
         self.crowd[-1].start()
 
     def begin(self, name: str, classes: int, **model: Any) -> None:
@@ -302,7 +305,7 @@ def year(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Year]:
     old, new = (order[part] for part in (y[order] < 9, y[order] == 9))
     names = (*BOARDS, *(f"crowd-{place}" for place in range(CROWD)))
     test = np.concatenate((old[len(names) * IMAGES :], new[len(names) * NEW_IMAGES :]))
-    monkeypatch.setattr(runtime, "FieldRandomness", seeded)
+    monkeypatch.setattr(loaded_task, "FieldRandomness", seeded)
     with start_broker("mosquitto", data_dir=tmp_path / "broker") as broker:
         year = Year(tmp_path, broker.port, (x[test], y[test]))
         for place, name in enumerate(names):

@@ -286,18 +286,13 @@ def test_training_ends_when_the_set_is_fixed(make_fleet: MakeFleet) -> None:
     plan = fleet.open_round(1)
     secure_round = fleet.of(plan)
     others = secure_round.pack_included([name for name in secure_round.devices if name != DEVICE])
-    inner = bench.agent._supervisor
 
-    class Interrupting:
-        def alive(self) -> None:
-            if bench.agent._status == "training":
-                batches.append(1)
-                if len(batches) == 2:
-                    fleet.unmask(plan, others)
+    def interrupt() -> None:
+        batches.append(1)
+        if len(batches) == 1:
+            fleet.unmask(plan, others)
 
-        ready = stopping = inner.ready
-
-    bench.agent._supervisor = Interrupting()
+    bench.while_training(interrupt)
     bench.until(lambda: answer_of(fleet, 1) == "acked")
     assert bench.entry_status(1) is None
     assert bench.store.ledger.entries() == []

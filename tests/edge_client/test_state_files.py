@@ -39,6 +39,7 @@ from hushfleet.edge_client.fleet.updates import ReleaseDuty
 from hushfleet.edge_client.state_files import BEFORE_THE_STORE, LOCK_SUFFIX, REMNANTS, SQLITE_SUFFIXES, STORE
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
+from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.errors import LostStore
 from hushfleet.release import Newest, Signed, pack, read_head, this_platform
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, ReleaseNews, ReleaseOffer
@@ -188,7 +189,7 @@ def take_part(board: Board, store: DeviceStore, package: Package) -> None:
     health = BoardHealth(board.config, now=clock())
     agent = Agent(
         board.config, lambda will: hub.link(DEVICE, will), store, clock=clock, stop=Stop(clock), duties=duties,
-        health=health,
+        health=health, workshop=InProcess(clock=clock),
     )  # fmt: skip
     bench = Bench(hub, server, board.config, clock, store, agent)
     agent.start()

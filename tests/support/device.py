@@ -24,6 +24,7 @@ from hushfleet.edge_client.board.config import (
 )
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from support.edge import CHUNK_BYTES, DEVICE, Bench, Clock, Package, ScriptedAggregator, Stop, write_samples
@@ -107,7 +108,15 @@ def make_bench(package: Package, config: DeviceConfig) -> Iterator[Callable[...,
         server = ScriptedAggregator(hub, package)
         store = DeviceStore(config.store_path, device=DEVICE, durable=durable)
         health = None if config.fleet is None else BoardHealth(config, now=clock())
-        agent = Agent(config, lambda will: hub.link(DEVICE, will), store, clock=clock, stop=Stop(clock), health=health)
+        agent = Agent(
+            config,
+            lambda will: hub.link(DEVICE, will),
+            store,
+            clock=clock,
+            stop=Stop(clock),
+            health=health,
+            workshop=InProcess(clock=clock),
+        )
         bench = Bench(hub, server, config, clock, store, agent)
         benches.append(bench)
         agent.start()

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,10 @@ from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.worker.in_process import InProcess
+from hushfleet.edge_client.worker.job import Job, Outcome, Told
+from hushfleet.edge_client.worker.loaded_task import LoadedTask
+from hushfleet.edge_client.worker.work import Work
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.chunks import Assembler, chunk_count, expand, parse_frame, split
 from hushfleet.wire.format.identity import Identity
@@ -258,6 +263,44 @@ class ScriptedAggregator:
                 self.send(self.topics.down(DEVICE), Ack(last.task, last.round, chunk.digest))
 
 
+class Waiting:
+    """A workshop whose worker works on while something happens.
+
+    :param meanwhile: is called at each look at a worker that works.
+    :param looks: how often, before the work is done.
+    """
+
+    def __init__(self, inner: InProcess, meanwhile: Callable[[], None], *, looks: int = 2) -> None:
+        self._inner, self.meanwhile, self._looks = inner, meanwhile, looks
+        self.jobs: list[Job] = []
+        self._job: Job | None = None
+
+    @property
+    def work(self) -> Work:
+        return self._inner.work
+
+    def begin(self, job: Job) -> None:
+        self.jobs.append(job)
+        self._job, self._left = job, self._looks
+
+    def poll(self) -> Outcome | None:
+        if self._job is None:
+            return None
+        self.meanwhile()
+        self._left -= 1
+        if self._left >= 0:
+            return None
+        job, self._job = self._job, None
+        self._inner.begin(job)
+        return self._inner.poll()
+
+    def told(self) -> list[Told]:
+        return self._inner.told()
+
+    def give_up(self) -> None:
+        self._job = None
+
+
 @dataclass
 class Bench:
     """One device and one aggregator on one hub, driven step by step."""
@@ -299,9 +342,49 @@ class Bench:
             self.store.ledger, monotonic=self.clock, witness=witness, waits=self.config.simulation is None
         )
         self.agent = Agent(
-            self.config, connect, self.store, clock=self.clock, stop=stop, health=health, budget_clock=counts
+            self.config,
+            connect,
+            self.store,
+            clock=self.clock,
+            stop=stop,
+            health=health,
+            budget_clock=counts,
+            workshop=InProcess(clock=self.clock),
         )
         self.agent.start()
+
+    @property
+    def workshop(self) -> Any:
+        """What trains for the agent."""
+        return self.agent.rounds._handover._workshop
+
+    def while_training(self, meanwhile: Callable[[], None], *, looks: int = 2) -> Waiting:
+        """Lets something happen at each look at a worker that works."""
+        waiting = Waiting(self.workshop, meanwhile, looks=looks)
+        self.agent.rounds._handover._workshop = waiting
+        return waiting
+
+    @property
+    def loaded(self) -> LoadedTask:
+        """The task as the worker of this process has loaded it."""
+        return self.workshop.work.loaded
+
+    def load(self) -> LoadedTask:
+        """The same, also before the first round."""
+        self.until(lambda: self.agent.tasks.runtime is not None)
+        runtime = self.agent.tasks.runtime
+        package, graphs = runtime.package()
+        of_state = {
+            "state": self.store.stored_state(runtime.spec.task),
+            "entries": tuple(self.store.ledger.entries()),
+            "arrivals": self.store.arrivals.all(),
+        }
+        if runtime.spec.continues is not None:
+            of_state["earlier"] = self.store.stored_state(runtime.spec.continues.task)
+        self.workshop.work._task(
+            Job(self.config, package, graphs, self.server.plan(1), b"", runtime.party.now(), **of_state)
+        )
+        return self.loaded
 
     def entry_status(self, round: int) -> str | None:
         entry = self.store.outbox(self.server.package.spec.task, round)

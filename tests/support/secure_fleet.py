@@ -101,7 +101,7 @@ class SecureFleet:
         for name in included:
             if name != DEVICE:
                 own = rng.integers(0, secure_round.prime, self.shared, dtype=np.uint32)
-                masked = secure_round.masked(self.keys_of(name, told), name, own)
+                masked = secure_round.masked(secure_round.keys(self.keys_of(name, told), name), own)
                 for total, each in ((sums.values, masked.values), (sums.corrections, masked.corrections), (plain, own)):
                     prime_field.add_into(total, each, secure_round.prime)
         return sums, plain
@@ -109,7 +109,7 @@ class SecureFleet:
     def answers(self, secure_round: SecureRound, included: bytes, answer: bytes) -> dict[str, np.ndarray]:
         """Of all members; the real device's is the blob `answer`."""
         found = {
-            name: secure_round.answer(self.keys_of(name), name, included)
+            name: np.array(secure_round.answer(self.keys_of(name), name, included), np.uint32)
             for name in secure_round.members
             if name != DEVICE
         }

@@ -18,6 +18,7 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import BrokerSection, DeviceConfig, DeviceSection, LimitsSection, OwnDataSection
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.errors import Malformed
 from hushfleet.privacy.terms import Accounting
 from hushfleet.wire.format.chunks import parse_frame
@@ -64,7 +65,9 @@ class Board:
         self.store = DeviceStore(self.config.store_path, device=name, durable=False)
         client_id = f"{name}-{bench.federation}"
         connect, clock = (lambda will: bench.connect(client_id, will)), bench.clock
-        self.agent = Agent(self.config, connect, self.store, clock=clock, stop=Stop(clock))
+        self.agent = Agent(
+            self.config, connect, self.store, clock=clock, stop=Stop(clock), workshop=InProcess(clock=clock)
+        )
         self.agent.start()
 
     def entry_status(self, task: str, round: int) -> str | None:

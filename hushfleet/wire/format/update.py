@@ -116,12 +116,13 @@ def encode_update(
     values: np.ndarray,
     *,
     counts: Sequence[int],
-    identity: Identity,
+    identity: Identity | None,
     public: bytes | None = None,
 ) -> EncodedUpdate:
     """Returns the signed blob for `values` float32 `[k]`.
 
     :param counts: how many of the k values belong to each layer, in order.
+    :param identity: None leaves zeros in place of the signature, for `signed`.
     :param public: the device's public state, if the aggregator does not hold it.
 
     Raises `Malformed` for values that are not finite or do not fit the header, and `TooLarge`.
@@ -139,7 +140,7 @@ class UpdateFormat:
     """The format of an update for a plain sum on its way to the aggregator: encoded and signed, as on real devices."""
 
     def encode(
-        self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity
+        self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity | None
     ) -> EncodedUpdate:
         """Encodes an update as `encode_update` does."""
         return encode_update(header, values, counts=counts, identity=identity)
@@ -176,7 +177,13 @@ def read_coded(data: bytes) -> memoryview:
     return _sections(data).values
 
 
-def encode_masked(header: UpdateHeader, values: bytes, *, identity: Identity) -> bytes:
+def signed(data: bytes, *, identity: Identity) -> bytes:
+    """Returns a blob that was encoded without an identity, with the signature. Raises `Malformed` or `TooLarge`."""
+    unsigned_part = bytes(_sections(data).signed)
+    return unsigned_part + identity.sign(unsigned_part)
+
+
+def encode_masked(header: UpdateHeader, values: bytes, *, identity: Identity | None) -> bytes:
     """Returns the signed blob of an update for a secure sum.
 
     :param values: masked values and then corrections, each in the format of

@@ -7,6 +7,7 @@ asked. The global models equal the live engine's bit for bit; digests of updates
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,7 +23,10 @@ from hushfleet.wire.format.identity import Identity
 class UnmaskedRound(SecureRound):
     """Omits the masks, so updates show the devices' values with their part of the noise. FOR SIMULATION ONLY."""
 
-    def masked(self, agreement: KeyAgreement, device: str, values: np.ndarray) -> Masked:
+    def keys(self, agreement: KeyAgreement, device: str) -> tuple[bytes, ...]:
+        return ()
+
+    def masked(self, keys: Sequence[bytes], values: np.ndarray) -> Masked:
         return Masked(values, np.zeros((self.rule.may_miss, self.width), np.uint32))
 
 

@@ -44,7 +44,7 @@ class UncodedUpdates(UpdateFormat):
         self._place = place
 
     def encode(
-        self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity
+        self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity | None
     ) -> EncodedUpdate:
         """Writes the file; the blob contains its number. Raises `StoreFull` and the errors of `UpdateFormat.encode`."""
         key = header.dither_key

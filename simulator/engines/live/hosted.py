@@ -3,8 +3,8 @@
     python -m hushfleet.simulator.engines.live.hosted DEVICE.toml...
 
 Each device is an unchanged `Agent` with its DEVICE.toml. Separate processes of these devices would not fit into memory.
-Differences from real boards: the devices share one interpreter and train one at a time; they share one ONNX Runtime
-session per graph, which holds no state of a device; and nothing is synced to the disk.
+Differences from real boards: they train without a worker process, one at a time, and share one interpreter and one ONNX
+Runtime session per graph, which holds no state of a device; and nothing is synced to the disk.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hushfleet.edge_client import runtime
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.tasks import TaskHandler
-from hushfleet.edge_client.trainer import DeviceRound
-from hushfleet.graphs.features import FeatureGraph
+from hushfleet.edge_client.worker import loaded_task
+from hushfleet.edge_client.worker.in_process import InProcess
+from hushfleet.edge_client.worker.work import Work
 from hushfleet.output import escape_output, log_to_stderr
 from hushfleet.wire.link.connection import Timing
 from hushfleet.wire.link.interface import Will
@@ -50,7 +49,8 @@ class HostedDevice(threading.Thread):
         config = self._config
         try:
             with DeviceStore(config.store_path, device=config.device.id, durable=False) as store:
-                Agent(config, partial(self._connect, store), store, stop=self._stop_asked).run()
+                connect = partial(self._connect, store)
+                Agent(config, connect, store, stop=self._stop_asked, workshop=InProcess()).run()
         except BaseException:
             _log.exception("%s has ended", config.device.id)
             self.failed = True
@@ -95,11 +95,9 @@ def main() -> int:
     escape_output()
     log_to_stderr("%(levelname)-7s %(threadName)s %(message)s", level=logging.WARNING)
     logging.getLogger("hushfleet.edge").setLevel(logging.ERROR)  # each device would warn that its noise has a seed
-    runtime.GradientGraph = loaded_once(runtime.GradientGraph)  # type: ignore[assignment,attr-defined]
-    runtime.InferenceGraph = loaded_once(runtime.InferenceGraph)  # type: ignore[assignment,attr-defined]
-    TaskHandler._load = in_turns(TaskHandler._load)  # type: ignore[method-assign]  # a feature graph takes megabytes
-    FeatureGraph.of = in_turns(FeatureGraph.of)  # type: ignore[method-assign]
-    DeviceRound.run = in_turns(DeviceRound.run)  # type: ignore[method-assign]
+    loaded_task.GradientGraph = loaded_once(loaded_task.GradientGraph)  # type: ignore[assignment,attr-defined]
+    loaded_task.InferenceGraph = loaded_once(loaded_task.InferenceGraph)  # type: ignore[assignment,attr-defined]
+    Work.do = in_turns(Work.do)  # type: ignore[method-assign]
     threading.stack_size(STACK_BYTES)
     sys.setswitchinterval(SWITCH_S)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

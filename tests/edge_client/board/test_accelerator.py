@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,8 +49,7 @@ def wanting(config: DeviceConfig, wanted: Any) -> DeviceConfig:  # noqa: F811
 def train(bench: Bench, round: int = 1) -> Any:
     bench.server.open_round(round)
     bench.until(lambda: bench.entry_status(round) == "acked")
-    assert bench.agent.tasks.runtime is not None
-    return bench.agent.tasks.runtime.gradient
+    return bench.loaded.gradient
 
 
 def test_what_is_right_and_faster_is_used_and_kept(
@@ -186,29 +184,13 @@ def test_a_record_on_which_the_graph_itself_fails_leaves_the_others_on_the_gpu()
     assert not failures
 
 
-def test_a_trial_that_ends_the_client_is_not_made_for_ever(
-    make_bench: MakeBench,  # noqa: F811
-    board: DeviceConfig,
-) -> None:
-    bench = make_bench(config=board)
-    digest = hashlib.sha256(bench.server.package.data).digest()
-    for _ in range(accelerator.MOST_TRIALS):
-        bench.store.count_attempt("accelerator", digest.hex())
-    assert isinstance(train(bench), GradientGraph)
-    kept = bench.store.accelerator()
-    assert kept is not None
-    assert kept.reason == "the GPU is not used: trying it ended the client abruptly 2 times"
-
-
 def test_the_processor_goes_on_after_a_round_that_ended_the_client(
     make_bench: MakeBench,  # noqa: F811
     board: DeviceConfig,
 ) -> None:
     bench = make_bench(config=board)
     bench.store.count_attempt("round", "digits-test/1")
-    gradient = train(bench)
-    assert isinstance(gradient, AcceleratedGradient)
-    assert gradient._gpu is None
+    assert isinstance(train(bench), GradientGraph)
 
 
 def test_memory_is_read_as_the_kernel_tells_it() -> None:

@@ -206,16 +206,19 @@ def test_the_client_divides_the_samples_of_a_window_by_their_content(
     task = linear.with_spec(method="hush", method_config={}, question=question, data_window_s=DAY)
     bench = make_bench(package=task)
     bench.until(lambda: bench.agent.tasks.runtime is not None)
-    data, now = bench.agent.tasks.runtime.data, bench.agent.tasks.runtime.trainer.now
+    now = bench.agent.tasks.runtime.party.now
     images = np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), np.uint8)
     (held_out, *_), held = np.flatnonzero(chosen_by_content(images, 0.3)), chosen_by_content(images, 0.3)
     earlier = np.delete(np.arange(20), held_out)
     np.savez(config.data.path, images=images[earlier], labels=np.arange(19) % 10)
-    assert len(data.samples(Period.of(now(), DAY))) == 20 - held.sum()
+    task = bench.load()
+    assert len(task.data.samples(Period.of(now(), DAY))) == 20 - held.sum()
+    bench.store.arrivals.of(list(task.trainer.store.new), now=now())
     bench.clock.now += DAY
     np.savez(config.data.path, images=images, labels=np.arange(20) % 10)
-    assert len(data.samples(Period.of(now(), DAY))) == 0
-    assert len(data.held_out()) == held.sum()
+    task = bench.load()
+    assert len(task.data.samples(Period.of(now(), DAY))) == 0
+    assert len(task.data.held_out()) == held.sum()
 
 
 class Pump(Board):
@@ -415,7 +418,7 @@ def test_a_task_with_windows_goes_on_from_no_own_part_of_an_earlier_task(
     bench.server.package = first.with_spec(task="next-test", continues=earlier, data_window_s=window_s)
     bench.server.announce()
     bench.until(lambda: bench.agent.tasks.runtime is not None and bench.agent.tasks.name == "next-test")
-    round = DeviceRound(bench.agent.tasks.runtime.trainer, bench.server.plan(1))
+    round = DeviceRound(bench.load().trainer, bench.server.plan(1))
     assert (round.state().own is None) == bool(window_s)
 
 
@@ -436,7 +439,7 @@ def test_a_task_whose_unit_is_the_record_goes_on_from_no_own_part_of_an_earlier_
     bench.server.package = first.with_spec(task="next-test", continues=earlier, privacy=privacy)
     bench.server.announce()
     bench.until(lambda: bench.agent.tasks.runtime is not None and bench.agent.tasks.name == "next-test")
-    round = DeviceRound(bench.agent.tasks.runtime.trainer, bench.server.plan(1))
+    round = DeviceRound(bench.load().trainer, bench.server.plan(1))
     assert (round.state().own is None) == (unit == "record")
 
 
@@ -446,7 +449,7 @@ def test_a_charge_has_the_time_at_which_it_was_allowed(
     """Counted time is stored once an hour: by that, a charge would count in the period that has ended."""
     bench = make_bench()
     bench.until(lambda: bench.agent.tasks.runtime is not None)
-    now = bench.agent.tasks.runtime.trainer.now()
+    now = bench.agent.tasks.runtime.party.now()
     bench.clock.now += 1800
     bench.server.open_round(1)
     bench.until(lambda: bench.entry_status(1) == "acked")

@@ -9,7 +9,8 @@ import pytest
 
 from hushfleet.config.spec import BlobRef, ModelSpec
 from hushfleet.edge_client.board.config import OwnDataSection
-from hushfleet.edge_client.board.local_data import LocalData, describe_data
+from hushfleet.edge_client.board.data_place import describe_data
+from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.errors import BadInput
 from hushfleet.params import ParamLayout
 from support.closed import close

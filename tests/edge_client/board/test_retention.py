@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hushfleet.data.folder import walked
+from hushfleet.data.walk import walked
 from hushfleet.edge_client import state_files
 from hushfleet.edge_client.board import retention
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection

@@ -132,8 +132,7 @@ def test_status_says_how_right_the_own_model_is_on_held_out_images(
     model = status(held_out, bench.store)["model"]
     own = bench.store.load_state("digits-test")
     assert own is not None
-    task = bench.agent.tasks.runtime
-    assert task is not None
+    task = bench.loaded
     samples = task.data.samples()
     right = int((task.inference(own.own, samples.x).argmax(axis=1) == samples.y).sum())
     assert (model["right"], model["images"], model["which"]) == (right, len(samples), "held-out images")

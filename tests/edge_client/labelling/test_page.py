@@ -176,8 +176,7 @@ def test_a_tap_is_for_the_picture_that_was_shown(owner: Browser, inbox: Path, ph
 
 
 def test_nothing_is_trained_on_before_a_tap(trained: Bench, owner: Browser, inbox: Path) -> None:
-    runtime = trained.agent.tasks.runtime
-    assert runtime is not None
+    runtime = trained.loaded
     assert len(runtime.data.samples()) == 2
     owner.ask("/next")
     owner.look("first.png")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hushfleet.model.head_choice import HeadChoice
-from hushfleet.model.own_head import Mixture, mixture, takes_unlabelled, with_unlabelled
+from hushfleet.model.head_choice import HeadChoice, takes_unlabelled
+from hushfleet.model.own_head import Mixture, mixture, with_unlabelled
 from hushfleet.model.soft_means import soft_means
 from hushfleet.model.softmax import log_softmax
 

@@ -1,0 +1,1 @@
+"""The worker: it trains for a board's guardian in a process of its own, without keys and without a network."""

@@ -1,0 +1,73 @@
+"""The messages of the pipe between guardian and worker: a length, a kind, and a value as msgpack."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, TypeVar
+
+import msgspec
+
+from hushfleet.edge_client.worker.job import Failed, Finished, HeadChosen, Job, Told
+from hushfleet.errors import Malformed
+from hushfleet.schema import from_plain, to_plain
+
+_HEAD = struct.Struct("<BI")
+_KINDS: tuple[type, ...] = (Job, Told, Finished, HeadChosen, Failed)
+_MAX_TOLD_BYTES = 1 << 16
+
+Message = Job | Told | Finished | HeadChosen | Failed
+M = TypeVar("M", bound=Message)
+
+
+def frame(message: Message) -> bytes:
+    """Encodes a message."""
+    data = msgspec.msgpack.encode(to_plain(message))
+    return _HEAD.pack(_KINDS.index(type(message)), len(data)) + data
+
+
+class Frames:
+    """Cuts messages out of the bytes that come from a worker.
+
+    :param most_bytes: the largest outcome; what a worker tells besides is shorter.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._data = bytearray()
+
+    @property
+    def is_full(self) -> bool:
+        """True if a whole message may be there, and no more is read before it is taken."""
+        return len(self._data) > self._most_bytes
+
+    def add(self, data: bytes) -> None:
+        self._data += data
+
+    def next(self) -> Message | None:
+        """Returns the next whole message, or None. Raises `Malformed` for anything that no worker sends."""
+        if len(self._data) < _HEAD.size:
+            return None
+        kind, length = _HEAD.unpack_from(self._data)
+        if not 0 < kind < len(_KINDS) or length > (_MAX_TOLD_BYTES if _KINDS[kind] is Told else self._most_bytes):
+            raise Malformed(f"a worker has sent a message of kind {kind} and {length} bytes")
+        end = _HEAD.size + length
+        if len(self._data) < end:
+            return None
+        data = bytes(memoryview(self._data)[_HEAD.size : end])
+        del self._data[:end]
+        message: Message = read(_KINDS[kind], data)
+        return message
+
+
+def read_job(data: bytes) -> Job:
+    """Decodes the only message that a worker gets."""
+    return read(Job, data[_HEAD.size :])
+
+
+def read(kind: type[M], data: bytes) -> M:
+    """Decodes a value. Raises `Malformed`."""
+    try:
+        plain: Any = msgspec.msgpack.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Malformed(f"a worker's message is not msgpack: {error}") from error
+    return from_plain(kind, plain)

@@ -1,0 +1,181 @@
+"""Hands jobs to a workshop, and takes what comes back: the guardian's side of the pipe.
+
+A worker runs programs from the network, so its words are untrusted. It may say how the round went, and what it has
+trained; it cannot choose what the round costs, for which round the update is, or what the public state was. That the
+values are clipped and noised is the worker's work, which nobody can check afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from hushfleet.edge_client.allowed import AllowedRound
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.drift import has_become_worse, read_tests
+from hushfleet.edge_client.board.notes import notes_in
+from hushfleet.edge_client.runtime import TaskRuntime
+from hushfleet.edge_client.storage.kept import ChosenAccelerator
+from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.worker.job import Died, Finished, HeadJob, Job, Outcome, Told, Workshop
+from hushfleet.errors import Malformed, StoreError
+from hushfleet.methods.public_bytes import public_digest
+from hushfleet.schema import pack, unpack
+from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.update import max_public_bytes, max_update_bytes, read_header, signed
+
+MAX_LINES = 200
+"""Lines of the log that are taken from one job."""
+MOST_VECTORS = 16
+"""A method's private state takes at most so many vectors of the model's size."""
+_ROOM_BYTES = 1 << 20
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+class Handover:
+    """Makes jobs from the store, and checks and stores their outcomes."""
+
+    def __init__(self, config: DeviceConfig, store: DeviceStore, workshop: Workshop) -> None:
+        self._config, self._store, self._workshop = config, store, workshop
+        self._state_dir = config.store_path.parent
+        self._data_note, self._training_note = notes_in(None if config.simulation else self._state_dir)
+        self._lines = 0
+        self._job: Job | None = None
+
+    def begin_round(
+        self,
+        task: TaskRuntime,
+        round: AllowedRound,
+        model: bytes,
+        *,
+        nominal_s: float | None,
+        known: bytes | None,
+        again: bool,
+        blank: bool = False,
+    ) -> None:
+        """Starts the training of a round. Raises `HushfleetError` or `OSError`.
+
+        :param known: as `Job.trained_samples`.
+        :param again: whether the client, or a worker, has ended abruptly in this round.
+        :param blank: as `Job.blank`.
+        """
+        plan, continues = round.plan, task.spec.continues
+        state = self._store.stored_state(plan.task)
+        no_earlier = state is not None or continues is None
+        package, graphs = task.package()
+        accelerator = self._store.accelerator()
+        tells_drift = self._config.limits.tell_drift
+        self._begin(
+            Job(
+                self._config,
+                package,
+                graphs,
+                plan,
+                model,
+                round.at,
+                charge=round.charge,
+                roster=None if round.roster is None else round.roster.to_bytes(),
+                mask_keys=round.mask_keys,
+                state=state,
+                earlier=None if no_earlier or continues is None else self._store.stored_state(continues.task),
+                entries=tuple(self._store.ledger.entries(plan.task)),
+                hides=task.constant_time,
+                nominal_s=nominal_s,
+                worse=has_become_worse(read_tests(self._state_dir)) if tells_drift else None,
+                accelerator=None if accelerator is None else pack(accelerator),
+                processor_only=again or task.deaths > 0,
+                trained_samples=known,
+                arrivals=self._store.arrivals.all() if task.spec.data_window_s else (),
+                blank=blank,
+            )
+        )
+
+    def begin_head(self, task: TaskRuntime, plan: RoundPlan, head: HeadJob, model: bytes) -> None:
+        """Starts the choice of an own head. Raises `HushfleetError` or `OSError`."""
+        package, graphs = task.package()
+        self._begin(Job(self._config, package, graphs, plan, model, task.party.now(), head=head))
+
+    def _begin(self, job: Job) -> None:
+        self._lines = 0
+        self._workshop.begin(job)
+        # Only what the outcome is compared with is kept: model and graphs are megabytes.
+        self._job = replace(job, package=b"", graphs=(), model=b"", roster=None, earlier=None, arrivals=())
+
+    def poll(self, task: TaskRuntime | None) -> Outcome | None:
+        """Returns the outcome, once; None while the worker works."""
+        outcome = self._workshop.poll()
+        for told in self._workshop.told():
+            self._hear(told, task)
+        return outcome
+
+    def give_up(self) -> None:
+        """Ends the job; nothing was spent."""
+        self._workshop.give_up()
+
+    def died(self, died: Died) -> None:
+        """Notes a worker that ended without an outcome: the GPU's driver may be the cause."""
+        kept = self._store.accelerator()
+        if kept is not None and kept.used == "cuda":
+            self._store.keep_accelerator(replace(kept, failed=f"the training process {died.why}"))
+
+    def commit(self, done: Finished, round: AllowedRound, task: TaskRuntime) -> OutboxEntry:
+        """Signs and stores a trained round. Raises `Malformed` for one that is not what was ordered, and `StoreError`.
+
+        The keys of new samples are on the disk before the round is.
+        """
+        coded = self._checked(done, round, task)
+        if done.arrived:
+            self._store.arrivals.of(done.arrived, now=round.at)
+        entry = self._store.commit_coded(coded)
+        self._training_note.keep(done.failed)
+        return entry
+
+    def _checked(self, done: Finished, round: AllowedRound, task: TaskRuntime) -> CodedRound:
+        plan, charge, state, job = round.plan, round.charge, done.state, self._job
+        assert job is not None
+        size = round.party.spec.model.layout.size
+        most = MOST_VECTORS * 4 * size + _ROOM_BYTES
+        sizes_fit = (
+            len(done.update) <= max_update_bytes(size)
+            and len(state.public) <= max_public_bytes(size)
+            and len(state.private) <= most
+            and (state.own is None or len(state.own) == 4 * size)
+        )
+        if done.charge != charge or state.size != size or not sizes_fit:
+            raise Malformed("a worker's round has another charge or another size than the plan")
+        public_digest(state.public, size=size)
+        before = public_digest(done.public_before, size=size)
+        held = task.newcomer_digest if job.state is None else public_digest(job.state.public, size=size)
+        header = read_header(done.update)
+        found = header.task, header.round, header.device, header.multiplier_server, header.noise_split
+        wanted = plan.task, plan.round, round.party.device, charge.noise_multiplier, charge.noise_split
+        if found != wanted or not header.public_digest == before == held:
+            raise Malformed("a worker's update is for another round, or names another charge or state")
+        return CodedRound(
+            plan.task,
+            plan.round,
+            charge,
+            state,
+            signed(done.update, identity=self._store.identity),
+            done.public_before,
+            context=None if plan.secure is None else round.secure.context,
+            package=round.party.package,
+            at=round.party.now(),
+            window=round.window,
+        )
+
+    def _hear(self, told: Told, task: TaskRuntime | None) -> None:
+        if told.level and self._lines < MAX_LINES:
+            self._lines += 1
+            _log.log(told.level, "%s", told.text)
+        if told.nominal_s is not None and task is not None:
+            task.nominal_s = told.nominal_s
+        if told.data_use is not None:
+            self._data_note.keep(told.data_use)
+        if told.accelerator is not None:
+            try:
+                self._store.keep_accelerator(unpack(ChosenAccelerator, told.accelerator, what="the choice"))
+            except (Malformed, StoreError) as error:  # a full disk must not end a round that goes on
+                _log.error("%s", error)

@@ -1,0 +1,77 @@
+"""A job's part of the device's store, for the round that a worker trains: it is read, and the result is kept here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hushfleet.edge_client.storage.answers import Answers
+from hushfleet.edge_client.storage.arrays import RoundCommit, decoded_state, residual_of
+from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
+from hushfleet.edge_client.worker.job import Job
+from hushfleet.errors import StoreError
+from hushfleet.methods.state import DeviceState
+from hushfleet.privacy.ledger import LedgerEntry, LedgerView
+
+
+class JobLedger(LedgerView):
+    """The entries that a job names, which the guardian has verified."""
+
+    def __init__(self, device: str, entries: Sequence[LedgerEntry]) -> None:
+        self.device = device
+        self._entries = entries
+
+    def entries(self, task: str | None = None) -> list[LedgerEntry]:
+        return [entry for entry in self._entries if task in (None, entry.task)]
+
+
+class JobStore:
+    """Implements `RoundStore` for one job.
+
+    :param job: the present one; in a process with several jobs it is replaced.
+    """
+
+    identity: Any = None
+    """A worker has no key: its guardian signs."""
+
+    def __init__(self, job: Job) -> None:
+        self.take(job)
+
+    def take(self, job: Job) -> None:
+        """Begins the next job."""
+        self.job = job
+        self.ledger = JobLedger(job.config.device.id, job.entries)
+        self.commit: CodedRound | None = None
+        self.new: dict[bytes, None] = {}
+        self._known = dict(job.arrivals)
+
+    @property
+    def answers(self) -> Answers:
+        raise StoreError("a worker answers no committee")
+
+    def outbox(self, task: str, round: int) -> OutboxEntry | None:
+        return None
+
+    def package_of(self, task: str) -> bytes | None:
+        return None  # the guardian has compared it
+
+    def load_state(self, task: str) -> DeviceState | None:
+        stored = self.job.state if task == self.job.plan.task else self.job.earlier
+        return None if stored is None else decoded_state(stored)
+
+    def load_residual(self, task: str, *, size: int) -> np.ndarray:
+        return residual_of(self.job.state, size=size)
+
+    def commit_round(self, commit: RoundCommit) -> OutboxEntry:
+        """Keeps the result for the guardian, who stores it."""
+        coded = self.commit = commit.coded()
+        digest = hashlib.sha256(coded.update).digest()
+        return OutboxEntry(coded.task, coded.round, coded.update, digest, coded.public_before, "pending")
+
+    def arrived(self, keys: Sequence[bytes]) -> list[int]:
+        """Returns when each sample arrived; new ones arrive now, and the guardian stores them before the round."""
+        self.new |= dict.fromkeys(key for key in keys if key not in self._known)
+        return [self._known.get(key, self.job.at) for key in keys]

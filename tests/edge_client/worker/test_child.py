@@ -1,0 +1,275 @@
+"""A worker in a process of its own: what it gets, what it can reach, and how its guardian outlives it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hushfleet.config.spec import BlobRef
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.worker import process
+from hushfleet.edge_client.worker.job import Job
+from hushfleet.edge_client.worker.process import ChildProcess
+from hushfleet.wire.format.update import payload_digest
+from support.edge import DEVICE, Bench, Package
+
+MakeBench = Callable[..., Bench]
+
+
+def until(bench: Bench, done: Callable[[], bool]) -> None:
+    """Like `bench.until`, but real time passes for the worker."""
+    for _ in range(120_000):
+        if done():
+            return
+        bench.agent.step(0.0)
+        bench.server.pump()
+        time.sleep(0.001)
+    raise AssertionError("not reached")
+
+
+def open_and_wait(bench: Bench, round: int = 1) -> None:
+    before = len(bench.server.declines)
+    state = bench.store.load_state(bench.server.package.spec.task)
+    public = bench.server.initial_public() if state is None else state.public
+    bench.server.open_round(round, cohort={DEVICE: public.digest()})
+    until(bench, lambda: bench.entry_status(round) == "acked" or len(bench.server.declines) > before)
+
+
+def runs(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers run this before they work, after they have limited themselves: `job` is the job."""
+    patched = (
+        "import sys; fds = [int(n) for n in sys.argv[1:3]]; sys.path[:] = sys.argv[3:]\n"
+        "from hushfleet.edge_client.worker import limits, main\n"
+        "import hushfleet.edge_client.worker.work as work\n"
+        "close = limits.close\n"
+        "def closed(job):\n"
+        "    import ctypes, json, os, signal, socket, subprocess, time\n"
+        "    close(job)\n" + "".join(f"    {line}\n" for line in code.splitlines()) + "limits.close = closed\n"
+        "main.main(*fds)\n"
+    )
+    monkeypatch.setattr(process, "_ENTRY", patched)
+
+
+@pytest.mark.parametrize("is_simulated", [True, False])
+def test_a_round_is_trained_in_a_child(in_children: MakeBench, config: DeviceConfig, is_simulated: bool) -> None:
+    bench = in_children(config=config if is_simulated else replace(config, simulation=None))
+    for round in (1, 2):
+        open_and_wait(bench, round)
+    assert bench.server.declines == []
+    assert [entry.round for entry in bench.store.ledger.entries()] == [1, 2]
+    assert bench.workshop.pid is None, "no process is left"
+
+
+def test_a_child_sends_the_same_bits(
+    in_children: MakeBench, make_bench: MakeBench, config: DeviceConfig, tmp_path: Path
+) -> None:
+    one = in_children()
+    open_and_wait(one)
+    other = make_bench(config=replace(config, device=replace(config.device, state_dir=str(tmp_path / "other"))))
+    open_and_wait(other)
+    assert [payload_digest(data) for data in one.server.updates] == [payload_digest(d) for d in other.server.updates]
+    np.testing.assert_array_equal(one.store.load_state("digits-test").own, other.store.load_state("digits-test").own)
+
+
+def test_an_own_head_is_chosen_in_a_child(in_children: MakeBench, config: DeviceConfig, linear: Package) -> None:
+    bench = in_children(package=linear, config=replace(config, simulation=None))
+    bench.server.open_round(1, phase="closed", cohort={})
+    until(bench, lambda: bench.store.own_head("digits-test") is not None)
+
+
+WORDS = {
+    "ctypes.string_at(0)": "was ended by SIGSEGV",
+    "os.abort()": "was ended by",
+    "os._exit(7)": "ended with status 7",
+    "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True: pass": "was killed",
+}
+
+
+@pytest.mark.parametrize("code", WORDS)
+def test_a_worker_that_dies_is_a_decline_in_words_and_three_stop_the_task(
+    in_children: MakeBench, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    runs(code, monkeypatch)
+    bench = in_children()
+    for round in (1, 2, 3):
+        open_and_wait(bench, round)
+    reasons = [(decline.code, decline.reason) for decline in bench.server.declines]
+    assert [code for code, _ in reasons] == ["memory"] * 3
+    assert WORDS[code] in reasons[0][1]
+    assert bench.agent.tasks.declined is not None
+    assert "3 times in a row" in bench.agent.tasks.declined.reason
+    monkeypatch.setattr(ChildProcess, "begin", lambda *_: pytest.fail("a task that was stopped is trained"))
+    open_and_wait(bench, 4)
+    assert bench.store.ledger.entries() == []
+
+
+def test_a_worker_that_fails_once_does_not_stop_the_task(
+    in_children: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        runs("os._exit(1)", patch)
+        bench = in_children()
+        for round in (1, 2):
+            open_and_wait(bench, round)
+    open_and_wait(bench, 3)
+    assert bench.entry_status(3) == "acked"
+    assert bench.agent.tasks.runtime.deaths == 0
+
+
+def test_memory_that_a_worker_lacks_is_a_decline(
+    in_children: MakeBench, config: DeviceConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs("hoard = [bytearray(1 << 20) for _ in range(10_000)]", monkeypatch)
+    bench = in_children(config=replace(config, limits=replace(config.limits, memory_mib=200)))
+    open_and_wait(bench)
+    (decline,) = bench.server.declines
+    assert (decline.code, decline.reason) == ("memory", "this device ran out of memory")
+
+
+def test_a_worker_that_hangs_is_ended_at_the_deadline(in_children: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs("time.sleep(3600)", monkeypatch)
+    bench = in_children()
+    bench.server.open_round(1, deadline_s=100.0)
+    until(bench, lambda: bench.workshop.pid is not None)
+    pid = bench.workshop.pid
+    bench.steps()
+    bench.clock.now += 101
+    until(bench, lambda: bool(bench.server.declines))
+    assert bench.server.declines[0].code == "busy"
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_worker_dies_with_its_guardian(tmp_path: Path) -> None:
+    code = """
+import os, sys, time
+from hushfleet.edge_client.worker import process
+process._ENTRY = "import sys, time; from hushfleet.edge_client.worker import limits; limits.begin(); time.sleep(600)"
+started = process.subprocess.Popen(process._command(0, 0))
+print(started.pid, flush=True)
+time.sleep(1)
+os._exit(0)
+"""
+    guardian = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    pid = int(guardian.stdout)
+    for _ in range(10_000):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.001)
+    raise AssertionError("the worker lives on")
+
+
+REACH = """
+found = {"environment": sorted(os.environ), "descriptors": len(os.listdir("/proc/self/fd"))}
+def tried(name, call):
+    try:
+        call()
+        found[name] = "reached"
+    except Exception as error:
+        found[name] = type(error).__name__
+import sqlite3
+store = os.path.join(job.config.device.state_dir, "store.sqlite")
+tried("network", lambda: socket.create_connection(("127.0.0.1", PORT)))
+tried("store", lambda: open(store, "rb").read())
+tried("write", lambda: open("/tmp/hushfleet-worker-was-here", "w"))
+tried("data", lambda: open(job.config.data.path, "rb").read())
+tried("program", lambda: subprocess.run(["/bin/true"]))
+tried("kill", lambda: os.kill(os.getppid(), 0))
+tried("memory", lambda: open(f"/proc/{os.getppid()}/mem", "rb").read(1))
+import logging
+logging.getLogger("hushfleet.edge").warning("found %s", json.dumps(found))
+"""
+
+
+def test_a_worker_reaches_no_network_no_key_and_no_other_process(
+    in_children: MakeBench, config: DeviceConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("SECRET", "of the guardian")
+        runs(REACH.replace("PORT", str(server.getsockname()[1])), monkeypatch)
+        bench = in_children(config=replace(config, simulation=None))
+        open_and_wait(bench)
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("found ")]
+    found = json.loads(line.removeprefix("found "))
+    assert "SECRET" not in found["environment"]
+    assert found["descriptors"] <= 6, "its pipe, three that lead nowhere, and the folder that is being listed"
+    assert found["data"] == "reached"
+    assert found["network"] == "PermissionError"
+    assert found["program"] == found["kill"] == "PermissionError"
+    if ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) >= 1:
+        assert found["store"] == found["write"] == found["memory"] == "PermissionError"
+    assert bench.entry_status(1) == "acked"
+
+
+def test_no_key_is_in_a_job(make_bench: MakeBench) -> None:
+    bench, jobs = make_bench(), list[Job]()
+    begin = bench.workshop.begin
+    bench.workshop.begin = lambda job: (jobs.append(job), begin(job))[1]
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    (job,) = jobs
+    assert bench.store.identity.to_bytes() not in process.frame(job)
+
+
+@pytest.mark.parametrize("lie", ["charge", "round", "size", "state", "garbage", "endless"])
+def test_what_a_worker_says_is_checked(in_children: MakeBench, monkeypatch: pytest.MonkeyPatch, lie: str) -> None:
+    """It runs programs from the network, and may say anything."""
+    lies = {
+        "charge": "found = replace(found, charge=replace(found.charge, noise_multiplier=9.0))",
+        "round": "found = replace(found, update=found.update.replace(b'digits-test', b'digits-tesT'))",
+        "size": "found = replace(found, state=replace(found.state, own=found.state.own[:-4]))",
+        "state": "found = replace(found, public_before=bytes(4) + found.public_before[4:][::-1])",
+        "garbage": "os.write(int(sys.argv[1]), os.urandom(5000))",
+        "endless": "os.write(int(sys.argv[1]), b'\\x02' + b'\\xff' * 5000)",
+    }
+    code = (
+        "import sys\nfrom dataclasses import replace\n"
+        "do = work.Work.do\n"
+        "def lies(self, job):\n"
+        f"    found = do(self, job)\n    {lies[lie]}\n    return found\n"
+        "work.Work.do = lies\n"
+    )
+    runs(code, monkeypatch)
+    bench = in_children()
+    open_and_wait(bench)
+    assert len(bench.server.declines) == 1
+    assert bench.store.ledger.entries() == []
+    assert bench.store.load_state("digits-test") is None
+    assert bench.workshop.pid is None
+
+
+def test_a_graph_that_breaks_a_rule_stops_the_task_at_once(in_children: MakeBench, package: Package) -> None:
+    graph = b"not a graph at all"
+    model = replace(package.spec.model, gradient=BlobRef.of(graph))
+    changed = package.with_spec(model=model, task="garbage")
+    bench = in_children(package=replace(changed, blobs={**changed.blobs, model.gradient.digest: graph}))
+    open_and_wait(bench)
+    assert bench.server.declines[0].code == "graph"
+    assert bench.agent.tasks.declined is not None
+
+
+@pytest.mark.parametrize("is_of_the_data", [True, False])
+def test_a_death_that_the_data_cause_is_hidden_by_noise(
+    in_children: MakeBench, monkeypatch: pytest.MonkeyPatch, is_of_the_data: bool
+) -> None:
+    """A decline would tell of them; one that also comes without data tells nothing."""
+    runs("ctypes.string_at(0)" if not is_of_the_data else "if not job.blank: ctypes.string_at(0)", monkeypatch)
+    bench = in_children()
+    open_and_wait(bench)
+    assert (bench.entry_status(1) == "acked") == is_of_the_data
+    assert len(bench.store.ledger.entries()) == is_of_the_data
