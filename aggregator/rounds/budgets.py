@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.durations import Period
 from hushfleet.errors import StoreError
 from hushfleet.privacy.budget import Budget
@@ -32,7 +32,7 @@ class Budgets:
     :param clock: unix seconds.
     """
 
-    def __init__(self, register: DeviceRegister, budget: Budget, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, register: ActivityStore, budget: Budget, *, clock: Callable[[], float] = time.time) -> None:
         self._register, self.budget, self._clock = register, budget, clock
         self._state: tuple[object, ...] | None = None
         self._spent: Mapping[str, float] = {}
