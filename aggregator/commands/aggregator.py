@@ -108,8 +108,9 @@ def aggregator(
     from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.devices.activity import FILES
     from hushfleet.aggregator.devices.devices_file import read_devices
+    from hushfleet.aggregator.devices.fleet_members import Members
     from hushfleet.aggregator.devices.list_file import roster_file
-    from hushfleet.aggregator.devices.register import DeviceRegister, Members
+    from hushfleet.aggregator.devices.register import DeviceRegister
     from hushfleet.aggregator.fleet.tasks.pay import pay_of_fleet
     from hushfleet.aggregator.fleet.tasks.seasons import Seasons
     from hushfleet.aggregator.fleet.tasks.spending import Spending
@@ -181,7 +182,8 @@ def aggregator(
     with ExitStack() as opened:
         opened.enter_context(noted_end(of_fleet))
         store = opened.enter_context(AggregatorStore(folder))
-        known: Members = opened.enter_context(DeviceRegister(folder) if of_fleet is None else members_of(of_fleet))
+        known: Members = DeviceRegister(folder) if of_fleet is None else members_of(of_fleet)
+        opened.enter_context(known)
         policy = enrolment_of(store, known, listed, closed=closed, fleet=of_fleet, console=console)
         with show_progress(console):
             prepared = prepared_under_its_id(task, store, data_dir=options.data_dir, run_id=options.run_id)

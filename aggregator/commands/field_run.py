@@ -19,9 +19,9 @@ from hushfleet.aggregator.commands.second_opinion import check_in_background
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.fleet_members import FleetMembers
+from hushfleet.aggregator.devices.fleet_members import FleetMembers, Members
 from hushfleet.aggregator.devices.list_file import ListFile
-from hushfleet.aggregator.devices.register import DeviceRegister, Members
+from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.tasks.sums import sum_facts
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.observe.console import Console

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
+from hushfleet.privacy.charge import Charge
+from hushfleet.schema import unpack
 from hushfleet.sqlite_file import Row, SqliteFile
 
 SCHEMA_VERSION = 5
@@ -209,3 +211,12 @@ class ActivityStore(SqliteFile):
     def refused_births(self) -> list[RefusedBirth]:
         """Returns all refused births, the latest first."""
         return [RefusedBirth(*row) for row in self.rows("SELECT * FROM refused_births ORDER BY last_seen DESC, id")]
+
+
+def counted_charges(counts: Iterable[tuple[bytes, int]]) -> list[Charge]:
+    """Joins rounds of equal cost to one charge each, because a board may have hundreds of rounds.
+
+    :param counts: as `ActivityStore.charge_counts` returns them.
+    """
+    charges = [(unpack(Charge, packed, what="a charge"), rounds) for packed, rounds in counts]
+    return [replace(charge, steps=charge.steps * rounds) for charge, rounds in charges]

@@ -49,9 +49,6 @@ class AdmissionList(Checked):
         blocked = {board.device: board.reason or "no reason was given" for board in boards if board.is_blocked}
         return cls(federation, max(after + 1, int(time.time())), roster_keys(boards), blocked)
 
-    def says_the_same(self, other: AdmissionList) -> bool:
-        return (self.keys, self.blocked, self.federation) == (other.keys, other.blocked, other.federation)
-
     def signed(self, sign: Callable[[bytes], bytes]) -> bytes:
         """Returns the bytes of the file.
 

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from hushfleet.aggregator.devices.activity import RefusedBirth
 from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.fleet_members import FleetMembers
-from hushfleet.aggregator.devices.register import Members
+from hushfleet.aggregator.devices.fleet_members import FleetMembers, Members
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadSignature, Malformed, StoreError
 from hushfleet.secure.roster import Roster

@@ -11,16 +11,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.devices.admission_list import AdmissionList, load_authority, read_admissions
 from hushfleet.aggregator.devices.board import Board, with_blocked
 from hushfleet.aggregator.devices.list_file import ListFile
-from hushfleet.aggregator.devices.register import Members
+from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.errors import BadSignature
 
 BY_FLEET = "by the fleet's operator: "
 
 
-class FleetMembers(Members):
+class FleetMembers(ActivityStore):
     """The members of a fleet.
 
     :param folder: the aggregator's own, with its file of activity.
@@ -79,3 +80,7 @@ class FleetMembers(Members):
 
 def _by_id(board: Board) -> str:
     return board.device
+
+
+Members = DeviceRegister | FleetMembers
+"""Who may take part, for an aggregator: in a run without a fleet, or in a fleet."""

@@ -5,7 +5,6 @@ The operator adds devices, or they come while enrolment is open. In a fleet, `Fl
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 
 from hushfleet.aggregator.devices.activity import ActivityStore
@@ -16,30 +15,7 @@ from hushfleet.sqlite_file import Row
 _SELECT = "SELECT id, public_key, pinned, blocked FROM devices"
 
 
-class Members(ActivityStore):
-    """Who may take part, for an aggregator."""
-
-    @abstractmethod
-    def devices(self) -> list[Board]:
-        """Returns all that may take part or are blocked, by id."""
-
-    @abstractmethod
-    def device(self, device: str) -> Board | None:
-        """Returns one of them."""
-
-    @abstractmethod
-    def pin(self, keys: Mapping[str, bytes], *, may_add: bool) -> None:
-        """Stores keys that were seen for the first time, in one transaction.
-
-        :param may_add: whether to add devices that are not known.
-        """
-
-    @abstractmethod
-    def take_over(self, devices: Iterable[Board]) -> None:
-        """Adds the devices of a run that is older than registers; those that are known already stay."""
-
-
-class DeviceRegister(Members):
+class DeviceRegister(ActivityStore):
     """The register of a run folder."""
 
     def devices(self) -> list[Board]:

@@ -54,7 +54,6 @@ class SeenDevice:
 
     presence: Presence = "absent"
     part: Participation = "none"
-    state: Activity = "absent"
     board: str = ""
     last_seen: float | None = None
     rounds: int = 0
@@ -73,7 +72,9 @@ class SeenDevice:
         """Whether the device is connected according to the events."""
         return self.presence in ("ready", "training")
 
-    def derived(self) -> Activity:
+    @property
+    def state(self) -> Activity:
+        """The state that follows from presence and part."""
         if self.presence != "ready" and self.presence != "training":
             return self.presence
         if self.part in ("accepted", "declined", "refused", "late"):
@@ -141,11 +142,6 @@ class FleetState:
         if handler:
             handler(event)
 
-    def _add(self, name: str) -> SeenDevice:
-        """Adds a device that was not seen before."""
-        device = self.devices[name] = SeenDevice()
-        return device
-
     def _outcome(self, device: SeenDevice) -> Outcome | None:
         """Returns the outcome of the open round for a device, as if it closed now; None if it was not needed."""
         if device.part in ("accepted", "declined", "refused", "late"):
@@ -159,14 +155,10 @@ class FleetState:
         for device in self.devices.values():
             outcome = self._outcome(device)
             device.part = "none" if outcome is None or outcome == "lost" else outcome
-            self._derive(device)
         self.open_round = None
 
-    def _derive(self, device: SeenDevice) -> None:
-        device.state = device.derived()
-
     def _device(self, name: str) -> SeenDevice:
-        return self.devices.get(name) or self._add(name)
+        return self.devices.setdefault(name, SeenDevice())
 
     def _speaker(self, event: Event) -> SeenDevice | None:
         """Returns the device of a message, and marks it as present and no longer training."""
@@ -177,9 +169,6 @@ class FleetState:
         device.presence = "ready"
         _hear(device, event)
         return device
-
-    def _accept(self, device: SeenDevice) -> None:
-        device.part = "accepted"
 
     def _on_presence(self, event: Event) -> None:
         name, state = event.get("device"), event.get("state")
@@ -197,7 +186,6 @@ class FleetState:
             _hear(device, event)
         device.board = str(event.get("board") or device.board)
         device.presence = state
-        self._derive(device)
 
     def _on_round_open(self, event: Event) -> None:
         number, cohort = event.get("round"), event.get("cohort")
@@ -219,15 +207,12 @@ class FleetState:
                 device.part = "asked"
             if device.presence == "absent":
                 device.presence = "ready"
-        for device in self.devices.values():
-            self._derive(device)
 
     def _on_offer(self, event: Event) -> None:
         if (device := self._speaker(event)) is not None:
             self.is_timed = True
             if event.get("round") == self.open_round and device.is_open:
                 device.part = "offered"
-            self._derive(device)
 
     def _on_update(self, event: Event) -> None:
         device, code = self._speaker(event), event.get("code", "accepted")
@@ -242,10 +227,9 @@ class FleetState:
         if event.get("round") != self.open_round:
             return
         if code in ("accepted", "duplicate"):
-            self._accept(device)
+            device.part = "accepted"
         elif device.is_open and code not in _STAYS_SENDING:
             device.part = "refused"
-        self._derive(device)
 
     def _on_decline(self, event: Event) -> None:
         device = self._speaker(event)
@@ -253,7 +237,6 @@ class FleetState:
             device.decline = _rejection(event)
             if event.get("round") == self.open_round and device.is_open:
                 device.part = "declined"
-                self._derive(device)
 
     def _on_round_close(self, event: Event) -> None:
         if self.open_round is not None and event.get("round") == self.open_round:

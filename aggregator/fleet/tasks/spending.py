@@ -8,11 +8,11 @@ card was written.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hushfleet.aggregator.devices.activity import ActivityStore
+from hushfleet.aggregator.devices.activity import ActivityStore, counted_charges
 from hushfleet.aggregator.fleet.view import PrivacyLeft
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.durations import Period, describe_duration
@@ -53,14 +53,14 @@ class Spending:
         digest, known = hash(tuple(counts)), self._known.get(device)
         if known is not None and known[0] == digest:
             return known
-        return digest, epsilon_server_of(_charges(counts), delta=self.delta)
+        return digest, epsilon_server_of(counted_charges(counts), delta=self.delta)
 
     def charges(self, device: str, register: ActivityStore | None) -> list[Charge]:
         """Returns all charges of a board. Raises `StoreError`.
 
         :param register: None if nothing was charged yet.
         """
-        return [] if register is None else _charges(register.charge_counts(device))
+        return [] if register is None else counted_charges(register.charge_counts(device))
 
     def most(
         self,
@@ -107,7 +107,7 @@ class Spending:
     def _against_limits(self, device: str, register: ActivityStore) -> Iterator[tuple[list[Charge], float]]:
         """Yields the charges that count against each of the owner's limits, and the limit."""
         assert self.budget is not None
-        yield _charges(register.charge_counts(device)), self.budget.lifetime
+        yield counted_charges(register.charge_counts(device)), self.budget.lifetime
         if self.budget.period_s:
             yield self._in_period(device, register), self.budget.in_period
 
@@ -115,7 +115,7 @@ class Spending:
         """Returns the charges of the present period, by the aggregator's clock. The board uses its own clock."""
         assert self.budget is not None
         period = Period.of(self._clock(), self.budget.period_s)
-        return _charges(register.charge_counts(device, since=period.start))
+        return counted_charges(register.charge_counts(device, since=period.start))
 
     def _period(self, device: str, register: ActivityStore) -> str:
         """Describes the present period against its limit; empty if cards have no such limit."""
@@ -133,13 +133,15 @@ class Spending:
         if not window_s:
             return ""
         start = Period.of(self._clock(), window_s).start
-        spent = epsilon_server_of(_charges(register.charge_counts(device, since=start, of=task)), delta=self.delta)
+        spent = epsilon_server_of(
+            counted_charges(register.charge_counts(device, since=start, of=task)), delta=self.delta
+        )
         length = describe_duration(window_s)
         return f"whoever appears in the samples of the present window of {length} alone: {spent:.3g}"
 
     def _lifetime(self, device: str, register: ActivityStore, task: str, window_s: int) -> Lifetime:
         """Returns the figures over all recorded tasks and cards of this id."""
-        charges = _charges(register.charge_counts(device))
+        charges = counted_charges(register.charge_counts(device))
         return Lifetime(
             epsilon_server=epsilon_server_of(charges, delta=self.delta),
             exchange_server=epsilon_server_of(charges, delta=self.delta, adjacency="exchange"),
@@ -156,12 +158,3 @@ class Spending:
         :param window_s: as in `most`.
         """
         return {device: self._lifetime(device, register, task, window_s) for device in register.charged_devices()}
-
-
-def _charges(counts: Sequence[tuple[bytes, int]]) -> list[Charge]:
-    return [_times(unpack(Charge, packed, what="a charge"), rounds) for packed, rounds in counts]
-
-
-def _times(charge: Charge, rounds: int) -> Charge:
-    """Joins rounds of equal cost, because a fleet may have a thousand boards, each with hundreds of rounds."""
-    return replace(charge, steps=charge.steps * rounds)

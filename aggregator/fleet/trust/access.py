@@ -14,6 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hushfleet import atomic_file
@@ -149,7 +150,7 @@ def _write_admissions(folder: FleetFolder, boards: Sequence[Board], *, anew: boo
             folder.admissions.read_bytes(), load_authority(folder.ca / "ca.pem"), federation=federation
         )
     wanted = AdmissionList.of(boards, federation=federation, after=0 if before is None else before.number)
-    if anew or before is None or not wanted.says_the_same(before):
+    if anew or before is None or replace(wanted, number=before.number) != before:
         atomic_file.write_whole(folder.admissions, wanted.signed(authority.sign), durable=True)
 
 

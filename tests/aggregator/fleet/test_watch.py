@@ -16,6 +16,7 @@ from unittest.mock import patch
 import pytest
 from rich.console import Console
 
+from hushfleet.aggregator.devices import activity
 from hushfleet.aggregator.devices.activity import ActivityStore, RefusedBirth
 from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet import descriptions
@@ -23,7 +24,6 @@ from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.processes import LONGEST_WAIT_S, FleetProcess
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener
-from hushfleet.aggregator.fleet.tasks import spending
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
 from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft
@@ -561,7 +561,7 @@ def test_rounds_that_cost_the_same_are_read_once(desk: Desk, monkeypatch: pytest
         read.append(packed)
         return unpack(kind, packed, **how)
 
-    monkeypatch.setattr(spending, "unpack", counted)
+    monkeypatch.setattr(activity, "unpack", counted)
     charges = [Charge("device", "add-or-remove", "gaussian", multiplier) for multiplier in (2.0, 3.0)]
     with ActivityStore(desk.folder.aggregator) as register:
         for round in range(1, 41):
