@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-State = Literal["rest", "decide", "train", "slot", "send", "declined", "head"]
+RoundState = Literal["rest", "decide", "train", "slot", "send", "declined", "head"]
 
 Event = Literal[
     # of the plan: the same one again; one that the work under way belongs to; an open round; no open round; a new task
@@ -32,10 +32,10 @@ Event = Literal[
     "acked", "refused", "wanted",
 ]  # fmt: skip
 
-Row = tuple[str, State]
+Row = tuple[str, RoundState]
 """The action, a method of `RoundHandler` (empty: none), and the state that follows."""
 
-TABLE: dict[tuple[State, Event], Row] = {
+TABLE: dict[tuple[RoundState, Event], Row] = {
     ("rest", "again"): ("", "decide"),
     ("rest", "opens"): ("", "decide"),
     ("rest", "ends"): ("", "rest"),
@@ -98,5 +98,5 @@ TABLE: dict[tuple[State, Event], Row] = {
     ("head", "died"): ("_head_failed", "rest"),
 }
 
-VISITED: set[tuple[State, Event]] = set()
+VISITED: set[tuple[RoundState, Event]] = set()
 """The rows that this process has taken, so that storms can tell which were never visited."""

@@ -24,7 +24,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.edge_client.worker.job import Job, Outcome, Told
 from hushfleet.edge_client.worker.loaded_task import LoadedTask
-from hushfleet.edge_client.worker.work import Work
+from hushfleet.edge_client.worker.work import JobWork
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.chunks import Assembler, chunk_count, expand, parse_frame, split
 from hushfleet.wire.format.identity import Identity
@@ -276,7 +276,7 @@ class Waiting:
         self._job: Job | None = None
 
     @property
-    def work(self) -> Work:
+    def work(self) -> JobWork:
         return self._inner.work
 
     def begin(self, job: Job) -> None:
