@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.durations import Period
@@ -12,7 +13,6 @@ from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import allowed_charge, check_trust
 from hushfleet.edge_client.declines import Declined
 from hushfleet.edge_client.storage.answers import AnswerEntry
-from hushfleet.edge_client.storage.round_commit import RoundStore
 from hushfleet.errors import BadInput, Malformed, PrivacyError
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.question import rules_of
@@ -23,6 +23,9 @@ from hushfleet.secure.member_answer import AnswerHeader, encode_answer
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.messages import RoundPlan
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.storage.arrays import RoundStore
 
 
 @dataclass(kw_only=True, eq=False)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgpack
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hushfleet.durations import Period
-from hushfleet.edge_client.storage.round_commit import CodedRound, StoredState
+from hushfleet.edge_client.storage.answers import Answers
+from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry, StoredState
 from hushfleet.errors import StoreError
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.charge import Charge
+from hushfleet.privacy.ledger import LedgerView
+from hushfleet.wire.format.identity import Identity
 
 RESIDUAL = "wire:residual"
 """The encoding error among the arrays of a stored state; the method's own arrays have identifiers as names."""
@@ -108,3 +112,36 @@ def residual_of(stored: StoredState | None, *, size: int) -> np.ndarray:
     if residual.shape != (size,) or residual.dtype != np.float32:
         raise ValueError(f"{residual.dtype} of shape {residual.shape} where {size} float32 values are expected")
     return residual
+
+
+class RoundStore(Protocol):
+    """A store of a device's rounds: `DeviceStore`, or a lighter store in simulations."""
+
+    @property
+    def identity(self) -> Identity: ...
+
+    @property
+    def ledger(self) -> LedgerView: ...
+
+    @property
+    def answers(self) -> Answers: ...
+
+    def outbox(self, task: str, round: int) -> OutboxEntry | None:
+        """Returns the stored update of a round, or None if there is none."""
+        ...
+
+    def package_of(self, task: str) -> bytes | None:
+        """Returns SHA-256 of the package for which the rounds of this task were trained; None before the first."""
+        ...
+
+    def load_state(self, task: str) -> DeviceState | None:
+        """Returns the state after the last committed round of the task, or None before the first."""
+        ...
+
+    def load_residual(self, task: str, *, size: int) -> np.ndarray:
+        """Returns the encoding error that the updates have left so far, float32 `[size]`; zeros before the first."""
+        ...
+
+    def commit_round(self, commit: RoundCommit) -> OutboxEntry:
+        """Stores ledger entry, encoded update and new state: all or nothing. Raises `LedgerError` and `StoreError`."""
+        ...

@@ -4,19 +4,9 @@ update. `arrays.RoundCommit` is the same with arrays."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
 from hushfleet.durations import Period
-from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.privacy.charge import Charge
-from hushfleet.privacy.ledger import LedgerView
-from hushfleet.wire.format.identity import Identity
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from hushfleet.edge_client.storage.arrays import RoundCommit
-    from hushfleet.methods.state import DeviceState
 
 
 @dataclass(frozen=True)
@@ -81,36 +71,3 @@ class OutboxEntry:
     def may_be(self, digest: bytes) -> bool:
         """Returns whether this SHA-256 may belong to this update, in either form; True if one form was not noted."""
         return digest in (self.digest, self.attached_digest) or self.attached_digest == b""
-
-
-class RoundStore(Protocol):
-    """A store of a device's rounds: `DeviceStore`, or a lighter store in simulations."""
-
-    @property
-    def identity(self) -> Identity: ...
-
-    @property
-    def ledger(self) -> LedgerView: ...
-
-    @property
-    def answers(self) -> Answers: ...
-
-    def outbox(self, task: str, round: int) -> OutboxEntry | None:
-        """Returns the stored update of a round, or None if there is none."""
-        ...
-
-    def package_of(self, task: str) -> bytes | None:
-        """Returns SHA-256 of the package for which the rounds of this task were trained; None before the first."""
-        ...
-
-    def load_state(self, task: str) -> DeviceState | None:
-        """Returns the state after the last committed round of the task, or None before the first."""
-        ...
-
-    def load_residual(self, task: str, *, size: int) -> np.ndarray:
-        """Returns the encoding error that the updates have left so far, float32 `[size]`; zeros before the first."""
-        ...
-
-    def commit_round(self, commit: RoundCommit) -> OutboxEntry:
-        """Stores ledger entry, encoded update and new state: all or nothing. Raises `LedgerError` and `StoreError`."""
-        ...
