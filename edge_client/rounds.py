@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from hushfleet.edge_client.allowed import AllowedRound
 from hushfleet.edge_client.board.config import DeviceConfig
@@ -22,7 +22,7 @@ from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.net.upload import Upload
 from hushfleet.edge_client.own_head import OwnHeads, rounds_in
 from hushfleet.edge_client.own_model import blobs_of_models, is_shared_whole
-from hushfleet.edge_client.protocol import TABLE, VISITED, Event, RoundState
+from hushfleet.edge_client.protocol import ROUND, Event, RoundState
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.kept import KeptModel
@@ -175,17 +175,15 @@ class RoundHandler:
         :param about: what the action is called with; None: nothing.
         """
         then: Then | None = (event, about)
-        while then is not None and (row := TABLE.get((self.state, then[0]))) is not None:
-            VISITED.add((self.state, then[0]))
-            action, following = row
+        while then is not None and (row := ROUND.find(self.state, then[0])) is not None:
             try:
-                then = getattr(self, action)(*(() if then[1] is None else (then[1],))) if action else None
+                then = getattr(self, f"_{row.action}")(*(() if then[1] is None else (then[1],))) if row.action else None
             except CopiedStore:
                 raise
             except Exception as error:
                 then = "decline", decline_reason(error)
             else:
-                self.state = following
+                self.state = cast(RoundState, row.then)
 
     def advance(self) -> None:
         """Does what can be done now for the open round."""

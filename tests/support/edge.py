@@ -233,7 +233,8 @@ class ScriptedAggregator:
         if not self.answers:
             return
         key = (offer.task, offer.round, offer.digest)
-        self.latest = (offer.round, offer.digest)
+        if offer.task == self.package.spec.task:
+            self.latest = (offer.round, offer.digest)
         if self.refuse_next is not None:
             code, self.refuse_next = self.refuse_next, None
             self.send(self.topics.down(DEVICE), Refused(*key, code, "as scripted"))
