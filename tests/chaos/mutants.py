@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from hushfleet.edge_client.__main__ import main as client
-from hushfleet.edge_client.metrics import MetricsFile
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.worker.handover import Handover
 from hushfleet.privacy.ledger import Ledger
 
 
@@ -97,15 +97,15 @@ def does_not_sync() -> int:
 
 def begins_anew() -> int:
     """No fault: a client that loses all between the metrics of its first round and the commit, and goes on."""
-    write = MetricsFile.write
+    commit = Handover.commit
 
-    def write_and_begin_anew(self: MetricsFile, *arguments: Any, **more: Any) -> None:
-        first = not self.path.exists()
-        write(self, *arguments, **more)
-        if first:
+    def begin_anew(self: Handover, *arguments: Any) -> OutboxEntry:
+        if "BEGAN_ANEW" not in os.environ:  # which a program keeps that takes this one's place
+            os.environ["BEGAN_ANEW"] = "1"
             _lose_all()
+        return commit(self, *arguments)
 
-    MetricsFile.write = write_and_begin_anew
+    Handover.commit = begin_anew
     return client(sys.argv[2:])
 
 
