@@ -93,6 +93,10 @@ class PublicKeyText(str):
             raise ValueError(str(error)) from error
         return cls(value)
 
+    def to_wire(self) -> str:
+        """Returns the text itself: msgspec encodes no class derived from `str`."""
+        return str(self)
+
 
 def verify(public_key: bytes, data: bytes | bytearray | memoryview, signature: bytes | bytearray | memoryview) -> None:
     """Raises `BadSignature` unless the owner of `public_key` (32 bytes) signed exactly `data`."""

@@ -16,12 +16,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.fleet.trust.device_file import device_toml
 from hushfleet.config.spec import BlobRef
-from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.worker import process
+from hushfleet.edge_client.worker.frames import frame, read_job
 from hushfleet.edge_client.worker.job import Job
 from hushfleet.edge_client.worker.process import ChildProcess
 from hushfleet.wire.format.update import payload_digest
+from support.desk import make_folder
 from support.edge import DEVICE, Bench, Package
 
 MakeBench = Callable[..., Bench]
@@ -69,6 +73,23 @@ def test_a_round_is_trained_in_a_child(in_children: MakeBench, config: DeviceCon
     assert bench.server.declines == []
     assert [entry.round for entry in bench.store.ledger.entries()] == [1, 2]
     assert bench.workshop.pid is None, "no process is left"
+
+
+def test_a_board_of_a_fleet_trains_in_a_child(in_children: MakeBench, config: DeviceConfig, tmp_path: Path) -> None:
+    """A job has the whole configuration, with every key that a card of a fleet has in its DEVICE.toml."""
+    folder = make_folder(tmp_path / "greenhouse")
+    file = tmp_path / "device.toml"
+    file.write_text(device_toml(folder, Board(DEVICE, "generic-x86")))
+    card = load_config(file)
+    assert None not in (card.roster_key, card.broker.server_key, card.fleet)
+    device = replace(config.device, roster_key=card.device.roster_key)
+    bench = in_children(
+        config=replace(card, device=device, data=config.data, limits=config.limits, broker=config.broker)
+    )
+    plan = bench.server.plan(1)
+    assert read_job(frame(Job(card, b"", (), plan, b"", 0))).config == card
+    open_and_wait(bench)
+    assert bench.server.declines == []
 
 
 def test_a_child_sends_the_same_bits(
