@@ -44,7 +44,7 @@ def _charges_are_of_other_rounds(life: Life) -> None:
 
 def _the_aggregator_forgets(life: Life) -> None:
     with ActivityStore(life.folder.aggregator) as register:
-        register.block(life.devices[0], "nobody said so")
+        register.block(life.devices[life.plan.blocked - 1], "nobody said so")
 
 
 def _a_seen_charge_is_none(life: Life) -> None:
