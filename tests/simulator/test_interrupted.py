@@ -61,7 +61,7 @@ def measures_a_start(pid: int) -> bool:
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         with contextlib.suppress(OSError):  # it has ended
             client = b"hushfleet.edge_client" in Path(f"/proc/{child}/cmdline").read_bytes()
-            if client and "numpy" in Path(f"/proc/{child}/maps").read_text():
+            if client and "msgspec" in Path(f"/proc/{child}/maps").read_text():
                 return True
     return False
 

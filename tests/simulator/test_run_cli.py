@@ -115,7 +115,7 @@ def test_what_the_options_parser_refuses_is_exit_code_2_too(
 ) -> None:
     for words, expected in (
         (["--engine", "warp"], "fast"),
-        (["--rounds", "0"], "greater than or equal to 1"),
+        (["--rounds", "0"], "round.rounds = 0"),
         (["--fast"], "--fast"),
     ):
         code, _, err = typed(capsys, monkeypatch, "simulate", str(task_file), *words)

@@ -178,7 +178,7 @@ def of_answers(fault: Callable[[Any], None]) -> Callable[[pytest.MonkeyPatch], N
                 fault(rules.method)
             return rules
 
-        monkeypatch.setattr("hushfleet.edge_client.trainer.rules_of", faulty)
+        monkeypatch.setattr("hushfleet.edge_client.allowed.rules_of", faulty)
 
     return plant
 
