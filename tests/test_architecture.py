@@ -61,7 +61,7 @@ def test_a_board_imports_what_its_extra_installs() -> None:
 
 LIGHT = ("edge_client.agent", "privacy.protection", "wire.link.mqtt", "wire.format.update")
 """What a board's guardian loads: specifications, costs, ledger, messages and keys, and no arithmetic on vectors."""
-MOST_LINES = 13_700
+MOST_LINES = 13_800
 """Lines of ours in a guardian: whoever trusts a board must trust all of them."""
 NESTED = ("aggregator", "edge_client", "firmware_profiles", "models", "simulator")
 HEAVY = {"PIL", "array_api_compat", "numpy", "onnxruntime", "torch"}
