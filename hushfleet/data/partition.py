@@ -105,8 +105,8 @@ def given_parts(owners: Indices | None, *, devices: int, min_samples: int) -> li
     :param owners: int64 `[n]`, the device of each sample, from 0.
     :raises BadInput: the data name no devices, or another number of devices, or a device has too few samples.
 
-    >>> [part.tolist() for part in given_parts(np.array([0, 1, 0]), devices=2, min_samples=1)]
-    [[0, 2], [1]]
+    >>> print(*(part.tolist() for part in given_parts(np.array([0, 1, 0]), devices=2, min_samples=1)), sep=", ")
+    [0, 2], [1]
     """
     if owners is None:
         raise BadInput(

@@ -71,8 +71,8 @@ def falling(rounds: int) -> tuple[tuple[float, float], ...]:
     So the clip norm falls with the root of the weight, the noise of a value stays the same, and the noise multiplier z
     rises. The sums of the clip norms and of 1 / z^2, which determines epsilon, are the same as for equal rounds.
 
-    >>> [round(clip, 3) for clip, _ in falling(6)]
-    [1.051, 1.051, 1.051, 1.051, 1.051, 0.743]
+    >>> print(*(round(clip, 3) for clip, _ in falling(6)))
+    1.051 1.051 1.051 1.051 1.051 0.743
     """
     weights = np.minimum(1.0, np.arange(rounds, 0, -1) / math.ceil(rounds / 3))
     clips = np.sqrt(weights) * rounds / np.sqrt(weights).sum()
