@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from hushfleet.errors import BadInput, LinkLost, TooLarge
+from hushfleet.simulator.world.hub import Chaos, LocalHub, LocalLink, matches
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkUp, Will, check_filter, publish_packet_bytes
-from support.local_link import Chaos, LocalHub, LocalLink, matches
 
 
 def opened(hub: LocalHub, client_id: str, *filters: str, will: Will | None = None) -> LocalLink:

@@ -1,8 +1,8 @@
-"""A broker in one process: MQTT's behaviour for tests, without sockets.
+"""A broker in one process: MQTT's behaviour for simulations and tests, without sockets.
 
-What is alike: retained messages, wildcards, wills, clean sessions, take-over by a second link with the same
-client id, QoS 1 (at least once: with `Chaos` messages are also lost, doubled and reordered, as brokers do
-when queues overflow or connections break). What is not: time passes only in the threads of the links.
+Alike are retained messages, wildcards, wills, clean sessions, take-over by a second link with the same client id, and
+QoS 1 (at least once: with `Chaos` messages are also lost, doubled and reordered, as brokers do when queues overflow or
+connections break). Messages of a link with a `Cable` take their time on a virtual clock; all others arrive at once.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import queue
 import random
 import threading
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hushfleet.errors import LinkLost, TooLarge
+from hushfleet.simulator.world.clock import WorldClock
 from hushfleet.wire.link.interface import (
     DEFAULT_MESSAGE_CAP_BYTES,
     Delivery,
@@ -21,6 +24,7 @@ from hushfleet.wire.link.interface import (
     LinkUp,
     Will,
     check_filter,
+    publish_packet_bytes,
 )
 
 
@@ -37,6 +41,55 @@ class Chaos:
     drop: float = 0.0
     duplicate: float = 0.0
     reorder: float = 0.0
+
+
+MAX_IN_FLIGHT = 20
+"""Messages that a device sends before the broker must acknowledge one (`hushfleet.wire.link.mqtt.MqttLink`)."""
+
+
+class Cable:
+    """One direction of a link: packets leave one after the other, and arrive after the latency.
+
+    :param s_per_byte: seconds for which a byte keeps the link busy.
+
+    `bytes` counts whole MQTT packets that have left, without TCP, TLS and radio.
+    """
+
+    def __init__(self, clock: WorldClock, *, latency_s: float, s_per_byte: float) -> None:
+        self._clock, self.latency_s, self._s_per_byte = clock, latency_s, s_per_byte
+        self.bytes = 0
+        self.free_at = 0.0
+        self._acked: deque[float] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        """Returns whether the sender waits for an acknowledgement before the next packet."""
+        while self._acked and self._acked[0] <= self._clock.now:
+            self._acked.popleft()
+        return len(self._acked) >= MAX_IN_FLIGHT
+
+    @property
+    def room_at(self) -> float:
+        return self._acked[0] if self._acked else 0.0
+
+    def send(self, size: int, arrive: Callable[[], None]) -> None:
+        """Sends a packet of this many bytes, and calls `arrive` when it is there."""
+        self.bytes += size
+        self.free_at = max(self.free_at, self._clock.now) + size * self._s_per_byte
+        self._acked.append(self.free_at + 2 * self.latency_s)
+        self._clock.at(self.free_at + self.latency_s, arrive)
+
+
+@dataclass(frozen=True)
+class Cables:
+    """Both directions of a client's link to the broker, for all its connections.
+
+    :param connects_s: seconds from an attempt until the link is up.
+    """
+
+    up: Cable
+    down: Cable
+    connects_s: float = 0.0
 
 
 def matches(topic_filter: str, topic: str) -> bool:
@@ -75,9 +128,12 @@ class LocalHub:
         self._exact: dict[str, dict[LocalLink, None]] = {}
         self._wild: dict[str, dict[LocalLink, None]] = {}
 
-    def link(self, client_id: str, will: Will | None = None) -> LocalLink:
-        """A new link; it is connected by its `open`."""
-        return LocalLink(self, client_id, will)
+    def link(self, client_id: str, will: Will | None = None, *, cables: Cables | None = None) -> LocalLink:
+        """A new link; it is connected by its `open`.
+
+        :param cables: let its messages take time; None: they arrive at once.
+        """
+        return LocalLink(self, client_id, will, cables)
 
     def cut(self, client_id: str, reason: str = "the connection was cut") -> None:
         """Break a link as a power cut would: its will is published, it sees `LinkDown`."""
@@ -86,7 +142,7 @@ class LocalHub:
             if link is not None:
                 self.detach(link)
                 self._cut[client_id] = link
-                link.events.put(LinkDown(reason))
+                link.put(LinkDown(reason))
                 if link.will is not None:
                     self.publish(link.will.topic, link.will.payload, retain=True)
 
@@ -103,7 +159,8 @@ class LocalHub:
         self.cut(link.client_id, "another link with the same client id connected")
         self._cut.pop(link.client_id, None)
         self.connected[link.client_id] = link
-        link.events.put(LinkUp())
+        link.connection += 1
+        link.put(LinkUp())
         for topic_filter in link.filters:
             self.subscribe(link, topic_filter)
 
@@ -172,13 +229,17 @@ class LocalHub:
 class LocalLink:
     """A `Link` to a `LocalHub`; see `hushfleet.wire.link.interface` for its contract."""
 
-    def __init__(self, hub: LocalHub, client_id: str, will: Will | None) -> None:
+    def __init__(self, hub: LocalHub, client_id: str, will: Will | None, cables: Cables | None = None) -> None:
         self.client_id = client_id
         self.will = will
-        self._hub = hub
+        self._hub, self._cables = hub, cables
         self.events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
         self.filters: dict[str, None] = {}
         self.is_paused = False
+        self.connection = 0  # the number of the present or last one
+        self.on_event: Callable[[], None] | None = None
+        """Is called when something has come: then `receive` never waits, and notes in `waits_s` how long it would."""
+        self.waits_s: float | None = None
 
     def open(self) -> None:
         with self._hub.lock:
@@ -204,8 +265,28 @@ class LocalLink:
         with self._hub.lock:
             if not self._is_connected():
                 raise LinkLost(f"the link of {self.client_id!r} is not connected; nothing was sent")
-            if self.client_id not in self._hub.denied:
+            if self.client_id in self._hub.denied:
+                return
+            if self._cables is None:
                 self._hub.publish(topic, bytes(payload), retain=retain)
+            else:
+                size, connection, data = publish_packet_bytes(topic, len(payload)), self.connection, bytes(payload)
+                self._cables.up.send(size, lambda: self._arrives(topic, data, connection, retain=retain))
+
+    def _arrives(self, topic: str, payload: bytes, connection: int, *, retain: bool) -> None:
+        """Lets the broker have a message, unless the connection that it was sent on is over."""
+        if connection == self.connection and self._is_connected():
+            self._hub.publish(topic, payload, retain=retain)
+
+    @property
+    def is_full(self) -> bool:
+        """Returns whether so many messages are on their way that `publish` would block."""
+        return self._cables is not None and self._cables.up.is_full
+
+    @property
+    def room_at(self) -> float:
+        """When one of these messages is acknowledged."""
+        return 0.0 if self._cables is None else self._cables.up.room_at
 
     def pause(self) -> None:
         self.is_paused = True
@@ -219,6 +300,10 @@ class LocalLink:
             return self.events.get_nowait()
         except queue.Empty:
             self._hub.release(self)
+        if self.on_event is not None:
+            if self.events.empty():
+                self.waits_s = timeout_s
+            timeout_s = 0.0
         try:
             return self.events.get(timeout=timeout_s) if timeout_s > 0 else self.events.get_nowait()
         except queue.Empty:
@@ -232,4 +317,18 @@ class LocalLink:
         return self._hub.connected.get(self.client_id) is self
 
     def take(self, delivery: Delivery) -> None:
-        self.events.put(delivery)
+        if self._cables is None:
+            self.put(delivery)
+        else:
+            size, connection = publish_packet_bytes(delivery.topic, len(delivery.payload)), self.connection
+            self._cables.down.send(size, lambda: self._comes(delivery, connection))
+
+    def _comes(self, delivery: Delivery, connection: int) -> None:
+        if connection == self.connection and self._is_connected():
+            self.put(delivery)
+
+    def put(self, event: LinkEvent) -> None:
+        """Adds an event for the owner."""
+        self.events.put(event)
+        if self.on_event is not None:
+            self.on_event()
