@@ -178,8 +178,14 @@ class LocalHub:
 
     def subscribe(self, link: LocalLink, topic_filter: str) -> None:
         self._table(topic_filter).setdefault(topic_filter, {})[link] = None
+        if link.client_id in self.denied:
+            return
+        if self._table(topic_filter) is self._exact:  # thousands of devices are in `retained`
+            if topic_filter in self.retained:
+                link.take(Delivery(topic_filter, self.retained[topic_filter], True))
+            return
         for topic, payload in self.retained.items():
-            if matches(topic_filter, topic) and link.client_id not in self.denied:
+            if matches(topic_filter, topic):
                 link.take(Delivery(topic, payload, True))
 
     def unsubscribe(self, link: LocalLink, topic_filter: str) -> None:
