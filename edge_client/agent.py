@@ -197,6 +197,11 @@ class Agent:
         self._announce("sleeping")
         self.link.close()
 
+    def rests_s(self, longest_s: float) -> float:
+        """Returns how long `step` would wait now if no event comes."""
+        rests_s = self.rounds.rests_s(longest_s)
+        return rests_s if self.rounds.is_quiet else self._sleep_s(rests_s)
+
     def _sleep_s(self, longest_s: float) -> float:
         if not self._up:
             return longest_s

@@ -124,13 +124,10 @@ class TimedWorkshop:
 
 
 class VirtualStop(threading.Event):
-    """Ends nothing; notes how long its owner would wait for it."""
-
-    waits_s: float | None = None
+    """A stop for which nobody waits in real time."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        self.waits_s = timeout
-        return False
+        return self.is_set()
 
 
 class WorldBoard:
@@ -190,20 +187,18 @@ class WorldBoard:
 
     def _act(self) -> float:
         """Lets the client work until it waits; returns the time of its next step."""
-        agent, link, stop, clock = self.agent, self.link, self.stop, self._clock
+        agent, link = self.agent, self.link
         if agent is None:
             return math.inf
         while True:
-            link.waits_s = stop.waits_s = None
             agent.step(LONGEST_SLEEP_S)
-            waits_s = stop.waits_s if link.waits_s is None else link.waits_s
-            if waits_s:
-                break
             if link.is_full:
                 return link.room_at
+            if link.events.empty() and (rests_s := agent.rests_s(LONGEST_SLEEP_S)) > 0:
+                break
         if (training := agent.rounds.training) is not None and training.ends_at is None:
             return min(self.workshop.ends_at, training.deadline + _LATE_S)
-        return clock.now + waits_s
+        return self._clock.now + rests_s
 
     @property
     def compute_s(self) -> float:
