@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from hushfleet.array_api import Array
+from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import (
     BrokerSection,
@@ -22,16 +24,18 @@ from hushfleet.edge_client.board.config import (
     OwnDataSection,
     SimulationSection,
 )
+from hushfleet.edge_client.board.local_data import zero_samples
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.edge_client.worker.job import Finished, Job, Outcome, Told
 from hushfleet.edge_client.worker.job_store import JobStore
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.clock.device_time import CONNECT_LATENCIES, DeviceTimes
 from hushfleet.simulator.world.clock import Actor, WorldClock
 from hushfleet.simulator.world.hub import Cable, Cables, LocalHub, LocalLink
-from hushfleet.wire.link.interface import Will
+from hushfleet.wire.link.interface import LinkDown, Will
 
 LONGEST_SLEEP_S = 5.0  # how soon a board notices that a retained message has not come
 _LATE_S = 1e-6  # the agent compares whether its deadline has passed
@@ -49,13 +53,9 @@ class ZeroTraining:
     Noise, codec and bookkeeping are the board's own.
     """
 
-    def __init__(self, spec, method, sample) -> None:  # type: ignore[no-untyped-def]
-        self._spec, self._method, self._sample = spec, method, sample
-
-    def _gradient(self, params, x, y, dropout=(), out=None, **others):  # type: ignore[no-untyped-def]
-        gradient = np.empty_like(params) if out is None else out
-        gradient[...] = 0
-        return 0.0, gradient
+    def __init__(self, spec: TaskSpec, method: TaskMethod) -> None:
+        self._spec, self._method = spec, method
+        self._sample = zero_samples(spec.model, spec.model.targets.blank(1, len(spec.model.class_names)))
 
     def __call__(self, job: Job) -> Outcome:
         store, simulation = JobStore(job), job.config.simulation
@@ -65,9 +65,10 @@ class ZeroTraining:
             store=store,
             spec=self._spec,
             method=self._method,
-            gradient=self._gradient,
-            logits_of=None,  # type: ignore[arg-type]
+            gradient=_zeros,
+            logits_of=lambda params, x: np.zeros((len(x), self._spec.model.outputs), np.float32),
             samples=lambda: self._sample,
+            held_out=lambda: self._sample,
             randomness=SeededRandomness(simulation.seed, simulation.index),
             limits=job.config.limits,
         )
@@ -79,6 +80,12 @@ class ZeroTraining:
         done = store.commit
         assert done is not None
         return Finished(done.charge, done.update, done.public_before, done.state)
+
+
+def _zeros(params: Array, x: Any, y: Any, dropout: Any = (), out: Array | None = None, **_: Any) -> tuple[float, Array]:
+    gradient = np.empty_like(params) if out is None else out
+    gradient[...] = 0
+    return 0.0, gradient
 
 
 class TimedWorkshop:
@@ -155,30 +162,100 @@ class WorldBoard:
             connects_s=CONNECT_LATENCIES * times.latency_s,
         )
         self.actor = Actor(clock, self._act)
-        self.on_s, self._on_since = 0.0, math.inf
-        self._compute_s = 0.0
+        self.is_cut = False
+        self.down_since = 0.0
+        """Since when it tries to connect, while it has no link."""
+        self._on_s, self._on_since, self._compute_s = 0.0, math.inf, 0.0
         self.agent: Agent | None = None
+        self.store: DeviceStore | None = None
+        self.link: LocalLink | None = None
+        self._is_started = False
+
+    @property
+    def is_on(self) -> bool:
+        return self.agent is not None
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of computing so far."""
+        return self._compute_s + (self.workshop.compute_s if self.agent is not None else 0.0)
+
+    @property
+    def on_s(self) -> float:
+        """Seconds of power so far."""
+        return self._on_s + max(0.0, self._clock.now - self._on_since)
+
+    @property
+    def is_linked(self) -> bool:
+        return self.link is not None and self._hub.connected.get(self.name) is self.link
 
     # power and network
 
-    def start(self) -> None:
-        """Switches it on."""
-        self._on_since, self.actor.is_off = self._clock.now, False
+    def start(self, *, connects: bool = True) -> None:
+        """Switches it on.
+
+        :param connects: whether its first attempt to connect succeeds, unless its network is cut.
+        """
+        self._on_since = self._clock.now
         self.stop = VirtualStop()
         self.workshop = TimedWorkshop(self._clock, self._train, self.times)
         self.store = self._open_store()
+        self._is_started = False
         self.agent = Agent(
-            self.config, self._link, self.store, clock=self._clock, stop=self.stop, workshop=self.workshop
+            self.config, self._make_link, self.store, clock=self._clock, stop=self.stop, workshop=self.workshop
         )
-        started = self.agent
-        self._clock.at(self._clock.now + self.times.start_s + self.cables.connects_s, lambda: self._begin(started))
+        self.down_since = self._clock.now + self.times.start_s
+        if connects and not self.is_cut:
+            self.connect_at(self.down_since)
 
-    def _begin(self, agent: Agent) -> None:
-        if agent is self.agent:
-            agent.start()
+    def connect_at(self, at: float) -> None:
+        """Connects it, with an attempt at this time; nothing happens if it is switched off or cut meanwhile."""
+        agent = self.agent
+
+        def connect() -> None:
+            if agent is None or agent is not self.agent or self.is_cut or self.link is None or self.is_linked:
+                return
+            if self._is_started:
+                self.link.open()
+            else:
+                self._is_started = True
+                agent.start()
             self.actor.wake()
 
-    def _link(self, will: Will) -> LocalLink:
+        self._clock.at(max(at, self.down_since) + self.cables.connects_s, connect)
+
+    def kill(self, *, will_after_s: float) -> None:
+        """Takes its power away."""
+        self._break(will_after_s)
+        self._end()
+
+    def stop_client(self) -> None:
+        """Ends the client as its system would: it says that it sleeps."""
+        if self.agent is not None:
+            self.agent.close()
+        self._end()
+
+    def cut(self, *, will_after_s: float) -> None:
+        """Cuts its network; the client goes on."""
+        self.is_cut = True
+        if self.is_linked and self.link is not None:
+            self._break(will_after_s)
+            self.link.put(LinkDown("the network was cut"))
+
+    def _break(self, will_after_s: float) -> None:
+        self.down_since = max(self._clock.now, self.down_since)
+        if self.link is not None:
+            self._hub.vanish(self.link, will_after_s=will_after_s)
+
+    def _end(self) -> None:
+        if self.agent is not None and self.store is not None:
+            self.workshop.give_up()
+            self._compute_s += self.workshop.compute_s
+            self._on_s, self._on_since = self.on_s, math.inf
+            self.agent = None
+            self.store.close()
+
+    def _make_link(self, will: Will) -> LocalLink:
         self.link = self._hub.link(self.name, will, cables=self.cables)
         self.link.on_event = self.actor.wake
         return self.link
@@ -188,7 +265,7 @@ class WorldBoard:
     def _act(self) -> float:
         """Lets the client work until it waits; returns the time of its next step."""
         agent, link = self.agent, self.link
-        if agent is None:
+        if agent is None or link is None:
             return math.inf
         while True:
             agent.step(LONGEST_SLEEP_S)
@@ -199,10 +276,6 @@ class WorldBoard:
         if (training := agent.rounds.training) is not None and training.ends_at is None:
             return min(self.workshop.ends_at, training.deadline + _LATE_S)
         return self._clock.now + rests_s
-
-    @property
-    def compute_s(self) -> float:
-        return self._compute_s + self.workshop.compute_s
 
 
 def board_config(name: str, *, index: int, seed: int, board: str, folder: str, limits: LimitsSection) -> DeviceConfig:

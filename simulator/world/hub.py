@@ -108,13 +108,21 @@ def matches(topic_filter: str, topic: str) -> bool:
 class LocalHub:
     """The broker. All links of a test or a simulation are made by `link`.
 
+    :param clock: the world's; None: the broker notices at once whatever happens.
     :param chaos: makes deliveries unreliable; None keeps every link's order and loses nothing.
     :param message_cap_bytes: links raise `TooLarge` for larger payloads.
 
     `denied` are client ids that an access list keeps out: they connect and subscribe, and neither hear nor are heard.
     """
 
-    def __init__(self, *, chaos: Chaos | None = None, message_cap_bytes: int = DEFAULT_MESSAGE_CAP_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        clock: WorldClock | None = None,
+        chaos: Chaos | None = None,
+        message_cap_bytes: int = DEFAULT_MESSAGE_CAP_BYTES,
+    ) -> None:
+        self.clock = clock
         self.message_cap_bytes = message_cap_bytes
         self.retained: dict[str, bytes] = {}
         self.denied: set[str] = set()
@@ -152,6 +160,35 @@ class LocalHub:
             link = self._cut.get(client_id)
             if link is not None:
                 self.attach(link)
+
+    def vanish(self, link: LocalLink, *, will_after_s: float = 0.0) -> None:
+        """Breaks a link of which the broker hears no more: it publishes the will when it notices.
+
+        Without a clock it notices at once.
+        """
+        if self.connected.get(link.client_id) is not link:
+            return
+        self.detach(link)
+        link.connection += 1  # what is on its way is lost
+        if link.will is not None:
+            if self.clock is None:
+                self._miss(link)
+            else:
+                self.clock.at(self.clock.now + will_after_s, lambda: self._miss(link))
+
+    def _miss(self, link: LocalLink) -> None:
+        """Publishes the will of a link that is gone, unless its client has come back."""
+        if link.client_id not in self.connected and link.will is not None:
+            self.publish(link.will.topic, link.will.payload, retain=True)
+
+    def crash(self) -> None:
+        """Ends all connections, and forgets what is retained; no will is published."""
+        with self.lock:
+            for link in list(self.connected.values()):
+                self.detach(link)
+                link.connection += 1
+                link.put(LinkDown("the broker has ended"))
+            self.retained.clear()
 
     def attach(self, link: LocalLink) -> None:
         if self.connected.get(link.client_id) is link:
@@ -241,7 +278,7 @@ class LocalLink:
         self._hub, self._cables = hub, cables
         self.events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
         self.filters: dict[str, None] = {}
-        self.is_paused = False
+        self.is_paused = self._is_closed = False
         self.connection = 0  # the number of the present or last one
         self.on_event: Callable[[], None] | None = None
         """Is called when something has come: then `receive` never waits, and notes in `waits_s` how long it would."""
@@ -281,7 +318,7 @@ class LocalLink:
 
     def _arrives(self, topic: str, payload: bytes, connection: int, *, retain: bool) -> None:
         """Lets the broker have a message, unless the connection that it was sent on is over."""
-        if connection == self.connection and self._is_connected():
+        if connection == self.connection and (self._is_connected() or self._is_closed):
             self._hub.publish(topic, payload, retain=retain)
 
     @property
@@ -317,6 +354,7 @@ class LocalLink:
 
     def close(self) -> None:
         with self._hub.lock:
+            self._is_closed = self._is_connected()  # then what was sent before still arrives
             self._hub.detach(self)
 
     def _is_connected(self) -> bool:

@@ -1,4 +1,8 @@
-"""Runs a world: the coordinator and the boards act when something has come or is due, and then the clock moves on."""
+"""Runs a world: a broker, an aggregator and boards act when something has come or is due, and the clock moves on.
+
+A world plays a scenario: boards lose their power or their network, the broker and the aggregator are killed. What is
+killed is dropped, with what it holds in memory, and its store is opened again at its next start.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister
@@ -15,11 +21,15 @@ from hushfleet.aggregator.rounds.coordinator import LONGEST_SLEEP_S, Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.simulator.engines.clock.links import LinkOptions
+from hushfleet.simulator.schedule import Action, Playback, Schedule
 from hushfleet.simulator.world.board import WorldBoard
 from hushfleet.simulator.world.clock import Actor, WorldClock
 from hushfleet.simulator.world.hub import LocalHub, LocalLink
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.link.interface import Will
+
+_STREAM = 0x574F524C
 
 
 class WorldServer:
@@ -27,6 +37,7 @@ class WorldServer:
 
     :param began: unix seconds at the world's start.
     :param accept_s: seconds to check and add one update. `close_s`: to close a round.
+    :param on_opened: receives the number of each round that opens, and its cohort.
     """
 
     def __init__(
@@ -39,67 +50,208 @@ class WorldServer:
         began: float = 0.0,
         accept_s: float = 0.0,
         close_s: float = 0.0,
+        on_opened: Callable[[int, list[str]], None] = lambda round, cohort: None,
         engine_options: dict[str, Any] | None = None,
     ) -> None:
         self.prepared, self.folder = prepared, folder
-        self._clock, self._hub, self._began = clock, hub, began
+        self._clock, self._hub, self._began, self._on_opened = clock, hub, began, on_opened
         self._accept_s, self._close_s, self._engine_options = accept_s, close_s, engine_options or {}
         self.actor = Actor(clock, self._act)
         self.identity, self.epoch = Identity.from_bytes(bytes(range(32))), 0
         self.coordinator: Coordinator | None = None
+        self.link: LocalLink | None = None
+        self._opened_round = 0
+
+    @property
+    def events_path(self) -> Path:
+        return self.folder / "events.jsonl"
+
+    @property
+    def finished(self) -> bool:
+        """True if every round is closed, or none may open any more."""
+        return self.coordinator is not None and self.coordinator.engine.finished
 
     def _wall(self) -> float:
         return self._began + self._clock.now
 
     def start(self) -> None:
+        """Starts the process; it connects at once."""
         self.epoch += 1
-        self.actor.is_off = False
         clock = self._clock
         self.store = AggregatorStore(self.folder, durable=False)
         self.register = DeviceRegister(self.folder / "aggregator", durable=False, wall=self._wall)
         engine = RoundEngine(self.store, self.prepared, clock=self._wall, monotonic=clock, **self._engine_options)
         self.coordinator = Coordinator(
             engine,
-            self._link,
+            self._connect,
             identity=self.identity,
             epoch=self.epoch,
             enrolment=Enrolment(self.store, self.register, closed=False, clock=clock, wall=self._wall),
             rhythm=Rhythm(self.prepared.task.schedule, self.store, wall=self._wall, elapsed=clock),
-            events=EventLog(self.folder / "events.jsonl", clock=self._wall),
+            events=EventLog(self.events_path, clock=self._wall),
             clock=clock,
         )
         self.coordinator.start()
         self.actor.wake()
 
-    def _link(self, will: Will) -> LocalLink:
+    def kill(self) -> None:
+        """Ends the process at once; what it has not stored is lost."""
+        if self.coordinator is not None:
+            self.coordinator = None
+            self.store.close()
+            self.register.close()
+
+    def _connect(self, will: Will) -> LocalLink:
         self.link = self._hub.link("aggregator", will)
         self.link.on_event = self.actor.wake
         return self.link
 
     def _act(self) -> float:
         coordinator, link, clock = self.coordinator, self.link, self._clock
-        if coordinator is None:
+        if coordinator is None or link is None:
             return math.inf
         engine = coordinator.engine
         while True:
             link.waits_s = None
-            before = engine.accepted, engine.closed_rounds
+            accepted, closed_rounds = engine.accepted, engine.closed_rounds
             coordinator.step(LONGEST_SLEEP_S)
-            closed, accepted = engine.closed_rounds - before[1], max(0, engine.accepted - before[0])
-            busy_s = closed * self._close_s + accepted * self._accept_s
+            if engine.plan is not None and engine.plan.round > self._opened_round:
+                self._opened_round = engine.plan.round
+                self._on_opened(engine.plan.round, sorted(engine.cohort))
+            closed = engine.closed_rounds - closed_rounds
+            busy_s = closed * self._close_s + max(0, engine.accepted - accepted) * self._accept_s
             if busy_s:
                 self.actor.busy_until = clock.now + busy_s
                 return self.actor.busy_until
             if link.waits_s:
-                return clock.now + link.waits_s
+                return clock.now + self._rests_s(link.waits_s)
+
+    def _rests_s(self, waits_s: float) -> float:
+        """Returns how long nothing can become due: between windows of a schedule it is much longer than a step."""
+        coordinator = self.coordinator
+        assert coordinator is not None
+        rhythm = coordinator.rounds.rhythm
+        if coordinator.engine.plan is None and not rhythm.is_due() and waits_s >= LONGEST_SLEEP_S:
+            return min(max(waits_s, rhythm.opens() - self._wall()), 3600.0)
+        return waits_s
 
 
 class World:
-    """A broker, an aggregator and boards."""
+    """A broker, an aggregator and boards, and what happens to them.
 
-    def __init__(self, clock: WorldClock, server: WorldServer, boards: Sequence[WorldBoard]) -> None:
-        self.clock, self.server, self.boards = clock, server, boards
+    :param seed: draws the waits before new connections.
+    """
 
-    def run(self, until: Callable[[], bool]) -> None:
-        while not until() and self.clock.next_s < math.inf:
+    def __init__(
+        self,
+        clock: WorldClock,
+        hub: LocalHub,
+        server: WorldServer,
+        boards: Sequence[WorldBoard],
+        *,
+        schedule: Schedule,
+        options: LinkOptions,
+        seed: int,
+    ) -> None:
+        self.clock, self.hub, self.server = clock, hub, server
+        self.boards = {board.name: board for board in boards}
+        self.playback, self._options = Playback(schedule), options
+        self._rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(_STREAM,))))
+        self._broker_up = True
+        self._server_down_since = 0.0
+        self._server_life = 0
+        self.played: list[Action] = []
+
+    def start(self) -> None:
+        self.server.start()
+        for name, board in self.boards.items():
+            if name not in self.playback.absent:
+                board.start(connects=self._broker_up)
+
+    def advance(self, give_up_at: float = math.inf) -> bool:
+        """Moves to what comes next, and does it; returns False if nothing comes before `give_up_at`."""
+        at = min(self.playback.next_s, self.clock.next_s)
+        if at > give_up_at or math.isinf(at):
+            return False
+        if self.playback.next_s <= at:
+            self.clock.now = max(self.clock.now, at)
+            for action in self.playback.due(self.clock.now):
+                self.played.append(action)
+                self.act(action)
+        else:
             self.clock.advance()
+        return True
+
+    def act(self, action: Action) -> None:
+        """Carries out one action of a scenario."""
+        starts = action.kind == "start"
+        if action.target == "aggregator":
+            (self._start_server if starts else self._kill_server)()
+        elif action.target == "broker":
+            (self._start_broker if starts else self._kill_broker)()
+        else:
+            self._act_on_board(self.boards[action.target], action.kind)
+
+    def _act_on_board(self, board: WorldBoard, kind: str) -> None:
+        noticed_s = self._options.lost_noticed_s
+        if kind == "start":
+            board.start(connects=self._broker_up)
+        elif kind == "stop":
+            board.stop_client()
+        elif kind == "kill":
+            board.kill(will_after_s=noticed_s)
+        elif kind == "cut":
+            board.cut(will_after_s=noticed_s)
+        else:
+            board.is_cut = False
+            self._connect_again(board)
+
+    def _connect_again(self, board: WorldBoard) -> None:
+        """Connects a board that is on, at its first attempt after the way is free."""
+        if board.is_on and not board.is_cut and self._broker_up:
+            board.connect_at(self._attempt_at(board.down_since))
+
+    def _attempt_at(self, down_since: float) -> float:
+        """Returns when the first attempt is made from now on; attempts before have failed."""
+        at, ceiling_s = down_since, self._options.first_backoff_s
+        while True:
+            at += self._rng.uniform(0.0, ceiling_s)
+            ceiling_s = min(2 * ceiling_s, self._options.longest_backoff_s)
+            if at >= self.clock.now:
+                return at
+
+    def _kill_broker(self) -> None:
+        self._broker_up = False
+        self._server_down_since = self.clock.now
+        self.hub.crash()
+        for board in self.boards.values():
+            board.down_since = max(self.clock.now, board.down_since)
+
+    def _start_broker(self) -> None:
+        self._broker_up = True
+        if self.server.link is not None and self.server.coordinator is not None:
+            link = self.server.link
+            self.clock.at(self._attempt_at(self._server_down_since), lambda: self._open_server(link))
+        for board in self.boards.values():
+            self._connect_again(board)
+
+    def _open_server(self, link: LocalLink) -> None:
+        if link is self.server.link and self._broker_up and self.server.coordinator is not None:
+            link.open()
+
+    def _kill_server(self) -> None:
+        self._server_life += 1
+        link = self.server.link
+        self.server.kill()
+        if link is not None:
+            self.hub.vanish(link, will_after_s=0.0)
+
+    def _start_server(self) -> None:
+        self._server_life += 1
+        life = self._server_life
+
+        def started() -> None:
+            if life == self._server_life:
+                self.server.start()
+
+        self.clock.at(self.clock.now + self._options.server_start_s, started)
