@@ -26,6 +26,7 @@ from hushfleet.edge_client.board.config import (
 )
 from hushfleet.edge_client.board.local_data import zero_samples
 from hushfleet.edge_client.randomness import SeededRandomness
+from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.edge_client.worker.job import Finished, Job, Outcome, Told
@@ -170,6 +171,7 @@ class WorldBoard:
         self.store: DeviceStore | None = None
         self.link: LocalLink | None = None
         self._is_started = False
+        self._answered: bytes | None = None
 
     @property
     def is_on(self) -> bool:
@@ -257,8 +259,20 @@ class WorldBoard:
 
     def _make_link(self, will: Will) -> LocalLink:
         self.link = self._hub.link(self.name, will, cables=self.cables)
-        self.link.on_event = self.actor.wake
+        self.link.on_event, self.link.on_publish = self.actor.wake, self._before_sending
         return self.link
+
+    def _before_sending(self) -> None:
+        """Takes the time of a committee member's answer, which its client computes by itself."""
+        agent = self.agent
+        if agent is None or agent.rounds.upload is None or not isinstance(agent.rounds.upload.entry, AnswerEntry):
+            return
+        entry, plan = agent.rounds.upload.entry, agent.rounds.plan
+        if entry.digest != self._answered and plan is not None and plan.secure is not None:
+            self._answered = entry.digest
+            took_s = int.from_bytes(plan.secure.included).bit_count() * self.times.pair_s
+            self._compute_s += took_s
+            self.cables.up.hold(self._clock.now + took_s)
 
     # its work loop
 

@@ -67,6 +67,7 @@ class WorldFleet:
         self._began = starts.replace(tzinfo=zone).timestamp()
         self._options = options or LinkOptions()
         self._cohorts: dict[int, list[str]] = {}
+        self._unsettled: tuple[int, int, list[str]] = (0, 0, [])  # round, cohort, and who had not charged at its close
 
     def rounds(self) -> Iterator[ClockRound]:
         """Yields one round after the other. Raises `HushfleetError` if a round never opens or never closes."""
@@ -158,6 +159,7 @@ class WorldFleet:
             self._declined[event["device"]] = event["code"]
 
     def _outcome(self, event: dict[str, Any]) -> ClockRound:
+        self._settle()
         round, boards = event["round"], self.world.boards
         cohort = self._cohorts[round]
         used = len(self._arrivals) >= self._rules.min_updates and bool(event.get("participants", True))
@@ -178,6 +180,7 @@ class WorldFleet:
             if charged:
                 spent.charged[len(cohort)] += 1
                 spent.unused[len(cohort)] += fate == "late" or not used
+        self._unsettled = round, len(cohort), fates["given_up"]
         return ClockRound(
             round=round,
             opened_s=self._opened_s,
@@ -193,6 +196,17 @@ class WorldFleet:
             events=(),
         )
 
+    def _settle(self) -> None:
+        """Counts who committed an update before it had heard that its round was over."""
+        round, size, names = self._unsettled
+        for name in names:
+            if self._is_charged(name, round):
+                spent = self._by_name[name].spent
+                spent.given_up, spent.late = spent.given_up - 1, spent.late + 1
+                spent.charged[size] += 1
+                spent.unused[size] += 1
+        self._unsettled = round, size, []
+
     def _is_charged(self, name: str, round: int) -> bool:
         """Returns whether a device has charged a round; one that is switched off is asked in its file."""
         board, task = self.world.boards[name], self.prepared.spec.task
@@ -205,6 +219,7 @@ class WorldFleet:
 
     def _end(self) -> None:
         """Fills in what the devices have spent, and closes the stores."""
+        self._settle()
         world = self.world
         for name, board in world.boards.items():
             spent = self._by_name[name].spent

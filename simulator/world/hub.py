@@ -72,6 +72,10 @@ class Cable:
     def room_at(self) -> float:
         return self._acked[0] if self._acked else 0.0
 
+    def hold(self, until: float) -> None:
+        """Lets nothing leave before this time, because the sender computes."""
+        self.free_at = max(self.free_at, until)
+
     def send(self, size: int, arrive: Callable[[], None]) -> None:
         """Sends a packet of this many bytes, and calls `arrive` when it is there."""
         self.bytes += size
@@ -283,6 +287,8 @@ class LocalLink:
         self.on_event: Callable[[], None] | None = None
         """Is called when something has come: then `receive` never waits, and notes in `waits_s` how long it would."""
         self.waits_s: float | None = None
+        self.on_publish: Callable[[], None] | None = None
+        """Is called before each message leaves."""
 
     def open(self) -> None:
         with self._hub.lock:
@@ -310,6 +316,8 @@ class LocalLink:
                 raise LinkLost(f"the link of {self.client_id!r} is not connected; nothing was sent")
             if self.client_id in self._hub.denied:
                 return
+            if self.on_publish is not None:
+                self.on_publish()
             if self._cables is None:
                 self._hub.publish(topic, bytes(payload), retain=retain)
             else:
