@@ -12,6 +12,7 @@ import math
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -34,6 +35,7 @@ from hushfleet.simulator.world.board import WorldBoard, ZeroTraining, board_conf
 from hushfleet.simulator.world.clock import WorldClock
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.simulator.world.run import World, WorldServer
+from hushfleet.simulator.world.short_cuts import short_cuts
 
 _LONGEST_ROUND_S = 90 * 86400.0
 
@@ -44,6 +46,7 @@ class WorldFleet:
     :param fleet: new devices, in the fleet's order; `spent` is filled while the rounds run.
     :param seed: the task's seed.
     :param starts: date and time of the start.
+    :param short: whether short-cuts are taken (`short_cuts`).
     """
 
     def __init__(
@@ -57,7 +60,9 @@ class WorldFleet:
         seed: int,
         starts: datetime = STARTS,
         options: LinkOptions | None = None,
+        short: bool = False,
     ) -> None:
+        self._short = short
         task = replace(prepared.task, round=rules, data=replace(prepared.task.data, devices=len(fleet)))
         self.prepared = replace(prepared, task=task, evaluate_global=None)
         self.fleet, self._rules, self._costs, self._schedule, self._seed = fleet, rules, costs, schedule, seed
@@ -71,7 +76,8 @@ class WorldFleet:
 
     def rounds(self) -> Iterator[ClockRound]:
         """Yields one round after the other. Raises `HushfleetError` if a round never opens or never closes."""
-        with tempfile.TemporaryDirectory(prefix="hushfleet-world-", dir=_memory_folder()) as folder:
+        memory = tempfile.TemporaryDirectory(prefix="hushfleet-world-", dir=_memory_folder())
+        with memory as folder, short_cuts() if self._short else nullcontext():
             self.world = self._made(Path(folder))
             self.world.start()
             try:
