@@ -1,0 +1,47 @@
+"""Small worlds: real agents and a real coordinator on a tiny task, whose boards are made of plain seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hushfleet.aggregator.config.scenario import ScenarioSection
+from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.simulator.engines.clock.device import ClockDevice
+from hushfleet.simulator.engines.clock.device_time import Costs, DeviceTimes
+from hushfleet.simulator.engines.clock.events import ClockRound
+from hushfleet.simulator.engines.clock.links import LinkOptions
+from hushfleet.simulator.schedule import make_schedule
+from hushfleet.simulator.world.fleet import WorldFleet
+from support.fleet import prepared_task
+from support.virtual_clock import FREE, PLAIN
+
+PROMPT = LinkOptions(lost_noticed_s=0.0, first_backoff_s=1e-4, longest_backoff_s=1e-4, server_start_s=3.0)
+"""Whose links are tried again at once, so that moments can be told."""
+BOARD = replace(PLAIN, latency_s=0.01, model_s=0.0)
+"""Trains for 6 s, takes 0.5 s for the rest, and has a link that is never busy."""
+TRAINS_S = 6.5
+
+
+def world(
+    times: Sequence[DeviceTimes],
+    *,
+    prepared: PreparedTask | None = None,
+    scenario: dict[str, Any] | None = None,
+    costs: Costs = FREE,
+    options: LinkOptions = PROMPT,
+    short: bool = False,
+    **rules: Any,
+) -> WorldFleet:
+    devices = [ClockDevice("abcdefghijklmnopqrstuvwxyz"[index], each) for index, each in enumerate(times)]
+    rules = {"rounds": 1, "deadline_s": 100.0, **rules}
+    prepared = prepared or prepared_task(method="dp-fedavg", accounting="strict", devices=len(devices), **rules)
+    schedule = make_schedule(ScenarioSection(**(scenario or {})), [device.name for device in devices], seed=1)
+    return WorldFleet(
+        prepared, prepared.task.round, devices, costs=costs, schedule=schedule, seed=1, options=options, short=short
+    )
+
+
+def played(fleet: WorldFleet) -> list[ClockRound]:
+    return list(fleet.rounds())
