@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,12 +25,14 @@ from hushfleet.edge_client.board.config import (
     SimulationSection,
 )
 from hushfleet.edge_client.board.local_data import zero_samples
+from hushfleet.edge_client.declines import Declined, decline_reason
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
-from hushfleet.edge_client.worker.job import Finished, Job, Outcome, Told
+from hushfleet.edge_client.worker.job import Failed, Finished, Job, Outcome, Told
 from hushfleet.edge_client.worker.job_store import JobStore
+from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.clock.device_time import CONNECT_LATENCIES, DeviceTimes
@@ -43,9 +45,29 @@ _LATE_S = 1e-6  # the agent compares whether its deadline has passed
 
 
 class Training(Protocol):
-    """Does a job, and returns its outcome."""
+    """Begins a job; the iterator gives its outcome, and may wait for it."""
 
-    def __call__(self, job: Job) -> Outcome: ...
+    def __call__(self, job: Job) -> Iterator[Outcome]: ...
+
+
+def trained(job: Job, trainer: Trainer) -> Outcome:
+    """Returns the outcome of a round, as a worker does (`hushfleet.edge_client.worker.work`).
+
+    :param trainer: on a `JobStore` of the job.
+    """
+    store = trainer.store
+    assert isinstance(store, JobStore)
+    round = DeviceRound(trainer, job.plan, None if job.roster is None else Roster.from_bytes(job.roster))
+    round.at, round.mask_keys = job.at, job.mask_keys
+    assert job.charge is not None
+    round.charge = job.charge
+    try:
+        round.run(np.frombuffer(job.model, "<f4"), blank=job.blank)
+    except (PrivacyError, Declined, BadInput) as error:
+        return Failed(*decline_reason(error))
+    done = store.commit
+    assert done is not None
+    return Finished(done.charge, done.update, done.public_before, done.state, round.failed)
 
 
 class ZeroTraining:
@@ -58,12 +80,12 @@ class ZeroTraining:
         self._spec, self._method = spec, method
         self._sample = zero_samples(spec.model, spec.model.targets.blank(1, len(spec.model.class_names)))
 
-    def __call__(self, job: Job) -> Outcome:
-        store, simulation = JobStore(job), job.config.simulation
+    def __call__(self, job: Job) -> Iterator[Outcome]:
+        simulation = job.config.simulation
         assert simulation is not None
         trainer = Trainer(
             device=job.config.device.id,
-            store=store,
+            store=JobStore(job),
             spec=self._spec,
             method=self._method,
             gradient=_zeros,
@@ -73,14 +95,7 @@ class ZeroTraining:
             randomness=SeededRandomness(simulation.seed, simulation.index),
             limits=job.config.limits,
         )
-        round = DeviceRound(trainer, job.plan, None if job.roster is None else Roster.from_bytes(job.roster))
-        round.at, round.mask_keys = job.at, job.mask_keys
-        assert job.charge is not None
-        round.charge = job.charge
-        round.run(np.frombuffer(job.model, "<f4"))
-        done = store.commit
-        assert done is not None
-        return Finished(done.charge, done.update, done.public_before, done.state)
+        yield trained(job, trainer)
 
 
 def _zeros(params: Array, x: Any, y: Any, dropout: Any = (), out: Array | None = None, **_: Any) -> tuple[float, Array]:
@@ -92,32 +107,38 @@ def _zeros(params: Array, x: Any, y: Any, dropout: Any = (), out: Array | None =
 class TimedWorkshop:
     """A `Workshop` whose outcome comes after the seconds that the board takes for it.
 
-    :param train: does the work, at once.
-    :param times: the board's seconds; `loads_s`: what the first job takes besides, for the task's graphs.
+    :param train: begins the work; its outcome is taken when the board has computed it.
     """
 
     def __init__(self, clock: WorldClock, train: Training, times: DeviceTimes) -> None:
         self._clock, self._train, self._times = clock, train, times
+        self._work: Iterator[Outcome] | None = None
         self._outcome: Outcome | None = None
-        self._loads_s = times.load_s
+        self._loads_s = times.load_s  # what the first job takes besides, for the task's graphs
+        self._began_at = self._computed_at = 0.0
         self.compute_s = 0.0
-        self._began_at = 0.0
+        """Seconds of computing so far."""
         self.ends_at = math.inf
+        """When it is worth to look."""
 
     def begin(self, job: Job) -> None:
         times = self._times
-        self._outcome = outcome = self._train(job)
-        writes = len(job.model)
-        if isinstance(outcome, Finished):
-            state = outcome.state
-            writes += len(outcome.update) + len(state.public) + len(state.private) + len(state.own or b"")
-        self._began_at = self._clock.now + self._loads_s + writes * times.write_s_per_byte
-        self.ends_at = self._began_at + times.train_s + times.release_s
+        self._work = self._train(job)
+        self._began_at = self._clock.now + self._loads_s + len(job.model) * times.write_s_per_byte
+        self._computed_at = self.ends_at = self._began_at + times.train_s + times.release_s
         self._loads_s = 0.0
 
     def poll(self) -> Outcome | None:
-        if self._outcome is None or self._clock.now < self.ends_at:
+        if self._work is None or self._clock.now < self.ends_at:
             return None
+        if self._outcome is None:
+            self._outcome = outcome = next(self._work)
+            if isinstance(outcome, Finished):
+                state = outcome.state
+                size = len(outcome.update) + len(state.public) + len(state.private) + len(state.own or b"")
+                self.ends_at += size * self._times.write_s_per_byte
+            if self._clock.now < self.ends_at:
+                return None
         outcome = self._outcome
         self.give_up()
         return outcome
@@ -126,9 +147,10 @@ class TimedWorkshop:
         return []
 
     def give_up(self) -> None:
-        if self._outcome is not None:
-            self.compute_s += max(0.0, min(self._clock.now, self.ends_at) - self._began_at)
-        self._outcome, self.ends_at = None, math.inf
+        if self._work is not None:
+            self.compute_s += max(0.0, min(self._clock.now, self._computed_at) - self._began_at)
+        self._work = self._outcome = None
+        self.ends_at = math.inf
 
 
 class VirtualStop(threading.Event):

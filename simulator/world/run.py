@@ -37,6 +37,7 @@ class WorldServer:
 
     :param began: unix seconds at the world's start.
     :param accept_s: seconds to check and add one update. `close_s`: to close a round.
+    :param events: the event log's file; by default in the folder.
     :param on_opened: receives the number of each round that opens, and its cohort.
     """
 
@@ -51,20 +52,18 @@ class WorldServer:
         accept_s: float = 0.0,
         close_s: float = 0.0,
         on_opened: Callable[[int, list[str]], None] = lambda round, cohort: None,
+        events: Path | None = None,
         engine_options: dict[str, Any] | None = None,
     ) -> None:
         self.prepared, self.folder = prepared, folder
         self._clock, self._hub, self._began, self._on_opened = clock, hub, began, on_opened
         self._accept_s, self._close_s, self._engine_options = accept_s, close_s, engine_options or {}
+        self.events_path = events or folder / "events.jsonl"
         self.actor = Actor(clock, self._act)
         self.identity, self.epoch = Identity.from_bytes(bytes(range(32))), 0
         self.coordinator: Coordinator | None = None
         self.link: LocalLink | None = None
         self._opened_round = 0
-
-    @property
-    def events_path(self) -> Path:
-        return self.folder / "events.jsonl"
 
     @property
     def finished(self) -> bool:
