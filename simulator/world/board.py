@@ -1,6 +1,6 @@
 """A board of a world: the real `Agent` on a real store, whose work takes the seconds of its profile.
 
-The arithmetic of these seconds is that of `hushfleet.simulator.engines.clock.device_time`. A board that is switched off
+The arithmetic of these seconds is that of `hushfleet.simulator.world.times`. A board that is switched off
 loses its process and keeps its store; one whose network is cut goes on working.
 """
 
@@ -35,9 +35,9 @@ from hushfleet.edge_client.worker.job_store import JobStore
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.secure.roster import Roster
-from hushfleet.simulator.engines.clock.device_time import CONNECT_LATENCIES, DeviceTimes
 from hushfleet.simulator.world.clock import Actor, WorldClock
 from hushfleet.simulator.world.hub import Cable, Cables, LocalHub, LocalLink
+from hushfleet.simulator.world.times import CONNECT_LATENCIES, DeviceTimes
 from hushfleet.wire.link.interface import LinkDown, Will
 
 LONGEST_SLEEP_S = 5.0  # how soon a board notices that a retained message has not come

@@ -1,7 +1,7 @@
 """Runs the rounds of a task in a world whose boards train with zeros, for a forecast.
 
 It gives what `hushfleet.simulator.engines.clock.engine.FleetClock` gives, so that the figures of a forecast are made of
-either: outcomes of rounds, and in `ClockDevice.spent` what each device has spent. What was charged is read from the
+either: outcomes of rounds, and in `FleetDevice.spent` what each device has spent. What was charged is read from the
 devices' own ledgers.
 """
 
@@ -25,17 +25,14 @@ from hushfleet.aggregator.rounds.schedule import Schedule as Windows
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
-from hushfleet.simulator.engines.clock.calendar import STARTS
-from hushfleet.simulator.engines.clock.device import ClockDevice
-from hushfleet.simulator.engines.clock.device_time import Costs
-from hushfleet.simulator.engines.clock.events import Arrival, ClockRound
-from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.schedule import Schedule
 from hushfleet.simulator.world.board import WorldBoard, ZeroTraining, board_config
 from hushfleet.simulator.world.clock import WorldClock
 from hushfleet.simulator.world.hub import LocalHub
-from hushfleet.simulator.world.run import World, WorldServer
+from hushfleet.simulator.world.outcomes import STARTS, Arrival, ClockRound, FleetDevice
+from hushfleet.simulator.world.run import LinkOptions, World, WorldServer
 from hushfleet.simulator.world.short_cuts import short_cuts
+from hushfleet.simulator.world.times import Costs
 
 _LONGEST_ROUND_S = 90 * 86400.0
 
@@ -53,7 +50,7 @@ class WorldFleet:
         self,
         prepared: PreparedTask,
         rules: RoundSection,
-        fleet: Sequence[ClockDevice],
+        fleet: Sequence[FleetDevice],
         *,
         costs: Costs,
         schedule: Schedule,
@@ -100,7 +97,7 @@ class WorldFleet:
         )
         train = ZeroTraining(prepared.spec, prepared.method)
 
-        def made(index: int, device: ClockDevice) -> WorldBoard:
+        def made(index: int, device: FleetDevice) -> WorldBoard:
             state, name = folder / device.name, device.name
             limits = LimitsSection.of_simulation(
                 prepared.spec.privacy, memory_mib=self._schedule.memory_mib.get(name, 0)

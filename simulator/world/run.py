@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,32 @@ from hushfleet.aggregator.rounds.coordinator import LONGEST_SLEEP_S, Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.schedule import Action, Playback, Schedule
 from hushfleet.simulator.world.board import WorldBoard
 from hushfleet.simulator.world.clock import Actor, WorldClock
 from hushfleet.simulator.world.hub import LocalHub, LocalLink
+from hushfleet.simulator.world.times import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, LOST_NOTICED_S
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.link.interface import Will
 
+SERVER_START_S = 5.0
+"""Time from the aggregator's process start until it is connected, mostly for loading and exporting the graphs."""
 _STREAM = 0x574F524C
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkOptions:
+    """Durations after a link breaks.
+
+    :param lost_noticed_s: until the broker notices; 0 if a process is killed and its system closes the connection, as
+        in the live engine.
+    :param first_backoff_s: upper end of the first random wait before a new attempt; `longest_backoff_s`: of any wait.
+    """
+
+    lost_noticed_s: float = LOST_NOTICED_S
+    first_backoff_s: float = FIRST_BACKOFF_S
+    longest_backoff_s: float = LONGEST_BACKOFF_S
+    server_start_s: float = SERVER_START_S
 
 
 class WorldServer:

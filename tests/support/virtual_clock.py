@@ -12,12 +12,12 @@ from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.simulator.engines.clock.calendar import Calendar
 from hushfleet.simulator.engines.clock.device import ClockDevice
-from hushfleet.simulator.engines.clock.device_time import Costs, DeviceTimes
 from hushfleet.simulator.engines.clock.engine import FleetClock
-from hushfleet.simulator.engines.clock.events import ClockRound
-from hushfleet.simulator.engines.clock.links import LinkOptions
-from hushfleet.simulator.engines.clock.sizes import Sizes
 from hushfleet.simulator.schedule import make_schedule
+from hushfleet.simulator.world.outcomes import ClockRound
+from hushfleet.simulator.world.run import LinkOptions
+from hushfleet.simulator.world.sizes import Sizes
+from hushfleet.simulator.world.times import Costs, DeviceTimes
 
 C = TypeVar("C", bound=FleetClock)
 SIZES = Sizes(

@@ -8,12 +8,11 @@ from typing import Any
 
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.simulator.engines.clock.device import ClockDevice
-from hushfleet.simulator.engines.clock.device_time import Costs, DeviceTimes
-from hushfleet.simulator.engines.clock.events import ClockRound
-from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.schedule import make_schedule
 from hushfleet.simulator.world.fleet import WorldFleet
+from hushfleet.simulator.world.outcomes import ClockRound, FleetDevice
+from hushfleet.simulator.world.run import LinkOptions
+from hushfleet.simulator.world.times import Costs, DeviceTimes
 from support.fleet import prepared_task
 from support.virtual_clock import FREE, PLAIN
 
@@ -34,7 +33,7 @@ def world(
     short: bool = False,
     **rules: Any,
 ) -> WorldFleet:
-    devices = [ClockDevice("abcdefghijklmnopqrstuvwxyz"[index], each) for index, each in enumerate(times)]
+    devices = [FleetDevice("abcdefghijklmnopqrstuvwxyz"[index], each) for index, each in enumerate(times)]
     rules = {"rounds": 1, "deadline_s": 100.0, **rules}
     prepared = prepared or prepared_task(method="dp-fedavg", accounting="strict", devices=len(devices), **rules)
     schedule = make_schedule(ScenarioSection(**(scenario or {})), [device.name for device in devices], seed=1)

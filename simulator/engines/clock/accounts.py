@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from hushfleet.simulator.engines.clock.device import Attempt, ClockDevice
 from hushfleet.simulator.engines.clock.events import EventQueue, OpenRound
-from hushfleet.simulator.engines.clock.sizes import Sizes
+from hushfleet.simulator.world.sizes import Sizes
 from hushfleet.wire.format.messages import Ask, Birth, Known, Want
 
 

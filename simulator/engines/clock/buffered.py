@@ -12,7 +12,8 @@ from typing import Any
 
 from hushfleet.simulator.engines.clock.device import Attempt, ClockDevice
 from hushfleet.simulator.engines.clock.engine import FleetClock
-from hushfleet.simulator.engines.clock.events import Arrival, OpenRound
+from hushfleet.simulator.engines.clock.events import OpenRound
+from hushfleet.simulator.world.outcomes import Arrival
 from hushfleet.wire.format.messages import Ack
 
 _OFFERED_AGAIN_S = 5.0  # as a device does that receives no answer

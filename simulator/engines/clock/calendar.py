@@ -10,9 +10,7 @@ from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.rounds.policy import may_open
 from hushfleet.aggregator.rounds.schedule import Schedule
-
-STARTS = datetime(2026, 1, 5)
-"""The date on which a virtual run starts: a fixed Monday, so that a run is the same on every day it is made."""
+from hushfleet.simulator.world.outcomes import STARTS
 
 _ROUNDING_S = 1e-3  # the rounding error of sums with unix seconds
 

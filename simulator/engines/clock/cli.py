@@ -79,8 +79,8 @@ def forecast(
     from hushfleet.simulator.engines.clock.days import read_budget
     from hushfleet.simulator.engines.clock.forecast import forecast, read_policies
     from hushfleet.simulator.engines.clock.show import costs_of, plot_forecasts, print_forecasts, sample_counts
-    from hushfleet.simulator.engines.clock.sizes import sizes_of
     from hushfleet.simulator.fleet import device_names
+    from hushfleet.simulator.world.sizes import sizes_of
     from hushfleet.user_files import checked_file
 
     console, plot = Console(stderr=options.as_json), options.plot

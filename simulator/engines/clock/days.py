@@ -21,7 +21,7 @@ from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.simulator.engines.clock.device import ClockDevice
-from hushfleet.simulator.engines.clock.events import ClockRound
+from hushfleet.simulator.world.outcomes import ClockRound
 
 DAY_S = 86400.0
 

@@ -11,17 +11,16 @@ devices that still train then. The list shows whether such a device will commit;
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.simulator.boards import BoardKind, FleetMix
-from hushfleet.simulator.engines.clock.device_time import WANTS_S, Costs, DeviceTimes, device_times
-from hushfleet.simulator.engines.clock.sizes import Download, Sizes
+from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.schedule import Schedule
+from hushfleet.simulator.world.outcomes import FleetDevice, fleet_devices
+from hushfleet.simulator.world.sizes import Download, Sizes
+from hushfleet.simulator.world.times import WANTS_S, Costs
 
 _ROUNDING_S = 1e-6  # tolerance for times that are sums
 
@@ -104,37 +103,10 @@ class Ending(NamedTuple):
     free_at: float
 
 
-@dataclass(slots=True)
-class Spent:
-    """Totals of one device so far, for a forecast.
-
-    :param up_bytes: whole packets; the same for `down_bytes`.
-    :param chosen: rounds that chose the device; each is then `used`, `late`, `given_up`, `declined` or `lost`.
-    :param charged: number of charged rounds by cohort size; in a forecast, key 0 counts the rounds in which the device
-        answered a question.
-    :param unused: the charged rounds whose update went into no model.
-    """
-
-    up_bytes: float = 0.0
-    down_bytes: float = 0.0
-    compute_s: float = 0.0
-    on_s: float = 0.0
-    chosen: int = 0
-    used: int = 0
-    late: int = 0
-    given_up: int = 0
-    declined: int = 0
-    lost: int = 0
-    charged: Counter[int] = field(default_factory=Counter)
-    unused: Counter[int] = field(default_factory=Counter)
-
-
 @dataclass(slots=True, eq=False)
-class ClockDevice:
+class ClockDevice(FleetDevice):
     """A device's state on the virtual clock.
 
-    :param kind: index of its board in the fleet's mix.
-    :param board: the profile's name.
     :param fresh: True if its process has had no link yet.
     :param announced_from: bytes that had been announced to all when its link came up.
     :param held: version of the global model in its store; -1 if none.
@@ -142,10 +114,6 @@ class ClockDevice:
     :param in_sync: True if the aggregator has the device's public state.
     """
 
-    name: str
-    times: DeviceTimes
-    kind: int = 0
-    board: str = "generic-x86"
     on: bool = False
     cut: bool = False
     linked: bool = False
@@ -163,7 +131,6 @@ class ClockDevice:
     committed_round: int = 0
     participations: int = 0
     in_sync: bool = True
-    spent: Spent = field(default_factory=Spent)
 
     def lay_out(
         self,
@@ -291,39 +258,6 @@ def make_devices(
     sizes: Sizes,
     schedule: Schedule,
 ) -> list[ClockDevice]:
-    """Returns new devices, in the order of `names`.
-
-    :param samples: training samples of each device; the list is repeated if it is shorter than `names`.
-    """
-    config, privacy = prepared.method.config, prepared.spec.privacy
-
-    @cache
-    def times(kind: BoardKind, count: int, write_mb_s: float | None, memory_mib: int | None) -> DeviceTimes:
-        return device_times(
-            kind,
-            samples=count,
-            batch_size=config.batch_size,
-            epochs=config.local_epochs,
-            local_steps=config.local_steps,
-            sampled=(privacy.batches, privacy.sample_rate) if privacy.unit == "record" else None,
-            costs=costs,
-            sizes=sizes,
-            task_memory_mib=prepared.spec.memory_mib,
-            write_mb_s=write_mb_s,
-            memory_mib=memory_mib,
-        )
-
-    return [
-        ClockDevice(
-            name,
-            times(
-                mix[index],
-                samples[index % len(samples)],
-                schedule.write_mb_s.get(name),
-                schedule.memory_mib.get(name),
-            ),
-            kind=mix.dealt[index],
-            board=mix[index].profile,
-        )
-        for index, name in enumerate(names)
-    ]
+    """Returns new devices, as `fleet_devices` does."""
+    made = fleet_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
+    return [ClockDevice(each.name, each.times, kind=each.kind, board=each.board) for each in made]

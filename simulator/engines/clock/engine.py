@@ -20,11 +20,13 @@ from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.clock.accounts import Accounts
 from hushfleet.simulator.engines.clock.calendar import Calendar
 from hushfleet.simulator.engines.clock.device import Attempt, Broadcasts, ClockDevice
-from hushfleet.simulator.engines.clock.device_time import Costs
-from hushfleet.simulator.engines.clock.events import Arrival, ClockRound, EventQueue, OpenRound, stuck
-from hushfleet.simulator.engines.clock.links import LinkOptions, Links
-from hushfleet.simulator.engines.clock.sizes import Download, Sizes
+from hushfleet.simulator.engines.clock.events import EventQueue, OpenRound, stuck
+from hushfleet.simulator.engines.clock.links import Links
 from hushfleet.simulator.schedule import Playback, Schedule
+from hushfleet.simulator.world.outcomes import Arrival, ClockRound
+from hushfleet.simulator.world.run import LinkOptions
+from hushfleet.simulator.world.sizes import Download, Sizes
+from hushfleet.simulator.world.times import Costs
 from hushfleet.wire.format.messages import Ack
 
 _LONGEST_ROUND_S = 90 * 86400.0

@@ -7,20 +7,10 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from hushfleet.aggregator.rounds.policy import ClosingRule
-
-
-class LogEvent(NamedTuple):
-    """An event as the coordinator writes it; `update` and `run` lack the fields that only a trained run knows.
-
-    A `scenario` event is an action of the schedule, as the live engine writes it: `action` and `target`.
-    """
-
-    at_s: float
-    event: str
-    fields: dict[str, Any]
+from hushfleet.simulator.world.outcomes import Arrival, LogEvent
 
 
 class EventQueue:
@@ -63,53 +53,6 @@ class EventQueue:
         """Removes and yields the logged events up to now, in order of time."""
         while self._log and self._log[0][0] <= self.now:
             yield heapq.heappop(self._log)[2]
-
-
-class Arrival(NamedTuple):
-    """An update that was accepted.
-
-    :param at_s: when it was accepted.
-    :param update_bytes: its predicted size.
-    :param round: round that it was trained for; in buffered rounds it may be an earlier one.
-    """
-
-    device: str
-    at_s: float
-    update_bytes: int
-    round: int
-
-
-@dataclass(frozen=True)
-class ClockRound:
-    """The outcome of a round; times in virtual seconds since the run's start.
-
-    Every member of the cohort is in one of `arrivals` (accepted in time, in this order), `late` (committed and
-    charged, but not accepted), `given_up` (ended by the close before it was charged), `declined`, or `lost`
-    (absent, or gone before it had committed).
-
-    :param used: whether there were enough updates for a new global model.
-    :param events: events up to the close, in order of time; empty without logging.
-    :param stale: only in buffered rounds, where the cohort is the whole fleet: devices and rounds of the updates that
-        were committed, and are too late for any buffer.
-    """
-
-    round: int
-    opened_s: float
-    closed_s: float
-    cohort: tuple[str, ...]
-    arrivals: tuple[Arrival, ...]
-    late: tuple[str, ...]
-    given_up: tuple[str, ...]
-    declined: tuple[str, ...]
-    lost: tuple[str, ...]
-    extensions: int
-    used: bool
-    events: tuple[LogEvent, ...]
-    stale: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def wall_s(self) -> float:
-        return self.closed_s - self.opened_s
 
 
 @dataclass

@@ -20,15 +20,14 @@ from hushfleet.privacy.budget import Budget
 from hushfleet.progress import counted
 from hushfleet.schema import parse_toml
 from hushfleet.simulator.boards import FleetMix
-from hushfleet.simulator.engines.clock.calendar import STARTS
 from hushfleet.simulator.engines.clock.days import DayBook, Days, charge_of, limited
-from hushfleet.simulator.engines.clock.device import ClockDevice, Spent, make_devices
-from hushfleet.simulator.engines.clock.device_time import Costs
-from hushfleet.simulator.engines.clock.events import ClockRound
-from hushfleet.simulator.engines.clock.sizes import Sizes
+from hushfleet.simulator.engines.clock.device import ClockDevice, make_devices
 from hushfleet.simulator.engines.clock.sums import clock_of
 from hushfleet.simulator.fleet import device_names
 from hushfleet.simulator.schedule import schedule_of
+from hushfleet.simulator.world.outcomes import STARTS, ClockRound, Spent
+from hushfleet.simulator.world.sizes import Sizes
+from hushfleet.simulator.world.times import Costs
 
 POLICY_KEYS = (
     "cohort_size", "min_devices", "quorum", "min_updates", "deadline_s", "mode", "buffer_size", "max_staleness"

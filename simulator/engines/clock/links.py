@@ -7,37 +7,19 @@ connect again after waits with full jitter, as `mqtt` does; an attempt fails imm
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from hushfleet.simulator.engines.clock.device import ClockDevice
-from hushfleet.simulator.engines.clock.device_time import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, LOST_NOTICED_S
 from hushfleet.simulator.engines.clock.events import EventQueue
 from hushfleet.simulator.schedule import Action
+from hushfleet.simulator.world.run import LinkOptions
 
 if TYPE_CHECKING:
     from hushfleet.simulator.engines.clock.engine import FleetClock
 
-SERVER_START_S = 5.0
-"""Time from the aggregator's process start until it is connected, mostly for loading and exporting the graphs."""
 _STREAM = 0x434C4B42
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkOptions:
-    """Durations after a link breaks.
-
-    :param lost_noticed_s: until the broker notices; 0 if a process is killed and its system closes the connection, as
-        in the live engine.
-    :param first_backoff_s: upper end of the first random wait before a new attempt; `longest_backoff_s`: of any wait.
-    """
-
-    lost_noticed_s: float = LOST_NOTICED_S
-    first_backoff_s: float = FIRST_BACKOFF_S
-    longest_backoff_s: float = LONGEST_BACKOFF_S
-    server_start_s: float = SERVER_START_S
 
 
 class Links:

@@ -22,12 +22,8 @@ from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.device import make_devices
-from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.engine import FleetClock
-from hushfleet.simulator.engines.clock.events import Arrival, ClockRound, LogEvent
-from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.engines.clock.measure import measure_costs
-from hushfleet.simulator.engines.clock.sizes import sizes_of
 from hushfleet.simulator.engines.clock.sums import clock_of
 from hushfleet.simulator.engines.fast.device_file import DeviceFile
 from hushfleet.simulator.engines.fast.engine import (
@@ -45,6 +41,10 @@ from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.engines.live.engine import RECONNECT_S
 from hushfleet.simulator.run_folder import RunFolder, Simulation
 from hushfleet.simulator.schedule import schedule_of
+from hushfleet.simulator.world.outcomes import Arrival, ClockRound, LogEvent
+from hushfleet.simulator.world.run import LinkOptions
+from hushfleet.simulator.world.sizes import sizes_of
+from hushfleet.simulator.world.times import Costs
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import attach_public
 

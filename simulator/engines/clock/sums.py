@@ -18,12 +18,13 @@ from hushfleet.secure.prime_field import to_bytes
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.simulator.engines.clock.buffered import BufferedClock
-from hushfleet.simulator.engines.clock.calendar import STARTS, Calendar
+from hushfleet.simulator.engines.clock.calendar import Calendar
 from hushfleet.simulator.engines.clock.device import ClockDevice
-from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.engine import FleetClock
 from hushfleet.simulator.engines.clock.events import OpenRound
-from hushfleet.simulator.engines.clock.sizes import Sizes
+from hushfleet.simulator.world.outcomes import STARTS
+from hushfleet.simulator.world.sizes import Sizes
+from hushfleet.simulator.world.times import Costs
 from hushfleet.wire.format.identity import SIGNATURE_BYTES
 from hushfleet.wire.format.messages import Ack, Offer, RoundPlan, SecurePlan
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.config.round_section import RoundSection
-from hushfleet.simulator.engines.clock.device_time import DeviceTimes
+from hushfleet.simulator.world.times import DeviceTimes
 from hushfleet.wire.format.messages import Birth, Want
 from support.virtual_clock import (
     FREE,

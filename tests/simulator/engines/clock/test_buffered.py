@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.simulator.engines.clock.buffered import BufferedClock
-from hushfleet.simulator.engines.clock.events import ClockRound
+from hushfleet.simulator.world.outcomes import ClockRound
 from support.virtual_clock import ARRIVES, BORN, PLAIN, clock, run
 
 QUICK, SLOW = PLAIN, replace(PLAIN, step_s=20.0)

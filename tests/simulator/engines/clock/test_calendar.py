@@ -14,8 +14,9 @@ from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.clock.buffered import BufferedClock
-from hushfleet.simulator.engines.clock.calendar import STARTS, Calendar
+from hushfleet.simulator.engines.clock.calendar import Calendar
 from hushfleet.simulator.engines.clock.days import DayBook
+from hushfleet.simulator.world.outcomes import STARTS
 from support.virtual_clock import ARRIVES, BORN, PLAIN, arrivals, clock, run
 
 TASK = Path(__file__).resolve().parents[4] / "tasks" / "digits-chaos.toml"

@@ -26,10 +26,10 @@ from hushfleet.graphs.session import GradientGraph
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.boards import BoardKind, FleetMix
 from hushfleet.simulator.engines.clock.device import Broadcasts, make_devices
-from hushfleet.simulator.engines.clock.device_time import Costs, device_times
 from hushfleet.simulator.engines.clock.measure import _samples, measure_costs
-from hushfleet.simulator.engines.clock.sizes import Sizes, sizes_of
 from hushfleet.simulator.schedule import schedule_of
+from hushfleet.simulator.world.sizes import Sizes, sizes_of
+from hushfleet.simulator.world.times import Costs, device_times
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import publish_packet_bytes

@@ -10,8 +10,8 @@ import pytest
 
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.simulator.engines.clock.calendar import Calendar
-from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.engines.clock.sums import Drawn, SummedClock
+from hushfleet.simulator.world.run import LinkOptions
 from hushfleet.wire.format.messages import Ask, Birth
 from support.virtual_clock import (
     ARRIVES,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hushfleet.errors import HushfleetError
-from hushfleet.simulator.engines.clock.device_time import DeviceTimes
+from hushfleet.simulator.world.times import DeviceTimes
 from hushfleet.wire.format.messages import Ack, Ask, Birth, Known, Want
 from support.virtual_clock import (
     ARRIVES,

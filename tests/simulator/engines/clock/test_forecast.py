@@ -29,15 +29,14 @@ from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.simulator.boards import FleetMix, parse_mix
-from hushfleet.simulator.engines.clock.calendar import STARTS
 from hushfleet.simulator.engines.clock.days import Days, limited, read_budget
-from hushfleet.simulator.engines.clock.device import Spent
-from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.forecast import AS_IN_TASK, Forecast, epsilon_unused, forecast, read_policies
 from hushfleet.simulator.engines.clock.show import print_forecasts, sample_counts
-from hushfleet.simulator.engines.clock.sizes import sizes_of
 from hushfleet.simulator.fleet import device_names, make_fleet
 from hushfleet.simulator.units import format_seconds
+from hushfleet.simulator.world.outcomes import STARTS, Spent
+from hushfleet.simulator.world.sizes import sizes_of
+from hushfleet.simulator.world.times import Costs
 
 ZERO, ORIN = "raspberry-pi-zero-2-w", "jetson-orin-nano"
 COSTS = Costs(batch_s=0.05, sample_s=0.0, release_s=0.0, start_s=0.0, load_s=0.0, accept_s=0.0, close_s=0.0)

@@ -19,12 +19,12 @@ from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.simulator.boards import FleetMix
-from hushfleet.simulator.engines.clock.events import ClockRound
 from hushfleet.simulator.engines.clock.rounds import VirtualRounds, VirtualTime, fleet_clock, run_clocked_rounds
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import open_engine, run_rounds, train_cohort
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin
+from hushfleet.simulator.world.outcomes import ClockRound
 
 ZERO, ORIN = "raspberry-pi-zero-2-w", "jetson-orin-nano"
 COSTS = {

@@ -22,10 +22,6 @@ from hushfleet.edge_client.worker.job_store import JobStore
 from hushfleet.errors import HushfleetError
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.simulator.boards import FleetMix
-from hushfleet.simulator.engines.clock.device import make_devices
-from hushfleet.simulator.engines.clock.device_time import Costs
-from hushfleet.simulator.engines.clock.links import LinkOptions
-from hushfleet.simulator.engines.clock.sizes import sizes_of
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_noise, make_optimizer
 from hushfleet.simulator.engines.fast.sums import key_of
@@ -37,7 +33,10 @@ from hushfleet.simulator.schedule import schedule_of
 from hushfleet.simulator.world.board import WorldBoard, board_config, trained
 from hushfleet.simulator.world.clock import WorldClock
 from hushfleet.simulator.world.hub import LocalHub
-from hushfleet.simulator.world.run import World, WorldServer
+from hushfleet.simulator.world.outcomes import fleet_devices
+from hushfleet.simulator.world.run import LinkOptions, World, WorldServer
+from hushfleet.simulator.world.sizes import sizes_of
+from hushfleet.simulator.world.times import Costs
 from hushfleet.training.local_round import Trained
 
 LONGEST_ROUND_S = 90 * 86400.0
@@ -104,7 +103,7 @@ def run_in_world(
     prepared, folder, fleet = simulation.prepared, simulation.folder, simulation.fleet.devices
     names = [device.name for device in fleet]
     schedule = schedule_of(simulation.task, names)
-    devices = make_devices(
+    devices = fleet_devices(
         prepared,
         mix,
         names=names,

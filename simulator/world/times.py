@@ -20,7 +20,7 @@ from hushfleet.aggregator.publish.blobs import COALESCE_S
 from hushfleet.edge_client.board.config import USABLE_MEMORY
 from hushfleet.errors import BadInput
 from hushfleet.simulator.boards import BoardKind
-from hushfleet.simulator.engines.clock.sizes import Download, Sizes
+from hushfleet.simulator.world.sizes import Download, Sizes
 from hushfleet.wire.link.connection import Timing
 
 WANTS_S = COALESCE_S

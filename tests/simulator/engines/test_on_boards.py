@@ -10,11 +10,11 @@ from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.simulator.boards import FleetMix
-from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.engines.on_boards import run_in_world
 from hushfleet.simulator.run_folder import Simulation, begin
-from hushfleet.simulator.world.simulate import run_in_world
+from hushfleet.simulator.world.times import Costs
 
 COSTS = Costs(batch_s=0.05, sample_s=0.0, release_s=0.01, start_s=0.1, load_s=0.01, accept_s=0.001, close_s=0.002)
 MIX = FleetMix.in_turn(["jetson-orin-nano", "raspberry-pi-zero-2-w"], 4)
