@@ -48,7 +48,7 @@ def client(folder: Path, runtime: str) -> None:
     from hushfleet.edge_client.storage.store import DeviceStore
     from hushfleet.edge_client.trainer import DeviceRound
     from hushfleet.edge_client.worker.job import Job
-    from hushfleet.edge_client.worker.work import Work
+    from hushfleet.edge_client.worker.work import JobWork
     from hushfleet.methods import method_of
     from hushfleet.wire.format.messages import RoundPlan
     from hushfleet.wire.format.update import SIGNED
@@ -65,7 +65,7 @@ def client(folder: Path, runtime: str) -> None:
         store.put_blob(each, graph)
     newcomer = method_of(spec).init_state().public.digest()
     nothing = RoundPlan(spec.task, 1, spec.rounds, "open", bytes(32), initial.nbytes, {DEVICE: newcomer}, 1, 600.0)
-    work = Work(lambda told: None)
+    work = JobWork(lambda told: None)
     work._task(Job(config, package, tuple(graphs), nothing, b"", 0))
     del graphs, graph
     trainer = work.loaded.trainer

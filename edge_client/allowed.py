@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from hushfleet.array_api import np
 from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import allowed_charge, check_trust
 from hushfleet.edge_client.declines import Declined
 from hushfleet.edge_client.storage.answers import AnswerEntry
-from hushfleet.edge_client.storage.round_commit import RoundStore
 from hushfleet.errors import BadInput, Malformed, PrivacyError
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.question import rules_of
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.charge import Charge
 from hushfleet.secure.agreement import KeyAgreement
+from hushfleet.secure.member_answer import AnswerHeader, encode_answer
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.messages import RoundPlan
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.storage.arrays import RoundStore
 
 
 @dataclass(kw_only=True, eq=False)
@@ -119,8 +122,7 @@ class AllowedRound:
         if spec is None or self.roster is None:
             raise BadInput(f"round {plan.round} of {plan.task} has no secure sum: task and plan must both have one")
         check_trust(spec, self.party.limits)
-        shared = int(np.count_nonzero(~self.method.init_state().public.mask))
-        return self.party.make_secure_round(spec, plan, self.roster, size=shared)
+        return self.party.make_secure_round(spec, plan, self.roster, size=self.method.newcomer_shares)
 
     @cached_property
     def mask_keys(self) -> tuple[bytes, ...]:
@@ -133,8 +135,6 @@ class AllowedRound:
         For the same set of devices it returns the same bytes again. Raises `PrivacyError` for another set, and
         `Malformed` for a set that does not fit the cohort or is too small.
         """
-        from hushfleet.secure.member_answer import AnswerHeader, encode_answer  # with arrays
-
         plan, device, store = self.plan, self.party.device, self.store
         if device not in self.secure.members or plan.secure is None:
             return None

@@ -48,7 +48,7 @@ class OwnModel(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What a device predicts with, before any array is read.
+    """The model that a device predicts with, before any array is read.
 
     :param kind: `head` for an own head, `own` for the model of the last training, `global` for the shared one.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from hushfleet.edge_client.allowed import AllowedRound
 from hushfleet.edge_client.board.config import DeviceConfig
@@ -22,7 +22,7 @@ from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.net.upload import Upload
 from hushfleet.edge_client.own_head import OwnHeads, rounds_in
 from hushfleet.edge_client.own_model import blobs_of_models, is_shared_whole
-from hushfleet.edge_client.protocol import TABLE, VISITED, Event, State
+from hushfleet.edge_client.protocol import ROUND, Event, RoundState
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.kept import KeptModel
@@ -52,7 +52,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 @dataclass(eq=False)
-class Training:
+class AnnouncedTraining:
     """A training that is announced.
 
     :param plan: the plan that it belongs to; later plans may have come since.
@@ -78,7 +78,7 @@ class Training:
 
 @dataclass(eq=False)
 class Sent:
-    """What was sent last.
+    """The last upload.
 
     :param digest: its SHA-256; `round`: the latest round for which it was sent.
     :param resent_chunks: how many of its chunks were sent again since then.
@@ -123,10 +123,10 @@ class RoundHandler:
         self._new_samples = NewSamples.of(config.store_path.parent, tell=config.limits.tell_new)
         self._handover, self._announce, self._quiet, self._clock = handover, announce, quiet, clock
         self._listens = listens if config.limits.budget.limits_periods else lambda: False
-        self.state: State = "rest"
+        self.state: RoundState = "rest"
         self.plan: RoundPlan | None = None
         self.deadline = 0.0
-        self.training: Training | None = None
+        self.training: AnnouncedTraining | None = None
         self.upload: Upload | None = None
         self.decline: Decline | None = None
         self.decline_due = False
@@ -175,17 +175,15 @@ class RoundHandler:
         :param about: what the action is called with; None: nothing.
         """
         then: Then | None = (event, about)
-        while then is not None and (row := TABLE.get((self.state, then[0]))) is not None:
-            VISITED.add((self.state, then[0]))
-            action, following = row
+        while then is not None and (row := ROUND.find(self.state, then[0])) is not None:
             try:
-                then = getattr(self, action)(*(() if then[1] is None else (then[1],))) if action else None
+                then = getattr(self, f"_{row.action}")(*(() if then[1] is None else (then[1],))) if row.action else None
             except CopiedStore:
                 raise
             except Exception as error:
                 then = "decline", decline_reason(error)
             else:
-                self.state = following
+                self.state = cast(RoundState, row.then)
 
     def advance(self) -> None:
         """Does what can be done now for the open round."""
@@ -440,7 +438,7 @@ class RoundHandler:
         if plan.max_staleness:  # a version may be open for days, and its plan may be old
             self.deadline = self._clock() + plan.deadline_s
         nominal_s = ANSWER_S if round.asks and task.constant_time else task.nominal_s
-        training = Training(plan, round, task, self._clock(), self.deadline, task.constant_time, nominal_s)
+        training = AnnouncedTraining(plan, round, task, self._clock(), self.deadline, task.constant_time, nominal_s)
         known = self._new_samples.known if self._new_samples is not None and task.spec.after_new else None
         self.training = training
         self._announce("training")
@@ -535,11 +533,11 @@ class RoundHandler:
         self._end_slot()
 
     @property
-    def _training_now(self) -> Training:
+    def _training_now(self) -> AnnouncedTraining:
         assert self.training is not None
         return self.training
 
-    def _has_ended(self, training: Training) -> Then | None:
+    def _has_ended(self, training: AnnouncedTraining) -> Then | None:
         """Determines when the end is announced: at once, or at the end of a slot that the data do not determine."""
         self._end_attempt()
         self._tidy(training.plan, training.task)

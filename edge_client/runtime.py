@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 
 from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.allowed import Party
@@ -15,8 +14,6 @@ from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import GraphRefused, Malformed
 from hushfleet.methods import method_of
-from hushfleet.methods.personal import Personal
-from hushfleet.methods.public_bytes import COUNT_BYTES, digest_of
 
 
 class TaskRuntime:
@@ -48,6 +45,7 @@ class TaskRuntime:
         if spec.data_window_s and not store.ledger.entries():
             store.arrivals.forget()  # before the first training, each start trusts its own clock
         self.digest, self.spec, self._store = digest, spec, store
+        self.newcomer_digest = method.newcomer_digest  # a device that has not taken part yet
         asked, in_the_field = config.limits.constant_time, config.simulation is None
         self.constant_time = in_the_field and spec.privacy.unit == "record" if asked is None else asked
         """True if the end of a round is announced at a time that does not depend on the number of records."""
@@ -56,14 +54,6 @@ class TaskRuntime:
         )
         self.nominal_s: float | None = None
         self.deaths = 0
-
-    @cached_property
-    def newcomer_digest(self) -> bytes:
-        """The digest of the public state of a device that has not taken part yet."""
-        method, size = self.party.method, self.spec.model.layout.size
-        if type(method.parts.personal) is Personal:  # everything is shared, which needs no array
-            return digest_of(bytes(COUNT_BYTES), bytes((size + 7) // 8))
-        return method.init_state().public.digest()
 
     def blobs(self) -> set[bytes]:
         """Returns the digests that must stay in the store for a restart without the network."""

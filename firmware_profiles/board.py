@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from importlib import resources
+from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
@@ -17,7 +17,7 @@ from msgspec import Meta
 from hushfleet.errors import BadInput, Malformed, format_value
 from hushfleet.schema import Checked, Positive, from_plain, parse_toml
 
-_BOARDS = resources.files("hushfleet.firmware_profiles") / "boards"
+_BOARDS = Path(__file__).parent / "boards"
 Text = Annotated[str, Meta(min_length=1, description="a text")]
 
 

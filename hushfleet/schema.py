@@ -371,7 +371,8 @@ def _inner(kind: Any, step: str) -> Any:
 
 def _within(kind: Any) -> str:
     """Describes the bounds of a number: an interval such as `in [0, 1)`, or one bound; empty if there are none."""
-    metas = [meta for meta in getattr(kind, "__metadata__", ()) if isinstance(meta, Meta)]
+    inner = next((each for each in get_args(kind) if each is not type(None)), kind) if _may_be_none(kind) else kind
+    metas = [meta for meta in getattr(inner, "__metadata__", ()) if isinstance(meta, Meta)]
     ends = {name: end for meta in metas for name in _SIGNS if (end := getattr(meta, name)) not in (None, MAX_COUNT)}
     # Bounds that are equal may be integers or not: Python caches equal types.
     shown = {name: f"{end:.0f}" if end == end // 1 and abs(end) < 1e15 else f"{end:g}" for name, end in ends.items()}
@@ -386,8 +387,7 @@ _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 def accepted(kind: Any) -> str:
     """Describes in words what a setting accepts, with its bounds; empty if every value of its type is."""
-    inner = next((each for each in get_args(kind) if each is not type(None)), kind) if _may_be_none(kind) else kind
-    return _accepted(inner) or _within(inner)
+    return _accepted(kind) or _within(kind)
 
 
 def _may_be_none(kind: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 class Transition(NamedTuple):
     """One row: in `state`, `event` leads to `action`, and then to the state `then`.
 
-    :param action: the name of the method that does it.
+    :param action: the name of the method that does it; empty: nothing is done.
     """
 
     state: str
@@ -27,6 +27,10 @@ class StateTable:
         if len(self._by_event) < len(self.rows):
             raise ValueError("a state has two rows for one event")
 
+    def find(self, state: str, event: str) -> Transition | None:
+        """Returns the row of an event; None if this state ignores it."""
+        return self._by_event.get((state, event))
+
     def row(self, state: str, event: str) -> Transition:
         """Returns the row of an event. Raises `KeyError` if the event cannot happen in this state."""
         return self._by_event[state, event]
@@ -38,5 +42,8 @@ class StateTable:
         stateDiagram-v2
             closed --> open: enough devices / open
         """
-        arrows = (f"    {row.state} --> {row.then}: {row.event} / {row.action.replace('_', ' ')}" for row in self.rows)
-        return "\n".join(("stateDiagram-v2", *arrows))
+        lines = ["stateDiagram-v2"]
+        for state, event, action, then in self.rows:
+            does = f" / {action.strip('_').replace('_', ' ')}" if action else ""
+            lines.append(f"    {state} --> {then}: {event}{does}")
+        return "\n".join(lines)

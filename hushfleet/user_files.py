@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import importlib.util
 import os
-import stat
 import sys
-import tempfile
 import traceback
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from hushfleet.errors import BadInput, format_value
+from hushfleet.errors import BadInput
 from hushfleet.output import one_line
 
 _DIGEST_BYTES = 32
-_OTHERS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 def user_data_dir() -> Path:
@@ -50,66 +40,6 @@ def _xdg(variable: str, fallback: str) -> Path:
         return Path.home() / fallback / "hushfleet"
     except RuntimeError:  # for example in a container whose image does not know the user id
         raise BadInput(f"this machine knows no home folder of user {os.getuid()}: set HOME, or {variable}") from None
-
-
-def expanded(path: str | Path, key: str) -> Path:
-    """Returns the path with `~` and `~user` replaced by the home folders.
-
-    :param key: the name of the setting that has the path, for the error text.
-    :raises ValueError: there is no such home folder, the path has a control character, or it is too long for a file.
-    """
-    if any(ord(character) < ord(" ") for character in str(path)):
-        raise ValueError(
-            f"{key} = {str(path)!r}: has a tab or another control character, as \\ makes between double quotes; "
-            "write a Windows path between single quotes, or with /"
-        )
-    try:
-        found = Path(path).expanduser()
-        os.lstat(found)
-    except RuntimeError:
-        home = Path(path).parts[0]
-        raise ValueError(
-            f"{key} = {str(path)!r}: this machine knows no home folder {home}; write the folder's whole path"
-        ) from None
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:  # others, such as a missing file, are errors only where it is read
-            raise ValueError(
-                f"{key} = {format_value(str(path))}: is too long for a file; write a shorter one"
-            ) from None
-    return found
-
-
-def is_closed(path: str | Path) -> bool:
-    """Returns whether this user has no permission to look up the path: a folder above it is closed."""
-    try:
-        os.stat(path)
-    except PermissionError:
-        return True
-    except OSError:
-        pass
-    return False
-
-
-def no_file(path: str | Path) -> str:
-    """Returns what the path, or the end of its link, is ("a pipe"), if it is there and no regular file; else "".
-
-    Ask before you open a file in a folder of somebody else: opening a pipe waits for a writer, perhaps for ever, and
-    opening a device may change it.
-    """
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return ""
-    return "" if stat.S_ISREG(mode) else next((what for is_it, what in _OTHERS if is_it(mode)), "no file")
-
-
-def in_file(name: str) -> bool:
-    """Returns whether this names an object in a Python file: `path/to/file.py:NAME`.
-
-    >>> in_file("network.py:Net"), in_file("hush")
-    (True, False)
-    """
-    return ".py:" in name
 
 
 def from_file(name: str, *, key: str) -> object:
@@ -159,6 +89,8 @@ def _check_place(place: Path, folders: Sequence[Path], option: str) -> None:
     if not existing.is_dir():
         what = "a link to nothing" if existing.is_symlink() else "a file, not a folder"
         raise BadInput(f"{option} {place}: {existing} is {what}; choose another place")
+    import tempfile  # a board's guardian needs none of it
+
     try:
         with contextlib.suppress(FileNotFoundError):
             place.stat()  # its name may be too long
@@ -196,6 +128,8 @@ def read_cached(path: Path) -> bytes | None:
 
 def write_cached(path: Path, content: bytes) -> None:
     """Writes the content and its SHA-256 to a file that appears whole or not at all. Raises `OSError`."""
+    import tempfile
+
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
     try:

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hushfleet.errors import BadInput, format_value
-from hushfleet.user_files import in_file
+from hushfleet.paths import in_file
 
 if TYPE_CHECKING:
     from hushfleet.models.model import Model

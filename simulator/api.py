@@ -29,12 +29,12 @@ from hushfleet.data.conversion import as_data
 from hushfleet.errors import BadInput, format_value
 from hushfleet.methods.method import Published
 from hushfleet.output import take_all_characters
+from hushfleet.paths import in_file
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import opened, run
 from hushfleet.simulator.run_folder import RunFolder, run_path, save_data
 from hushfleet.simulator.runs import Comparison, Run, compare, open_run
-from hushfleet.user_files import in_file
 
 if TYPE_CHECKING:
     from torch import nn

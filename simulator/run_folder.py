@@ -23,7 +23,6 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.atomic_file import write_whole
+from hushfleet.config.toml_text import dotted
 from hushfleet.data.form import OWN_DATA
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import features_folder
@@ -147,7 +147,7 @@ def open_simulation(
         raise BadInput(
             f"the run in {folder} was begun with other boards; give --resume the same --boards, or another --out"
         )
-    here, there = _flat(task.to_plain()), _flat(simulation.task.to_plain())
+    here, there = dotted(task.to_plain()), dotted(simulation.task.to_plain())
     changed = [
         f"{key} = {there.get(key)}, not {here.get(key)}" for key in here | there if here.get(key) != there.get(key)
     ]
@@ -272,14 +272,3 @@ def _simulation(task: Task, folder: RunFolder, data_dir: Path | None, mix: Fleet
         raise missing
     fleet = make_fleet(task, prepared.dataset, boards=mix.profiles)
     return Simulation(folder, prepared, fleet, data_dir, mix)
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns `{"round.rounds": 20, ...}`; keys that are not set are left out."""
-    flat: dict[str, Any] = {}
-    for name, value in section.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        elif value is not None:
-            flat[f"{prefix}{name}"] = value
-    return flat

@@ -34,7 +34,7 @@ BASE_METHODS = (
 )
 PROCESSES = {
     "guardian": ["hushfleet.edge_client.agent"],
-    "guardian and worker": ["hushfleet.edge_client.agent", "hushfleet.edge_client.worker"],
+    "guardian and worker": ["hushfleet.edge_client.agent", "hushfleet.edge_client.worker.work"],
     "aggregator process": ["hushfleet.aggregator.commands.field_run"],
     "`simulate`": ["hushfleet.simulator.command"],
 }

@@ -64,7 +64,7 @@ def test_the_core_has_no_optional_part() -> None:
     )
     outside = (
         "hushfleet/methods/ditto.py",
-        "aggregator/fleet/sums.py",
+        "aggregator/fleet/tasks/sums.py",
         "simulator/studies/cli.py",
         "benchmarks/wire.py",
     )

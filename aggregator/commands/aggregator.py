@@ -16,7 +16,7 @@ from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
     from hushfleet.aggregator.results.answers import EvaluationRow
     from hushfleet.wire.link.interface import Link, Will
 
@@ -93,6 +93,7 @@ def aggregator(
 
     from hushfleet.aggregator.commands.field_run import (
         enrolment_of,
+        members_of,
         nobody_is_known,
         prepared_under_its_id,
         resume_command,
@@ -105,15 +106,17 @@ def aggregator(
     from hushfleet.aggregator.commands.older_copy import refuse_older_copy
     from hushfleet.aggregator.config.notes import notes_of
     from hushfleet.aggregator.config.task import load_task
+    from hushfleet.aggregator.devices.activity import FILES
     from hushfleet.aggregator.devices.devices_file import read_devices
-    from hushfleet.aggregator.devices.register import FILES, DeviceRegister
-    from hushfleet.aggregator.devices.roster_file import RosterFile
-    from hushfleet.aggregator.fleet.ended import noted_end
-    from hushfleet.aggregator.fleet.folder import FleetFolder
-    from hushfleet.aggregator.fleet.pay import pay_of_fleet
-    from hushfleet.aggregator.fleet.seasons import season_view
-    from hushfleet.aggregator.fleet.spending import Spending
-    from hushfleet.aggregator.fleet.task_check import useless_for
+    from hushfleet.aggregator.devices.fleet_members import Members
+    from hushfleet.aggregator.devices.list_file import roster_file
+    from hushfleet.aggregator.devices.register import DeviceRegister
+    from hushfleet.aggregator.fleet.tasks.pay import pay_of_fleet
+    from hushfleet.aggregator.fleet.tasks.seasons import Seasons
+    from hushfleet.aggregator.fleet.tasks.spending import Spending
+    from hushfleet.aggregator.fleet.tasks.task_check import useless_for
+    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+    from hushfleet.aggregator.fleet.watching.ended import noted_end
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.planning.pay import pay
@@ -179,7 +182,8 @@ def aggregator(
     with ExitStack() as opened:
         opened.enter_context(noted_end(of_fleet))
         store = opened.enter_context(AggregatorStore(folder))
-        known = opened.enter_context(DeviceRegister(of_fleet.aggregator if of_fleet else folder))
+        known: Members = DeviceRegister(folder) if of_fleet is None else members_of(of_fleet)
+        opened.enter_context(known)
         policy = enrolment_of(store, known, listed, closed=closed, fleet=of_fleet, console=console)
         with show_progress(console):
             prepared = prepared_under_its_id(task, store, data_dir=options.data_dir, run_id=options.run_id)
@@ -190,9 +194,9 @@ def aggregator(
             if of_fleet is None:
                 found = pay(task, evaluation=newest)
             else:
-                season = season_view(of_fleet, time.time())
-                lasts_s = None if season is None else season.lasts_s(time.time())
-                found = pay_of_fleet(task, of_fleet, evaluation=newest, lasts_s=lasts_s)
+                seasons, now = Seasons.of(of_fleet), time.time()
+                lasts_s = None if seasons is None else seasons.view(now).lasts_s(now)
+                found = pay_of_fleet(task, of_fleet, boards=policy.count, evaluation=newest, lasts_s=lasts_s)
             return "" if found is None else found.in_words
 
         if said := pays(newest_evaluation(store)):
@@ -200,7 +204,7 @@ def aggregator(
         engine = RoundEngine(store, prepared, device=torch_device(options.device.value))
         needed = of_task(task, blocked=policy.blocked).devices
         begun = engine.plan is not None or engine.closed_rounds
-        if not begun and (useless := useless_for(task, of_fleet, needed=needed)) is not None:
+        if not begun and (useless := useless_for(task, of_fleet, boards=policy.count, needed=needed)) is not None:
             if of_fleet is not None:
                 raise BadInput(useless)
             console.print(f"[yellow]note:[/] {escape(useless)}", highlight=False, soft_wrap=True)
@@ -220,8 +224,8 @@ def aggregator(
             refuse_older_copy(connect(None), key, federation=options.federation, last=last, counter=counter)
         epoch = next_epoch(key_path)
         listed_in = of_fleet.roster if of_fleet else options.roster
-        roster_file = None if listed_in is None else RosterFile(listed_in)
-        facts, secure = sum_facts_of(store, of_fleet, roster_file), engine.spec.privacy.secure
+        roster = None if listed_in is None else roster_file(listed_in)
+        facts, secure = sum_facts_of(store, of_fleet, roster), engine.spec.privacy.secure
         if secure is not None:
             said = server_sees(facts, min_devices=secure.min_devices)
             console.print(escape(said), highlight=False, soft_wrap=True)
@@ -234,7 +238,7 @@ def aggregator(
             connect,
             key,
             policy,
-            roster=roster_file,
+            roster=roster,
             charges=charges,
             thresholds=RunningThresholds(task, of_fleet.round, task_file) if of_fleet else None,
             seen=seen,

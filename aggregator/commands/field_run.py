@@ -17,11 +17,13 @@ from rich.markup import escape
 
 from hushfleet.aggregator.commands.second_opinion import check_in_background
 from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
-from hushfleet.aggregator.devices.roster_file import RosterFile
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.sums import sum_facts
+from hushfleet.aggregator.devices.fleet_members import FleetMembers, Members
+from hushfleet.aggregator.devices.list_file import ListFile
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet.tasks.sums import sum_facts
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
@@ -42,6 +44,7 @@ from hushfleet.methods.cost import RoundTerms
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.schema import pack, unpack
+from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.link.address import without_password
 from hushfleet.wire.link.interface import Link, Will
@@ -81,10 +84,20 @@ def nobody_is_known(folder: Path, *, blocked: int = 0) -> BadInput:
     )
 
 
+def members_of(fleet: FleetFolder) -> FleetMembers:
+    """Returns who may take part in a fleet, as its aggregator knows it. Raises `BadInput` and `StoreError`."""
+    return FleetMembers(
+        fleet.aggregator,
+        file=fleet.admissions,
+        authority=fleet.ca / "ca.pem",
+        federation=fleet.config.federation,
+    )
+
+
 def enrolment_of(
     store: AggregatorStore,
-    known: DeviceRegister,
-    listed: list[KnownDevice],
+    known: Members,
+    listed: list[Board],
     *,
     closed: bool,
     fleet: FleetFolder | None,
@@ -94,8 +107,9 @@ def enrolment_of(
 
     :param fleet: the fleet of these boards; None: there is no fleet's folder.
     """
-    known.add(listed)
-    enrolment = Enrolment(store, known, closed=closed, of_fleet=fleet is not None)
+    if isinstance(known, DeviceRegister):
+        known.add(listed)
+    enrolment = Enrolment(store, known, closed=closed)
     if closed and not enrolment.count and fleet is None:
         raise nobody_is_known(store.folder, blocked=enrolment.blocked)
     if closed and fleet is not None:
@@ -128,7 +142,7 @@ def run_rounds(
     identity: Identity,
     enrolment: Enrolment,
     *,
-    roster: RosterFile | None = None,
+    roster: ListFile[Roster] | None = None,
     charges: ChargeBook | None = None,
     thresholds: RunningThresholds | None = None,
     seen: ChargedKeys | None = None,
@@ -233,7 +247,7 @@ def _stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def sum_facts_of(store: AggregatorStore, fleet: FleetFolder | None, roster: RosterFile | None) -> SumFacts:
+def sum_facts_of(store: AggregatorStore, fleet: FleetFolder | None, roster: ListFile[Roster] | None) -> SumFacts:
     """Finds who could unmask devices in this run, now and at its earlier starts, which its store records."""
     listed = None if roster is None else roster.current()
     now = SumFacts("operator" if listed is not None and listed.signature else "aggregator")

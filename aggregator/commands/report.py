@@ -33,7 +33,7 @@ def report(
 
     `hushfleet report greenhouse`
     """
-    from hushfleet.aggregator.fleet.membership import is_fleet
+    from hushfleet.aggregator.fleet.trust.membership import is_fleet
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.display import summary_table
     from hushfleet.aggregator.results.report.comparison import load_runs, run_folders, write_comparison

@@ -20,6 +20,7 @@ from hushfleet.durations import duration_s
 from hushfleet.errors import HushfleetError
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig
+from hushfleet.paths import expanded, in_file
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.schema import (
     AtLeast1,
@@ -33,7 +34,6 @@ from hushfleet.schema import (
     missing,
     require,
 )
-from hushfleet.user_files import expanded, in_file
 
 if TYPE_CHECKING:
     DataSetName = str
@@ -119,9 +119,9 @@ class ModelSection(Checked):
         """Whether the model takes features that are ordered by importance. Raises `BadInput` for a bad file."""
         if self.features is None or not is_path("features", self.features):
             return self.takes_pixels
-        from hushfleet.models.features import find_features  # with PyTorch
+        from hushfleet.models.features.backbone import has_classifier  # with PyTorch
 
-        return find_features(self.features).has_order(self.features)
+        return has_classifier(Path(self.features))
 
 
 @dataclass(frozen=True)

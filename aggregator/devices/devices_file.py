@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.errors import BadInput
 from hushfleet.public_keys import can_have_owner, parse_public_key
 from hushfleet.schema import read_file
@@ -18,7 +19,7 @@ from hushfleet.wire.format.topics import check_name
 BY_CERTIFICATE = "certificate"
 
 
-def read_devices(path: Path) -> list[KnownDevice]:
+def read_devices(path: Path) -> list[Board]:
     """Reads the devices of a file, or of an earlier run with its pinned keys and its blocks.
 
     Raises `BadInput`.
@@ -40,7 +41,7 @@ def parse_key(text: str, what: str) -> bytes:
     return parse_public_key(text, what, owner="no board", printed_by="`hushfleet-edge status` on the board")
 
 
-def _checked(run: Path, row: KnownDevice) -> KnownDevice:
+def _checked(run: Path, row: Board) -> Board:
     """Returns a device of an earlier run; an earlier version may have taken a key that nobody can own."""
     if row.public_key is not None and not can_have_owner(row.public_key):
         raise BadInput(
@@ -50,10 +51,10 @@ def _checked(run: Path, row: KnownDevice) -> KnownDevice:
     return row
 
 
-def _device(path: Path, name: str, value: object) -> KnownDevice:
+def _device(path: Path, name: str, value: object) -> Board:
     check_name(name, f"the device id in {path}")
     if value == BY_CERTIFICATE:
-        return KnownDevice(name, pinned=True)
+        return Board(name, standing="pinned")
     if not isinstance(value, str):
         raise BadInput(f'{path}: {name} needs its key in quotes, or "{BY_CERTIFICATE}"')
-    return KnownDevice(name, parse_key(value, f"{path}: the key of {name}"))
+    return Board(name, public_key=parse_key(value, f"{path}: the key of {name}"))

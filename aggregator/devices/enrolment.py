@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
+from hushfleet.aggregator.devices.activity import RefusedBirth
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.devices.fleet_members import FleetMembers, Members
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadSignature, Malformed, StoreError
 from hushfleet.secure.roster import Roster
@@ -86,7 +87,6 @@ class Enrolment:
     :param store: the run's store; if the run is older than registers, its devices count as known.
     :param register: opened by the caller, who also closes it.
     :param closed: False accepts every device that comes.
-    :param of_fleet: whether the register follows a fleet's folder, so that the fleet's commands change it.
     :param clock: monotonic seconds.
     :param wall: unix seconds.
 
@@ -96,21 +96,22 @@ class Enrolment:
     def __init__(
         self,
         store: AggregatorStore,
-        register: DeviceRegister,
+        register: Members,
         *,
         closed: bool = True,
-        of_fleet: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.register = register
-        self.closed, self._of_fleet = closed, of_fleet
+        self.closed, self._of_fleet = closed, isinstance(register, FleetMembers)
         self._store = store
         self._clock, self._wall = clock, wall
         if store.get("register") is None:
-            register.take_over(KnownDevice(row.device, row.public_key, pinned=True) for row in store.devices())
+            register.take_over(
+                Board(row.device, public_key=row.public_key, standing="pinned") for row in store.devices()
+            )
             store.put("register", b"1")
-        self._known: dict[str, KnownDevice] = {}
+        self._known: dict[str, Board] = {}
         self._owners: dict[bytes, str] = {}
         self._out: dict[str, tuple[bytes, str]] = {}
         self._accepted: set[str] = set()
@@ -134,7 +135,7 @@ class Enrolment:
     def key(self, device: str) -> bytes | None:
         """Returns the key of an accepted device, 32 bytes; None for all others, also for blocked devices."""
         row = self._known.get(device)
-        return row.public_key if row is not None and row.blocked is None else None
+        return row.public_key if row is not None and not row.is_blocked else None
 
     def session(self, device: str) -> int:
         """Returns the newest session of the device with its current key; 0 before the first."""
@@ -167,7 +168,7 @@ class Enrolment:
     @property
     def accepted(self) -> list[str]:
         """The devices that may take part."""
-        return [device for device, row in self._known.items() if row.blocked is None]
+        return [device for device, row in self._known.items() if not row.is_blocked]
 
     @property
     def count(self) -> int:
@@ -181,9 +182,9 @@ class Enrolment:
         The coordinator applies it in its next step, in the same way as `hushfleet fleet block`.
         """
         self.register.block(device, reason)
-        key, row = self.key(device), self._known.get(device, KnownDevice(device))
-        self.blocked += row.blocked is None
-        self._known[device] = replace(row, blocked=reason)
+        key, row = self.key(device), self._known.get(device, Board(device))
+        self.blocked += not row.is_blocked
+        self._known[device] = row.blocked(reason)
         if key is not None:
             self._out[device] = key, self._reason(device)
 
@@ -209,14 +210,14 @@ class Enrolment:
         before, rows = self._known, self.register.devices()
         self._known = {row.device: row for row in rows}
         self._owners = {row.public_key: row.device for row in self._known.values() if row.public_key is not None}
-        self.blocked = sum(row.blocked is not None for row in rows)
+        self.blocked = sum(row.is_blocked for row in rows)
         self._sessions = {row.device: (row.public_key, row.last_session) for row in self._store.devices()}
         for device, row in before.items():
-            if row.blocked is None and row.public_key is not None and self.key(device) != row.public_key:
+            if not row.is_blocked and row.public_key is not None and self.key(device) != row.public_key:
                 self._out[device] = row.public_key, self._reason(device)
         for device, row in self._known.items():
             was = before.get(device)
-            if row.blocked is None and (was is None or was.blocked is not None or was.public_key != row.public_key):
+            if not row.is_blocked and (was is None or was.is_blocked or was.public_key != row.public_key):
                 self._accepted.add(device)
 
     # births
@@ -258,7 +259,7 @@ class Enrolment:
             self._unsaved[device] = birth
             self._sessions[device] = birth.public_key, birth.session
         if row is None or row.public_key is None:
-            self._known[device] = KnownDevice(device, birth.public_key, pinned=True)
+            self._known[device] = Board(device, public_key=birth.public_key, standing="pinned")
             self._owners[birth.public_key] = device
 
     def settle(self) -> list[Birth]:
@@ -281,7 +282,7 @@ class Enrolment:
         self._settled_new_keys |= replaced
         return [birth for birth in births if self.key(birth.device) == birth.public_key]
 
-    def _enrolled_since(self, device: str) -> KnownDevice | None:
+    def _enrolled_since(self, device: str) -> Board | None:
         """Returns the register's row of a device that was not there when the register was last read, up to 1 s ago."""
         try:
             row = self.register.device(device)
@@ -290,25 +291,25 @@ class Enrolment:
             return None
         if row is not None:
             self._known[device] = row
-            self.blocked += row.blocked is not None
+            self.blocked += row.is_blocked
             if row.public_key is not None:
                 self._owners[row.public_key] = device
         return row
 
-    def _may_be_accepted(self, row: KnownDevice | None, payload: bytes) -> bool:
+    def _may_be_accepted(self, row: Board | None, payload: bytes) -> bool:
         """Checks before parsing that the birth contains an accepted key."""
         if row is None:
             return not self.closed
-        return row.blocked is None and (row.public_key is None or row.public_key in payload)
+        return not row.is_blocked and (row.public_key is None or row.public_key in payload)
 
-    def _check(self, birth: Birth, row: KnownDevice | None) -> None:
+    def _check(self, birth: Birth, row: Board | None) -> None:
         device, key = birth.device, birth.public_key
         owner = self._owners.get(key, device)
         if row is None and not self.closed and len(self._known) >= MAX_DEVICES:
             reason = f"this aggregator knows {MAX_DEVICES} devices already and accepts no more"
         elif owner != device:
             reason = f"{device} came with the key of {owner}; no two devices may share a store"
-        elif row is None or row.blocked is not None or row.public_key not in (None, key):
+        elif row is None or row.is_blocked or row.public_key not in (None, key):
             if row is None and not self.closed:
                 return
             reason = self._reason(device, key)
@@ -323,8 +324,8 @@ class Enrolment:
     def _reason(self, device: str, key: bytes | None = None) -> str:
         """Returns the reason why `device`, with `key`, must not take part."""
         row = self._known.get(device)
-        if row is not None and row.blocked is not None:
-            return f"this aggregator has blocked {device}: {row.blocked}"
+        if row is not None and row.is_blocked:
+            return f"this aggregator has blocked {device}: {row.reason}"
         if row is not None and row.public_key is not None:
             cure = f"Give it a new card: hushfleet fleet renew DIR {device} --new-card"
             return (

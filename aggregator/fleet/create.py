@@ -16,14 +16,14 @@ from typing import Any
 
 from hushfleet.aggregator.broker.config import password_line
 from hushfleet.aggregator.config.task import Task, load_task
-from hushfleet.aggregator.fleet.authority import Authority, make_key, private_pem
-from hushfleet.aggregator.fleet.device_file import DATA, LIMITS
-from hushfleet.aggregator.fleet.folder import FILE_NAME, SERVICE_NAME, FleetConfig, FleetFolder
-from hushfleet.aggregator.fleet.next_task import copy, files_to_copy, task_text
-from hushfleet.aggregator.fleet.own_certificates import STEMS, write_own
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import write_first
-from hushfleet.aggregator.fleet.task_check import season_limits
+from hushfleet.aggregator.fleet.software.releases import write_first
+from hushfleet.aggregator.fleet.tasks.next_task import copy, files_to_copy, task_text
+from hushfleet.aggregator.fleet.tasks.task_check import season_limits
+from hushfleet.aggregator.fleet.trust.authority import Authority, make_key, private_pem
+from hushfleet.aggregator.fleet.trust.device_file import DATA, LIMITS
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, SERVICE_NAME, FleetConfig, FleetFolder
+from hushfleet.aggregator.fleet.trust.own_certificates import STEMS, write_own
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.atomic_file import write_whole
 from hushfleet.config.toml_text import to_toml, toml_value

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date
 
-from hushfleet.aggregator.devices.register import RefusedBirth
-from hushfleet.aggregator.fleet.registry import RefusedRequest
-from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SeasonView, SumsView
+from hushfleet.aggregator.devices.activity import RefusedBirth
+from hushfleet.aggregator.fleet.trust.registry import RefusedRequest
+from hushfleet.aggregator.fleet.view import FleetView, RolloutView, RunView, SeasonView, SumsView
 from hushfleet.aggregator.planning.season import day_text, learns_until
 from hushfleet.aggregator.results.report.readable import (
     ago,
@@ -21,7 +21,7 @@ from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.aggregator.rounds.schedule import moment_text
 from hushfleet.privacy.budget import describe_since
 from hushfleet.privacy.protection import protection
-from hushfleet.wire.format.health import Problem, described
+from hushfleet.wire.format.health import Problem
 
 SHOWN_NAMES = 4
 ON_THE_BOARD = "sudo -u hushfleet hushfleet-edge status /etc/hushfleet/device.toml"
@@ -141,42 +141,6 @@ def asks(request: RefusedRequest, now: float) -> str:
     token = "a valid token" if request.has_token else "no token"
     key = request.public_key.hex()[:16]
     return f"{request.device} asked {ago(request.at, now)} with {token} and the key {key}: {request.reason}"
-
-
-def state(board: BoardView) -> str:
-    """Describes the board's state in the run, or its standing if it takes no part."""
-    if board.standing == "pending":
-        return "approved, waits for the board" if board.is_approved else "waits for approval"
-    if board.standing == "blocked":
-        return "locked out"
-    if board.standing == "new" and board.seen is None:
-        return "not seen yet"
-    return "not seen yet" if board.state == "absent" else board.state
-
-
-def release(board: BoardView) -> str:
-    """Describes the release: `0.3.0, on trial`."""
-    more = () if board.health is None else described(board.health, "release")
-    return ", ".join((board.version or "-", *more))
-
-
-def health(board: BoardView) -> str:
-    """Describes the health: `disk 30 %, memory 40 %, 48 °C, trains on the GPU`."""
-    return ", ".join(() if board.health is None else described(board.health, "health")) or "-"
-
-
-def spent(board: BoardView) -> str:
-    """Describes privacy spent over all tasks, and its card's limit: `3.2 of 8`; if not known, of this task alone."""
-    if board.spent is None:
-        return "-" if board.epsilon is None else number(board.epsilon)
-    if board.is_above_limit:
-        return f"{epsilon_number(board.spent, board.limit)}, above its card's {number(board.limit)}"
-    told = number(board.spent) if board.limit is None else f"{number(board.spent)} of {number(board.limit)}"
-    return f"up to {told}" if board.undecided else told
-
-
-def sent(board: BoardView) -> str:
-    return size(board.sent_bytes) if board.sent_bytes else "-"
 
 
 def sentences(view: FleetView) -> dict[str, str]:

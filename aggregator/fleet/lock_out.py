@@ -17,11 +17,11 @@ import logging
 import tempfile
 from pathlib import Path
 
-from hushfleet.aggregator.fleet.authority import Authority, make_key, private_pem
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.retained import ever_retained
 from hushfleet.aggregator.fleet.service import Service, ServicePart
+from hushfleet.aggregator.fleet.trust.authority import Authority, make_key, private_pem
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.errors import BadInput
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import LinkUp

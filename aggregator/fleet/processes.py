@@ -20,10 +20,10 @@ from hushfleet.aggregator.broker.child import dies_with_parent
 from hushfleet.aggregator.broker.process import check_port_free, speaks_tls
 from hushfleet.aggregator.broker.programs import find_mosquitto
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.task_check import obstacles
+from hushfleet.aggregator.fleet.tasks.task_check import obstacles
+from hushfleet.aggregator.fleet.trust.access import apply
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.errors import BadInput, HushfleetError
 
 STOP_TIMEOUT_S = 10.0

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from hushfleet.aggregator.fleet.access import lists_written, reload_brokers
-from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.service import Service, ServicePart
+from hushfleet.aggregator.fleet.trust.access import lists_written, reload_brokers
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 
 LOOK_EVERY_S = 0.5
 RELOAD_AFTER_S = 1.0

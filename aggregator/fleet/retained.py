@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import Service, ServicePart
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.wire.format.topics import Topics
 
 CLEAR_EVERY_S = 3600.0

@@ -5,27 +5,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from functools import partial
 from pathlib import Path
 
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet import keys, roster
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.authority import Authority
-from hushfleet.aggregator.fleet.enrolment import Enroller
-from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.home_assistant import HomeAssistant, will
+from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet.lock_out import LockOut
-from hushfleet.aggregator.fleet.newest import TellingNewest
 from hushfleet.aggregator.fleet.page.server import PageServer
-from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.reload_lists import ReloadLists
 from hushfleet.aggregator.fleet.retained import ClearRetained
-from hushfleet.aggregator.fleet.rollout import Updating
-from hushfleet.aggregator.fleet.seasons import SeasonStarter
 from hushfleet.aggregator.fleet.service import FleetService, ServicePart
-from hushfleet.aggregator.fleet.sightings import Listener, key_of
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.sightings import Listener
+from hushfleet.aggregator.fleet.software.newest import TellingNewest
+from hushfleet.aggregator.fleet.software.rollout import Updating
+from hushfleet.aggregator.fleet.tasks.seasons import SeasonStarter
+from hushfleet.aggregator.fleet.trust import keys, roster
+from hushfleet.aggregator.fleet.trust.access import apply
+from hushfleet.aggregator.fleet.trust.authority import Authority
+from hushfleet.aggregator.fleet.trust.enrolment import Enroller
+from hushfleet.aggregator.fleet.trust.folder import SERVICE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.fleet.watching.home_assistant import HomeAssistant, will
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.errors import BadInput, StoreFull
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink
@@ -36,14 +35,15 @@ log = logging.getLogger("hushfleet.fleet")
 class _Applied:
     """Writes the files that are derived from the registry, and logs once that a roster waits to be signed."""
 
-    def __init__(self, folder: FleetFolder, registry: FleetRegistry, register: DeviceRegister) -> None:
+    def __init__(self, folder: FleetFolder, registry: FleetRegistry, register: ActivityStore) -> None:
         self._folder, self._registry, self._register = folder, registry, register
-        self._warned_of = ""
+        self._warned_of, self._begun = "", False
 
     def apply(self) -> None:
         """Writes the files. Raises `StoreError`."""
         try:
-            changes = apply(self._folder, self._registry, self._register)
+            changes = apply(self._folder, self._registry, self._register, anew=not self._begun)
+            self._begun = True
             told = f"{roster.describe_waiting(changes)}: {roster.export_command()}" if changes else ""
         except BadInput as error:  # boards must still be able to enrol
             told = f"the roster of secure sums stays as it is: {error}"
@@ -64,12 +64,12 @@ def serve(path: Path, stop: threading.Event) -> None:
     fleet = BrokerAddress.parse(
         folder.local_broker, ca_file=ca_file, cert_file=mine / "cert.pem", key_file=mine / "cert.key"
     )
-    with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
-        known, applied = partial(key_of, registry, register), _Applied(folder, registry, register)
+    with FleetRegistry(folder.path) as registry, ActivityStore(folder.aggregator) as register:
+        applied = _Applied(folder, registry, register)
         parts: list[ServicePart] = [
-            Listener(registry, known),
+            Listener(registry),
             TellingNewest(folder, registry),
-            Updating(folder, registry, known),
+            Updating(folder, registry),
             ReloadLists(folder),
             LockOut(folder, registry),
             ClearRetained(registry),

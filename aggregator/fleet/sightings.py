@@ -1,21 +1,20 @@
 """Stores presence and health of boards, and the aggregator's state, in the registry.
 
-A message counts only if it is signed by the board's key in the registry or in the aggregator's register, and is not
-older than the last one: a will of an earlier session, or a replayed message, changes nothing. Messages are written once
-a second, in one transaction, for any number of boards.
+A message counts only if it is signed by the board's key in the registry, and is not older than the last one: a will of
+an earlier session, or a replayed message, changes nothing. Messages are written once a second, in one transaction, for
+any number of boards.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.service import Service, ServicePart
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.errors import BadSignature, Malformed
-from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.messages import Birth, ServerState, decode_message
 from hushfleet.wire.format.topics import ParsedTopic, Topics
@@ -25,68 +24,18 @@ FLUSH_S = 1.0
 HEARTBEAT_S = 10.0
 SERVICE, AGGREGATOR = "service", "aggregator"
 
-KeyOf = Callable[[str], bytes | None]
-
-
-@dataclass(frozen=True)
-class Sighting:
-    """The last messages of a board.
-
-    :param state: of its newest `Birth`; `absent` before the first.
-    :param seen: unix seconds.
-    :param health_at: unix seconds.
-    """
-
-    device: str
-    public_key: bytes
-    state: str = "absent"
-    session: int = 0
-    version: str = ""
-    seen: float = 0.0
-    health: Health | None = None
-    health_at: float | None = None
-
-
-def sightings(registry: FleetRegistry) -> dict[str, Sighting]:
-    """Returns all boards that were heard, by id."""
-    rows = registry.rows(
-        "SELECT id, public_key, state, session, version, seen, health, health_at FROM sightings ORDER BY id"
-    )
-    before, registry.healths = registry.healths, {}
-    for device, *_, body, _ in rows:
-        known = before.get(device)
-        registry.healths[device] = known if known is not None and known[0] == body else (body, _health(body))
-    return {
-        device: Sighting(device, key, state, session, version, seen, registry.healths[device][1], at)
-        for device, key, state, session, version, seen, _, at in rows
-    }
-
-
-def processes(registry: FleetRegistry) -> dict[str, tuple[str, float]]:
-    """Returns the state of `service` and `aggregator`, and since when it is known (unix seconds)."""
-    return {name: (state, at) for name, state, at in registry.rows("SELECT name, state, at FROM processes")}
-
-
-def key_of(registry: FleetRegistry, register: DeviceRegister, device: str) -> bytes | None:
-    """Returns a board's key from the registry, or from the aggregator's register if the registry has no key of it."""
-    board, known = registry.board(device), register.device(device)
-    found = board.public_key if board is not None else None
-    return found or (known.public_key if known is not None else None)
-
 
 class Listener(ServicePart):
     """A part of the fleet service that writes the messages of boards and aggregator to the registry.
 
-    :param key_of: the public key that must have signed a board's messages; None: not known, so they are refused.
     :param clock: unix seconds.
     """
 
-    def __init__(self, registry: FleetRegistry, key_of: KeyOf, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, registry: FleetRegistry, *, clock: Callable[[], float] = time.time) -> None:
         self._registry = registry
-        self._key_of = key_of
         self._clock = clock
-        self._boards = sightings(registry)
-        self._changed: dict[str, Sighting] = {}
+        self._boards = {board.device: board for board in registry.boards()}
+        self._changed: dict[str, Board] = {}
         self._processes: dict[str, str] = {}
         self._next_flush = self._next_beat = 0.0
 
@@ -108,7 +57,7 @@ class Listener(ServicePart):
         self.flush(now)
 
     def _of_board(self, device: str, payload: bytes, federation: str) -> None:
-        key = self._key_of(device)
+        key = self._registry.key_of(device)
         if key is None:
             raise BadSignature(f"no key of {device} is known")
         message = decode_message(payload, federation=federation, public_key=key)
@@ -116,7 +65,7 @@ class Listener(ServicePart):
             raise Malformed(f"a {type(message).__name__} came on a topic of {device}")
         before = self._boards.get(device)
         if before is None or before.public_key != key:  # with another key an id is another board
-            before = Sighting(device, key)
+            before = Board(device, public_key=key)
         if message.session < before.session:
             return
         now = self._clock()
@@ -142,12 +91,8 @@ class Listener(ServicePart):
             self._processes[SERVICE] = "running"
         if not (self._changed or self._processes):
             return
-        rows = [
-            (s.device, s.public_key, s.state, s.session, s.version, s.seen, s.health and pack(s.health), s.health_at)
-            for s in self._changed.values()
-        ]
         with self._registry.transaction():
-            self._registry.write_all("INSERT OR REPLACE INTO sightings VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._registry.hear(self._changed.values())
             states = [(name, state, self._clock()) for name, state in self._processes.items()]
             self._registry.write_all("INSERT OR REPLACE INTO processes VALUES (?, ?, ?)", states)
         self._changed.clear()
@@ -157,11 +102,3 @@ class Listener(ServicePart):
 def _order(health: Health) -> tuple[int, bool, int]:
     """Orders health messages: a release on trial follows the client of the same session, and its uptime restarts."""
     return health.session, health.slot == "trial", health.uptime_s
-
-
-def _health(body: bytes | None) -> Health | None:
-    """Unpacks a health message; returns None also for one of another version."""
-    try:
-        return None if body is None else unpack(Health, body, what="the health")
-    except Malformed:
-        return None

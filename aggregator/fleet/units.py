@@ -14,56 +14,11 @@ from pathlib import Path
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.broker.programs import find_mosquitto
-from hushfleet.aggregator.fleet.folder import WRITTEN_BY_AGGREGATOR, FleetFolder
+from hushfleet.aggregator.fleet.trust.folder import WRITTEN_BY_AGGREGATOR, FleetFolder
 
 PREFIX = "hushfleet"
 
-_UNIT = """\
-[Unit]
-Description={description}
-Wants=network-online.target
-After={after}
-StartLimitIntervalSec=0
-
-[Service]
-ExecStart={command}
-User={user}
-Restart=on-failure
-RestartSec=5
-# Exit code 2 is a file or value that a person has to correct.
-RestartPreventExitStatus=2
-TimeoutStopSec=60
-UMask=0077
-Environment={caches}
-{own}
-NoNewPrivileges=yes
-CapabilityBoundingSet=
-AmbientCapabilities=
-ProtectSystem=strict
-ProtectHome=read-only
-{files}
-PrivateTmp=yes
-ProtectProc=invisible
-ProtectClock=yes
-ProtectHostname=yes
-ProtectKernelLogs=yes
-ProtectKernelTunables=yes
-ProtectKernelModules=yes
-ProtectControlGroups=yes
-RemoveIPC=yes
-RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
-RestrictNamespaces=yes
-RestrictRealtime=yes
-RestrictSUIDSGID=yes
-LockPersonality=yes
-SystemCallArchitectures=native
-SystemCallFilter=@system-service
-SystemCallFilter=~@privileged @debug
-SystemCallErrorNumber=EPERM
-
-[Install]
-WantedBy=multi-user.target
-"""
+_UNIT = Path(__file__).parent / "templates" / "unit.service"
 _NO_DEVICES = "PrivateDevices=yes\nDevicePolicy=closed"  # the aggregator may need a GPU
 # Restart=always: for systemd, a broker that SIGHUP kills before the broker can handle it has ended successfully.
 _OF_BROKER = (
@@ -128,7 +83,7 @@ def write_units(folder: FleetFolder) -> list[Path]:
         (path / each).mkdir(mode=0o700, exist_ok=True)
     written = []
     for name, (description, after, command, own_lines, files) in units.items():
-        text = _UNIT.format(
+        text = _UNIT.read_text("utf-8").format(
             description=f"{description} ({folder.config.federation})",
             after=after,
             command=command,

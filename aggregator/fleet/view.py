@@ -9,90 +9,17 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from hushfleet.aggregator.devices.register import RefusedBirth
-from hushfleet.aggregator.fleet.registry import RefusedRequest
+from hushfleet.aggregator.devices.activity import RefusedBirth
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.fleet.trust.registry import RefusedRequest
 from hushfleet.aggregator.results.answers import EvaluationRow
-from hushfleet.aggregator.results.fleet_state import Activity, Opening, Shortfall
+from hushfleet.aggregator.results.fleet_state import Opening, Shortfall
 from hushfleet.aggregator.results.result import Lifetime, LostRounds
 from hushfleet.durations import duration_s
 from hushfleet.plain_json import to_json
-from hushfleet.wire.format.health import Health, Problem
+from hushfleet.wire.format.health import Problem
 
-Standing = Literal["new", "pending", "enrolled", "blocked", "unlisted"]
-"""A board's state in the registry; `unlisted`: the aggregator knows the board, the fleet does not."""
 Process = Literal["running", "stopped", "unknown"]
-THERE: frozenset[Activity] = frozenset(
-    ("ready", "fetching", "training", "sending", "accepted", "late", "declined", "refused")
-)
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """A board's newest decline, or the aggregator's newest refusal of its update.
-
-    :param reason: the sender's own text, which is never markup.
-    """
-
-    round: int
-    code: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class BoardView:
-    """One board.
-
-    :param board: its profile.
-    :param reason: why it waits or is locked out.
-    :param state: its part in the run, or how it was seen last.
-    :param seen: when its last message came.
-    :param health: its newest `Health` message, and `health_at` when that came; None: no such message came.
-    :param rounds: how many of its updates were accepted in this run.
-    :param epsilon: epsilon_server of this task, as the board's latest update says.
-    :param spent: epsilon_server over all tasks and cards of this id, as the aggregator has noted it (`Spending`);
-        `limit`: the limit on its card. Both at the card's delta.
-    :param undecided: whether `spent` counts the open round, whose outcome the board has not reported yet.
-    :param sent_bytes: size of its accepted updates.
-    """
-
-    device: str
-    board: str = ""
-    place: str = ""
-    standing: Standing = "enrolled"
-    reason: str | None = None
-    state: Activity = "absent"
-    seen: float | None = None
-    version: str = ""
-    health: Health | None = None
-    health_at: float | None = None
-    certificate_end: float | None = None
-    rounds: int = 0
-    epsilon: float | None = None
-    spent: float | None = None
-    limit: float | None = None
-    undecided: bool = False
-    sent_bytes: int = 0
-    decline: Rejection | None = None
-    refusal: Rejection | None = None
-    problems: tuple[Problem, ...] = ()
-
-    @property
-    def is_there(self) -> bool:
-        return self.state in THERE
-
-    @property
-    def is_approved(self) -> bool:
-        """True if its operator has approved it, and it has not asked again yet."""
-        return self.standing == "pending" and self.reason is None
-
-    @property
-    def is_above_limit(self) -> bool:
-        """True if it has spent more than its card allows, as only its owner can permit; open rounds do not count."""
-        return self.spent is not None and self.limit is not None and self.spent > self.limit and not self.undecided
-
-    @property
-    def is_urgent(self) -> bool:
-        return any(problem.urgent for problem in self.problems)
 
 
 @dataclass(frozen=True)
@@ -256,7 +183,7 @@ class FleetView:
 
     federation: str
     at: float
-    boards: tuple[BoardView, ...] = ()
+    boards: tuple[Board, ...] = ()
     run: RunView | None = None
     lifetime: Lifetime | None = None
     privacy_left: PrivacyLeft | None = None
@@ -278,7 +205,7 @@ class FleetView:
         return sum(board.is_there for board in self.boards)
 
     @property
-    def pending(self) -> tuple[BoardView, ...]:
+    def pending(self) -> tuple[Board, ...]:
         return tuple(board for board in self.boards if board.standing == "pending" and not board.is_approved)
 
     @property
@@ -289,9 +216,12 @@ class FleetView:
     def to_json(self) -> dict[str, Any]:
         """Returns standard JSON for `--json` (docs/watching.md)."""
         counted = {"present": self.present, "pending": len(self.pending), "versions": self.versions}
-        strangers = {
-            name: [{**asdict(each), "public_key": each.public_key.hex()} for each in getattr(self, name)]
-            for name in ("refused_devices", "asking")
+        keyed = {
+            name: [
+                {**asdict(each), "public_key": each.public_key and each.public_key.hex()}
+                for each in getattr(self, name)
+            ]
+            for name in ("boards", "refused_devices", "asking")
         }
-        plain: dict[str, Any] = to_json({**asdict(self), **strangers, **counted})
+        plain: dict[str, Any] = to_json({**asdict(self), **keyed, **counted})
         return plain

@@ -21,10 +21,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
+from hushfleet.aggregator.devices.board import Activity
 from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.notebook import NotebookConsole
 from hushfleet.aggregator.observe.progress import format_time, moving
-from hushfleet.aggregator.results.fleet_state import Activity, Opening, RunState
+from hushfleet.aggregator.results.fleet_state import Opening, RunState
 from hushfleet.aggregator.results.report.readable import (
     NOT_MEASURED,
     epsilon_number,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -65,9 +66,9 @@ class Question:
         """Whether the features are ordered by importance, so that a shared head takes only the first ones."""
         if not self.features.endswith(".onnx"):
             return True
-        from hushfleet.models.features import find_features  # with PyTorch
+        from hushfleet.models.features.backbone import has_classifier  # with PyTorch
 
-        return find_features(self.features).has_order(self.features)
+        return has_classifier(Path(self.features))
 
     @property
     def least_devices(self) -> int:

@@ -24,8 +24,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
+from hushfleet.aggregator.devices.board import Activity, Rejection
 from hushfleet.aggregator.results.answers import EvaluationRow, evaluation_of
 from hushfleet.aggregator.results.result import LostRounds
 from hushfleet.losses import ACCURACY
@@ -35,10 +36,6 @@ from hushfleet.privacy.terms import Accountant
 KEPT_WARNINGS = 5
 _STAYS_SENDING = ("store-full", "state-unknown", "late", "not-in-cohort")
 Event = Mapping[str, Any]
-Activity = Literal[
-    "absent", "ready", "fetching", "training", "sending", "accepted", "late", "declined", "refused", "sleeping", "lost"
-]
-ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 Presence = Literal["absent", "ready", "training", "sleeping", "lost"]
 Participation = Literal["none", "asked", "working", "offered", "accepted", "declined", "refused", "late"]
 Outcome = Literal["accepted", "late", "declined", "refused", "lost"]
@@ -46,11 +43,24 @@ Outcome = Literal["accepted", "late", "declined", "refused", "lost"]
 
 @dataclass
 class SeenDevice:
-    """One device: its presence, its part in the newest round, and the state that follows from both."""
+    """One device: its presence, its part in the newest round, the state that follows from both, and what it has done.
+
+    :param board: its profile, as it has said.
+    :param last_seen: unix seconds of its last message; None if there was none.
+    :param rounds: number of its accepted updates, and `sent_bytes` their size.
+    :param epsilon: the largest epsilon_server that they have declared.
+    :param decline: its newest one, and `refusal` the newest refusal of its update; None after an accepted update.
+    """
 
     presence: Presence = "absent"
     part: Participation = "none"
-    state: Activity = "absent"
+    board: str = ""
+    last_seen: float | None = None
+    rounds: int = 0
+    sent_bytes: int = 0
+    epsilon: float | None = None
+    decline: Rejection | None = None
+    refusal: Rejection | None = None
 
     @property
     def is_open(self) -> bool:
@@ -62,7 +72,9 @@ class SeenDevice:
         """Whether the device is connected according to the events."""
         return self.presence in ("ready", "training")
 
-    def derived(self) -> Activity:
+    @property
+    def state(self) -> Activity:
+        """The state that follows from presence and part."""
         if self.presence != "ready" and self.presence != "training":
             return self.presence
         if self.part in ("accepted", "declined", "refused", "late"):
@@ -130,11 +142,6 @@ class FleetState:
         if handler:
             handler(event)
 
-    def _add(self, name: str) -> SeenDevice:
-        """Adds a device that was not seen before."""
-        device = self.devices[name] = SeenDevice()
-        return device
-
     def _outcome(self, device: SeenDevice) -> Outcome | None:
         """Returns the outcome of the open round for a device, as if it closed now; None if it was not needed."""
         if device.part in ("accepted", "declined", "refused", "late"):
@@ -148,14 +155,10 @@ class FleetState:
         for device in self.devices.values():
             outcome = self._outcome(device)
             device.part = "none" if outcome is None or outcome == "lost" else outcome
-            self._derive(device)
         self.open_round = None
 
-    def _derive(self, device: SeenDevice) -> None:
-        device.state = device.derived()
-
     def _device(self, name: str) -> SeenDevice:
-        return self.devices.get(name) or self._add(name)
+        return self.devices.setdefault(name, SeenDevice())
 
     def _speaker(self, event: Event) -> SeenDevice | None:
         """Returns the device of a message, and marks it as present and no longer training."""
@@ -164,10 +167,8 @@ class FleetState:
             return None
         device = self._device(name)
         device.presence = "ready"
+        _hear(device, event)
         return device
-
-    def _accept(self, device: SeenDevice) -> None:
-        device.part = "accepted"
 
     def _on_presence(self, event: Event) -> None:
         name, state = event.get("device"), event.get("state")
@@ -180,8 +181,11 @@ class FleetState:
                 device.part = "working"
         elif state != "ready" and device.part == "working":
             device.part = "asked"  # nothing was committed: it must train again
+        # The broker says that a device is lost, and repeats all former states to an aggregator that starts.
+        if state in ("ready", "training") or (state == "sleeping" and device.is_there):
+            _hear(device, event)
+        device.board = str(event.get("board") or device.board)
         device.presence = state
-        self._derive(device)
 
     def _on_round_open(self, event: Event) -> None:
         number, cohort = event.get("round"), event.get("cohort")
@@ -203,31 +207,36 @@ class FleetState:
                 device.part = "asked"
             if device.presence == "absent":
                 device.presence = "ready"
-        for device in self.devices.values():
-            self._derive(device)
 
     def _on_offer(self, event: Event) -> None:
         if (device := self._speaker(event)) is not None:
             self.is_timed = True
             if event.get("round") == self.open_round and device.is_open:
                 device.part = "offered"
-            self._derive(device)
 
     def _on_update(self, event: Event) -> None:
         device, code = self._speaker(event), event.get("code", "accepted")
-        if device is None or event.get("round") != self.open_round:
+        if device is None:
+            return
+        if code == "accepted":
+            device.rounds, device.sent_bytes = device.rounds + 1, device.sent_bytes + (event.get("bytes") or 0)
+            device.decline = device.refusal = None
+            device.epsilon = _highest(device.epsilon, event.get("epsilon_server"))
+        elif code != "duplicate":
+            device.refusal = _rejection(event)
+        if event.get("round") != self.open_round:
             return
         if code in ("accepted", "duplicate"):
-            self._accept(device)
+            device.part = "accepted"
         elif device.is_open and code not in _STAYS_SENDING:
             device.part = "refused"
-        self._derive(device)
 
     def _on_decline(self, event: Event) -> None:
         device = self._speaker(event)
-        if device is not None and event.get("round") == self.open_round and device.is_open:
-            device.part = "declined"
-            self._derive(device)
+        if device is not None:
+            device.decline = _rejection(event)
+            if event.get("round") == self.open_round and device.is_open:
+                device.part = "declined"
 
     def _on_round_close(self, event: Event) -> None:
         if self.open_round is not None and event.get("round") == self.open_round:
@@ -394,8 +403,7 @@ class RunState(FleetState):
             self._warn("ended", f"ended after {self.rounds_closed} of {self.rounds} rounds: {event['reason']}")
 
     def _see_epsilon(self, value: object) -> None:
-        if isinstance(value, int | float):
-            self.epsilon_server = max(self.epsilon_server or 0.0, float(value))
+        self.epsilon_server = _highest(self.epsilon_server, value)
 
     def _see_release(self, event: Event) -> None:
         multiplier = event.get("multiplier_release")
@@ -422,3 +430,20 @@ class RunState(FleetState):
 
 def _because(event: Event) -> str:
     return f" ({event['reason']})" if event.get("reason") else ""
+
+
+def _hear(device: SeenDevice, event: Event) -> None:
+    device.last_seen = _number(event.get("at"), device.last_seen)
+    device.board = str(event.get("board") or device.board)
+
+
+def _number(value: object, otherwise: Any) -> Any:
+    return value if isinstance(value, int | float) else otherwise
+
+
+def _highest(before: float | None, value: object) -> float | None:
+    return max(before or 0.0, float(value)) if isinstance(value, int | float) else before
+
+
+def _rejection(event: Event) -> Rejection:
+    return Rejection(int(_number(event.get("round"), 0)), str(event.get("code")), str(event.get("reason") or ""))

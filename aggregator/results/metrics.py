@@ -22,10 +22,6 @@ _OF_A_RESULT = ("accuracy_own_common", "accuracy_own_local", "opened_at", "close
 class RoundSummary(RoundRow, frozen=True, kw_only=True):
     """A closed round, as the store keeps it: what the aggregator tells of it, and what further figures need.
 
-    :param participants: updates in the new global model, each from a different device except in buffered rounds; 0 if
-        there were too few updates.
-    :param downlink_bytes: total bytes of the global model that they had to fetch, see `model_step.download_bytes`.
-    :param snr_db: signal over noise, pooled over all updates; None without noise or visible signal.
     :param multiplier_release: noise multiplier against readers of the global model; None if the model did not change.
     :param eq20_bytes: uplink by Eq. (20) of FedGLP-ADP: 32 bits per shared parameter, one per parameter for the mask.
     :param float32_bytes: uplink of plain FedAvg: four bytes per parameter and device.

@@ -38,7 +38,7 @@ class Outcomes(FleetState):
         counts: Counter[Outcome] = Counter()
         for name, device in self.devices.items():
             if name in stored:
-                self._accept(device)
+                device.part = "accepted"
             elif name in declined and device.is_open:
                 device.part = "declined"
             if (outcome := self._outcome(device)) is not None:

@@ -19,7 +19,7 @@ import numpy as np
 import hushfleet
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.results.result import Rerun
-from hushfleet.config.toml_text import toml_value
+from hushfleet.config.toml_text import dotted, toml_value
 from hushfleet.data.samples import Samples
 
 _PACKAGES = ("torch", "numpy", "onnx", "onnxruntime", "paho-mqtt", "msgpack", "cryptography")
@@ -104,13 +104,7 @@ def samples_digest(samples: Samples) -> str:
 
 def toml_of(plain: Mapping[str, Any]) -> str:
     """Returns the task file of a `Task.to_plain` result, with one key per line."""
-    lines = []
-    for name, value in plain.items():
-        if isinstance(value, Mapping):
-            lines += [f"{name}.{key} = {toml_value(each)}" for key, each in value.items()]
-        else:
-            lines.append(f"{name} = {toml_value(value)}")
-    return "\n".join(lines)
+    return "\n".join(f"{key} = {toml_value(value)}" for key, value in dotted(plain).items())
 
 
 def _processor() -> str:

@@ -10,15 +10,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
-from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.devices.activity import ActivityStore, counted_charges
 from hushfleet.durations import Period
 from hushfleet.errors import StoreError
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import epsilon_server_of
-from hushfleet.schema import unpack
 
 MOST_KEPT = 10_000
 Counts = Sequence[tuple[bytes, int]]
@@ -32,7 +30,7 @@ class Budgets:
     :param clock: unix seconds.
     """
 
-    def __init__(self, register: DeviceRegister, budget: Budget, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, register: ActivityStore, budget: Budget, *, clock: Callable[[], float] = time.time) -> None:
         self._register, self.budget, self._clock = register, budget, clock
         self._state: tuple[object, ...] | None = None
         self._spent: Mapping[str, float] = {}
@@ -68,8 +66,6 @@ class Budgets:
     def _epsilon(self, counts: Counts, following: Charge | None) -> float:
         key = tuple(counts), following
         if key not in self._epsilons:
-            spent = [(unpack(Charge, packed, what="a charge"), rounds) for packed, rounds in counts]
-            charges = [replace(charge, steps=charge.steps * rounds) for charge, rounds in spent]
             more = [] if following is None else [following]
-            self._epsilons[key] = epsilon_server_of([*charges, *more], delta=self.budget.delta)
+            self._epsilons[key] = epsilon_server_of([*counted_charges(counts), *more], delta=self.budget.delta)
         return self._epsilons[key]

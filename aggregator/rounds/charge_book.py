@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.ingest.checks import terms_of
 from hushfleet.aggregator.rounds.budgets import Budgets
 from hushfleet.aggregator.rounds.engine import RoundEngine
@@ -36,7 +36,7 @@ class ChargeBook:
     :param budgets: which boards can pay for a next round; None if the cards have no limits.
     """
 
-    def __init__(self, register: DeviceRegister, engine: RoundEngine, budgets: Budgets | None = None) -> None:
+    def __init__(self, register: ActivityStore, engine: RoundEngine, budgets: Budgets | None = None) -> None:
         self._register, self._engine, self.budgets = register, engine, budgets
         self._resumed = None if engine.plan is None else engine.plan.round
         self._round, self._asked, self._noted = 0, Counter[str](), set[str]()

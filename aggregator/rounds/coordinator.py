@@ -20,7 +20,7 @@ from hushfleet.aggregator.devices.enrolment import (
     NotAccepted,
     TokenBucket,
 )
-from hushfleet.aggregator.devices.roster_file import RosterFile
+from hushfleet.aggregator.devices.list_file import ListFile
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.aggregator.ingest.refusals import RefusalCounter
 from hushfleet.aggregator.publish.blobs import ChunkServer
@@ -45,6 +45,7 @@ from hushfleet.errors import (
     StoreError,
     TooLarge,
 )
+from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (
     Ask,
@@ -94,7 +95,7 @@ class Coordinator:
         identity: Identity,
         epoch: int,
         enrolment: Enrolment,
-        roster: RosterFile | None = None,
+        roster: ListFile[Roster] | None = None,
         federation: str = "default",
         charges: ChargeBook | None = None,
         thresholds: RunningThresholds | None = None,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.roster_file import RosterFile
+from hushfleet.aggregator.devices.list_file import ListFile
 from hushfleet.aggregator.results.metrics import lost_rounds
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.engine import RoundEngine
@@ -49,7 +49,7 @@ class RoundCycle:
         enrolment: Enrolment,
         next_round: NextRound,
         on_closed: Callable[[set[bytes]], None],
-        roster: RosterFile | None,
+        roster: ListFile[Roster] | None,
         charges: ChargeBook | None,
         rhythm: Rhythm,
         clock: Callable[[], float],

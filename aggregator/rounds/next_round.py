@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.roster_file import RosterFile
+from hushfleet.aggregator.devices.list_file import ListFile
 from hushfleet.aggregator.results.fleet_state import Shortfall
 from hushfleet.aggregator.rounds.budgets import Budgets
 from hushfleet.aggregator.rounds.engine import RoundEngine
@@ -201,7 +201,7 @@ class NextRound:
         *,
         enrolment: Enrolment,
         present: Collection[str],
-        roster: RosterFile | None,
+        roster: ListFile[Roster] | None,
         budgets: Budgets | None,
         of_fleet: bool,
         thresholds: RunningThresholds,

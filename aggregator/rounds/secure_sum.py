@@ -120,7 +120,7 @@ class SecureSum(RoundSum):
             sizes = self._store.answer_sizes(self._plan.round)
             return AnswerCounts(len(members), len(sizes), sum(sizes))
         task, number, bits = self._plan.task, self._plan.round, self.round.spec.bits
-        values, nobody = np.zeros(self.round.width, np.uint32), Identity.from_bytes(bytes(32))
+        values, nobody = [0] * self.round.width, Identity.from_bytes(bytes(32))
         headers = [AnswerHeader.of(task, number, member, b"", bits) for member in members]
         sizes = [len(encode_answer(header, values, identity=nobody)) for header in headers]
         return AnswerCounts(len(members), len(sizes), sum(sizes))

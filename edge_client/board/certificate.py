@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-
-from cryptography import x509
-from cryptography.x509.oid import NameOID
+from typing import TYPE_CHECKING
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.state_files import TLS_CERTIFICATE
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.topics import is_name
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 DAY_S = 86400.0
 SOON_DAYS = 14
@@ -35,6 +36,8 @@ def read_certificate(config: DeviceConfig) -> x509.Certificate | None:
     file = certificate_file(config)
     if file is None:
         return None
+    from cryptography import x509  # more than a megabyte, which a board without a certificate does without
+
     try:
         return x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError) as error:
@@ -57,6 +60,8 @@ def describe_certificate(config: DeviceConfig, *, now: float | None = None) -> s
         return f"{error}; this board asks its fleet for it again"
     if certificate is None:
         return None
+    from cryptography.x509.oid import NameOID
+
     now = time.time() if now is None else now
     names = [str(name.value) for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     device = config.device.id

@@ -21,6 +21,7 @@ from hushfleet.durations import duration_s
 from hushfleet.edge_client.state_files import STORE, TLS_CERTIFICATE, TLS_KEY
 from hushfleet.errors import BadInput, format_value
 from hushfleet.firmware_profiles import load_board
+from hushfleet.paths import expanded, is_closed
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES, Accounting
 from hushfleet.public_keys import PublicKeyText
@@ -32,7 +33,6 @@ from hushfleet.schema import (
     Probability,
     Share,
 )
-from hushfleet.user_files import expanded, is_closed
 from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hushfleet.data.image_limits import ENDINGS
-from hushfleet.data.walk import files_below
+from hushfleet.data.walk import ENDINGS, files_below
 from hushfleet.edge_client.board.config import OwnDataSection
-from hushfleet.user_files import is_closed
+from hushfleet.paths import is_closed
 
 _FILES = {
     "arrays": ".npz file, with samples `x` and labels `y`",

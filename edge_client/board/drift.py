@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from statistics import NormalDist
 
 from hushfleet import atomic_file
 from hushfleet.edge_client.state_files import HELD_OUT_TESTS
@@ -77,6 +76,8 @@ def has_become_worse(tests: list[HeldOutTest]) -> bool | None:
     if not tests:
         return None
     last, best = tests[-1], max(tests, key=lambda test: test.share)
+    from statistics import NormalDist
+
     deviations = NormalDist().inv_cdf(1 - SURE / max(1, len(tests) - 1))
     return best.share - last.share > deviations * math.sqrt(best.variance + last.variance)
 

@@ -27,9 +27,8 @@ import numpy as np
 from hushfleet.config.spec import ModelSpec
 from hushfleet.data.folder import ImageForm, load_unlabelled, scan_folder
 from hushfleet.data.held_out import held_out_part, training_part
-from hushfleet.data.image_limits import ENDINGS
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
-from hushfleet.data.walk import files_below
+from hushfleet.data.walk import ENDINGS, files_below
 from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.notes import DataUse, Note

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hushfleet import atomic_file
-from hushfleet.data.image_limits import ENDINGS
-from hushfleet.data.walk import named, walked
+from hushfleet.data.walk import ENDINGS, named, walked
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.state_files import RETENTION

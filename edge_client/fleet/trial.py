@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from hushfleet.apart import apart
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.fleet.health import BoardHealth
@@ -134,9 +135,7 @@ def check_release(folder: Path, store_path: Path, *, device: str) -> DeviceStore
 
     :param folder: for the copy; the device's state directory.
     """
-    for part in _PARTS:
-        importlib.import_module(f"hushfleet.edge_client.{part}")
-    _compute()
+    apart(f"{__name__}:check_software")
     return _read_store(folder, store_path, device=device)
 
 
@@ -144,6 +143,13 @@ def drop_copy(folder: Path) -> None:
     """Deletes the copy, which must never be used as a store."""
     for path in folder.glob(f"{TRIAL_STORE}*"):
         path.unlink(missing_ok=True)
+
+
+def check_software() -> None:
+    """Imports all parts of the release and computes a gradient. Raises `ReleaseCheckFailed`, or what an import does."""
+    for part in _PARTS:
+        importlib.import_module(f"hushfleet.edge_client.{part}")
+    _compute()
 
 
 def _compute() -> None:

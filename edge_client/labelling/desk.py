@@ -37,7 +37,7 @@ from hushfleet.edge_client.status import describe_model
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.output import one_line
-from hushfleet.user_files import is_closed
+from hushfleet.paths import is_closed
 
 NOT_USABLE = "not-usable"
 """The folder in the inbox for images that a person has rejected ("put aside")."""

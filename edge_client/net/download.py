@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from hushfleet.array_api import np
+from hushfleet.apart import apart
 from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.kept import RosterMark
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import Malformed, Replayed, TooLarge, WireError
+from hushfleet.errors import HushfleetError, Malformed, Replayed, TooLarge, WireError
 from hushfleet.secure.roster import MAX_ROSTER_BYTES, SEEN_NEWER, Roster
 from hushfleet.wire.format.chunks import Assembler
 from hushfleet.wire.format.messages import BASE_BYTES, DifferenceRef, RoundPlan, Want
@@ -144,9 +144,9 @@ class BlobSource:
 class GlobalModel:
     """The global model of a plan: from the store, from a stored model and its differences, or fetched as a whole.
 
-    Differences are fetched into the store one after the other, and applied when all are there, with one model and one
-    difference in memory at a time. The store then holds the new model beside the old one, so a device can continue
-    after any interruption. If a difference does not arrive or does not fit, the whole model is fetched.
+    Differences are fetched into the store one after the other, and applied when all are there. The store then holds the
+    new model beside the old one, so a device can continue after any interruption. If a difference does not arrive or
+    does not fit, the whole model is fetched.
     """
 
     def __init__(self, store: DeviceStore, blobs: BlobSource) -> None:
@@ -179,18 +179,19 @@ class GlobalModel:
 
     def _apply(self, plan: RoundPlan, spec: TaskSpec, chain: tuple[DifferenceRef, ...]) -> bytes:
         """Returns the stored model that the differences start from, with all of them added. Raises a `WireError`."""
-        from hushfleet.wire.format.difference import apply_difference  # with arrays, which few rounds need here
-
-        params = self._base(chain[0], plan.global_bytes)
-        layout = spec.model.layout
+        base, layout = self._base(chain[0], plan.global_bytes), spec.model.layout
         # a method's vectors lie behind the model, each with the model's layers
         counts = [layer.size for layer in layout.layers] * (plan.global_bytes // (4 * layout.size))
+        differences: list[bytes] = []
         for ref in chain:
             data = self._store.blob(ref.digest)
             if data is None:
                 raise Malformed(f"the difference {ref.digest.hex()[:16]}... is damaged in the store")
-            params = apply_difference(data, params, task=plan.task, counts=counts)
-        model = params.astype("<f4", copy=False).tobytes()
+            differences.append(data)
+        try:
+            model: bytes = apart("hushfleet.wire.format.difference:apply_all", base, differences, plan.task, counts)
+        except HushfleetError as error:
+            raise Malformed(str(error)) from error
         if BlobRef.of(model).digest != plan.global_digest:
             raise Malformed("the differences lead to another model than the plan names")
         self._store.put_blob(plan.global_digest, model)
@@ -198,11 +199,11 @@ class GlobalModel:
         _log.info("round %d: the global model came as %d bytes of differences", plan.round, together)
         return model
 
-    def _base(self, first: DifferenceRef, size: int) -> np.ndarray:
+    def _base(self, first: DifferenceRef, size: int) -> bytes:
         for digest in self._store.blob_digests():
             data = self._store.blob(digest) if digest[:BASE_BYTES] == first.base else None
             if data is not None and len(data) == size:
-                return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+                return data
         raise Malformed("the model that the differences begin with is damaged in the store")
 
 

@@ -19,19 +19,15 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from hushfleet.array_api import np
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrivals import Arrivals
 from hushfleet.edge_client.storage.kept import ChosenAccelerator, KeptModel, RosterMark
 from hushfleet.edge_client.storage.round_commit import (
     CodedRound,
     OutboxEntry,
-    RoundCommit,
     StoredState,
-    decoded_state,
-    residual_of,
 )
 from hushfleet.edge_client.storage.store_file import (
     advice,
@@ -44,12 +40,17 @@ from hushfleet.edge_client.storage.store_file import (
 )
 from hushfleet.errors import CopiedStore, LedgerError, LostStore, Malformed, StoreError
 from hushfleet.methods.public_bytes import public_digest
-from hushfleet.methods.state import DeviceState
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.fleet_messages import CarriedRounds
 from hushfleet.wire.format.identity import Identity
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hushfleet.edge_client.storage.arrays import RoundCommit
+    from hushfleet.methods.state import DeviceState
 
 KEPT_TASKS = 4  # states and models of older tasks are dropped, so that years of tasks do not fill the card
 
@@ -284,8 +285,12 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
     def load_state(self, task: str) -> DeviceState | None:
         """Returns the state after the last committed round of the task, or None before the first."""
         stored = self.stored_state(task)
+        if stored is None:
+            return None
+        from hushfleet.edge_client.storage.arrays import decoded_state
+
         with self._whole(f"state of task {task}"):
-            return None if stored is None else decoded_state(stored)
+            return decoded_state(stored)
 
     def stored_state(self, task: str) -> StoredState | None:
         """Returns the bytes of the state after the last committed round of the task, or None before the first."""
@@ -294,6 +299,8 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
 
     def load_residual(self, task: str, *, size: int) -> np.ndarray:
         """Returns the encoding error that the updates have left so far, float32 `[size]`; zeros before the first."""
+        from hushfleet.edge_client.storage.arrays import residual_of
+
         with self._whole(f"residual of task {task}"):
             return residual_of(self.stored_state(task), size=size)
 

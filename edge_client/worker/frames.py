@@ -53,9 +53,9 @@ class Frames:
         end = _HEAD.size + length
         if len(self._data) < end:
             return None
-        data = bytes(memoryview(self._data)[_HEAD.size : end])
+        with memoryview(self._data) as whole, whole[_HEAD.size : end] as data:  # an outcome has megabytes
+            message: Message = read(_KINDS[kind], data)
         del self._data[:end]
-        message: Message = read(_KINDS[kind], data)
         return message
 
 
@@ -64,7 +64,7 @@ def read_job(data: bytes) -> Job:
     return read(Job, data[_HEAD.size :])
 
 
-def read(kind: type[M], data: bytes) -> M:
+def read(kind: type[M], data: bytes | memoryview) -> M:
     """Decodes a value. Raises `Malformed`."""
     try:
         plain: Any = msgspec.msgpack.decode(data)

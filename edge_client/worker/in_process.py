@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from hushfleet.edge_client.worker.job import Job, Outcome, Told
-from hushfleet.edge_client.worker.work import Work
+from hushfleet.edge_client.worker.work import JobWork
 
 
 class InProcess:
@@ -19,12 +19,12 @@ class InProcess:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._heard: list[Told] = []
-        self._work = Work(self._heard.append, clock=clock)
+        self._work = JobWork(self._heard.append, clock=clock)
         self._outcome: Outcome | None = None
 
     @property
-    def work(self) -> Work:
-        """What works here, with the task that is loaded."""
+    def work(self) -> JobWork:
+        """The work of this process, with the task that is loaded."""
         return self._work
 
     def begin(self, job: Job) -> None:

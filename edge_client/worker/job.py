@@ -87,7 +87,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Told:
-    """What a worker tells while it works. Nothing of it leaves the board.
+    """A message of a worker that still works. Nothing of it leaves the board.
 
     :param level: of `logging`; 0 for no line of the log.
     :param nominal_s: it was measured; nothing has been read of the data so far.

@@ -9,13 +9,8 @@ from typing import Any
 import numpy as np
 
 from hushfleet.edge_client.storage.answers import Answers
-from hushfleet.edge_client.storage.round_commit import (
-    CodedRound,
-    OutboxEntry,
-    RoundCommit,
-    decoded_state,
-    residual_of,
-)
+from hushfleet.edge_client.storage.arrays import RoundCommit, decoded_state, residual_of
+from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.worker.job import Job
 from hushfleet.errors import StoreError
 from hushfleet.methods.state import DeviceState

@@ -138,7 +138,7 @@ class LoadedTask:
 
     @property
     def chosen(self) -> ChosenAccelerator | None:
-        """Where gradients are computed; None if there was nothing to choose."""
+        """The place where gradients are computed; None if there was nothing to choose."""
         return self._trial.chosen
 
     def nominal_seconds(self, params: np.ndarray) -> float:

@@ -38,11 +38,11 @@ def _outcome(job: Job, tell: Callable[[Told], None]) -> Finished | HeadChosen | 
 
             use_installed_runtime(sys.path)
         from hushfleet.edge_client.board.process import return_freed_memory
-        from hushfleet.edge_client.worker.work import Work
+        from hushfleet.edge_client.worker.work import JobWork
 
         return_freed_memory()
         limits.close(job)
-        return Work(tell).do(job)
+        return JobWork(tell).do(job)
     except Exception as error:  # also of an import
         from hushfleet.edge_client.declines import decline_reason
 

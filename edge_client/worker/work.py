@@ -32,7 +32,7 @@ _MAX_WHY_CHARS = MAX_TEXT_CHARS // 4  # JSON may write a character as six
 _log = logging.getLogger("hushfleet.edge")
 
 
-class Work:
+class JobWork:
     """Does one job after the other; the task and the data stay loaded between them.
 
     :param tell: receives what is told meanwhile.

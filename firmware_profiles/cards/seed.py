@@ -15,7 +15,7 @@ from hushfleet.data.walk import MAX_NAMED
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.wifi import Wifi
-from hushfleet.user_files import no_file
+from hushfleet.paths import no_file
 
 FOLDER = "hushfleet"
 """The folder on the boot partition."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.codecs.codec import Codec, Coding, check_finite
 from hushfleet.errors import Malformed
 
@@ -33,9 +32,9 @@ def _decode(data: bytes | memoryview, coding: Coding, out: np.ndarray | None, *,
 
 
 def _floats(kind: str, float_error: tuple[float, float]) -> Codec:
-    width = np.dtype(kind).itemsize
+    width = int(kind[-1])
     return Codec(
-        np.dtype(kind).name,
+        f"float{8 * width}",
         partial(_encode, kind=kind),
         partial(_decode, kind=kind),
         max_bytes=lambda size: width * size,

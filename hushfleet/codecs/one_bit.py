@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.codecs.codec import Codec, Coding, check_finite
 from hushfleet.errors import Malformed
 
 VARIANCE_FACTOR = math.pi / 2
 _PART = 1 << 16  # values at a time, a multiple of 8
-_SIGNS = np.array([1.0, -1.0], np.float32)
 
 
 def magnitude(noise_std: float) -> float:
@@ -48,10 +46,11 @@ def _decode(data: bytes | memoryview, coding: Coding, out: np.ndarray | None) ->
         raise Malformed(f"{packed.size} bytes are not {size} signs")
     if size % 8 and packed[-1] & (0xFF >> size % 8):
         raise Malformed("the padding of the signs is not zero")
+    signs = np.array([1.0, -1.0], np.float32)
     for start in range(0, size, _PART):
         stop = min(start + _PART, size)
         bits = np.unpackbits(packed[start // 8 : -(-stop // 8)], count=stop - start)
-        np.take(_SIGNS, bits, out=values[start:stop], mode="clip")
+        np.take(signs, bits, out=values[start:stop], mode="clip")
     start = 0
     for count, step in zip(coding.counts, coding.steps, strict=True):
         values[start : start + count] *= np.float32(step)

@@ -14,15 +14,15 @@ The bytes are specified in docs/wire.md; `hushfleet.codecs.symbols` does the ent
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.codecs.codec import MAX_STEP, MAX_VALUES, MIN_STEP, Codec, Coding
 from hushfleet.codecs.symbols import BLOCK, MAX_LEVEL, BlockEncoder, decode_block, max_block_bytes
 from hushfleet.errors import Malformed
 
 DITHER_KEY_BYTES = 16
-Pieces = list[tuple[slice, np.float32]]
+Pieces: TypeAlias = "list[tuple[slice, np.float32]]"
 
 
 def encode_values(values: np.ndarray, coding: Coding, sent: np.ndarray | None = None) -> bytes:

@@ -13,8 +13,7 @@ import struct
 import zlib
 from functools import cache
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.errors import Malformed
 
 BLOCK = 1 << 16

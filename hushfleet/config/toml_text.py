@@ -31,6 +31,14 @@ def to_toml(values: Mapping[str, Any]) -> str:
     return text
 
 
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the values of all tables by whole key, such as `round.rounds`; None is left out."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return {key: value for key, value in found.items() if value is not None}
+
+
 def _tables(values: Mapping[str, Any], *, prefix: str) -> str:
     plain = {key: value for key, value in values.items() if not isinstance(value, Mapping | None)}
     text = "".join(f"{_key(key)} = {toml_value(value)}\n" for key, value in plain.items())

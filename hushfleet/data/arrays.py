@@ -28,7 +28,7 @@ from hushfleet.data.records import fitted, unmasked
 from hushfleet.data.samples import DataSet
 from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import BadInput
-from hushfleet.user_files import no_file
+from hushfleet.paths import no_file
 
 HELD_OUT = 0.2  # share of the data, if there is no test part
 _ORDER_SEED = 0

@@ -40,7 +40,7 @@ from hushfleet.data.form import ANY_FORM, SampleForm, one_form
 from hushfleet.data.measurements import check_names
 from hushfleet.data.records import are_pixels
 from hushfleet.errors import BadInput
-from hushfleet.user_files import no_file
+from hushfleet.paths import no_file
 
 LABEL, DEVICE = "label", "device"
 MOST_CHARACTERS = 1 << 23  # in a line: longer ones are not brought into a board's memory

@@ -7,7 +7,7 @@
 Images of any size and mode are turned upright (EXIF), converted to the model's channels, and resized. Files
 that cannot be read are skipped and named in one warning: a camera that loses power while writing leaves
 incomplete files, and these must not exclude a device from every round. So are files without an image's ending
-(`hushfleet.data.image_limits.ENDINGS`), which `data.keep` never deletes.
+(`hushfleet.data.walk.ENDINGS`), which `data.keep` never deletes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hushfleet.data.form import one_form
-from hushfleet.data.image_limits import check_name
 from hushfleet.data.images import read_image
 from hushfleet.data.samples import DataSet, Samples
-from hushfleet.data.walk import files_below, named
+from hushfleet.data.walk import check_name, files_below, named
 from hushfleet.errors import BadInput
 from hushfleet.progress import counted
 

@@ -10,7 +10,6 @@ import math
 import struct
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import IO, Any
 
 from hushfleet.errors import BadInput
@@ -28,12 +27,6 @@ EXIF_BYTES = 1 << 20
 
 DECODERS = ("Jpeg", "Png", "Gif", "Bmp", "Ppm", "WebP", "Tiff", "Avif")
 """Pillow's decoders that are used; the others are never called."""
-ENDINGS = (
-    ".avif", ".bmp", ".gif", ".heic", ".heif", ".hif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png",
-    ".pnm", ".ppm", ".tif", ".tiff", ".webp",
-)  # fmt: skip
-"""The endings of image files. Only files with one of them are trained on, and only they are deleted by `data.keep`."""
-
 _MIB = 1 << 20
 _JPEG = ("JPEG", "MPO")  # MPO: several JPEG images, of which the first is read
 # Bytes for a pixel, measured with Pillow 11, 12 and 13.
@@ -47,12 +40,6 @@ _BITS_PER_SAMPLE, _ORIENTATION, _SAMPLES_PER_PIXEL, _TILE_WIDTH, _TILE_LENGTH = 
 _BYTE_TYPES = (1, 2, 6, 7)  # of TIFF, which Pillow leaves as bytes
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9  # JPEG markers
 _ALONE = (0x01, *range(0xD0, 0xD8))  # JPEG markers without a content
-
-
-def check_name(name: str) -> None:
-    """Raises `BadInput` unless the name of a file has the ending of an image, in upper or lower case."""
-    if Path(name).suffix.lower() not in ENDINGS:
-        raise BadInput("its name has no ending of an image, such as .jpg or .png")
 
 
 def check_file(file: IO[bytes]) -> None:

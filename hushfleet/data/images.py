@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from hushfleet.data.image_limits import DECODERS, TEXT_BYTES, check_exif, check_file, check_memory
 from hushfleet.errors import BadInput
-from hushfleet.user_files import no_file
+from hushfleet.paths import no_file
 
 _BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 """The bytes after `ftyp` in the first 12 bytes of a HEIC file; telephones write HEIC."""

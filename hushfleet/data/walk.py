@@ -1,4 +1,4 @@
-"""Walks through folders of samples; nothing is read, so that a board's guardian can look after its files."""
+"""Finds the files of a folder of data: their endings, and folders in folders."""
 
 from __future__ import annotations
 
@@ -7,8 +7,22 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from hushfleet.errors import BadInput
+
+ENDINGS = (
+    ".avif", ".bmp", ".gif", ".heic", ".heif", ".hif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png",
+    ".pnm", ".ppm", ".tif", ".tiff", ".webp",
+)  # fmt: skip
+"""The endings of image files. Only files with one of them are trained on, and only they are deleted by `data.keep`."""
+
 MAX_NAMED = 5
 """The maximum number of skipped files that a warning names; it also gives the total count."""
+
+
+def check_name(name: str) -> None:
+    """Raises `BadInput` unless the name of a file has the ending of an image, in upper or lower case."""
+    if Path(name).suffix.lower() not in ENDINGS:
+        raise BadInput("its name has no ending of an image, such as .jpg or .png")
 
 
 def named(skipped: Sequence[str]) -> str:

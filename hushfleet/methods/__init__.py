@@ -20,8 +20,8 @@ from hushfleet.errors import BadInput, format_value
 from hushfleet.methods.method import Method, Published, TrainingConfig
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
+from hushfleet.paths import in_file
 from hushfleet.schema import from_plain
-from hushfleet.user_files import from_file, in_file
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -155,6 +155,8 @@ def _from_file(name: str) -> Published:
 
 @cache
 def _loaded(name: str) -> Published:
+    from hushfleet.user_files import from_file
+
     return _published(from_file(name, key="method.name"), name)
 
 

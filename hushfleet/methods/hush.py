@@ -92,11 +92,10 @@ class OwnPrior(Personal):
                 f'{layout.names[-1]!r} has the shape {list(layout.shapes[-1])}; take model.name = "linear"'
             )
 
-    def mask(self, layout: ParamLayout) -> np.ndarray:
-        """Returns True for the entries of the last bias."""
+    def kept(self, layout: ParamLayout) -> tuple[slice, ...]:
+        """Returns the entries of the last bias."""
         self.check(layout)
-        mask: np.ndarray = np.arange(layout.size) >= layout.slices[layout.names[-1]].start
-        return mask
+        return (layout.slices[layout.names[-1]],)
 
     def start(
         self, state: DeviceState, global_params: Array, chosen: Array | None, samples: OwnSamples, layout: ParamLayout

@@ -35,9 +35,19 @@ class Personal:
     def check(self, layout: ParamLayout) -> None:
         """Raises `Malformed` for a network that it cannot divide."""
 
+    def kept(self, layout: ParamLayout) -> tuple[slice, ...]:
+        """Returns the personal entries of a device that has not trained yet, as spans of the vector, in rising order.
+
+        A board's guardian knows a newcomer by them, and loads no arrays.
+        """
+        return ()
+
     def mask(self, layout: ParamLayout) -> np.ndarray:
-        """Returns bool `[d]`, True for the personal entries of a device that has not trained yet."""
-        return np.zeros(layout.size, dtype=bool)
+        """Returns the same entries as bool `[d]`, True for personal ones."""
+        mask = np.zeros(layout.size, dtype=bool)
+        for span in self.kept(layout):
+            mask[span] = True
+        return mask
 
     def next_mask(self, public: PublicState, sent: Array, layout: ParamLayout) -> Array:
         """Returns the mask after an update. It is a pure function of the sent values.
@@ -86,15 +96,16 @@ class Head(Personal):
                 f"method.head_layers = {self.layers}: must be below the network's {len(layout.layers)} layers"
             )
 
-    def mask(self, layout: ParamLayout) -> np.ndarray:
+    def kept(self, layout: ParamLayout) -> tuple[slice, ...]:
         """Returns the entries of the head."""
         self.check(layout)
-        return np.arange(layout.size) >= layout.layers[len(layout.layers) - self.layers].start
+        return (slice(layout.layers[len(layout.layers) - self.layers].start, layout.size),)
 
 
 @dataclass(frozen=True)
 class Backbone(Head):
     """All layers except the last ones are the device's own, which is the reverse of `Head`."""
 
-    def mask(self, layout: ParamLayout) -> np.ndarray:
-        return ~super().mask(layout)
+    def kept(self, layout: ParamLayout) -> tuple[slice, ...]:
+        (head,) = super().kept(layout)
+        return (slice(0, head.start),)

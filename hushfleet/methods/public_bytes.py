@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Iterable
 
 from hushfleet.errors import Malformed
 
@@ -25,6 +26,16 @@ def unpacked_mask(data: bytes, *, size: int) -> bytes:
     if size % 8 and packed[-1] & (0xFF >> size % 8):
         raise Malformed("the public state's mask has bits set beyond the last parameter")
     return packed
+
+
+def newcomer_digest(size: int, kept: Iterable[slice]) -> bytes:
+    """Returns the digest of the state of a device that has sent nothing.
+
+    :param kept: its personal entries, as spans of the vector with `size` entries.
+    """
+    width = -(-size // 8)
+    bits = sum(((1 << span.stop - span.start) - 1) << 8 * width - span.stop for span in kept)
+    return digest_of(bytes(COUNT_BYTES), bits.to_bytes(width, "big"))
 
 
 def digest_of(count: bytes, packed: bytes) -> bytes:

@@ -27,7 +27,6 @@ from hushfleet.array_api import Array, np
 from hushfleet.errors import PrivacyError
 from hushfleet.methods.cost import Cost, RoundSetting, remaining_multiplier
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.record import check_record_bound
 
 if TYPE_CHECKING:
     from hushfleet.methods.state import PrivateArrays, RoundContext
@@ -96,6 +95,8 @@ class OneStep:
         """Sets the norm to the step, and the noise to the noise of the sum."""
         if setting.privacy.unit != "record" or setting.privacy.secure is None:
             raise PrivacyError("OneStep is for a secure sum over records alone: nothing else adds its noise")
+        from hushfleet.privacy.record import check_record_bound
+
         check_record_bound(setting.clip_norm * self.step)
         cost = replace(cost, norm=self.step, summed=True, records=self.records)
         return replace(cost, noise_multiplier=setting.noise_multiplier, noise_split=setting.noise_split)

@@ -16,20 +16,23 @@ from typing import TYPE_CHECKING
 
 from hushfleet.array_api import Array, np
 from hushfleet.config.spec import PrivacySpec
+from hushfleet.errors import Malformed
 from hushfleet.methods.cost import Cost, RoundSetting, RoundTerms
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.method import Method, TrainingConfig
+from hushfleet.methods.personal import Personal
+from hushfleet.methods.public_bytes import newcomer_digest
 from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.stages import ClipLayers, Gaussian, OneStep, Transform, costs
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.charge import Charge
-from hushfleet.privacy.record import RecordMechanism
 
 if TYPE_CHECKING:
     from hushfleet.methods.privatize import NoisedUpdate
     from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext
     from hushfleet.privacy.noise import NoiseSource
+    from hushfleet.privacy.record import RecordMechanism
 
 
 class TaskMethod:
@@ -48,6 +51,8 @@ class TaskMethod:
         self.parts = method
         self.config, self.privacy, self.layout, self.name = config, privacy, layout, name
         method.personal.check(layout)
+        if type(method.personal).mask is not Personal.mask:
+            raise Malformed(f"{type(method.personal).__name__} defines `mask`: it must name its entries in `kept`")
 
     @cached_property
     def _newcomer(self) -> PublicState:
@@ -135,6 +140,16 @@ class TaskMethod:
 
     # what is carried from round to round
 
+    @cached_property
+    def newcomer_digest(self) -> bytes:
+        """The digest of the public state of a device that has not trained."""
+        return newcomer_digest(self.layout.size, self.parts.personal.kept(self.layout))
+
+    @property
+    def newcomer_shares(self) -> int:
+        """The number of entries that such a device sends."""
+        return self.layout.size - sum(int(span.stop - span.start) for span in self.parts.personal.kept(self.layout))
+
     def init_state(self) -> DeviceState:
         """Returns the state of a device that has not trained. The aggregator computes the same state."""
         from hushfleet.methods.state import DeviceState
@@ -207,6 +222,8 @@ class RecordMethod(TaskMethod):
 
     def record_mechanism(self, terms: RoundTerms) -> RecordMechanism:
         """Returns the mechanism that noises one round's gradients."""
+        from hushfleet.privacy.record import RecordMechanism
+
         setting, rule = self.setting(terms), self.training.gradient
         return RecordMechanism(
             clip_norm=min(setting.clip_norm, rule.record_bound),

@@ -50,15 +50,6 @@ class Keystream:
         return values[:count].astype(np.uint32)
 
 
-def uniform(key: bytes, count: int, prime: int) -> np.ndarray:
-    """Returns the first `count` values, uint32.
-
-    >>> uniform(bytes(32), 2, 65_521).tolist()
-    [47222, 44512]
-    """
-    return Keystream(key, prime).take(count)
-
-
 class Masked(NamedTuple):
     """Masked values and corrections of a device; each alone is uniform for any values.
 
@@ -102,17 +93,6 @@ def mask(values: np.ndarray, keys: Sequence[bytes], rule: CommitteeRule, prime: 
     masked = masks.reshape(-1)[: len(values)]
     add_into(masked, values, prime)
     return Masked(masked, corrections)
-
-
-def member_answer(keys: Sequence[bytes], width: int, prime: int) -> np.ndarray:
-    """Returns a member's answer: the sum of its pseudorandom values, uint32 `[w]`.
-
-    :param keys: the member's key with each device of the sum.
-    """
-    total = np.zeros(width, np.uint32)
-    for key in keys:
-        add_into(total, uniform(key, width, prime), prime)
-    return total
 
 
 def unmask(masked: Masked, answers: Mapping[int, np.ndarray], rule: CommitteeRule, prime: int) -> Opened:

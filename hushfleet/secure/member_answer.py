@@ -1,4 +1,5 @@
-"""Encodes and decodes a committee member's answer: its pseudorandom values, summed over the devices of a sum, signed.
+"""Makes, encodes and decodes a committee member's answer: its pseudorandom values, summed over the devices of a sum,
+and signed. A board's guardian makes it, so it needs no arrays; `masking.Keystream` draws the same values.
 
 "HM", version, 0 | u32 header length | header (msgpack) | values | Ed25519 signature over everything before it
 """
@@ -6,18 +7,24 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from operator import add
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from hushfleet.config.spec import Digest, RoundNumber, TaskId
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.schema import Checked, pack, unpack
-from hushfleet.secure import prime_field
 from hushfleet.wire.format.headed import HEAD_BYTES, cut_header, headed
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.format.topics import Name
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAGIC = b"HM"
 VERSION = 1
@@ -51,9 +58,34 @@ def is_answer(data: bytes | memoryview) -> bool:
     return bytes(data[: len(MAGIC)]) == MAGIC
 
 
-def encode_answer(header: AnswerHeader, values: np.ndarray, *, identity: Identity) -> bytes:
-    """Returns the signed blob of an answer, uint32 `[width]` values."""
-    signed = headed(MAGIC, VERSION, pack(header)) + prime_field.to_bytes(values, header.bits)
+def member_answer(keys: Sequence[bytes], width: int, prime: int) -> list[int]:
+    """Returns a member's answer: the sum of its pseudorandom values, `[w]`.
+
+    :param keys: the member's key with each device of the sum.
+    """
+    total = [0] * width
+    for key in keys:
+        total = list(map(add, total, _drawn(key, width, prime)))
+    return [value % prime for value in total]
+
+
+def _drawn(key: bytes, count: int, prime: int) -> list[int]:
+    """Returns the first `count` words of ChaCha20 under `key` that are below the prime, with as many bits as it has."""
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    kind, mask = "I" if prime.bit_length() > 16 else "H", (1 << prime.bit_length()) - 1
+    values: list[int] = []
+    while len(values) < count:
+        words = array(kind, cipher.update(bytes(array(kind).itemsize * (count - len(values)))))
+        if sys.byteorder == "big":
+            words.byteswap()
+        values += [value for word in words if (value := word & mask) < prime]
+    return values
+
+
+def encode_answer(header: AnswerHeader, values: Sequence[int], *, identity: Identity) -> bytes:
+    """Returns the signed blob of an answer, `[w]` values."""
+    coded = b"".join(int(value).to_bytes(header.bits // 8, "little") for value in values)
+    signed = headed(MAGIC, VERSION, pack(header)) + coded
     return signed + identity.sign(signed)
 
 
@@ -71,6 +103,8 @@ def decode_answer(data: bytes, *, public_key: bytes) -> MemberAnswer:
     verify(public_key, signed, signature)
     packed, rest = cut_header(signed, MAGIC, VERSION)
     header: AnswerHeader = unpack(AnswerHeader, packed, what="the header of a member's answer")
+    from hushfleet.secure import prime_field
+
     try:
         return MemberAnswer(header, prime_field.from_bytes(rest, header.bits))
     except BadInput as error:

@@ -11,6 +11,7 @@ from hushfleet.config.spec import MAX_SECURE_ROUNDS, SecureSpec
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import CommitteeRule, committee_rule, corrupt_devices, least_honest
+from hushfleet.secure.member_answer import member_answer
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.messages import RoundPlan
 
@@ -126,10 +127,8 @@ class SecureRound:
 
     # the member
 
-    def answer(self, agreement: KeyAgreement, member: str, included: bytes) -> np.ndarray:
-        """Returns the answer of `member` for a sum, uint32 `[width]`. Raises `Malformed` if the sum must not open."""
-        from hushfleet.secure.masking import member_answer
-
+    def answer(self, agreement: KeyAgreement, member: str, included: bytes) -> list[int]:
+        """Returns the answer of `member` for a sum, `[width]` values. Raises `Malformed` if the sum must not open."""
         place = self._places.get(member)
         if place not in self.committee:
             raise Malformed(f"{member} is not a member of this round's committee")

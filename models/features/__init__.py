@@ -90,13 +90,11 @@ class Features:
     :param named: the form of its name in `model.features`, for people.
     :param has_name: whether a name is one of this kind.
     :param make: makes them.
-    :param has_order: whether those of a name start with the most informative ones.
     """
 
     named: str
     has_name: Callable[[str], bool]
     make: Callable[[Asked], FeatureBackbone]
-    has_order: Callable[[str], bool] = lambda name: True
 
 
 def _whitened(name: str, kind: type[RawFeatures]) -> Features:
@@ -125,14 +123,13 @@ def _pretrained(asked: Asked) -> FeatureBackbone:
 FEATURES = (
     _whitened("filters", Filters),
     _whitened("scattering", Scattering),
-    Features(UNIT_NORM, UNIT_NORM.__eq__, _unit_norm, has_order=lambda name: False),
+    Features(UNIT_NORM, UNIT_NORM.__eq__, _unit_norm),
     Features("torchvision:NAME", lambda name: name.startswith(pretrained.TORCHVISION), _pretrained),
     Features("timm:NAME", lambda name: name.startswith(pretrained.TIMM), _pretrained),
     Features(
         "an .onnx file",
         lambda name: name.endswith(".onnx"),
         lambda asked: backbone.from_file(Path(asked.name), asked.image_shape),
-        has_order=lambda name: backbone.has_classifier(Path(name)),
     ),
 )
 """All kinds of features; to add one, write its value."""

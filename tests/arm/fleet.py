@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from arm.roots import cache_folder
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.firmware_profiles.cards import bundle

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.aggregator.fleet import service as service_module
-from hushfleet.aggregator.fleet.cards import choose_boards
-from hushfleet.aggregator.fleet.registry import MAX_REFUSED_REQUESTS
 from hushfleet.aggregator.fleet.service import FleetService
+from hushfleet.aggregator.fleet.software.cards import choose_boards
+from hushfleet.aggregator.fleet.trust.registry import MAX_REFUSED_REQUESTS
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import encode_message

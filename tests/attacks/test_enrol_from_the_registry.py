@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.aggregator.fleet.registry import FILE_NAME
+from hushfleet.aggregator.fleet.trust.registry import FILE_NAME
 from hushfleet.wire.format.fleet_messages import proven_by_token, token_seed
 from hushfleet.wire.format.identity import Identity
 from support.desk import FEDERATION
 from support.enroller import Asker, Desk
 
 BOARD = "greenhouse-01"
+HEARD = ("state", "session", "version", "seen", "health", "health_at")
 
 
 @pytest.fixture
@@ -91,6 +92,10 @@ def as_it_was(file: Path, *, token_digest: bytes) -> None:
         "ALTER TABLE certificates RENAME COLUMN tls_key TO request",
         "UPDATE certificates SET request = randomblob(32)",
         "ALTER TABLE refused_requests RENAME TO knocks",
+        *(f"ALTER TABLE boards DROP COLUMN {name}" for name in HEARD),
+        "ALTER TABLE boards RENAME COLUMN standing TO state",
+        "CREATE TABLE sightings (id TEXT PRIMARY KEY, public_key BLOB NOT NULL, state TEXT NOT NULL, session INTEGER "
+        "NOT NULL, version TEXT NOT NULL, seen REAL NOT NULL, health BLOB, health_at REAL) WITHOUT ROWID",
         "PRAGMA user_version = 1",
     ):
         registry.execute(statement)

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Ack, Ask, Known, NotEnrolled
 from support.field import Field
+from support.members import SignedMembers, member
 
 MakeField = Callable[..., Field]
 STRANGERS = {f"stranger-{index}": Identity.from_bytes(index.to_bytes(32, "big")) for index in range(1000, 1198)}
@@ -113,7 +115,7 @@ def test_the_operator_accepts_a_device_while_the_run_goes_on(field: Field) -> No
     with DeviceRegister(field.fleet.folder) as register:
         (birth,) = register.refused_births()
         assert (birth.device, birth.public_key, birth.count) == (name, identity.public_key, 1)
-        register.add([KnownDevice(name, birth.public_key)])
+        register.add([Board(name, public_key=birth.public_key)])
     field.run(1.2)
     assert field.coordinator.present == {name: "ready"}
     field.run(6.0)
@@ -121,18 +123,20 @@ def test_the_operator_accepts_a_device_while_the_run_goes_on(field: Field) -> No
         assert register.refused_births() == []
         row = register.device(name)
     assert row is not None
-    assert row.state == "known"
+    assert row.standing == "known"
 
 
 def test_a_device_that_was_accepted_a_moment_ago_is_not_refused(field: Field) -> None:
     """The register is read again once a second, and a board that has enrolled announces itself at once."""
     name, identity = "newcomer", Identity.generate()
-    field.register.add([KnownDevice(name, identity.public_key)])
+    field.register.add([Board(name, public_key=identity.public_key)])
     come(field, {name: identity})
     assert field.coordinator.present == {name: "ready"}
     assert (field.answers(name), field.refusals()) == ([], {})
     blocked, another = Identity.generate(), Identity.generate()
-    field.register.add([KnownDevice("blocked", blocked.public_key), KnownDevice("renewed", blocked.public_key[::-1])])
+    field.register.add(
+        [Board("blocked", public_key=blocked.public_key), Board("renewed", public_key=blocked.public_key[::-1])]
+    )
     field.register.block("blocked", "stolen")
     come(field, {"blocked": blocked, "renewed": another})
     assert "has blocked blocked: stolen" in field.answers("blocked")[0].reason
@@ -143,16 +147,17 @@ def test_a_device_that_was_accepted_a_moment_ago_is_not_refused(field: Field) ->
 
 
 def test_what_a_refused_device_is_told_fits_where_it_is(make_fleet: Callable[..., Any], tmp_path: Path) -> None:
-    with DeviceRegister(tmp_path / "devices", durable=False) as register:
-        enrolment = Enrolment(make_fleet().store, register, of_fleet=True)
+    members = SignedMembers(tmp_path / "fleet")
+    with members.open() as register:
+        enrolment = Enrolment(make_fleet().store, register)
         assert enrolment._reason("board-1", bytes(32)).endswith("see: hushfleet fleet status DIR")
-        register.add([KnownDevice("board-1", bytes(32))])
+        members.write([member("board-1", Identity.generate().public_key)])
         enrolment._load()
         assert enrolment._reason("board-1").endswith("hushfleet fleet renew DIR board-1 --new-card")
 
 
 def test_a_device_by_certificate_is_pinned_at_first_sight(field: Field) -> None:
-    field.register.add([KnownDevice("by-name", pinned=True)])
+    field.register.add([Board("by-name", standing="pinned")])
     field.crash()
     first, second = Identity.generate(), Identity.generate()
     field.join("by-name", identity=first)
@@ -206,7 +211,7 @@ def test_a_register_that_cannot_be_read_for_a_while_changes_nothing(
     with DeviceRegister(field.fleet.folder) as register:
         register.block("dev-0", "it lies")
 
-    def locked() -> list[KnownDevice]:
+    def locked() -> list[Board]:
         raise StoreError("the register is locked")
 
     monkeypatch.setattr(field.register, "devices", locked)
@@ -241,7 +246,7 @@ def test_a_card_that_was_flashed_anew_is_a_new_device(field: Field) -> None:
     flashed = Identity.generate()
     with DeviceRegister(field.fleet.folder) as register:
         register.forget("dev-0")
-        register.add([KnownDevice("dev-0", flashed.public_key)])
+        register.add([Board("dev-0", public_key=flashed.public_key)])
     field.run(1.2)
     field.join("dev-0", identity=flashed)
     assert "dev-0" not in field.coordinator.present, "a resumed round reads its update with the former key"
@@ -266,7 +271,7 @@ def test_a_card_that_came_before_its_key_was_read_need_not_come_again(field: Fie
     flashed = Identity.generate()
     with DeviceRegister(field.fleet.folder) as register:
         register.forget("dev-0")
-        register.add([KnownDevice("dev-0", flashed.public_key)])
+        register.add([Board("dev-0", public_key=flashed.public_key)])
     field.join("dev-0", identity=flashed)
     assert "another key" in field.answers("dev-0")[-1].reason
     field.run(1.2)
@@ -278,7 +283,7 @@ def test_a_run_from_before_there_were_registers_goes_on(make_fleet: Callable[...
     fleet.store.add_device("dev-0", public_key=fleet.devices.identities["dev-0"].public_key, session=4)
     with DeviceRegister(fleet.folder, durable=False) as register:
         enrolment = Enrolment(fleet.store, register)
-        assert {row.device: row.state for row in register.devices()} == {"dev-0": "pinned", "dev-1": "pinned"}
+        assert {row.device: row.standing for row in register.devices()} == {"dev-0": "pinned", "dev-1": "pinned"}
         assert enrolment.count == 2
         register.forget("dev-1")
         assert Enrolment(fleet.store, register).count == 1, "what is forgotten later stays forgotten"
@@ -287,10 +292,10 @@ def test_a_run_from_before_there_were_registers_goes_on(make_fleet: Callable[...
 def test_two_devices_with_one_key_are_not_added(tmp_path: Path) -> None:
     key = Identity.generate().public_key
     with DeviceRegister(tmp_path) as register:
-        register.add([KnownDevice("one", key)])
+        register.add([Board("one", public_key=key)])
         with pytest.raises(Exception, match="a key of its own"):
-            register.add([KnownDevice("three"), KnownDevice("two", key)])
+            register.add([Board("three"), Board("two", public_key=key)])
         with pytest.raises(Exception, match="fleet forget"):
-            register.add([KnownDevice("one", bytes(32))])
-        register.add([KnownDevice("one", pinned=True), KnownDevice("one", key)])
-        assert [(row.device, row.state) for row in register.devices()] == [("one", "known")]
+            register.add([Board("one", public_key=bytes(32))])
+        register.add([Board("one", standing="pinned"), Board("one", public_key=key)])
+        assert [(row.device, row.standing) for row in register.devices()] == [("one", "known")]

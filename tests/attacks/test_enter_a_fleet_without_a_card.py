@@ -10,8 +10,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from hushfleet.aggregator.fleet.members import check_board_name
 from hushfleet.aggregator.fleet.service import FleetService
+from hushfleet.aggregator.fleet.trust.members import check_board_name
 from hushfleet.errors import BadInput, BadSignature, WireError
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity

@@ -11,8 +11,8 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.processes import brokers_of, started
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import Delivery, LinkUp

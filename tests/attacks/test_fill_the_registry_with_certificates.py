@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from hushfleet.aggregator.fleet import enrolment
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.authority import read_revocations
-from hushfleet.aggregator.fleet.enrolment import MAX_TLS_KEYS
-from hushfleet.aggregator.fleet.registry import KEPT_AFTER_END_S
+from hushfleet.aggregator.fleet.trust import enrolment
+from hushfleet.aggregator.fleet.trust.access import apply
+from hushfleet.aggregator.fleet.trust.authority import read_revocations
+from hushfleet.aggregator.fleet.trust.enrolment import MAX_TLS_KEYS
+from hushfleet.aggregator.fleet.trust.registry import KEPT_AFTER_END_S
 from support.enroller import Asker, Desk, signing_request
 
 BOARD = "greenhouse-01"

@@ -16,11 +16,11 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from hushfleet.aggregator.broker import config as broker_config
-from hushfleet.aggregator.fleet.authority import Authority, read_request
-from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.processes import brokers_of, started
-from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.retained import ever_retained, never_retained
+from hushfleet.aggregator.fleet.trust.authority import Authority, read_request
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import Delivery, LinkUp

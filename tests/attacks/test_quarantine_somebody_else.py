@@ -101,7 +101,7 @@ def test_the_liar_itself_is_out_after_three_rounds_and_stays_out(make_field: Cal
     last = lie(field)
     assert isinstance(last, NotEnrolled)
     assert "refused in 3 rounds" in last.reason
-    assert field.register.device(LIAR).state == "blocked"
+    assert field.register.device(LIAR).standing == "blocked"
     assert [event["device"] for event in field.events_of("quarantine")] == [LIAR]
 
 
@@ -135,5 +135,5 @@ def test_what_anybody_may_publish_blocks_nobody(make_field: Callable[..., Any]) 
         field.push(VICTIM, honest[:-1] + bytes([number]))
     field.run(2.0)
     assert isinstance(field.deliver(VICTIM, honest), Ack)
-    assert field.register.device(VICTIM).blocked is None
+    assert not field.register.device(VICTIM).is_blocked
     assert field.fleet.store.faults() == {}

@@ -17,10 +17,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from hushfleet.aggregator.fleet import keys
-from hushfleet.aggregator.fleet.device_file import device_toml
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.registry import RegisteredBoard
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.fleet.trust import keys
+from hushfleet.aggregator.fleet.trust.device_file import device_toml
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.privacy.ring import Ring
 from hushfleet.wire.format.identity import KEY_BYTES, Identity
@@ -65,7 +65,7 @@ def victim(
 
     def make(folder: FleetFolder) -> SecureFleet:
         file = tmp_path / "device.toml"
-        file.write_text(device_toml(folder, RegisteredBoard(DEVICE, "generic-x86")))
+        file.write_text(device_toml(folder, Board(DEVICE, "generic-x86")))
         card = load_config(file)
         assert card.roster_key is not None
         device = replace(config.device, roster_key=card.roster_key.hex())

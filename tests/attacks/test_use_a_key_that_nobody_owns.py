@@ -15,13 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.devices_file import read_devices
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
-from hushfleet.aggregator.devices.roster_file import RosterFile
+from hushfleet.aggregator.devices.list_file import roster_file
+from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.devices.roster_signing import read_roster
-from hushfleet.aggregator.fleet import keys, roster
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.releases import trust
+from hushfleet.aggregator.fleet.software.releases import trust
+from hushfleet.aggregator.fleet.trust import keys, roster
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput, BadSignature, HushfleetError, Malformed
 from hushfleet.release import ReleaseKeys, Signed, Trust
@@ -83,7 +84,7 @@ def test_the_aggregator_adds_no_such_device(tmp_path: Path, key: bytes) -> None:
     with pytest.raises(BadInput, match=rf"devices\.toml: the key of pi-1 is .* {NOBODY}"):
         read_devices(listed)
     with DeviceRegister(tmp_path / "former") as register:  # of an earlier version
-        register.add([KnownDevice("pi-0", bytes.fromhex(OWNED)), KnownDevice("pi-1", key), KnownDevice("pi-2")])
+        register.add([Board("pi-0", public_key=bytes.fromhex(OWNED)), Board("pi-1", public_key=key), Board("pi-2")])
     with pytest.raises(BadInput, match=rf"former: the key of pi-1 is .* {NOBODY}; remove it: hushfleet fleet forget"):
         read_devices(tmp_path / "former")
     hushfleet("fleet", "forget", tmp_path / "former", "pi-1")
@@ -168,12 +169,12 @@ def test_no_roster_has_such_a_board(plant: FleetFolder, tmp_path: Path, key: byt
         Roster.from_bytes(signed.to_bytes(), operator=operator.public_key)
     file = tmp_path / "roster.signed"
     file.write_bytes(signed.to_bytes())
-    assert RosterFile(file).current() is None
+    assert roster_file(file).current() is None
     with pytest.raises(BadInput, match=f"roster.signed is not a readable roster: the key of pi-1 .* {NOBODY}"):
         read_roster(file)
     with DeviceRegister(tmp_path / "run") as register:
-        register.add([KnownDevice("pi-0", owned), KnownDevice("pi-1", key)])
-        wanted = roster.wanted(plant, register)
+        register.add([Board("pi-0", public_key=owned), Board("pi-1", public_key=key)])
+        wanted = roster.wanted(plant, register.devices())
         assert wanted is not None
         assert wanted.devices == ("pi-0",)
         hushfleet("fleet", "roster", "export", tmp_path / "run", "--out", tmp_path / "roster.unsigned")

@@ -16,13 +16,12 @@ import numpy as np
 
 from chaos.life_plan import BOARDS, LifePlan, Part, Step, Trouble
 from chaos.machine import Machine
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.commands.field_run import members_of
 from hushfleet.aggregator.fleet.processes import FleetProcess, brokers_of, started
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import add_release, trust
-from hushfleet.aggregator.fleet.rollout import begin, board_rollouts, current
-from hushfleet.aggregator.fleet.sightings import sightings
+from hushfleet.aggregator.fleet.software.releases import add_release, trust
+from hushfleet.aggregator.fleet.software.rollout import begin, board_rollouts, current
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.errors import HushfleetError
 from hushfleet.wire.format.identity import Identity
@@ -123,7 +122,7 @@ class Life:
                 stack.callback(board.cut_power)
                 board.__enter__()
             self._registry = stack.enter_context(FleetRegistry(self.folder.path))
-            self._register = stack.enter_context(DeviceRegister(self.folder.aggregator))
+            self._register = stack.enter_context(members_of(self.folder))
             self._until("every board is enrolled", self._all_enrolled)
             self._until("every round is closed", lambda: self._rounds("round_close") == ROUNDS)
             release = self.releases.good if self.plan.is_good else self.releases.bad
@@ -141,10 +140,8 @@ class Life:
         return FleetProcess(name, [*_COMMANDS, *arguments], self.folder.logs / f"{name}.log")
 
     def _all_enrolled(self) -> bool:
-        heard = sightings(self._registry)
         return all(
-            row.state == "enrolled" and not card.token_file.exists() and heard.get(row.device) is not None
-            and heard[row.device].health is not None
+            row.standing == "enrolled" and not card.token_file.exists() and row.health is not None
             for row, card in zip(self._registry.boards(), self.cards, strict=True)
         )  # fmt: skip
 
@@ -170,7 +167,7 @@ class Life:
 
     def _is_out(self) -> bool:
         row = self._register.device(self.devices[self.plan.blocked])
-        return row is not None and row.blocked is not None
+        return row is not None and row.is_blocked
 
     def _rounds(self, event: str) -> int:
         file = self.folder.run / "events.jsonl"
@@ -258,7 +255,7 @@ class Life:
             "installed": lambda number: NEW in (slots(number)["trial"], slots(number)["last"]),
             "on trial": lambda number: bool(slots(number)["starts"]) or slots(number)["last"] == NEW,
             "healthy": lambda number: bool(slots(number)["steady"]) or slots(number)["last"] == NEW,
-            "blocked": lambda number: self._registry.board(self.devices[number]).state == "blocked",
+            "blocked": lambda number: self._registry.board(self.devices[number]).standing == "blocked",
         }
 
     def _look_at_releases(self) -> None:

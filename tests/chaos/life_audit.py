@@ -11,9 +11,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from chaos.life import NEW, OLD, ROUNDS, Life, after
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.rollout import board_rollouts, current
+from hushfleet.aggregator.commands.field_run import members_of
+from hushfleet.aggregator.fleet.software.rollout import board_rollouts, current
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.rounds.charge_book import BEFORE_TRAINING
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.aggregator.storage.identity_file import load_or_create
@@ -39,15 +39,15 @@ def check_files(life: Life) -> list[str]:
 def _identities(life: Life) -> Iterator[str]:
     operator = load_or_create(life.folder.operator_key).public_key
     roster = Roster.from_bytes(life.folder.roster.read_bytes(), operator=operator)
-    with FleetRegistry(life.folder.path) as registry, DeviceRegister(life.folder.aggregator) as register:
+    with FleetRegistry(life.folder.path) as registry, members_of(life.folder) as register:
         for card in life.cards:
             row, known = registry.board(card.device), register.device(card.device)
             is_out = card.device == life.devices[life.plan.blocked]
             with DeviceStore(card.config.store_path, device=card.device, inspect=True) as store:
                 key = store.identity.public_key
-            if (row.state, row.public_key) != ("blocked" if is_out else "enrolled", key):
-                yield f"{card.device} is {row.state}, with {'its' if row.public_key == key else 'another'} key"
-            if known is None or known.public_key != key or (known.blocked is not None) != is_out:
+            if (row.standing, row.public_key) != ("blocked" if is_out else "enrolled", key):
+                yield f"{card.device} is {row.standing}, with {'its' if row.public_key == key else 'another'} key"
+            if known is None or known.is_blocked != is_out or known.public_key != (None if is_out else key):
                 yield f"the aggregator knows {card.device} as {known}"
             if (card.device in roster.devices) == is_out:
                 yield f"the roster {'names' if is_out else 'lacks'} {card.device}"
@@ -94,7 +94,7 @@ def _ledgers(life: Life) -> Iterator[str]:
     with AggregatorStore(life.folder.run) as run:
         task = (run.get("task") or b"").decode()
         unsure = {(device, task, number) for number, device, code, _ in run.declines() if code not in BEFORE_TRAINING}
-    with DeviceRegister(life.folder.aggregator) as register:
+    with members_of(life.folder) as register:
         for card in life.cards:
             with DeviceStore(card.config.store_path, device=card.device, inspect=True) as store:
                 entries = [(entry.task, entry.round) for entry in store.ledger.entries()]

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 from hushfleet.edge_client.__main__ import main as client
 from hushfleet.edge_client.metrics import MetricsFile
 from hushfleet.edge_client.net.store_check import StoreCheck
-from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
+from hushfleet.edge_client.storage.arrays import RoundCommit
+from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.privacy.ledger import Ledger
 

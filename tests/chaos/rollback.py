@@ -16,7 +16,8 @@ from unittest.mock import patch
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.edge_client.agent import Agent
-from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
+from hushfleet.edge_client.storage.arrays import RoundCommit
+from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import CopiedStore
 from hushfleet.simulator.world.hub import LocalHub

@@ -16,10 +16,10 @@ from chaos.year import DEADLINE_S, Card, Year, YearTask
 from chaos.year_audit import oracle
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.seasons import SeasonStarter
-from hushfleet.aggregator.fleet.spending import Spending
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.tasks.seasons import SeasonStarter
+from hushfleet.aggregator.fleet.tasks.spending import Spending
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.results.report.readable import number, percent
 from hushfleet.data.samples import FeatureSamples, Samples

@@ -12,9 +12,9 @@ import pytest
 from chaos.life import Life, Releases
 from chaos.life_audit import _ledgers, check_files, check_life
 from chaos.life_plan import KINDS, PARTS, STEPS, draw_life
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.enrolment import carried_rounds
-from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.devices.activity import ActivityStore
+from hushfleet.aggregator.fleet.trust.enrolment import carried_rounds
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -38,13 +38,13 @@ def _certificates_change_sides(life: Life) -> None:
 
 
 def _charges_are_of_other_rounds(life: Life) -> None:
-    with DeviceRegister(life.folder.aggregator) as register:
+    with ActivityStore(life.folder.aggregator) as register:
         register.write("UPDATE charges SET round = round + 100")
 
 
 def _the_aggregator_forgets(life: Life) -> None:
-    with DeviceRegister(life.folder.aggregator) as register:
-        register.forget(life.devices[0])
+    with ActivityStore(life.folder.aggregator) as register:
+        register.block(life.devices[0], "nobody said so")
 
 
 def _a_seen_charge_is_none(life: Life) -> None:
@@ -95,7 +95,7 @@ def test_what_a_full_disk_has_cut_short_may_stay_counted(code: str, found: bool,
     charge = Charge("device", "one device's update", "gaussian", 2.0)
     with DeviceStore(card.config.store_path, device=name) as store:
         store.note_enrolled(carried_rounds([("small", 2, pack(charge))]))
-    with DeviceRegister(folder.aggregator) as register:
+    with ActivityStore(folder.aggregator) as register:
         for number in (1, 2):
             register.note_charges("small", number, {name: pack(charge)}, certain=False)
     assert bool(list(_ledgers(SimpleNamespace(folder=folder, cards=cards)))) == found  # type: ignore[arg-type]

@@ -18,9 +18,9 @@ import numpy as np
 
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.devices.fleet_members import FleetMembers
+from hushfleet.aggregator.fleet.trust.access import apply
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.publish.start import EarlierModel
 from hushfleet.aggregator.results.events import EventLog
@@ -263,7 +263,10 @@ class Aggregator:
         self.folder, self.run = folder, folder / "runs" / task.name
         self.prepared = year.prepared(task, folder)
         self.store = AggregatorStore(self.run, durable=False)
-        self.register = DeviceRegister(folder / "aggregator", durable=False, wall=year.wall)
+        self.register = FleetMembers(
+            folder / "aggregator", file=folder / "admissions", authority=folder / "ca/ca.pem", federation=FEDERATION,
+            durable=False, wall=year.wall,
+        )  # fmt: skip
         clocks = {"clock": year.wall, "monotonic": lambda: year.elapsed}
         engine = RoundEngine(self.store, self.prepared, **clocks)
         budget = year.limits.budget
@@ -274,7 +277,7 @@ class Aggregator:
             lambda will: year.hub.link("aggregator", will),
             identity=load_or_create(key),
             epoch=next_epoch(key, clock=year.wall),
-            enrolment=Enrolment(self.store, self.register, of_fleet=True, clock=lambda: year.elapsed, wall=year.wall),
+            enrolment=Enrolment(self.store, self.register, clock=lambda: year.elapsed, wall=year.wall),
             federation=FEDERATION,
             charges=ChargeBook(self.register, engine, Budgets(self.register, budget, clock=year.wall)),
             rhythm=self.rhythm,
@@ -480,7 +483,7 @@ class Year:
     def renew_certificates(self) -> None:
         for name, card in self.cards.items():
             board = self.desk.registry.board(name)
-            if board.state == "enrolled" and (board.certificate_end or 0) < self.wall() + 30 * 86400:
+            if board.standing == "enrolled" and (board.certificate_end or 0) < self.wall() + 30 * 86400:
                 card.enrol()
 
     def close(self) -> None:

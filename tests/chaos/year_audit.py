@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chaos.year import DAY_S, LIMITS, TASKS, ZONE, Card, Year
-from hushfleet.aggregator.fleet.releases import add_release
+from hushfleet.aggregator.fleet.software.releases import add_release
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.durations import Period
 from hushfleet.privacy.charge import Charge

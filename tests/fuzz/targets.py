@@ -162,9 +162,7 @@ def _read_masked(data: bytes) -> None:
 
 def _answers() -> list[bytes]:
     return [
-        encode_answer(
-            AnswerHeader.of("demo-1f", 2, "pi-1", b"\xff\x80", bits), np.arange(50, dtype=np.uint32), identity=KEY
-        )
+        encode_answer(AnswerHeader.of("demo-1f", 2, "pi-1", b"\xff\x80", bits), range(50), identity=KEY)
         for bits in prime_field.PRIMES
     ]
 

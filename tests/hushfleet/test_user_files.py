@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hushfleet.errors import BadInput
-from hushfleet.user_files import no_file, read_cached, user_cache_dir, user_config_dir, user_data_dir, write_cached
+from hushfleet.paths import no_file
+from hushfleet.user_files import read_cached, user_cache_dir, user_config_dir, user_data_dir, write_cached
 from support.image_files import others_than_files
 
 

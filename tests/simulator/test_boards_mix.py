@@ -132,7 +132,7 @@ def test_a_mix_survives_its_run_folder(tmp_path: Path) -> None:
         (mix_text(f'profile = "{ZERO}"\nshare = 1.5'), r"board\[0\]\.share = 1\.5: must be in"),
         (mix_text(f'profile = "{ZERO}"\nshare = true'), r"board\[0\]\.share = True"),
         (mix_text(f'profile = "{ZERO}"\nshare = 0.6'), r"the shares come to 0\.6; they must come to 1"),
-        (mix_text(f'profile = "{ZERO}"\ncount = -1'), r"board\[0\]\.count = -1: .*>= 0"),
+        (mix_text(f'profile = "{ZERO}"\ncount = -1'), r"board\[0\]\.count = -1: must be in .0, "),
         (mix_text(f'profile = "{ZERO}"\ncount = 2.0'), r"board\[0\]\.count = 2\.0"),
         (mix_text(f'profile = "{ZERO}"\ncount = 11', f'profile = "{ORIN}"\nshare = 1'), "come to 11, but there are 10"),
         (mix_text(f'profile = "{ZERO}"\nshare = 1\nspeed = 2'), r"board\[0\]: unknown field 'speed'"),
@@ -142,7 +142,7 @@ def test_a_mix_survives_its_run_folder(tmp_path: Path) -> None:
         ),
         (
             mix_text(f'profile = "{ZERO}"\nshare = 1\nnetwork = {{ up_mbit_s = 0 }}'),
-            r"board\[0\]\.network\.up_mbit_s = 0: .*> 0",
+            r"board\[0\]\.network\.up_mbit_s = 0: must be in .0, ",
         ),
         (mix_text(f'profile = "{ZERO}"\nshare = 1\nnetwork = {{ latency_ms = -1 }}'), r"latency_ms = -1"),
         (mix_text(f'profile = "{ZERO}"\nshare = 1\nnetwork = {{ latency_ms = nan }}'), r"latency_ms = nan"),

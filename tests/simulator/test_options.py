@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.aggregator.results.result import Details
 from hushfleet.errors import BadInput
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import _not_played
@@ -78,7 +79,7 @@ def test_a_point_has_what_was_measured_last_where_the_last_round_measured_nothin
     result = sample()
     last = result.rounds[-1]
     empty = last.but(round=4, accuracy_own_common=None, accuracy_own_local=None)
-    longer = result.but(rounds=[*result.rounds, empty])
+    longer = result.but(rounds=[*result.rounds, empty], details=Details())
     for point in (noise_point(longer), seed_point(longer)):
         assert (point.accuracy_own_common, point.accuracy_own_local) == (
             last.accuracy_own_common,

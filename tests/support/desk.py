@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.aggregator.fleet.create import create_fleet
-from hushfleet.aggregator.fleet.device_file import device_toml
-from hushfleet.aggregator.fleet.folder import BrokerPart, EnrolmentPart, FleetConfig, FleetFolder, PagePart
-from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.processes import brokers_of, started
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import name_keys
 from hushfleet.aggregator.fleet.serve import serve
+from hushfleet.aggregator.fleet.software.releases import name_keys
+from hushfleet.aggregator.fleet.trust.device_file import device_toml
+from hushfleet.aggregator.fleet.trust.folder import BrokerPart, EnrolmentPart, FleetConfig, FleetFolder, PagePart
+from hushfleet.aggregator.fleet.trust.members import counted
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.fleet.enrol import CertificateRequest, enrol
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity

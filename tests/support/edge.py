@@ -24,7 +24,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.edge_client.worker.job import Job, Outcome, Told
 from hushfleet.edge_client.worker.loaded_task import LoadedTask
-from hushfleet.edge_client.worker.work import Work
+from hushfleet.edge_client.worker.work import JobWork
 from hushfleet.methods.state import PublicState
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.chunks import Assembler, chunk_count, expand, parse_frame, split
@@ -233,7 +233,8 @@ class ScriptedAggregator:
         if not self.answers:
             return
         key = (offer.task, offer.round, offer.digest)
-        self.latest = (offer.round, offer.digest)
+        if offer.task == self.package.spec.task:
+            self.latest = (offer.round, offer.digest)
         if self.refuse_next is not None:
             code, self.refuse_next = self.refuse_next, None
             self.send(self.topics.down(DEVICE), Refused(*key, code, "as scripted"))
@@ -276,7 +277,7 @@ class Waiting:
         self._job: Job | None = None
 
     @property
-    def work(self) -> Work:
+    def work(self) -> JobWork:
         return self._inner.work
 
     def begin(self, job: Job) -> None:

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.authority import Authority
-from hushfleet.aggregator.fleet.enrolment import Enroller
-from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.devices.activity import ActivityStore
+from hushfleet.aggregator.fleet.trust.access import apply
+from hushfleet.aggregator.fleet.trust.authority import Authority
+from hushfleet.aggregator.fleet.trust.enrolment import Enroller
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, proven_by_token, token_seed
 from hushfleet.wire.format.identity import Identity
 from support.desk import FEDERATION, issue_token, make_folder
@@ -33,7 +33,7 @@ class Desk:
 
     def open(self) -> None:
         """Also again, after `close`."""
-        self.registry, self.register = FleetRegistry(self.folder.path), DeviceRegister(self.folder.aggregator)
+        self.registry, self.register = FleetRegistry(self.folder.path), ActivityStore(self.folder.aggregator)
         self.authority = Authority.load(self.folder.ca / "ca.pem", self.folder.ca / "ca.key")
         self.applied = 0
         self.enroller = Enroller(
@@ -56,7 +56,7 @@ class Desk:
         return self.enroller.answer(asker.request(**changes))
 
     def state(self, device: str) -> str:
-        return self.registry.board(device).state
+        return self.registry.board(device).standing
 
     def close(self) -> None:
         self.registry.close()

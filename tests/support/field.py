@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
+from hushfleet.aggregator.devices.list_file import ListFile
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.rounds.budgets import Budgets
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
@@ -22,6 +22,7 @@ from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.thresholds import RunningThresholds
 from hushfleet.privacy.budget import Budget
+from hushfleet.secure.roster import Roster
 from hushfleet.simulator.world.hub import Chaos, LocalHub
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.identity import Identity
@@ -49,7 +50,7 @@ class Field:
         *,
         chaos: Chaos | None = None,
         closed: bool = True,
-        roster: RosterFile | None = None,
+        roster: ListFile[Roster] | None = None,
         charges: bool = False,
         limits: dict[str, Any] | None = None,
         given: bool = False,

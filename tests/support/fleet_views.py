@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hushfleet.aggregator.devices.register import RefusedBirth
-from hushfleet.aggregator.fleet.advice import with_problems
-from hushfleet.aggregator.fleet.view import (
-    BoardView,
-    FleetView,
-    Rejection,
-    RolloutView,
-    RoundPoint,
-    RunView,
-)
+from hushfleet.aggregator.devices.activity import RefusedBirth
+from hushfleet.aggregator.devices.board import Board, Rejection
+from hushfleet.aggregator.fleet.view import FleetView, RolloutView, RoundPoint, RunView
+from hushfleet.aggregator.fleet.watching.columns import Circumstances, with_problems
 from hushfleet.wire.format.health import SHOWN, Health, Problem
 
 NOW = 1_790_000_000.0
@@ -21,11 +15,12 @@ HOSTILE = '<script>document.title="run"</script><img src=x onerror="document.tit
 _DAY = 86400.0
 
 
-def a_board(number: int, **changes: object) -> BoardView:
-    board = BoardView(
+def a_board(number: int, **changes: object) -> Board:
+    board = Board(
         device=f"greenhouse-{number:02}",
         board="raspberry-pi-4-4gb",
         place=f"bench {number}",
+        standing="enrolled",
         state="accepted",
         seen=NOW - 12,
         version="0.3.0",
@@ -43,9 +38,9 @@ def a_board(number: int, **changes: object) -> BoardView:
     return replace(board, health=told, **changes)  # type: ignore[arg-type]
 
 
-def a_view(*only: BoardView) -> FleetView:
+def a_view(*only: Board) -> FleetView:
     """A fleet with all kinds of boards, or with these alone."""
-    blank = BoardView("blank", "raspberry-pi-zero-2-w", standing="new")
+    blank = Board("blank", "raspberry-pi-zero-2-w", standing="new")
     boards = [
         a_board(1),
         a_board(2, state="training", temperature_c=80, throttled=True),
@@ -83,7 +78,7 @@ def a_view(*only: BoardView) -> FleetView:
     return FleetView(
         federation="greenhouse",
         at=NOW,
-        boards=tuple(with_problems(board, now=NOW, newest_round=12, service_runs=True) for board in only or boards),
+        boards=tuple(with_problems(board, Circumstances(NOW, 12, True)) for board in only or boards),
         run=run,
         aggregator="running",
         service="running",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.results.events import iterate_events
 from support.desk import Board
 

@@ -133,9 +133,10 @@ class SecureFleet:
         """:param change: a member that lies adds it to each value."""
         assert self.plan.secure is not None
         included = included or self.plan.secure.included
-        values = (self.round.answer(self.agreements[member], member, included) + change) % self.round.prime
+        made = self.round.answer(self.agreements[member], member, included)
+        values = [(value + change) % self.round.prime for value in made]
         header = AnswerHeader.of(self.plan.task, self.plan.round, member, included, 16)
-        return encode_answer(header, values.astype(np.uint32), identity=self.identities[member])
+        return encode_answer(header, values, identity=self.identities[member])
 
     def send(self, names: Iterable[str]) -> None:
         for name in names:

@@ -109,7 +109,7 @@ class SecureFleet:
     def answers(self, secure_round: SecureRound, included: bytes, answer: bytes) -> dict[str, np.ndarray]:
         """Of all members; the real device's is the blob `answer`."""
         found = {
-            name: secure_round.answer(self.keys_of(name), name, included)
+            name: np.array(secure_round.answer(self.keys_of(name), name, included), np.uint32)
             for name in secure_round.members
             if name != DEVICE
         }

@@ -66,7 +66,9 @@ class SumFleet:
 
     def answers(self, secure: SecureRound, included: Iterable[str], members: Iterable[str]) -> dict[str, np.ndarray]:
         bitmap = secure.pack_included(included)
-        return {member: secure.answer(self.agreements[member], member, bitmap) for member in members}
+        return {
+            member: np.array(secure.answer(self.agreements[member], member, bitmap), np.uint32) for member in members
+        }
 
     def plain(self, devices: Iterable[str]) -> np.ndarray:
         """The sum that is to come out, by whole numbers."""

@@ -95,9 +95,9 @@ def _ask(path: Dir, kind: str, epsilon: float, *, dry_run: bool, now: bool, **as
     """:param asked: fields of the task's section `statistic`."""
     from hushfleet.aggregator.config.question import StatisticSection
     from hushfleet.aggregator.fleet import descriptions
-    from hushfleet.aggregator.fleet.ask import ask, expected_error, statistic_task
-    from hushfleet.aggregator.fleet.folder import FleetFolder
-    from hushfleet.aggregator.fleet.watch import FleetWatch
+    from hushfleet.aggregator.fleet.tasks.ask import ask, expected_error, statistic_task
+    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+    from hushfleet.aggregator.fleet.watching.watch import FleetWatch
     from hushfleet.aggregator.results.report.readable import number, statistic_lines
 
     folder = FleetFolder(path)

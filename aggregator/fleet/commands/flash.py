@@ -57,8 +57,8 @@ def flash(
 
     `hushfleet flash --fleet greenhouse --device greenhouse-07 --boot /media/me/bootfs`
     """
-    from hushfleet.aggregator.fleet import cards as content
     from hushfleet.aggregator.fleet.commands.setup import opened
+    from hushfleet.aggregator.fleet.software import cards as content
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot, MountedBoot

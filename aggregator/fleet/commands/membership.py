@@ -38,15 +38,17 @@ def _approve(
 
     Example: `hushfleet fleet approve greenhouse greenhouse-07 greenhouse-08`
     """
-    from hushfleet.aggregator.fleet.membership import membership
+    from hushfleet.aggregator.fleet.trust.membership import membership
 
     with membership(path) as boards:
         keys: dict[str, bytes] = {}
-        for each in boards.chosen(ids, file, fits=lambda one: one.asking and one.key is None and one.blocked is None):
-            if each.blocked is not None:
+        for each in boards.chosen(
+            ids, file, fits=lambda one: boards.asking[one.device] and one.public_key is None and not one.is_blocked
+        ):
+            if each.is_blocked:
                 lift = f"hushfleet fleet unblock {path} {each.device}"
-                raise BadInput(f"{each.device} is locked out ({each.blocked}); take it back first: {lift}")
-            if each.key is not None:
+                raise BadInput(f"{each.device} is locked out ({each.reason}); take it back first: {lift}")
+            if each.public_key is not None:
                 anew = (
                     f"forget {path} {each.device}"
                     if boards.decides is None
@@ -55,7 +57,7 @@ def _approve(
                 raise BadInput(
                     f"{each.device} is known by another key. If its card was written anew: hushfleet fleet {anew}"
                 )
-            fitting = [one for one in each.asking if one.hex().startswith((key or "").lower())]
+            fitting = [one for one in boards.asking[each.device] if one.hex().startswith((key or "").lower())]
             if not fitting:
                 raise BadInput(
                     f"no board with such a key asks as {each.device}; who has asked: hushfleet fleet status {path}"
@@ -91,7 +93,7 @@ def _renew(
 
     `hushfleet fleet renew greenhouse --broker`
     """
-    from hushfleet.aggregator.fleet.membership import membership
+    from hushfleet.aggregator.fleet.trust.membership import membership
 
     named = bool(ids) or file is not None
     if broker and not named and not new_card:
@@ -108,24 +110,24 @@ def _renew(
         chosen = boards.chosen(ids, file)
         for each in chosen:
             boards.decides[1].expect_new_card(each.device)
-            boards.register.forget(each.device)  # `apply` keeps a row without a key that the aggregator has blocked
+            boards.activity.unblock(each.device)  # a lock-out ends with the card that it was for
         waits = boards.done()
     named_again = " ".join(f"--device {each.device}" for each in chosen)
     devices = " ".join(each.device for each in chosen)
     print(f"let in with the next card: {devices}; write it: hushfleet flash --fleet {path} {named_again}{waits}")
     for each in chosen:
-        if each.blocked is not None:
+        if each.is_blocked:
             print(
-                f"{each.device} was locked out ({each.blocked}), and its next card is not; if it should be: "
+                f"{each.device} was locked out ({each.reason}), and its next card is not; if it should be: "
                 f"hushfleet fleet block {path} {each.device}"
             )
 
 
 def _renew_own(path: Path, *, drop_names: bool) -> None:
-    from hushfleet.aggregator.fleet.access import locked, reload_brokers
-    from hushfleet.aggregator.fleet.authority import Authority
-    from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-    from hushfleet.aggregator.fleet.own_certificates import ends, lost_names, write_own
+    from hushfleet.aggregator.fleet.trust.access import locked, reload_brokers
+    from hushfleet.aggregator.fleet.trust.authority import Authority
+    from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
+    from hushfleet.aggregator.fleet.trust.own_certificates import ends, lost_names, write_own
 
     folder = FleetFolder(path)
     lost = lost_names(folder)
@@ -161,10 +163,10 @@ def _block(
 
     `hushfleet fleet block greenhouse --file lost.txt`
     """
-    from hushfleet.aggregator.fleet.membership import membership
+    from hushfleet.aggregator.fleet.trust.membership import membership
 
     with membership(path) as boards:
-        chosen = boards.chosen(ids, file, fits=lambda each: each.blocked is None)
+        chosen = boards.chosen(ids, file, fits=lambda each: not each.is_blocked)
         for each in chosen:
             boards.store.block(each.device, reason)
         waits = boards.done()
@@ -175,15 +177,15 @@ def _block(
 @app.command("unblock", rich_help_panel=BOARDS)
 def _unblock(path: DirOrRun, ids: Ids = None, file: IdsFile = None) -> None:
     """Take back boards that an operator or the aggregator has locked out."""
-    from hushfleet.aggregator.fleet.membership import membership
+    from hushfleet.aggregator.fleet.trust.membership import membership
 
     with membership(path) as boards:
-        chosen = boards.chosen(ids, file, fits=lambda each: each.blocked is not None)
+        chosen = boards.chosen(ids, file, fits=lambda each: each.is_blocked)
         for each in chosen:
-            if each.blocked is None:
-                raise BadInput(f"{each.device} is not locked out; it is {each.state}")
+            if not each.is_blocked:
+                raise BadInput(f"{each.device} is not locked out; it is {each.standing}")
         for each in chosen:
-            boards.register.unblock(each.device)
+            boards.activity.unblock(each.device)
             boards.store.unblock(each.device)
         waits = boards.done()
     print(f"no longer locked out: {' '.join(each.device for each in chosen)}{waits}")
@@ -195,11 +197,12 @@ def _forget(path: DirOrRun, ids: Ids = None, file: IdsFile = None) -> None:
 
     In a run without a fleet nothing is recorded: what a board has spent is known to its own card alone.
     """
-    from hushfleet.aggregator.fleet.membership import membership
+    from hushfleet.aggregator.fleet.trust.membership import membership
 
     with membership(path) as boards:
         chosen = boards.chosen(ids, file)
         for each in chosen:
+            boards.activity.unblock(each.device)
             boards.store.forget(each.device)
         waits = boards.done()
     print(f"forgotten: {' '.join(each.device for each in chosen)}{waits}")

@@ -28,9 +28,15 @@ def push(
 
     `hushfleet push me@jetson.local --fleet greenhouse --device greenhouse-41`
     """
-    from hushfleet.aggregator.fleet.cards import ReleasePlatform, card_of, choose_boards, note_token, release_of
     from hushfleet.aggregator.fleet.commands.setup import opened
-    from hushfleet.aggregator.fleet.push import look_at, push
+    from hushfleet.aggregator.fleet.software.cards import (
+        ReleasePlatform,
+        card_of,
+        choose_boards,
+        note_token,
+        release_of,
+    )
+    from hushfleet.aggregator.fleet.software.push import look_at, push
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.firmware_profiles import load_board

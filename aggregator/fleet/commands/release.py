@@ -13,7 +13,7 @@ from hushfleet.aggregator.fleet.commands.setup import Dir, opened
 from hushfleet.errors import BadInput, BadSignature
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.fleet.registry import FleetRegistry
+    from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
     from hushfleet.release import ReleaseKeys
 
 _FILE = {"exists": True, "dir_okay": False}
@@ -56,8 +56,8 @@ def _make(
 
     Example: `hushfleet release make greenhouse --python 3.13 --version 0.3.1`
     """
-    from hushfleet.aggregator.fleet.cards import ReleasePlatform, build_release
-    from hushfleet.aggregator.fleet.releases import add_release, describe_signing
+    from hushfleet.aggregator.fleet.software.cards import ReleasePlatform, build_release
+    from hushfleet.aggregator.fleet.software.releases import add_release, describe_signing
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
 
@@ -155,7 +155,7 @@ def _add(
 
     `hushfleet release add greenhouse release_keys.unsigned`
     """
-    from hushfleet.aggregator.fleet.releases import Withdrawal, add_release, releases, take
+    from hushfleet.aggregator.fleet.software.releases import Withdrawal, add_release, releases, take
 
     with opened(path) as (folder, registry):
         for file in files or ():
@@ -201,8 +201,8 @@ def _keys(
 
     `hushfleet release keys greenhouse --key PUBLIC --key PUBLIC --key PUBLIC --threshold 2`
     """
-    from hushfleet.aggregator.fleet.keys import read_public
-    from hushfleet.aggregator.fleet.releases import describe_signing, keys_in_force, name_keys, new_release_key
+    from hushfleet.aggregator.fleet.software.releases import describe_signing, keys_in_force, name_keys, new_release_key
+    from hushfleet.aggregator.fleet.trust.keys import read_public
 
     with opened(path) as (folder, _):
         if not (new or key):
@@ -249,8 +249,8 @@ def _rollout(
     """
     if (to is not None) + newest + pause + resume + cancel > 1:
         raise BadInput("say one of --to, --newest, --pause, --resume and --cancel")
-    from hushfleet.aggregator.fleet.releases import check_signed
-    from hushfleet.aggregator.fleet.rollout import begin, change
+    from hushfleet.aggregator.fleet.software.releases import check_signed
+    from hushfleet.aggregator.fleet.software.rollout import begin, change
 
     with opened(path) as (folder, registry):
         if to is not None or newest:
@@ -267,7 +267,7 @@ def _rollout(
 
 def _tell(registry: FleetRegistry) -> None:
     from hushfleet.aggregator.fleet import descriptions
-    from hushfleet.aggregator.fleet.rollout import board_rollouts, current, rollout_view
+    from hushfleet.aggregator.fleet.software.rollout import board_rollouts, current, rollout_view
 
     view, rollout = rollout_view(registry, now=time.time()), current(registry)
     if view is None or rollout is None:

@@ -81,8 +81,9 @@ def _export(
     `hushfleet fleet roster export runs/field --out roster.unsigned --federation greenhouse`
     """
     from hushfleet import atomic_file
-    from hushfleet.aggregator.fleet.membership import membership
-    from hushfleet.aggregator.fleet.roster import to_sign, waiting
+    from hushfleet.aggregator.devices.board import roster_keys
+    from hushfleet.aggregator.fleet.trust.membership import membership
+    from hushfleet.aggregator.fleet.trust.roster import to_sign, waiting
     from hushfleet.secure.roster import Roster, RosterContent
     from hushfleet.user_files import checked_file
     from hushfleet.wire.format.topics import check_name
@@ -92,7 +93,7 @@ def _export(
         boards.done()
         if boards.decides is None:
             check_name(federation, "the federation's name")
-            if not (keys := boards.register.roster_keys()):
+            if not (keys := roster_keys(list(boards.members.values()))):
                 raise BadInput(f"{path} knows no device by its key, so there is no list to write")
             content = RosterContent.of(
                 keys, federation=federation, honest_fraction=honest_fraction, min_devices=min_devices
@@ -100,7 +101,8 @@ def _export(
             asked, changes = Roster.to_sign(content, number=int(time.time())), None
         else:
             folder, _ = boards.decides
-            asked, changes = to_sign(folder, boards.register), waiting(folder, boards.register)
+            known = list(boards.members.values())
+            asked, changes = to_sign(folder, known), waiting(folder, known)
             if not changes:
                 print(f"nothing waits to be signed: the operator has signed this list of {len(asked.devices)} boards")
                 return
@@ -159,15 +161,16 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
 
     Example: `hushfleet fleet roster import greenhouse roster.signed`
     """
-    from hushfleet.aggregator.devices.register import DeviceRegister
-    from hushfleet.aggregator.fleet.access import apply, locked
-    from hushfleet.aggregator.fleet.roster import describe_waiting, export_command, take, waiting
+    from hushfleet.aggregator.fleet.trust.access import apply, locked
+    from hushfleet.aggregator.fleet.trust.registry import boards_of
+    from hushfleet.aggregator.fleet.trust.roster import describe_waiting, export_command, take, waiting
 
     with opened(path) as (folder, registry):
         apply(folder, registry)
-        with locked(folder), DeviceRegister(folder.aggregator) as register:
-            signed = take(folder, register, file.read_bytes())
-            left = waiting(folder, register)
+        with locked(folder):
+            boards = boards_of(folder)
+            signed = take(folder, boards, file.read_bytes())
+            left = waiting(folder, boards)
     print(f"{signed.name} of {len(signed.devices)} boards holds from the next round on")
     if left:
         print(f"{describe_waiting(left)}: {export_command(str(path))}")

@@ -23,8 +23,8 @@ def _up(path: Dir) -> None:
 
     For labs. In the field they are services: DIR/systemd has their units.
     """
-    from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.processes import run_fleet
+    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 
     logging.getLogger("hushfleet").setLevel(logging.INFO)
     run_fleet(FleetFolder(path), _stop_on_signals())
@@ -47,12 +47,12 @@ def _task(
     """
     from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.fleet import descriptions
-    from hushfleet.aggregator.fleet.folder import FleetFolder
-    from hushfleet.aggregator.fleet.next_task import set_task
-    from hushfleet.aggregator.fleet.pay import pay_of_fleet
-    from hushfleet.aggregator.fleet.seasons import season_view
-    from hushfleet.aggregator.fleet.task_check import season_note, spread
-    from hushfleet.aggregator.fleet.watch import FleetWatch
+    from hushfleet.aggregator.fleet.tasks.next_task import set_task
+    from hushfleet.aggregator.fleet.tasks.pay import pay_of_fleet
+    from hushfleet.aggregator.fleet.tasks.seasons import season_view
+    from hushfleet.aggregator.fleet.tasks.task_check import season_note, spread
+    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+    from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 
     folder = FleetFolder(path)
     before, watch = folder.run.name, FleetWatch(folder)
@@ -101,8 +101,8 @@ def _set(
 
     Example: `hushfleet fleet set greenhouse round.min_devices=12 round.min_updates=10`
     """
-    from hushfleet.aggregator.fleet import round_numbers
-    from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+    from hushfleet.aggregator.fleet.watching import round_numbers
 
     folder = FleetFolder(path)
     if settings:
@@ -124,7 +124,7 @@ def _pause(path: Dir) -> None:
     `hushfleet fleet resume greenhouse`
     """
     from hushfleet import atomic_file
-    from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 
     folder = FleetFolder(path)
     if folder.paused.exists():
@@ -137,7 +137,7 @@ def _pause(path: Dir) -> None:
 @app.command("resume", rich_help_panel=RUN_IT)
 def _resume(path: Dir) -> None:
     """Let training go on after `fleet pause`: an open round goes on where it was, and others open by the schedule."""
-    from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 
     folder = FleetFolder(path)
     if not folder.paused.exists():

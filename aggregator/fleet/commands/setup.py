@@ -16,8 +16,8 @@ from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.fleet.folder import FleetFolder
-    from hushfleet.aggregator.fleet.registry import FleetRegistry
+    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+    from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 
 app = typer.Typer()
 
@@ -29,8 +29,8 @@ _FILE = {"exists": True, "dir_okay": False}
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[tuple[FleetFolder, FleetRegistry]]:
     """Yields the fleet's folder and its registry."""
-    from hushfleet.aggregator.fleet.folder import FleetFolder
-    from hushfleet.aggregator.fleet.registry import FleetRegistry
+    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+    from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 
     folder = FleetFolder(path)
     with FleetRegistry(folder.path) as registry:
@@ -77,14 +77,14 @@ def _init(
     `hushfleet fleet init greenhouse --broker-name broker.example --task task.toml --operator-key 64-HEX-DIGITS`
     """
     from hushfleet.aggregator.config.task import load_task
-    from hushfleet.aggregator.fleet import keys
-    from hushfleet.aggregator.fleet.access import apply
     from hushfleet.aggregator.fleet.create import create_fleet
-    from hushfleet.aggregator.fleet.folder import BrokerPart, FleetConfig, PagePart, SecureSumsPart, check_ports
-    from hushfleet.aggregator.fleet.next_task import check_sums
-    from hushfleet.aggregator.fleet.releases import UNSIGNED_FILE
-    from hushfleet.aggregator.fleet.sums import sum_facts
-    from hushfleet.aggregator.fleet.task_check import obstacles, thresholds
+    from hushfleet.aggregator.fleet.software.releases import UNSIGNED_FILE
+    from hushfleet.aggregator.fleet.tasks.next_task import check_sums
+    from hushfleet.aggregator.fleet.tasks.sums import sum_facts
+    from hushfleet.aggregator.fleet.tasks.task_check import obstacles, thresholds
+    from hushfleet.aggregator.fleet.trust import keys
+    from hushfleet.aggregator.fleet.trust.access import apply
+    from hushfleet.aggregator.fleet.trust.folder import BrokerPart, FleetConfig, PagePart, SecureSumsPart, check_ports
     from hushfleet.aggregator.fleet.units import write_units
     from hushfleet.aggregator.results.server_sees import server_sees
     from hushfleet.config.toml_text import toml_value
@@ -163,8 +163,8 @@ def _add(
     """
     from hushfleet import atomic_file
     from hushfleet.aggregator.devices.devices_file import parse_key
-    from hushfleet.aggregator.fleet.members import counted, from_csv, named
-    from hushfleet.aggregator.fleet.membership import accept, is_fleet
+    from hushfleet.aggregator.fleet.trust.members import counted, from_csv, named
+    from hushfleet.aggregator.fleet.trust.membership import accept, is_fleet
     from hushfleet.config.toml_text import to_toml
     from hushfleet.firmware_profiles.cards.wifi import read_wifi
     from hushfleet.schema import to_plain

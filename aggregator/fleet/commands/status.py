@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import time
 from pathlib import Path
@@ -13,9 +12,9 @@ import typer
 from hushfleet.aggregator.fleet.commands.setup import RUN_IT
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.fleet.membership import Membership
-    from hushfleet.aggregator.fleet.registry import RegisteredBoard
-    from hushfleet.aggregator.fleet.view import BoardView, FleetView
+    from hushfleet.aggregator.devices.board import Board
+    from hushfleet.aggregator.fleet.trust.membership import Membership
+    from hushfleet.aggregator.fleet.view import FleetView
 
 REDRAW_S = 1.0
 WIDTH = 160
@@ -48,13 +47,11 @@ def _status(
     """
     from rich.live import Live
 
-    from hushfleet.aggregator.fleet.board_ids import chosen_ids
-    from hushfleet.aggregator.fleet.folder import FleetFolder
-    from hushfleet.aggregator.fleet.membership import is_fleet, membership
     from hushfleet.aggregator.fleet.page.server import page_url
-    from hushfleet.aggregator.fleet.registry import FleetRegistry
-    from hushfleet.aggregator.fleet.table import table
-    from hushfleet.aggregator.fleet.watch import FleetWatch
+    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+    from hushfleet.aggregator.fleet.trust.membership import chosen_ids, is_fleet, membership
+    from hushfleet.aggregator.fleet.watching.table import table
+    from hushfleet.aggregator.fleet.watching.watch import FleetWatch
     from hushfleet.aggregator.observe.console import Console
 
     if not is_fleet(folder):
@@ -67,11 +64,10 @@ def _status(
     source = FleetWatch(FleetFolder(folder))
     try:
         if ids:
-            with FleetRegistry(folder) as registry:
-                rows = {row.device: row for row in registry.boards()}
             view = source.view()
-            for device in chosen_ids(rows, ids, None, folder=folder):
-                _print_board(rows[device], view)
+            shown = {board.device: board for board in view.boards}
+            for device in chosen_ids(shown, ids, None, folder=folder):
+                _print_board(shown[device], view)
         elif as_json:
             print(json.dumps(source.view().to_json(), allow_nan=False))
         elif not watch:
@@ -88,41 +84,18 @@ def _status(
         source.close()
 
 
-def _print_board(row: RegisteredBoard, view: FleetView) -> None:
-    from hushfleet.aggregator.fleet import descriptions
-    from hushfleet.aggregator.results.report.readable import ago
+def _print_board(board: Board, view: FleetView) -> None:
+    from hushfleet.aggregator.fleet.watching.columns import COLUMNS, day
 
-    board: BoardView = next(each for each in view.boards if each.device == row.device)
-    fields = {
-        "board": row.board,
-        "place": row.place,
-        "wifi": row.wifi,
-        "labels": "; ".join(f"{name}={value}" for name, value in row.labels.items()),
-        "state": ": ".join(filter(None, (descriptions.state(board), board.reason))),
-        "seen": ago(board.seen, view.at) if board.seen else "",
-        "release": board.version and descriptions.release(board),
-        "health": descriptions.health(board).strip("-"),
-        "spent": descriptions.spent(board).strip("-"),
-        "key": "" if row.public_key is None else row.public_key.hex(),
-        "enrolled": _day(row.enrolled),
-        "certificate": row.certificate_end and f"ends {_day(row.certificate_end)}",
-    }
-    print(row.device)
-    for name, value in fields.items():
-        if value:
-            print(f"  {name:12} {value}")
+    print(board.device)
+    for column in COLUMNS:
+        if column.text is not None and (value := column.text(board, view.at)):
+            print(f"  {column.name:12} {value}")
     for problem in board.problems:
         print(f"  {'problem':12} {problem.what}: {problem.advice}")
     for each in view.asking:
-        if each.device == row.device:
-            print(f"  {'not let in':12} {_day(each.at)}, key {each.public_key.hex()}: {each.reason}")
-
-
-def _day(at: float | None) -> str:
-    if at is None:
-        return ""
-    moment = datetime.datetime.fromtimestamp(at).astimezone()
-    return moment.strftime("%Y-%m-%d %H:%M" if at <= time.time() else "%Y-%m-%d")
+        if each.device == board.device:
+            print(f"  {'not let in':12} {day(each.at, view.at)}, key {each.public_key.hex()}: {each.reason}")
 
 
 def _print_devices(devices: Membership) -> None:
@@ -130,20 +103,22 @@ def _print_devices(devices: Membership) -> None:
     from rich.table import Table
 
     from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
     from hushfleet.aggregator.results.events import iterate_events
+    from hushfleet.aggregator.results.fleet_state import FleetState, SeenDevice
     from hushfleet.aggregator.results.report.readable import ago
 
-    now, known, refused = time.time(), devices.register.devices(), devices.register.refused_births()
-    activity: dict[str, DeviceActivity] = {}
-    add_activity(activity, iterate_events(devices.path / "events.jsonl"))
+    now, refused = time.time(), devices.activity.refused_births()
+    run = FleetState()
+    for event in iterate_events(devices.path / "events.jsonl"):
+        run.apply(event)
     console = Console(markup=False)  # the board itself reports its kind, which may contain markup
     console.width = max(console.width, WIDTH)  # a key stays on one line, to be copied
     table = Table("device", "state", "board", "rounds", "last seen", "key", box=None, header_style="bold")
+    known = [board for board in devices.members.values() if board.standing != "new"]  # others only ask
     for row in known:
         key = "" if row.public_key is None else row.public_key.hex()
-        state = row.state if row.blocked is None else f"blocked: {row.blocked}"
-        active = activity.get(row.device, DeviceActivity())
+        state = f"blocked: {row.reason}" if row.is_blocked else row.standing
+        active = run.devices.get(row.device, SeenDevice())
         table.add_row(row.device, state, active.board, str(active.rounds), ago(active.last_seen, now), key)
     console.print(table if known else "no device is known")
     if refused:

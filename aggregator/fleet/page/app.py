@@ -24,9 +24,9 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hushfleet.aggregator.fleet.page.metrics import CONTENT_TYPE, metrics
 from hushfleet.aggregator.fleet.page.render import LOOK, TEMPLATES, page, render_parts
 from hushfleet.aggregator.fleet.view import FleetView
+from hushfleet.aggregator.fleet.watching.metrics import CONTENT_TYPE, metrics
 from hushfleet.errors import HushfleetError
 
 COOKIE = "__Host-hushfleet"

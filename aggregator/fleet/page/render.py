@@ -13,9 +13,11 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hushfleet.aggregator.fleet import advice, descriptions
-from hushfleet.aggregator.fleet.view import BoardView, FleetView, RunView
-from hushfleet.aggregator.results.fleet_state import ACTIVITIES
+from hushfleet.aggregator.devices.board import ACTIVITIES, Board
+from hushfleet.aggregator.fleet import descriptions
+from hushfleet.aggregator.fleet.view import FleetView, RunView
+from hushfleet.aggregator.fleet.watching import advice
+from hushfleet.aggregator.fleet.watching.columns import TABLE
 from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent, size
 
 PARTS = ("summary", "attention", "round", "releases", "boards", "answers", "figures")
@@ -23,6 +25,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 LOOK = Path(__file__).parents[2] / "results" / "report" / "templates" / "page.css"
 MOST_BOARDS = 500
 """At most so many boards are listed, because the list is sent again whenever one of them changes."""
+_COLUMNS = [column for column in TABLE if column.name != "place"]  # it stands below the board's name
 _LEFT, _WIDTH, _TOP, _HEIGHT = 46.0, 308.0, 8.0, 108.0
 
 
@@ -48,7 +51,8 @@ def render_parts(view: FleetView) -> dict[str, str]:
     """Makes the HTML of each part. It depends on the view alone, so a part that has not changed need not be sent."""
     chart = None if view.run is None else _chart(view.run)
     variables = {
-        "descriptions": descriptions, "advice": advice, "chart": chart, "inf": math.inf, "listed": _listed(view.boards)
+        "descriptions": descriptions, "advice": advice, "columns": _COLUMNS, "chart": chart, "inf": math.inf,
+        "listed": _listed(view.boards),
     }  # fmt: skip
     module = _templates().get_template("parts.html").make_module(variables)
     return {name: str(getattr(module, name)(view)) for name in PARTS}
@@ -68,7 +72,7 @@ def _templates() -> Environment:
     return environment
 
 
-def _listed(boards: Sequence[BoardView]) -> Sequence[BoardView]:
+def _listed(boards: Sequence[Board]) -> Sequence[Board]:
     """Returns all boards of a small fleet in their order; of a large one first urgent boards, then others."""
     if len(boards) <= MOST_BOARDS:
         return boards
@@ -79,7 +83,7 @@ def _iso(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def _states(boards: Sequence[BoardView]) -> list[tuple[str, int]]:
+def _states(boards: Sequence[Board]) -> list[tuple[str, int]]:
     counted = Counter(board.state for board in boards)
     return [(state, counted[state]) for state in ACTIVITIES if counted[state]]
 

@@ -13,10 +13,10 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.fleet.folder import FleetFolder, url_host
 from hushfleet.aggregator.fleet.page.app import page_app
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder, url_host
 from hushfleet.aggregator.fleet.view import FleetView
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.errors import BadInput
 
 TOKEN_FILE = "page.token"

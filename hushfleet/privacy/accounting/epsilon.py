@@ -1,7 +1,8 @@
 """Conversion of noise to epsilon; `noise_for` converts back.
 
-The functions are pure, so that a board computes the same numbers as the aggregator prints. NumPy is imported only for
-steps with sampling, and for `rdp`. There are two accountants, and both give upper bounds:
+The functions are pure, so that a board computes the same numbers as the aggregator prints. Steps with
+sampling need NumPy: a process without it computes them in another one (`apart`). There are two accountants, and both
+give upper bounds:
 
 - `exact` is the default. If every unit takes part in every step, it is the exact value (`gaussian`); with Poisson
   sampling it is a close upper bound (`privacy_loss`).
@@ -19,8 +20,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
+from hushfleet.apart import apart
 from hushfleet.errors import PrivacyError
 from hushfleet.privacy.accounting.gaussian import epsilon_of_gaussian
 from hushfleet.privacy.accounting.step import Step
@@ -88,10 +90,21 @@ def _exactly(steps: tuple[Step, ...], delta: float, exchange: bool) -> float:
         return whole
     if _total_variation(steps, sensitivity) <= delta:
         return 0.0
+    return float(apart(f"{__name__}:with_sampling", steps, delta, exchange, whole))
+
+
+def with_sampling(rows: Sequence[Sequence[Any]], delta: float, exchange: bool, whole: float) -> float:
+    """Returns epsilon of steps of which some are sampled; it needs NumPy, and convolutions of a large grid.
+
+    :param rows: the steps, as plain values.
+    :param whole: epsilon if every unit took part in every step.
+    """
     from hushfleet.privacy.accounting.loss_grid import Pair
     from hushfleet.privacy.accounting.privacy_loss import epsilon_bound
     from hushfleet.privacy.accounting.renyi import renyi_epsilon
 
+    steps = tuple(Step(*row) for row in rows)
+    sampled = [step for step in steps if step.sample_rate < 1]
     pairs = [(Pair(step.noise_multiplier, step.sample_rate, exchange), step.steps) for step in sampled]
     shift = _mean_shift([step for step in steps if step.sample_rate == 1])
     if shift:

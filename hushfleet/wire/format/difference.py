@@ -113,6 +113,15 @@ def apply_difference(data: bytes, base: np.ndarray, *, task: str, counts: Sequen
     return result
 
 
+def apply_all(base: bytes, chain: Sequence[bytes], task: str, counts: Sequence[int]) -> bytes:
+    """Applies differences, each to the result of the one before it; models are in their wire form. Raises as
+    `apply_difference`."""
+    params = np.frombuffer(base, "<f4").astype(np.float32, copy=False)
+    for data in chain:
+        params = apply_difference(data, params, task=task, counts=counts)
+    return params.astype("<f4", copy=False).tobytes()
+
+
 def read_difference_header(data: bytes) -> DifferenceHeader:
     """Reads the header alone. Raises `Malformed` or `TooLarge`."""
     return _sections(data)[0]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from hushfleet.errors import BadInput
 from hushfleet.public_keys import KEY_BYTES, SIGNATURE_BYTES, can_have_owner, verify
@@ -22,7 +21,7 @@ class Identity:
 
     def __init__(self, private_key: Ed25519PrivateKey) -> None:
         self._private_key = private_key
-        self.public_key: bytes = private_key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        self.public_key: bytes = private_key.public_key().public_bytes_raw()
 
     @classmethod
     def generate(cls) -> Identity:
@@ -38,7 +37,7 @@ class Identity:
 
     def to_bytes(self) -> bytes:
         """Returns the private key, 32 bytes."""
-        return self._private_key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
+        return self._private_key.private_bytes_raw()
 
     def sign(self, data: bytes | bytearray | memoryview) -> bytes:
         """Returns the signature, 64 bytes; the same key and data always give the same signature."""

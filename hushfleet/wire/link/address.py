@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from hushfleet.errors import BadInput
-from hushfleet.user_files import is_closed
+from hushfleet.paths import is_closed
 
 _DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
 

@@ -18,7 +18,7 @@ from paho.mqtt.enums import CallbackAPIVersion, LogLevel
 
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import Delivery, Will
-from hushfleet.wire.link.mailbox import Mailbox, Publish, Subscribe, Unsubscribe
+from hushfleet.wire.link.mailbox import Mailbox
 
 FILTERS_A_PACKET = 8  # AWS IoT takes no more in one SUBSCRIBE
 PACKETS_A_TURN = 64
@@ -221,19 +221,22 @@ class Connection:
         return self._mailbox.take_give_up_reason()
 
     def _execute_orders(self) -> None:
-        while self.was_accepted:
-            match self._mailbox.next_order():
-                case None:
-                    return
-                case Publish(topic, payload, retain):
-                    info = self._client.publish(topic, payload, qos=1, retain=retain)
-                    self._unacknowledged[info.mid] = len(payload)
-                case Subscribe(topic_filter):
-                    self._subscribe([topic_filter])
-                case Unsubscribe(topic_filter):
-                    self._client.unsubscribe(topic_filter)
+        while self.was_accepted and (order := self._mailbox.next_order()) is not None:
+            order(self)
 
-    def _subscribe(self, topic_filters: list[str]) -> None:
+    # orders
+
+    def publish(self, topic: str, payload: bytes, retain: bool) -> None:
+        """Sends a message."""
+        info = self._client.publish(topic, payload, qos=1, retain=retain)
+        self._unacknowledged[info.mid] = len(payload)
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """Ends a subscription."""
+        self._client.unsubscribe(topic_filter)
+
+    def subscribe(self, topic_filters: list[str]) -> None:
+        """Subscribes; the connection is up once the broker has confirmed it."""
         code, packet_id = self._client.subscribe([(topic_filter, 1) for topic_filter in topic_filters])
         if packet_id is None:
             self._reason = self._reason or f"the subscription could not be sent ({code})"
@@ -295,7 +298,7 @@ class Connection:
         self._accepted_at = time.monotonic()
         filters = self._mailbox.accepted()
         for start in range(0, len(filters), FILTERS_A_PACKET):
-            self._subscribe(filters[start : start + FILTERS_A_PACKET])
+            self.subscribe(filters[start : start + FILTERS_A_PACKET])
         self._up_if_ready()
 
     def _on_subscribe(self, _client: Any, _data: Any, mid: int, codes: Any, _properties: Any) -> None:

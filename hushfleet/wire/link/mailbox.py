@@ -10,7 +10,9 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable
+from operator import methodcaller
+from typing import Any
 
 from hushfleet.errors import LinkLost
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp
@@ -19,33 +21,14 @@ RECEIVED_CAP_BYTES = 64 << 20
 _DELIVERY_BYTES = 256  # approximate memory of a delivery besides its payload; empty payloads must count too
 
 
-class Publish(NamedTuple):
-    """An order to publish a message."""
-
-    topic: str
-    payload: bytes
-    retain: bool
-
-
-class Subscribe(NamedTuple):
-    """An order to subscribe."""
-
-    topic_filter: str
-
-
-class Unsubscribe(NamedTuple):
-    """An order to unsubscribe."""
-
-    topic_filter: str
-
-
-Order = Publish | Subscribe | Unsubscribe
+Order = Callable[[Any], None]
+"""A call of the connection (`connection.Connection`), which the link's thread makes."""
 
 
 class Mailbox:
     """Orders one way, events the other way, and the state of the connection.
 
-    :param max_in_flight: how many `Publish` orders may be without an acknowledgement.
+    :param max_in_flight: how many messages may be without an acknowledgement.
     """
 
     def __init__(self, *, max_in_flight: int) -> None:
@@ -77,7 +60,7 @@ class Mailbox:
         with self._changed:
             self._filters[topic_filter] = None
             if self._accepted:
-                self._outbox.append(Subscribe(topic_filter))
+                self._outbox.append(methodcaller("subscribe", [topic_filter]))
         self.wake()
 
     def unsubscribe(self, topic_filter: str) -> None:
@@ -85,10 +68,10 @@ class Mailbox:
         with self._changed:
             self._filters.pop(topic_filter, None)
             if self._accepted:
-                self._outbox.append(Unsubscribe(topic_filter))
+                self._outbox.append(methodcaller("unsubscribe", topic_filter))
         self.wake()
 
-    def publish(self, order: Publish, *, timeout_s: float) -> None:
+    def publish(self, order: Order, *, timeout_s: float) -> None:
         """Waits for room among the messages in flight. Raises `LinkLost`; then nothing was queued."""
         with self._changed:
             if not self._up:

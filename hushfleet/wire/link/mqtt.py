@@ -14,13 +14,14 @@ import logging
 import random
 import threading
 from dataclasses import replace
+from operator import methodcaller
 
 from hushfleet.errors import BadInput, TooLarge
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.connection import Connection, ConnectOptions, Timing
 from hushfleet.wire.link.connection_errors import explained, explained_silence
 from hushfleet.wire.link.interface import DEFAULT_MESSAGE_CAP_BYTES, LinkEvent, Will, check_filter
-from hushfleet.wire.link.mailbox import Mailbox, Publish
+from hushfleet.wire.link.mailbox import Mailbox
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,8 @@ class MqttLink:
             )
         if not topic or "+" in topic or "#" in topic:
             raise BadInput(f"{topic!r} cannot be published to: it is empty or has a wildcard")
-        self._mailbox.publish(Publish(topic, payload, retain), timeout_s=self._timing.publish_s)
+        order = methodcaller("publish", topic, payload, retain)
+        self._mailbox.publish(order, timeout_s=self._timing.publish_s)
 
     def receive(self, timeout_s: float) -> LinkEvent | None:
         return self._mailbox.receive(timeout_s)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.fleet.task_check import season_charge
+from hushfleet.aggregator.fleet.tasks.task_check import season_charge
 from hushfleet.aggregator.planning.season import SeasonCalendar, learns_until, seasons_paid
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.rounds.schedule import local_zone

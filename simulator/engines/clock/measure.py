@@ -38,7 +38,7 @@ from hushfleet.methods import method_of
 from hushfleet.objectives import CROSS_ENTROPY
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import committee_rule
-from hushfleet.secure.masking import member_answer
+from hushfleet.secure.member_answer import member_answer
 from hushfleet.secure.prime_field import PRIMES
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.world.times import Costs

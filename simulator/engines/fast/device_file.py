@@ -19,9 +19,9 @@ import numpy as np
 from hushfleet.atomic_file import write_whole
 from hushfleet.durations import Period
 from hushfleet.edge_client.storage.answers import Answers
-from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
+from hushfleet.edge_client.storage.arrays import RoundCommit, pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.kept import KeptModel
-from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
+from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError, LedgerError, StoreError
 from hushfleet.methods.state import DeviceState, PublicState

@@ -21,12 +21,12 @@ from hushfleet.methods import method_of
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.anomaly import divided
 from hushfleet.model.evaluation import LogitsOf
+from hushfleet.paths import in_file
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.simulator.engines.fast.runtimes import make_gradient
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound
 from hushfleet.simulator.run_folder import RunFolder
-from hushfleet.user_files import in_file
 from hushfleet.wire.format.messages import RoundPlan
 
 KEPT_BYTES = 1 << 29  # of training images in each worker; others are read again when they are used

@@ -23,7 +23,7 @@ from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker import loaded_task
 from hushfleet.edge_client.worker.in_process import InProcess
-from hushfleet.edge_client.worker.work import Work
+from hushfleet.edge_client.worker.work import JobWork
 from hushfleet.output import escape_output, log_to_stderr
 from hushfleet.wire.link.connection import Timing
 from hushfleet.wire.link.interface import Will
@@ -97,7 +97,7 @@ def main() -> int:
     logging.getLogger("hushfleet.edge").setLevel(logging.ERROR)  # each device would warn that its noise has a seed
     loaded_task.GradientGraph = loaded_once(loaded_task.GradientGraph)  # type: ignore[assignment,attr-defined]
     loaded_task.InferenceGraph = loaded_once(loaded_task.InferenceGraph)  # type: ignore[assignment,attr-defined]
-    Work.do = in_turns(Work.do)  # type: ignore[method-assign]
+    JobWork.do = in_turns(JobWork.do)  # type: ignore[method-assign]
     threading.stack_size(STACK_BYTES)
     sys.setswitchinterval(SWITCH_S)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

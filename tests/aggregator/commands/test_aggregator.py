@@ -21,8 +21,10 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands import field_run
 from hushfleet.aggregator.commands.main import build_app, load_command
 from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.devices.activity import FILES
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.register import FILES, DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
 from hushfleet.methods.cost import RoundTerms
@@ -75,7 +77,7 @@ def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(
 ) -> None:
     folder = tmp_path / "run"
     with DeviceRegister(folder) as register:
-        register.add([KnownDevice("dev-1")])
+        register.add([Board("dev-1")])
         assert set(FILES) == {each.name for each in folder.iterdir()}, "of `hushfleet fleet add`"
         (folder / "report.html").write_text("mine")
         words = (task_file, "--broker", "mqtt://localhost", "--out", folder, "--identity", tmp_path / "key")
@@ -90,7 +92,7 @@ def test_a_run_goes_on_beside_files_that_came_later(task_file: Path, tmp_path: P
     words = (task_file, "--broker", "mqtt://localhost", "--out", tmp_path / "run", "--resume")
     words = (*words, "--identity", tmp_path / "key")
     with DeviceRegister(tmp_path / "run") as register:
-        register.add([KnownDevice("dev-1")])
+        register.add([Board("dev-1")])
     assert invoked(*words).exit_code == AT_THE_ROUNDS, "devices that were added before are no run"
     (tmp_path / "run" / "notes.txt").touch()
     assert invoked(*words).exit_code == AT_THE_ROUNDS
@@ -120,7 +122,7 @@ def test_a_round_of_the_whole_fleet_does_without_blocked_devices(
 ) -> None:
     folder = tmp_path / "run"
     with DeviceRegister(folder) as register:
-        register.add([KnownDevice(f"dev-{n}") for n in range(3)])
+        register.add([Board(f"dev-{n}") for n in range(3)])
         for n in range(blocked):
             register.block(f"dev-{n}", "stolen")
     words = ("--broker", "mqtt://localhost", "--out", folder, "--identity", tmp_path / "key")

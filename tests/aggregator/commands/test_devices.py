@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands import field_run
 from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.devices.activity import RefusedBirth
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.devices_file import read_devices
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
+from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput, StoreError
@@ -34,7 +36,7 @@ def refused(*words: object) -> str:
 
 def states(run: Path) -> dict[str, str]:
     with DeviceRegister(run) as register:
-        return {row.device: row.state for row in register.devices()}
+        return {row.device: row.standing for row in register.devices()}
 
 
 def test_devices_are_added_blocked_and_forgotten(tmp_path: Path) -> None:
@@ -57,7 +59,7 @@ def test_devices_are_added_blocked_and_forgotten(tmp_path: Path) -> None:
 def test_a_new_device_has_no_dot_and_a_known_one_keeps_it(tmp_path: Path) -> None:
     assert "take 'old-1'" in refused("fleet", "add", tmp_path, "old.1")
     with DeviceRegister(tmp_path) as register:
-        register.add([KnownDevice("old.1", KEY)])
+        register.add([Board("old.1", public_key=KEY)])
     invoked("fleet", "block", tmp_path, "old.1")
     invoked("fleet", "add", tmp_path, "old.1")
     assert states(tmp_path) == {"old.1": "known"}
@@ -65,7 +67,7 @@ def test_a_new_device_has_no_dot_and_a_known_one_keeps_it(tmp_path: Path) -> Non
 
 def test_the_list_shows_who_was_refused_and_who_was_seen(tmp_path: Path) -> None:
     with DeviceRegister(tmp_path) as register:
-        register.add([KnownDevice("one", KEY)])
+        register.add([Board("one", public_key=KEY)])
         refused = [RefusedBirth("stranger", OTHER, 7, 0.0), RefusedBirth("one", KEY, 1, 0.0)]
         register.put_refused_births(refused)
     with EventLog(tmp_path / "events.jsonl") as log:

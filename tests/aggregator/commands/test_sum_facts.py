@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hushfleet.aggregator.commands.field_run import sum_facts_of
-from hushfleet.aggregator.devices.roster_file import RosterFile
+from hushfleet.aggregator.devices.list_file import roster_file
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.secure.roster import RosterContent
@@ -25,13 +25,13 @@ def store(tmp_path: Path) -> Iterator[AggregatorStore]:
 def test_a_key_that_is_moved_away_during_a_run_is_still_told(store: AggregatorStore, tmp_path: Path) -> None:
     """Rounds were run while it was there."""
     folder = make_folder(tmp_path / "plant")
-    first = sum_facts_of(store, folder, RosterFile(folder.roster))
+    first = sum_facts_of(store, folder, roster_file(folder.roster))
     assert first.keys_in_folder is not None
     assert "operator.key" in first.keys_in_folder
     folder.operator_key.unlink()
-    assert sum_facts_of(store, folder, RosterFile(folder.roster)) == first
+    assert sum_facts_of(store, folder, roster_file(folder.roster)) == first
     with AggregatorStore(tmp_path / "next", durable=False) as another:
-        later = sum_facts_of(another, folder, RosterFile(folder.roster))
+        later = sum_facts_of(another, folder, roster_file(folder.roster))
     assert "operator.key" not in (later.keys_in_folder or ())
 
 
@@ -39,6 +39,6 @@ def test_without_a_fleet_it_is_whether_somebody_has_signed_the_roster(store: Agg
     content = RosterContent.of({"a": Identity.generate().public_key})
     file = tmp_path / "roster"
     file.write_bytes(content.signed(Identity.generate()).to_bytes())
-    assert sum_facts_of(store, None, RosterFile(file)) == SumFacts("operator")
+    assert sum_facts_of(store, None, roster_file(file)) == SumFacts("operator")
     assert sum_facts_of(store, None, None) == SumFacts("aggregator")
-    assert sum_facts_of(store, None, RosterFile(file)) == SumFacts("aggregator"), "an earlier start had none"
+    assert sum_facts_of(store, None, roster_file(file)) == SumFacts("aggregator"), "an earlier start had none"

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.question import StatisticSection
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.fleet import ask as asking
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.tasks import ask as asking
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.config.toml_text import to_toml

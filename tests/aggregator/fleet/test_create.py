@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.fleet.device_file import device_toml
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetConfig, FleetFolder
-from hushfleet.aggregator.fleet.members import counted, from_csv
-from hushfleet.aggregator.fleet.next_task import set_task
-from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.tasks.next_task import set_task
+from hushfleet.aggregator.fleet.trust.device_file import device_toml
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetConfig, FleetFolder
+from hushfleet.aggregator.fleet.trust.members import counted, from_csv
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.config.toml_text import to_toml
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput, HushfleetError

@@ -12,8 +12,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store
 
-from hushfleet.aggregator.fleet.authority import Authority, read_revocations
-from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.commands.field_run import members_of
+from hushfleet.aggregator.fleet.trust.authority import Authority, read_revocations
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.errors import StoreError
 from support.enroller import Asker, Desk
 
@@ -116,7 +117,7 @@ def test_the_operators_word_holds_while_a_certificate_is_signed(
     with pytest.raises(StoreError, match="asks again"):
         desk.ask(Asker("greenhouse-01"))  # the same board with another TLS key
     found = desk.registry.board("greenhouse-01")
-    assert found is None or found.state == {"block": "blocked", "expect_new_card": "new"}[change]
+    assert found is None or found.standing == {"block": "blocked", "expect_new_card": "new"}[change]
     assert len(desk.registry.revoked_serials(now=desk.now)) == before + 1, "all that was ever signed"
 
 
@@ -132,7 +133,8 @@ def test_a_new_card_comes_in_by_the_operators_word_alone(make_desk: MakeDesk) ->
     assert len(serials) == 1
     assert desk.ask(old).verdict == "refused", "its token has served"
     assert desk.ask(new).verdict == "granted"
-    assert desk.register.device(FIRST).public_key == new.identity.public_key
+    with members_of(desk.folder) as members:
+        assert members.device(FIRST).public_key == new.identity.public_key
     revoked = read_revocations((desk.folder.broker / "revoked.pem").read_bytes())
     assert revoked.serials == serials
 

@@ -12,12 +12,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hushfleet.aggregator.broker.config import mosquitto_acl
-from hushfleet.aggregator.fleet.folder import FILE_NAME, HOME_ASSISTANT_NAME, FleetFolder
-from hushfleet.aggregator.fleet.home_assistant import AGAIN_S, EVERY_S, HomeAssistant, messages_of
-from hushfleet.aggregator.fleet.members import check_board_name
-from hushfleet.aggregator.fleet.page.metrics import metrics
 from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, HOME_ASSISTANT_NAME, FleetFolder
+from hushfleet.aggregator.fleet.trust.members import check_board_name
 from hushfleet.aggregator.fleet.view import FleetView
+from hushfleet.aggregator.fleet.watching.home_assistant import AGAIN_S, EVERY_S, HomeAssistant, messages_of
+from hushfleet.aggregator.fleet.watching.metrics import metrics
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import Delivery, LinkUp

@@ -10,9 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry, RefusedRequest
+from hushfleet.aggregator.devices.activity import RefusedBirth
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.identity import Identity
 from support import report_samples
@@ -45,12 +47,12 @@ def place(request: pytest.FixtureRequest, folder: FleetFolder, tmp_path: Path) -
     """A folder in which three boards ask to be let in, and what becomes of them."""
     if request.param == "fleet":
         with FleetRegistry(folder.path) as registry:
-            yield folder.path, lambda: {row.device: row.state for row in registry.boards()}
+            yield folder.path, lambda: {row.device: row.standing for row in registry.boards()}
     else:
         with DeviceRegister(tmp_path / "run") as register:
             register.put_refused_births([RefusedBirth(name, KEYS[name], 1, 0.0) for name in NAMES[:3]])
-            register.add([KnownDevice(NAMES[3], KEYS[NAMES[3]])])
-            yield tmp_path / "run", lambda: {row.device: row.state for row in register.devices()}
+            register.add([Board(NAMES[3], public_key=KEYS[NAMES[3]])])
+            yield tmp_path / "run", lambda: {row.device: row.standing for row in register.devices()}
 
 
 def test_many_boards_at_once(place: tuple[Path, States], tmp_path: Path) -> None:

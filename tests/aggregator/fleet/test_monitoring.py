@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.fleet.page.metrics import METRICS, metrics
+from hushfleet.aggregator.fleet.watching.metrics import METRICS, metrics
 from hushfleet.aggregator.results.fleet_state import Opening
 from support.fleet_views import a_view
 

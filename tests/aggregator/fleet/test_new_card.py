@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
-from hushfleet.aggregator.fleet.enrolment import carried_rounds
+from hushfleet.aggregator.devices.activity import RefusedBirth
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet.trust.enrolment import carried_rounds
 from hushfleet.aggregator.ingest.checks import terms_of
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -81,7 +83,7 @@ def test_the_register_knows_at_least_what_every_board_may_have_spent(make_fleet:
     fleet = make_fleet(devices=4, min_updates=1)
     answered, silent, declined, absent = fleet.names
     with DeviceRegister(fleet.folder, durable=False) as register:
-        register.add(KnownDevice(name, fleet.devices.identities[name].public_key) for name in fleet.names)
+        register.add(Board(name, public_key=fleet.devices.identities[name].public_key) for name in fleet.names)
         book = ChargeBook(register, fleet.engine)
         book.expect(fleet.names)
         assert not any(spent_by(register).values()), "no round is open"
@@ -136,7 +138,7 @@ def test_a_board_that_declined_and_was_told_again_may_have_spent(make_fleet: Cal
     fleet = make_fleet(devices=3, min_updates=1)
     answered, declined, killed = fleet.names
     with DeviceRegister(fleet.folder, durable=False) as register:
-        register.add(KnownDevice(name, fleet.devices.identities[name].public_key) for name in fleet.names)
+        register.add(Board(name, public_key=fleet.devices.identities[name].public_key) for name in fleet.names)
         book = ChargeBook(register, fleet.engine)
         fleet.open()
         book.expect(fleet.names)
@@ -186,8 +188,8 @@ def test_a_register_of_an_earlier_version_keeps_working(tmp_path: Path, version:
         old.executescript(OLD_REGISTER + OLD_CHARGES * (version == 2) + f"PRAGMA user_version = {version};")
     with DeviceRegister(tmp_path, durable=False) as register:
         assert register.devices() == [
-            KnownDevice("board-1", bytes(32), pinned=True),
-            KnownDevice("board-2", blocked="stolen"),
+            Board("board-1", public_key=bytes(32), standing="pinned"),
+            Board("board-2", standing="blocked", reason="stolen"),
         ]
         assert register.refused_births() == [RefusedBirth("who", bytes(32), 3, 9.0)]
         assert register.charges("board-1") == [("t-1", 1, b"\1")] * (version == 2)
@@ -220,7 +222,7 @@ def test_a_new_card_in_a_round_of_the_old_one_is_no_copy(tmp_path: Path, how: st
                 store.note_enrolled(carried_rounds(charges if how == "told" else charges[:1]))
                 key = store.identity.public_key
             register.forget("board-1")
-            register.add([KnownDevice("board-1", key)])
+            register.add([Board("board-1", public_key=key)])
         whole.now += 2.0
         if how == "killed":
             whole.end()
@@ -263,7 +265,7 @@ def test_a_round_whose_cards_have_all_been_replaced_does_not_wait_out_its_deadli
                 with DeviceStore(state / "store.sqlite", device=name, durable=False) as store:
                     store.note_enrolled(carried_rounds(register.charges(name)))
                     register.forget(name)
-                    register.add([KnownDevice(name, store.identity.public_key)])
+                    register.add([Board(name, public_key=store.identity.public_key)])
         whole.now += 2.0
         new = [whole.board(name, state) for name, state in states.items()]
         assert whole.drive(lambda: engine.finished)

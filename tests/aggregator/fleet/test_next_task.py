@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.next_task import set_task
-from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.tasks.next_task import set_task
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.own_certificates import AUTHORITY, ends
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput

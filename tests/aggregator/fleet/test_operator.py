@@ -11,18 +11,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from hushfleet.aggregator.commands.field_run import members_of
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.authority import Authority, read_revocations
-from hushfleet.aggregator.fleet.cards import choose_boards
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet.lock_out import LockOut
-from hushfleet.aggregator.fleet.members import counted
-from hushfleet.aggregator.fleet.registry import FleetRegistry, RefusedRequest
 from hushfleet.aggregator.fleet.service import Service
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.software.cards import choose_boards
+from hushfleet.aggregator.fleet.trust.access import apply
+from hushfleet.aggregator.fleet.trust.authority import Authority, read_revocations
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.members import counted
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
+from hushfleet.aggregator.fleet.watching import columns
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.wire.format.identity import Identity
@@ -56,7 +57,7 @@ def registry(folder: FleetFolder) -> Iterator[FleetRegistry]:
 
 
 def enrol(registry: FleetRegistry, device: str, key: bytes = KEY) -> None:
-    registry.write("UPDATE boards SET state = 'enrolled', enrolled = 1, public_key = ? WHERE id = ?", (key, device))
+    registry.write("UPDATE boards SET standing = 'enrolled', enrolled = 1, public_key = ? WHERE id = ?", (key, device))
 
 
 def test_who_is_locked_out_is_not_let_in_by_approving_its_key(folder: FleetFolder, registry: FleetRegistry) -> None:
@@ -65,7 +66,7 @@ def test_who_is_locked_out_is_not_let_in_by_approving_its_key(folder: FleetFolde
     with pytest.raises(BadInput, match=rf"locked out \(stolen\).* fleet unblock {folder.path} {ONE}"):
         fleet("approve", folder.path, ONE)
     board = registry.board(ONE)
-    assert (board.state, board.reason, board.public_key) == ("blocked", "stolen", None)
+    assert (board.standing, board.reason, board.public_key) == ("blocked", "stolen", None)
     fleet("unblock", folder.path, ONE)
     assert KEY.hex() in fleet("approve", folder.path, ONE)
 
@@ -92,7 +93,7 @@ def test_what_is_advised_of_a_board_that_the_aggregator_has_blocked_helps(
 ) -> None:
     enrol(registry, ONE)
     apply(folder, registry)
-    with DeviceRegister(folder.aggregator) as register:
+    with ActivityStore(folder.aggregator) as register:
         register.block(ONE, "its updates were refused in 3 rounds, the last as below-noise")
     watch = FleetWatch(folder)
     (problem,) = next(board for board in watch.view().boards if board.device == ONE).problems
@@ -107,34 +108,32 @@ def test_what_is_advised_of_a_board_that_the_aggregator_has_blocked_helps(
 def test_a_lock_out_before_the_first_card_leaves_nothing_that_takes_any_key(folder: FleetFolder) -> None:
     fleet("block", folder.path, ONE)
     fleet("unblock", folder.path, ONE)
-    with DeviceRegister(folder.aggregator) as register:
-        assert register.devices() == []
-        register.block(ONE, "by hand")
-    fleet("block", folder.path, OTHER)
-    with DeviceRegister(folder.aggregator) as register:
-        assert register.device(ONE).blocked == "by hand", "what others have blocked stays"
+    with members_of(folder) as members:
+        assert members.devices() == []
+        members.block(ONE, "by hand")
+        fleet("block", folder.path, OTHER)
+        assert members.blocked() == {ONE: "by hand"}, "what others have blocked stays"
 
 
 def test_a_lock_out_by_others_before_the_first_card_holds_when_that_comes(
     folder: FleetFolder, registry: FleetRegistry
 ) -> None:
-    with DeviceRegister(folder.aggregator) as register:
+    with ActivityStore(folder.aggregator) as register:
         register.block(ONE, "by hand")
     enrol(registry, ONE)
     apply(folder, registry)
-    with DeviceRegister(folder.aggregator) as register:
-        assert register.device(ONE).blocked == "by hand"
-    fleet("unblock", folder.path, ONE)
-    with DeviceRegister(folder.aggregator) as register:
-        assert (register.device(ONE).blocked, register.device(ONE).public_key) == (None, KEY)
+    with members_of(folder) as members:
+        assert members.device(ONE).reason == "by hand"
+        fleet("unblock", folder.path, ONE)
+        assert (members.device(ONE).is_blocked, members.device(ONE).public_key) == (False, KEY)
 
 
 def test_a_new_card_ends_a_lock_out_from_before_the_first_card(folder: FleetFolder) -> None:
-    with DeviceRegister(folder.aggregator) as register:
+    with ActivityStore(folder.aggregator) as register:
         register.block(ONE, "by hand")
     assert "locked out (by hand), and its next card is not" in fleet("renew", folder.path, ONE, "--new-card")
-    with DeviceRegister(folder.aggregator) as register:
-        assert register.devices() == []
+    with members_of(folder) as members:
+        assert (members.devices(), members.blocked()) == ([], {})
 
 
 @pytest.mark.parametrize("by", ["operator", "aggregator"])
@@ -146,13 +145,13 @@ def test_a_new_card_for_a_board_that_is_locked_out_says_that_it_comes_in(
     if by == "operator":
         fleet("block", folder.path, ONE, "--reason", "stolen")
     else:
-        with DeviceRegister(folder.aggregator) as register:
+        with ActivityStore(folder.aggregator) as register:
             register.block(ONE, "its updates were stolen")
     assert "stolen), and its next card is not" in fleet("renew", folder.path, ONE, "--new-card")
-    enrol(registry, ONE, key=bytes([8]) * 32)
+    enrol(registry, ONE, key=Identity.from_bytes(bytes([8]) * 32).public_key)
     apply(folder, registry)
-    with DeviceRegister(folder.aggregator) as register:
-        assert register.device(ONE).blocked is None
+    with members_of(folder) as members:
+        assert not members.device(ONE).is_blocked
     assert "locked out" not in fleet("renew", folder.path, ONE, "--new-card")
 
 
@@ -342,7 +341,7 @@ def test_an_approved_board_is_told_as_one_that_has_not_asked_again_yet(
         view = watch.view()
         watch.close()
         board = next(each for each in view.boards if each.device == ONE)
-        return descriptions.state(board), len(view.pending), len(board.problems)
+        return columns.state(board), len(view.pending), len(board.problems)
 
     registry.add_refused_request(RefusedRequest(ONE, KEY, False, "waits for its operator", time.time()))
     assert state() == ("waits for approval", 1, 1)

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.fleet import keys
-from hushfleet.aggregator.fleet.device_file import device_toml
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.registry import RegisteredBoard
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.fleet.trust import keys
+from hushfleet.aggregator.fleet.trust.device_file import device_toml
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput
@@ -32,7 +32,7 @@ def init(folder: Path, *words: object) -> str:
 def told_to_boards(folder: FleetFolder, tmp_path: Path) -> tuple[bytes | None, bytes]:
     """The keys of operator and fleet service, as a card has them."""
     file = tmp_path / "device.toml"
-    file.write_text(device_toml(folder, RegisteredBoard("plant-1", "generic-x86")))
+    file.write_text(device_toml(folder, Board("plant-1", "generic-x86")))
     config = load_config(file)
     return config.roster_key, config.service_key
 

@@ -19,15 +19,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import StreamingResponse
 
 from hushfleet.aggregator.fleet.create import create_fleet
-from hushfleet.aggregator.fleet.folder import BrokerPart, FleetConfig, PagePart
-from hushfleet.aggregator.fleet.own_certificates import lost_names
 from hushfleet.aggregator.fleet.page import app as app_module
 from hushfleet.aggregator.fleet.page import server as server_module
 from hushfleet.aggregator.fleet.page.app import COOKIE, MAX_STREAMS, EventStream, page_app
-from hushfleet.aggregator.fleet.page.metrics import METRICS, metrics
 from hushfleet.aggregator.fleet.page.render import MOST_BOARDS, PARTS, page, render_parts
 from hushfleet.aggregator.fleet.page.server import PageServer, page_token, page_url
+from hushfleet.aggregator.fleet.trust.folder import BrokerPart, FleetConfig, PagePart
+from hushfleet.aggregator.fleet.trust.own_certificates import lost_names
 from hushfleet.aggregator.fleet.view import FleetView
+from hushfleet.aggregator.fleet.watching.metrics import METRICS, metrics
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.wire.format.messages import RefusedCode
 from support.desk import TASK, until

@@ -12,11 +12,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.page.metrics import metrics
 from hushfleet.aggregator.fleet.page.render import render_parts
-from hushfleet.aggregator.fleet.table import table
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.watching.metrics import metrics
+from hushfleet.aggregator.fleet.watching.table import table
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.results.events import EventLog
 from support.desk import make_folder

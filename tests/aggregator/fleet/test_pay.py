@@ -18,21 +18,23 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.page.render import render_parts
-from hushfleet.aggregator.fleet.pay import enrolled, pay_of_fleet, told_images
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.table import table
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.tasks.next_task import set_task
+from hushfleet.aggregator.fleet.tasks.pay import enrolled, pay_of_fleet, told_images
+from hushfleet.aggregator.fleet.trust.access import apply
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.fleet.watching.table import table
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.aggregator.results.answers import StatisticRow, WithError
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.report.verdict import judge
 from hushfleet.aggregator.results.report.words import sentences
 from hushfleet.errors import BadInput
 from hushfleet.simulator.studies.plan.cli import plan
+from hushfleet.wire.format.identity import Identity
 from support import report_samples
 from support.desk import make_folder
 
@@ -62,13 +64,15 @@ def planned(tmp_path: Path) -> Any:
 def enrol(folder: FleetFolder, count: int) -> None:
     with FleetRegistry(folder.path) as registry:
         for number, board in enumerate(registry.boards()[:count]):
-            key = bytes([number]) * 32
-            registry.write("UPDATE boards SET state = 'enrolled', public_key = ? WHERE id = ?", (key, board.device))
+            key = Identity.from_bytes(bytes([number]) * 32).public_key
+            registry.write("UPDATE boards SET standing = 'enrolled', public_key = ? WHERE id = ?", (key, board.device))
 
 
 def fleet_of(tmp_path: Path, file: Path, *, boards: int, here: int) -> FleetFolder:
     folder = make_folder(tmp_path / "fleet", boards=boards, task_file=file)
     enrol(folder, here)
+    with FleetRegistry(folder.path) as registry:
+        apply(folder, registry)
     return folder
 
 
@@ -132,11 +136,12 @@ def test_a_fleet_is_judged_by_its_enrolled_boards(tmp_path: Path, planned: Any) 
     sentence, file = planned(34, "--classes", "6")
     file.write_text(file.read_text().replace("min_updates = 31", "min_updates = 22\nmin_devices = 24"))
     folder = fleet_of(tmp_path, file, boards=34, here=25)
-    with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
+    with FleetRegistry(folder.path) as registry, ActivityStore(folder.aggregator) as register:
         one, two, *_ = (board.device for board in registry.boards())
         registry.block(one, "stolen")
         assert enrolled(folder) == 24
         register.block(two, "refused")
+        apply(folder, registry)
     assert enrolled(folder) == 23
     real = pay_of_fleet(load_task(folder.task), folder)
     assert real is not None

@@ -19,9 +19,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import add_release
+from hushfleet.aggregator.fleet.software.releases import add_release
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput, HushfleetError
 from support.desk import make_folder, served, until
@@ -171,7 +171,7 @@ def test_a_running_board_is_installed_twice_and_enrols(machine: Machine, fleet: 
         python, client = machine.installed("opt/hushfleet/python"), machine.installed("opt/hushfleet/current")
         environment = {**os.environ, "TOOLS": str(machine.tools), "NOTIFY_SOCKET": ""}
         with subprocess.Popen([python, "-I", client, file], env=environment) as process:
-            until(lambda: registry.board(BOARD).state == "enrolled")
+            until(lambda: registry.board(BOARD).standing == "enrolled")
             until(lambda: not token.exists())
             process.terminate()
     with pytest.raises(BadInput, match="has a card and is enrolled"):

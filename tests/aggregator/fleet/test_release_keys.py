@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.newest import SIGN_EVERY_S, TELL_AGAIN_S, TellingNewest
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import add_release, keys_in_force, releases, trust
-from hushfleet.aggregator.fleet.rollout import begin, change, current
+from hushfleet.aggregator.fleet.software.newest import SIGN_EVERY_S, TELL_AGAIN_S, TellingNewest
+from hushfleet.aggregator.fleet.software.releases import add_release, keys_in_force, releases, trust
+from hushfleet.aggregator.fleet.software.rollout import begin, change, current
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.release import Newest, Signed, Trust, pack
@@ -195,7 +195,7 @@ class Told:
     def __init__(self, folder: FleetFolder) -> None:
         self.folder, self.topics = folder, Topics("greenhouse")
         self.registry = FleetRegistry(folder.path)
-        self.registry.write("UPDATE boards SET state = 'enrolled'")
+        self.registry.write("UPDATE boards SET standing = 'enrolled'")
         self.devices = [board.device for board in self.registry.boards()]
         self.sent: list[tuple[str, ReleaseNews]] = []
         self.wall, self.now = NOW, 0.0
@@ -213,8 +213,11 @@ class Told:
 
     def hear(self, device: str, *, slot: SlotState = "good") -> None:
         health = Health(device, 1, "1.0", 1, None, None, None, None, None, None, 0, slot, "cp313-aarch64")
-        row = (device, bytes(32), "ready", 1, "1.0", self.wall, packed(health), self.wall)
-        self.registry.write("INSERT OR REPLACE INTO sightings VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        self.registry.write(
+            "UPDATE boards SET state = 'ready', session = 1, version = '1.0', seen = ?1, health = ?2, health_at = ?1 "
+            "WHERE id = ?3",
+            (self.wall, packed(health), device),
+        )
 
     def after(self, seconds: float, *, heard: bool = True) -> list[str]:
         """Who was told something in this time, at whose end all are heard."""

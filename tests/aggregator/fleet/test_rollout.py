@@ -13,12 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.fleet import rollout as rollout_module
-from hushfleet.aggregator.fleet.cards import ReleasePlatform, build_release, release_of
-from hushfleet.aggregator.fleet.folder import FleetFolder, UpdatesPart
-from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
-from hushfleet.aggregator.fleet.releases import Withdrawal, add_release, check_signed, offered_releases, releases
-from hushfleet.aggregator.fleet.rollout import (
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.software import rollout as rollout_module
+from hushfleet.aggregator.fleet.software.cards import ReleasePlatform, build_release, release_of
+from hushfleet.aggregator.fleet.software.releases import (
+    Withdrawal,
+    add_release,
+    check_signed,
+    offered_releases,
+    releases,
+)
+from hushfleet.aggregator.fleet.software.rollout import (
     HEARD_S,
     LONGEST_S,
     SILENT_S,
@@ -33,8 +39,8 @@ from hushfleet.aggregator.fleet.rollout import (
     rollout_view,
     stage_sizes,
 )
-from hushfleet.aggregator.fleet.service import Service
-from hushfleet.aggregator.fleet.sightings import sightings
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder, UpdatesPart
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.edge_client.fleet.slots import SlotsError, State, check_fits
 from hushfleet.errors import BadInput, BadSignature, Malformed
@@ -78,13 +84,16 @@ class Desk:
         self.folder: FleetFolder = make_folder(tmp_path / "greenhouse", boards=boards)
         adopt(self.folder, KEY)
         self.registry = FleetRegistry(self.folder.path)
-        self.registry.write("UPDATE boards SET state = 'enrolled'")
+        self.registry.write("UPDATE boards SET standing = 'enrolled'")
         self.devices = [board.device for board in self.registry.boards()]
         add_release(self.folder, self.registry, release(tmp_path, "2.0"))
 
     def say(self, device: str, *, at: float = NOW, **changes: Any) -> None:
-        row = (device, bytes(32), "ready", 1, "1.0", at, pack(health(device, **changes)), at)
-        self.registry.write("INSERT OR REPLACE INTO sightings VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        self.registry.write(
+            "UPDATE boards SET state = 'ready', session = 1, version = '1.0', seen = ?1, health = ?2, health_at = ?1 "
+            "WHERE id = ?3",
+            (at, pack(health(device, **changes)), device),
+        )
 
     def offered(self, device: str, *, at: float) -> None:
         self.registry.write("INSERT INTO offered VALUES (1, ?, ?, NULL)", (device, at))
@@ -305,9 +314,9 @@ def test_a_new_card_months_after_the_roll_out_is_offered_the_release_as_any_boar
         desk.registry.expect_new_card(one)
     else:
         desk.registry.forget(one)
-        desk.registry.add([RegisteredBoard(one, "generic-x86")])
-    assert one not in sightings(desk.registry), "the page says nothing of the new card before it is heard"
-    desk.registry.write("UPDATE boards SET state = 'enrolled'")
+        desk.registry.add([Board(one, "generic-x86")])
+    assert desk.registry.board(one).seen is None, "the page says nothing of the new card before it is heard"
+    desk.registry.write("UPDATE boards SET standing = 'enrolled'")
     desk.say(one, at=NOW + months)
     assert desk.outcome(one, now=NOW + months) == "waits"
 
@@ -391,7 +400,7 @@ class Serving:
         self.restart()
 
     def restart(self) -> None:
-        self.part = Updating(self.desk.folder, self.desk.registry, lambda device: None, wall=lambda: self.now)
+        self.part = Updating(self.desk.folder, self.desk.registry, wall=lambda: self.now)
 
     def publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
         assert isinstance(message, ReleaseOffer)

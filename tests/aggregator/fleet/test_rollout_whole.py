@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.processes import FleetProcess, brokers_of, started
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.releases import add_release, trust
-from hushfleet.aggregator.fleet.rollout import begin, board_rollouts, current
-from hushfleet.aggregator.fleet.sightings import sightings
+from hushfleet.aggregator.fleet.software.releases import add_release, trust
+from hushfleet.aggregator.fleet.software.rollout import begin, board_rollouts, current
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.edge_client.fleet.newest import Freshness
 from hushfleet.errors import BadSignature
 from hushfleet.release import Trust
@@ -173,7 +172,7 @@ def test_a_bad_release_reaches_one_board_and_the_next_good_one_all(tmp_path: Pat
 def outcomes_before(folder: FleetFolder) -> int:
     """How many boards have been heard."""
     with FleetRegistry(folder.path) as registry:
-        return sum(seen.health is not None for seen in sightings(registry).values())
+        return sum(seen.health is not None for seen in registry.boards())
 
 
 @pytest.mark.slow

@@ -7,10 +7,11 @@ from unittest.mock import patch
 
 import pytest
 
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
-from hushfleet.aggregator.fleet.access import apply
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.devices.activity import ActivityStore
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.fleet.trust.access import apply
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
@@ -27,9 +28,9 @@ def folder(tmp_path: Path) -> FleetFolder:
 
 def enrol(folder: FleetFolder, *devices: str) -> None:
     keys = {device: Identity.from_bytes(device.encode().ljust(32)).public_key for device in devices}
-    with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
-        registry.add([RegisteredBoard(device, "generic-x86", public_key=key) for device, key in keys.items()])
-        register.add([KnownDevice(device, key) for device, key in keys.items()])
+    with FleetRegistry(folder.path) as registry:
+        registry.add([Board(device, "generic-x86", public_key=key) for device, key in keys.items()])
+        registry.write("UPDATE boards SET standing = 'enrolled' WHERE standing = 'new'")
 
 
 def written(folder: FleetFolder) -> Roster:
@@ -61,11 +62,11 @@ def test_it_is_signed_anew_only_where_it_says_something_new(folder: FleetFolder)
 
 def test_a_grant_reads_no_register_that_is_open(folder: FleetFolder) -> None:
     """To open it reads the charges of a year: seconds with 10,000 boards, for each certificate."""
-    with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
+    with FleetRegistry(folder.path) as registry, ActivityStore(folder.aggregator) as activity:
         registry.block("plant-2", "stolen")
-        with patch("hushfleet.aggregator.fleet.access.DeviceRegister", side_effect=AssertionError):
-            apply(folder, registry, register)
-        assert [known.device for known in register.devices() if known.blocked] == ["plant-2"]
+        with patch("hushfleet.aggregator.fleet.trust.access.ActivityStore", side_effect=AssertionError):
+            apply(folder, registry, activity)
+    assert written(folder).devices == ("plant-1",)
 
 
 def test_a_number_does_not_fall_where_a_clock_goes_back_or_the_file_is_gone(folder: FleetFolder) -> None:

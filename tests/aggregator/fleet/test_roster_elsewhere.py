@@ -14,15 +14,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices import board as boards
 from hushfleet.aggregator.devices.roster_signing import RosterChanges
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.page.render import render_parts
-from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
-from hushfleet.aggregator.fleet.sums import _problems
-from hushfleet.aggregator.fleet.table import table
+from hushfleet.aggregator.fleet.tasks.sums import _problems
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.fleet.view import FleetView
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.watching.table import table
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.aggregator.storage.identity_file import load, load_or_create
 from hushfleet.errors import BadInput
 from hushfleet.secure.roster import Roster
@@ -53,9 +53,9 @@ class Two:
 
     def enrol(self, *devices: str) -> None:
         keys = {device: Identity.from_bytes(device.encode().ljust(32)).public_key for device in devices}
-        with FleetRegistry(self.folder.path) as registry, DeviceRegister(self.folder.aggregator) as register:
-            registry.add([RegisteredBoard(device, "generic-x86", public_key=key) for device, key in keys.items()])
-            register.add([KnownDevice(device, key) for device, key in keys.items()])
+        with FleetRegistry(self.folder.path) as registry:
+            registry.add([boards.Board(device, "generic-x86", public_key=key) for device, key in keys.items()])
+            registry.write("UPDATE boards SET standing = 'enrolled' WHERE standing = 'new'")
 
     def export(self, name: str = "list") -> Path:
         run("roster", "export", self.folder.path, "--out", self.folder.path / name)
@@ -203,7 +203,7 @@ def test_a_list_of_another_operator_or_federation_is_refused(two: Two) -> None:
     [
         (("block", "plant-1", "--reason", "stolen"), r"plant-1 is in this roster, and was locked out since .*stolen"),
         (("forget", "plant-1"), "plant-1 is in this roster, and is not a board of this fleet"),
-        (("renew", "plant-1", "--new-card"), "plant-1 is in this roster, and is not a board of this fleet"),
+        (("renew", "plant-1", "--new-card"), "plant-1 is in this roster, and has another key now"),
     ],
 )
 def test_a_board_that_went_between_export_and_import_does_not_come_back(
@@ -281,7 +281,7 @@ def test_boards_enrol_and_the_service_works_without_the_operators_key(
     """With real brokers. The list waits, and the service's log says so."""
     caplog.set_level(logging.WARNING, "hushfleet.fleet")
     with FleetRegistry(two.folder.path) as registry:
-        registry.add([RegisteredBoard("plant-1", "generic-x86")])
+        registry.add([boards.Board("plant-1", "generic-x86")])
     with served(two.folder):
         board = Board(two.folder, tmp_path / "board", "plant-1")
         assert board.enrol()

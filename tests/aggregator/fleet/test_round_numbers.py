@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.rounds.thresholds import RunningThresholds
 from hushfleet.errors import BadInput
@@ -51,7 +51,7 @@ def test_the_numbers_and_their_sources_are_shown(folder: FleetFolder) -> None:
 def test_the_numbers_follow_the_boards_that_are_enrolled(folder: FleetFolder) -> None:
     with FleetRegistry(folder.path) as registry:
         for board in registry.boards()[:10]:
-            registry.write("UPDATE boards SET state = 'enrolled' WHERE id = ?", (board.device,))
+            registry.write("UPDATE boards SET standing = 'enrolled' WHERE id = ?", (board.device,))
         registry.block(registry.boards()[0].device, "stolen")
     assert "80 % of 13 boards" in set_numbers(folder), "before the first round others may be on their way"
     with EventLog(folder.run / "events.jsonl") as log:

@@ -20,12 +20,12 @@ from hushfleet import atomic_file
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task, parse_task
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.next_task import set_task
-from hushfleet.aggregator.fleet.round_numbers import change, show
-from hushfleet.aggregator.fleet.seasons import AGAIN_S, SeasonStarter, begin_season, season_view
-from hushfleet.aggregator.fleet.task_check import season_note
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.tasks.next_task import set_task
+from hushfleet.aggregator.fleet.tasks.seasons import AGAIN_S, SeasonStarter, begin_season, season_view
+from hushfleet.aggregator.fleet.tasks.task_check import season_note
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.watching.round_numbers import change, show
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.aggregator.planning.season import SeasonCalendar
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput

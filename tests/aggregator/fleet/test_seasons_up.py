@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from hushfleet.aggregator.commands.aggregator import REPLACED
-from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.next_task import set_task
+from hushfleet.aggregator.fleet.tasks.next_task import set_task
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.units import write_units
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.schema import read_file

@@ -13,12 +13,14 @@ from rich.console import Console
 from hushfleet.aggregator.commands.field_run import write_results
 from hushfleet.aggregator.config.question import noise_by_round
 from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.advice import with_problems
-from hushfleet.aggregator.fleet.spending import Spending
-from hushfleet.aggregator.fleet.task_check import first_charge
-from hushfleet.aggregator.fleet.view import BoardView, FleetView, RunView
+from hushfleet.aggregator.fleet.tasks.spending import Spending
+from hushfleet.aggregator.fleet.tasks.task_check import first_charge
+from hushfleet.aggregator.fleet.view import FleetView, RunView
+from hushfleet.aggregator.fleet.watching import columns
+from hushfleet.aggregator.fleet.watching.columns import Circumstances, with_problems
 from hushfleet.aggregator.results.report.readable import format_lifetime, number
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.results.server_sees import SumFacts
@@ -131,8 +133,8 @@ def test_a_board_that_declined_is_not_charged_while_the_round_is_open(whole: Who
         found["board-1"] == pytest.approx(spent_in(2)) == pytest.approx(poor.store.ledger.epsilon_server(delta=DELTA))
     )
     assert found["board-2"] == pytest.approx(as_it_was), "it may be training"
-    view = BoardView("board-2", spent=found["board-2"], limit=limit, undecided=True)
-    assert descriptions.spent(view) == f"up to {number(as_it_was)} of {number(limit)}"
+    view = Board("board-2", spent=found["board-2"], limit=limit, undecided=True)
+    assert columns.spent(view) == f"up to {number(as_it_was)} of {number(limit)}"
     silent.store.close()
 
 
@@ -143,8 +145,8 @@ def test_a_number_above_the_cards_limit_is_explained(whole: Whole, register: Dev
         whole.board(name, epsilon_server=1000.0)  # its owner's word, after the card was written
     assert whole.drive(lambda: whole.coordinator.engine.finished)
     spent = Spending(LIMITS | {"epsilon_server": card}).update(register)["board-1"]
-    view = with_problems(BoardView("board-1", spent=spent, limit=card), now=0.0, newest_round=3, service_runs=True)
-    assert descriptions.spent(view) == f"{number(spent)}, above its card's {number(card)}"
+    view = with_problems(Board("board-1", spent=spent, limit=card), Circumstances(0.0, 3, True))
+    assert columns.spent(view) == f"{number(spent)}, above its card's {number(card)}"
     (problem,) = view.problems
     assert problem.what == f"has spent epsilon_server {number(spent)}, above the limit of {number(card)} on its card"
     assert "Its owner has raised limits.epsilon_server" in problem.advice

@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import Task, load_task
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.next_task import set_task
-from hushfleet.aggregator.fleet.payment import Payment
+from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet.processes import _print_obstacles
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.task_check import first_charge, mean_charge, obstacles, spread, thresholds
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.tasks.next_task import set_task
+from hushfleet.aggregator.fleet.tasks.payment import Payment
+from hushfleet.aggregator.fleet.tasks.task_check import first_charge, mean_charge, obstacles, spread, thresholds
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.fleet_state import Shortfall
@@ -61,7 +61,7 @@ def test_the_last_day_is_that_of_the_tasks_time_zone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str, opens: bool
 ) -> None:
     now = datetime(2026, 11, 27, 3, tzinfo=UTC).timestamp()  # in Auckland it is afternoon, on the coast the day before
-    monkeypatch.setattr("hushfleet.aggregator.fleet.task_check.time.time", lambda: now)
+    monkeypatch.setattr("hushfleet.aggregator.fleet.tasks.task_check.time.time", lambda: now)
     schedule = f'[schedule]\nbetween = "01:00-23:00"\nuntil = 2026-11-{26 if opens else 27}\ntimezone = "{zone}"\n'
     night = schedule.replace("23:00", "05:00") if not opens else schedule
     file = tmp_path / "next.toml"
@@ -160,14 +160,14 @@ def test_a_task_that_no_board_can_pay_for_is_refused(tmp_path: Path) -> None:
 def test_what_boards_have_spent_counts(tmp_path: Path) -> None:
     folder, task = make_folder(tmp_path / "fleet"), load_task(task_file(tmp_path / "next.toml"))
     charge = first_charge(task)
-    with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
+    with FleetRegistry(folder.path) as registry, ActivityStore(folder.aggregator) as register:
         one, _ = (row.device for row in registry.boards())
         assert obstacles(task, folder) == []
         for number in (1, 2):
             register.note_charges("earlier", number, {one: pack(charge)}, certain=True)
     (why,) = obstacles(task, folder)
     assert "1 of 2 boards can pay for a round of next" in why
-    with DeviceRegister(folder.aggregator) as register:
+    with ActivityStore(folder.aggregator) as register:
         register.note_charges("earlier", 3, {one: pack(charge)}, certain=True)
     assert obstacles(task, folder) == [], "its owner has raised the limit, nobody here knows how far"
 

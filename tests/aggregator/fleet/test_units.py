@@ -36,6 +36,16 @@ def test_a_process_that_strangers_reach_sees_no_key_that_it_has_no_use_for(tmp_p
         assert [key for key in hidden if f"InaccessiblePaths=-{folder.path / key}\n" not in texts[name]] == [], name
 
 
+def test_the_aggregator_writes_neither_who_is_admitted_nor_by_whose_word(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    text = next(file.read_text() for file in write_units(folder) if file.stem == "hushfleet-aggregator")
+    writes = [Path(line.partition("=")[2]) for line in text.splitlines() if line.startswith("ReadWritePaths=")]
+    assert writes == [folder.path / name for name in ("aggregator", "runs", "cache")]
+    assert "ProtectSystem=strict" in text, "all else is read-only"
+    for file in (folder.admissions, folder.ca / "ca.pem", folder.roster):
+        assert not any(file.is_relative_to(path) for path in writes)
+
+
 def test_all_that_units_hide_is_there_before_a_service_starts(tmp_path: Path) -> None:
     """What is made later stays in sight of a service that runs."""
     folder = make_folder(tmp_path / "fleet")

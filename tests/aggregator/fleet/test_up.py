@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.next_task import set_task
-from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.round_numbers import change
-from hushfleet.aggregator.fleet.task_check import first_charge
+from hushfleet.aggregator.devices.activity import ActivityStore
+from hushfleet.aggregator.fleet.tasks.next_task import set_task
+from hushfleet.aggregator.fleet.tasks.task_check import first_charge
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.fleet.watching.round_numbers import change
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.privacy.ledger import rounds_left
@@ -83,7 +83,7 @@ def test_a_fleet_trains_through_kills_and_a_new_card_counts_what_the_old_one_spe
         assert spent.items() <= ledger.items(), "nothing that the lost card spent is forgotten"
         assert len(ledger) > len(spent), "and the new card takes part"
         assert len({task for task, _ in ledger}) == 2, "in the next task, too, with the same ledger"
-        with DeviceRegister(folder.aggregator) as register:
+        with ActivityStore(folder.aggregator) as register:
             noted = {(task, number) for task, number, _ in register.charges(FIRST)}
             assert ledger.keys() <= noted
     assert "Traceback" not in (tmp_path / "up.log").read_text() + (tmp_path / "new.log").read_text()
@@ -100,7 +100,7 @@ def test_no_round_opens_that_boards_cannot_pay_for_until_the_operator_sets_the_n
     charge = first_charge(load_task(folder.task))
     rounds = rounds_left([], charge, delta=1e-5, limit=8.0, at_most=50)
     assert rounds
-    with DeviceRegister(folder.aggregator) as register:
+    with ActivityStore(folder.aggregator) as register:
         for number in range(1, rounds + 1):
             register.note_charges("earlier", number, dict.fromkeys((SECOND, THIRD), pack(charge)), certain=True)
     cards = [start_board(folder, tmp_path / name, name) for name in (FIRST, SECOND, THIRD)]
@@ -116,11 +116,11 @@ def test_no_round_opens_that_boards_cannot_pay_for_until_the_operator_sets_the_n
             boards.enter_context(running(*client, str(card.file), log=tmp_path / f"{card.device}.log"))
         until(lambda: (1, 2, 3) in told())
         assert rounds_closed(folder) == 0
-        with DeviceRegister(folder.aggregator) as register:
+        with ActivityStore(folder.aggregator) as register:
             assert not register.charges(FIRST), "nobody pays"
         change(folder, ["round.min_devices=1", "round.min_updates=1"])
         until(lambda: rounds_closed(folder) >= 1)
-        with DeviceRegister(folder.aggregator) as register:
+        with ActivityStore(folder.aggregator) as register:
             assert register.charges(FIRST)
     log = (tmp_path / "up.log").read_text()
     assert "round 1 waits: 1 of 3 needed boards can take part; 2 have spent all that their cards allow" in log

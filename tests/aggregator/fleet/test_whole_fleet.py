@@ -14,12 +14,13 @@ import pytest
 from cryptography.x509 import DNSName, GeneralName, SubjectAlternativeName, load_pem_x509_certificate
 from typer.testing import CliRunner
 
+from hushfleet.aggregator.commands.field_run import members_of
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.access import apply, reload_brokers
-from hushfleet.aggregator.fleet.authority import Authority, read_request
-from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.devices import board as boards
+from hushfleet.aggregator.fleet.trust.access import apply, reload_brokers
+from hushfleet.aggregator.fleet.trust.authority import Authority, read_request
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.fleet.enrol import Renewal
@@ -51,11 +52,11 @@ def test_a_blank_board_enrols_and_is_known_to_all(fleet: FleetFolder, tmp_path: 
     assert not board.token_file.exists(), "the token is erased"
     assert board.tls.key_file.stat().st_mode & 0o777 == 0o600
     key = board.store.identity.public_key
-    with FleetRegistry(fleet.path) as registry, DeviceRegister(fleet.aggregator) as register:
+    with FleetRegistry(fleet.path) as registry, members_of(fleet) as register:
         row = registry.board(FIRST)
-        assert (row.state, row.public_key, registry.tokens(FIRST, now=time.time())) == ("enrolled", key, [])
+        assert (row.standing, row.public_key, registry.tokens(FIRST, now=time.time())) == ("enrolled", key, [])
         known = until(lambda: register.device(FIRST))
-        assert (known.public_key, known.pinned) == (key, False)
+        assert (known.public_key, known.standing) == (key, "enrolled")
     roster = Roster.from_bytes(fleet.roster.read_bytes(), operator=operator_key(fleet))
     assert roster.key(roster.devices.index(FIRST)) == key
     link = board.link(board.topics.fleet(FIRST))
@@ -114,8 +115,8 @@ def test_a_board_is_locked_out_while_it_is_connected(fleet: FleetFolder, tmp_pat
     with FleetRegistry(fleet.path) as registry:
         registry.block(board.device, "stolen")
         apply(fleet, registry)
-        with DeviceRegister(fleet.aggregator) as register:
-            assert register.device(board.device).blocked == "by the fleet's operator: stolen"
+        with members_of(fleet) as register:
+            assert register.device(board.device).reason == "by the fleet's operator: stolen"
         roster = Roster.from_bytes(fleet.roster.read_bytes(), operator=operator_key(fleet))
         assert board.device not in roster.devices
         assert other.device in roster.devices
@@ -232,7 +233,7 @@ def test_a_board_that_is_forgotten_or_gets_a_new_card_does_not_stay_connected(
         event_of(link, LinkDown)
         link.close()
         if change == "forget":
-            registry.add([RegisteredBoard(device, "generic-x86")])
+            registry.add([boards.Board(device, "generic-x86")])
     again = Board(fleet, tmp_path / "again", device)
     assert again.enrol()
     link = again.link()

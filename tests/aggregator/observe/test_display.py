@@ -204,7 +204,7 @@ def test_a_device_that_sleeps_or_was_not_seen_is_not_present() -> None:
         display.apply(event)
     for device, state in (("pi-000", "sleeping"), ("pi-001", "lost")):
         display.apply({"event": "presence", "device": device, "state": state})
-    display.state._add("pi-006")
+    display.state._device("pi-006")
     screen.print(display)
     assert "4 of 7 present" in raw.getvalue().decode().replace("\N{NO-BREAK SPACE}", " ")
 

@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.page.metrics import metrics
 from hushfleet.aggregator.fleet.page.render import render_parts
-from hushfleet.aggregator.fleet.table import table
-from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.fleet.watching.metrics import metrics
+from hushfleet.aggregator.fleet.watching.table import table
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.metrics import lost_rounds
 from hushfleet.aggregator.results.record import record

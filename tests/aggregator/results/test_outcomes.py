@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.results.fleet_state import ACTIVITIES, RunState
+from hushfleet.aggregator.devices.board import ACTIVITIES
+from hushfleet.aggregator.results.fleet_state import RunState
 from hushfleet.aggregator.results.outcomes import OUTCOMES, Outcomes, Rounds
 from support.event_samples import fleet_log
 

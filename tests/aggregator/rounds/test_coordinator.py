@@ -11,7 +11,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.rounds.coordinator import MAX_UNKNOWN_BURST
 from hushfleet.errors import StoreFull
@@ -271,7 +272,7 @@ def test_a_new_card_asks_at_once_and_is_not_taken_for_a_copy(make_field: MakeFie
     assert field.fleet.engine.closed_rounds == 1
     card = Identity.from_bytes(b"\x77" * 32)
     field.register.forget(name)
-    field.register.add([KnownDevice(name, card.public_key)])
+    field.register.add([Board(name, public_key=card.public_key)])
     with DeviceRegister(field.fleet.folder, durable=False) as command:  # another process, whose change is seen
         command.block("nobody", "")
     field.run(2.0)
@@ -290,7 +291,7 @@ def test_what_was_offered_is_told_whatever_becomes_of_other_devices(make_field: 
     offer = field.offer("dev-0", field.fleet.update("dev-0").data)
     with DeviceRegister(field.fleet.folder, durable=False) as command:
         command.block("dev-2", "stolen")
-        command.add([KnownDevice("dev-9", bytes(32))])
+        command.add([Board("dev-9", public_key=bytes(32))])
     field.run(2.0)
     field.answers("dev-0")
     field.send("dev-0", Ask(1, bytes(16)))
@@ -371,7 +372,7 @@ def test_a_device_that_the_operator_accepts_is_called(make_field: MakeField) -> 
     field = make_field()
     connect(field, "new")
     with DeviceRegister(field.fleet.folder, durable=False) as command:
-        command.add([KnownDevice("new", pinned=True)])
+        command.add([Board("new", standing="pinned")])
     field.run(2.0)
     assert told_of(field, "new") == [ServerState]
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Ack, Decline
@@ -34,7 +35,7 @@ def replace_cards(field: Field, *names: str) -> None:
         for name in names:
             identity = field.fleet.devices.identities[name] = Identity.generate()
             register.forget(name)
-            register.add([KnownDevice(name, identity.public_key)])
+            register.add([Board(name, public_key=identity.public_key)])
     field.run(1.2)
     for name in names:
         field.join(name)

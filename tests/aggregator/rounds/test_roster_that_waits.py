@@ -8,8 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
-from hushfleet.aggregator.devices.roster_file import RosterFile
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.devices.list_file import roster_file
+from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.secure.roster import Roster, RosterContent
 from hushfleet.wire.format.identity import Identity
 from support.field import Field
@@ -24,8 +25,8 @@ def field(tmp_path: Path) -> Iterator[Field]:
     """Ten devices that are known, of which six are enough for a sum; no roster is signed yet."""
     fleet = SecureFleet(tmp_path / "run", devices=10, min_devices=6)
     with DeviceRegister(fleet.folder, durable=False) as register:
-        register.add(KnownDevice(name, fleet.identities[name].public_key) for name in fleet.names)
-    made = Field(fleet, tmp_path / "run", roster=RosterFile(tmp_path / "roster"))
+        register.add(Board(name, public_key=fleet.identities[name].public_key) for name in fleet.names)
+    made = Field(fleet, tmp_path / "run", roster=roster_file(tmp_path / "roster"))
     yield made
     made.coordinator.close()
     fleet.store.close()
@@ -83,7 +84,7 @@ def test_a_file_that_may_be_read_now_is_read(tmp_path: Path, monkeypatch: pytest
     """Such as one that root has written; nothing but its permissions changes then."""
     file, signed = tmp_path / "roster", Roster.of({"a": OPERATOR.public_key})
     file.write_bytes(signed.to_bytes())
-    roster = RosterFile(file)
+    roster = roster_file(file)
     with monkeypatch.context() as forbidden:
         forbidden.setattr(Path, "read_bytes", Mock(side_effect=PermissionError("forbidden")))
         assert roster.current() is None

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.rounds.charge_book import charge_of
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
@@ -48,7 +49,7 @@ def enrol_anew(field: Field, name: str, card: Identity) -> None:
     field.fleet.devices.identities[name] = card
     with DeviceRegister(field.fleet.folder, durable=False) as command:
         command.forget(name)
-        command.add([KnownDevice(name, card.public_key)])
+        command.add([Board(name, public_key=card.public_key)])
     field.run(2.0)
     field.join(name)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hushfleet.edge_client.board.config import DeviceConfig, SimulationSection, load_config
 from hushfleet.edge_client.board.pacing import LEAST_WAIT_S, Pacer, SlowStore, open_store
 from hushfleet.edge_client.metrics import MetricsFile
-from hushfleet.edge_client.storage.round_commit import RoundCommit
+from hushfleet.edge_client.storage.arrays import RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker import loaded_task
 from hushfleet.errors import BadInput

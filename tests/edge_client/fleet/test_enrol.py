@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import pytest
 
-from hushfleet.aggregator.fleet import keys
-from hushfleet.aggregator.fleet.authority import make_key
+from hushfleet.aggregator.fleet.trust import keys
+from hushfleet.aggregator.fleet.trust.authority import make_key
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.client_files import ChargeLine

@@ -239,10 +239,10 @@ def test_what_a_worker_says_is_checked(in_children: MakeBench, monkeypatch: pyte
     }
     code = (
         "import sys\nfrom dataclasses import replace\n"
-        "do = work.Work.do\n"
+        "do = work.JobWork.do\n"
         "def lies(self, job):\n"
         f"    found = do(self, job)\n    {lies[lie]}\n    return found\n"
-        "work.Work.do = lies\n"
+        "work.JobWork.do = lies\n"
     )
     runs(code, monkeypatch)
     bench = in_children()

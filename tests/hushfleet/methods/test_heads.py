@@ -9,8 +9,9 @@ import pytest
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
-from hushfleet.methods import make_method
-from hushfleet.methods.task_method import TaskMethod
+from hushfleet.methods import METHODS, Method, TrainingConfig, make_method
+from hushfleet.methods.personal import Personal
+from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
 from support.methods import BLACK, Constant, advanced, context_of, privatized, stacked
 from support.methods import trained as train
@@ -18,6 +19,7 @@ from support.methods import trained as train
 PRIVACY = PrivacySpec("device", accounting="strict", clip_norm=1.0, noise_multiplier=2.0, delta=0.1)
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((1,), (1,)))
 FOUR = ParamLayout(("a.weight", "a.bias", "b.weight", "c.weight", "d.weight"), ((2,), (1,), (2,), (3,), (1,)))
+ENDS_WITH_BIAS = ParamLayout(("w.weight", "w.bias"), ((2, 3), (5,)))
 SETTINGS = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 1}
 
 
@@ -44,6 +46,26 @@ def test_the_last_layers_are_personal(name: str) -> None:
 
 def test_lg_fedavg_keeps_the_others() -> None:
     assert method_of("lg-fedavg", FOUR, head_layers=2).init_state().public.mask.tolist() == [True] * 5 + [False] * 4
+
+
+@pytest.mark.parametrize(("name", "layout"), [*((name, FOUR) for name in sorted(METHODS)), ("hush", ENDS_WITH_BIAS)])
+def test_a_board_knows_a_newcomer_without_arrays(name: str, layout: ParamLayout) -> None:
+    try:
+        method = make_method(name, {}, PRIVACY, layout, rounds=3)
+    except Malformed:  # hush needs a bias at the end
+        return
+    public = method.init_state().public
+    assert method.newcomer_digest == public.digest()
+    assert method.newcomer_shares == np.count_nonzero(~public.mask)
+
+
+def test_a_mask_that_names_no_entries_is_refused() -> None:
+    class Odd(Personal):
+        def mask(self, layout: ParamLayout) -> np.ndarray:
+            return np.arange(layout.size) % 2 == 0
+
+    with pytest.raises(Malformed, match="must name its entries in `kept`"):
+        bind(Method(Odd()), TrainingConfig(), PRIVACY, LAYOUT)
 
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "lg-fedavg"])

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput
 from hushfleet.secure.committee import CommitteeRule, committee_rule
-from hushfleet.secure.masking import Masked, mask, member_answer, uniform, unmask
+from hushfleet.secure.masking import Keystream, Masked, mask, unmask
+from hushfleet.secure.member_answer import member_answer
 from hushfleet.secure.prime_field import PRIMES, add_into
 
 RULES = st.builds(
@@ -45,8 +46,17 @@ def summed(rule: CommitteeRule, values: np.ndarray, prime: int) -> tuple[Masked,
         masked = mask(values[device], [key(device, member) for member in range(rule.members)], rule, prime)
         add_into(total.values, masked.values, prime)
         add_into(total.corrections, masked.corrections, prime)
-    answers = {m: member_answer([key(d, m) for d in devices], width, prime) for m in range(rule.members)}
+    answers = {
+        m: np.array(member_answer([key(d, m) for d in devices], width, prime), np.uint32) for m in range(rule.members)
+    }
     return total, answers
+
+
+@given(st.sampled_from([5, *PRIMES.values()]), st.integers(1, 300), st.lists(st.binary(min_size=32, max_size=32)))
+def test_an_answer_is_the_sum_of_the_keystreams_that_mask(prime: int, width: int, keys: list[bytes]) -> None:
+    """A board's guardian draws the values without NumPy, and must draw those with which the devices mask."""
+    total = sum((Keystream(key, prime).take(width).astype(np.int64) for key in keys), np.zeros(width, np.int64))
+    assert member_answer(keys, width, prime) == (total % prime).tolist()
 
 
 @settings(max_examples=40)
@@ -55,7 +65,7 @@ def test_a_mask_is_the_polynomial_through_the_shares(rule: CommitteeRule, bits: 
     prime, width, t = PRIMES[bits], rule.width(size), rule.threshold
     keys = [key(7, member) for member in range(rule.members)]
     masked = mask(np.zeros(size, np.uint32), keys, rule, prime)
-    shares = [uniform(each, width, prime).tolist() for each in keys]
+    shares = [Keystream(each, prime).take(width).tolist() for each in keys]
     points = list(range(1, t + 1))
     for index in range(size):
         row, column = divmod(index, width)
@@ -124,7 +134,9 @@ def test_a_device_that_masks_with_another_key_looks_like_a_member_that_lies() ->
     total = Masked(honest.values.copy(), honest.corrections.copy())
     add_into(total.values, hostile.values, prime)
     add_into(total.corrections, hostile.corrections, prime)
-    answers = {member: member_answer([keys[member], keys[member]], width, prime) for member in range(8)}
+    answers = {
+        member: np.array(member_answer([keys[member], keys[member]], width, prime), np.uint32) for member in range(8)
+    }
     opened = unmask(total, answers, rule, prime)
     assert (opened.values.tolist(), opened.wrong) == ([10] * 6, [2])
 

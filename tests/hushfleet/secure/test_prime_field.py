@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput
 from hushfleet.secure import prime_field
-from hushfleet.secure.masking import Keystream, uniform
+from hushfleet.secure.masking import Keystream
 from hushfleet.secure.prime_field import PRIMES
 
 BITS = st.sampled_from([16, 24, 32])
@@ -91,13 +91,13 @@ def test_bytes_that_are_no_values(data: bytes, words: str) -> None:
 def test_a_stream_is_the_same_in_any_pieces(bits: int, pieces: list[int]) -> None:
     stream, prime = Keystream(bytes(32), PRIMES[bits]), PRIMES[bits]
     taken = [stream.take(count) for count in pieces]
-    whole = uniform(bytes(32), sum(pieces), prime)
+    whole = Keystream(bytes(32), prime).take(sum(pieces))
     assert np.concatenate([*taken, np.zeros(0, np.uint32)]).tolist() == whole.tolist()
 
 
 @pytest.mark.parametrize("prime", [5, PRIMES[16], PRIMES[32]])
 def test_a_stream_is_uniform(prime: int) -> None:
     """A word modulo 5 would give 0 to 2 more often, by 33 deviations."""
-    values = uniform(b"k" * 32, 200_000, prime)
+    values = Keystream(b"k" * 32, prime).take(200_000)
     counts = np.bincount(values.astype(np.int64) * 5 // prime, minlength=5)
     assert abs(counts - 40_000).max() < 6 * 179

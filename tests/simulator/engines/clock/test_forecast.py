@@ -22,7 +22,7 @@ from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.config.season import SeasonSection
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
-from hushfleet.aggregator.fleet.task_check import season_charge
+from hushfleet.aggregator.fleet.tasks.task_check import season_charge
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon

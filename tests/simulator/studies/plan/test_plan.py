@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.fleet.task_check import season_limits
+from hushfleet.aggregator.fleet.tasks.task_check import season_limits
 from hushfleet.aggregator.planning.advice import Advice, Question
 from hushfleet.aggregator.planning.gain_table import gain_table
 from hushfleet.aggregator.planning.year import Year

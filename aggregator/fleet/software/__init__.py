@@ -1,0 +1,1 @@
+"""The software of boards: cards, releases and their roll-out."""

@@ -1,0 +1,1 @@
+"""The tasks and seasons of a fleet, what boards can pay for, and questions."""

@@ -1,0 +1,74 @@
+"""The state of a fleet's secure sums: what the server sees, the valid roster, and what waits for the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.devices.list_file import roster_file
+from hushfleet.aggregator.devices.roster_signing import RosterChanges
+from hushfleet.aggregator.fleet.trust import keys, roster
+from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.view import SumsView
+from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
+from hushfleet.schema import read_file
+from hushfleet.secure.committee import committee_rule
+from hushfleet.secure.roster import Roster
+from hushfleet.wire.format.health import Problem
+
+
+def sum_facts(folder: FleetFolder) -> SumFacts:
+    """Returns a fleet's facts: its boards take a roster of the operator only."""
+    return SumFacts("operator", keys.in_folder(folder))
+
+
+class SumsWatch:
+    """Looks at a fleet's roster; used by one thread."""
+
+    def __init__(self, folder: FleetFolder) -> None:
+        self._folder = folder
+        self._file = roster_file(folder.roster)
+
+    def view(self, boards: Sequence[Board]) -> tuple[SumsView | None, list[Problem]]:
+        """Returns the present state and its problems. Raises `BadInput` for a task file that cannot be read."""
+        privacy = read_file(self._folder.task).get("privacy")
+        if not isinstance(privacy, dict) or privacy.get("accounting") != "secure":
+            return None, []
+        holds = self._file.current()
+        asked = roster.wanted(self._folder, boards)
+        changes = RosterChanges.between(holds, holds if asked is None else asked)
+        said = server_sees(sum_facts(self._folder), min_devices=self._folder.config.secure_sums.min_devices)
+        view = SumsView(
+            said,
+            roster=holds.name if holds else "",
+            boards=len(holds.devices) if holds else 0,
+            honest=holds.honest_devices if holds else 0,
+            min_devices=holds.min_devices if holds else 0,
+            joining=len(changes.added) + len(changes.changed),
+            leaving=len(changes.removed),
+        )
+        return view, _problems(holds, changes)
+
+
+def _problems(holds: Roster | None, changes: RosterChanges) -> list[Problem]:
+    """Finds a roster that waits, and what it costs until it is signed."""
+    if not changes:
+        return []
+    advice = f"{roster.export_command()}, and have it signed where the operator's key is."
+    found = [Problem(roster.describe_waiting(changes), advice, urgent=True)]
+    if holds is not None and _opens_none(holds, missing=len(changes.removed) + len(changes.changed)):
+        what = "so many boards of the roster are locked out or have new keys that no sum opens until one is signed"
+        advice = "Stop the aggregator meanwhile: boards are charged for what they send in vain."
+        found.append(Problem(what, advice, urgent=True))
+    return found
+
+
+def _opens_none(holds: Roster, *, missing: int) -> bool:
+    """Returns whether a sum opens with all boards of the roster, but hardly one without `missing` of them.
+
+    A committee is drawn from the roster; in a large one it has few of the missing boards.
+    """
+    boards = len(holds.devices)
+    rule = committee_rule(boards, honest_fraction=holds.honest_fraction)
+    drawn = missing * rule.members / boards  # on average
+    return drawn > rule.may_miss or boards - missing < holds.min_devices <= boards
