@@ -40,7 +40,7 @@ from hushfleet.simulator.world.hub import Cable, Cables, LocalHub, LocalLink
 from hushfleet.simulator.world.times import CONNECT_LATENCIES, DeviceTimes
 from hushfleet.wire.link.interface import LinkDown, Will
 
-LONGEST_SLEEP_S = 5.0  # how soon a board notices that a retained message has not come
+LONGEST_SLEEP_S = 3600.0  # nothing is due sooner that `Agent.rests_s` does not know of
 _LATE_S = 1e-6  # the agent compares whether its deadline has passed
 
 

@@ -32,6 +32,8 @@ from hushfleet.wire.link.interface import Will
 
 SERVER_START_S = 5.0
 """Time from the aggregator's process start until it is connected, mostly for loading and exporting the graphs."""
+MOST_IDLE_S = 600.0
+ROUNDING_S = 1e-3  # added to a time that is a sum, so that rounding does not make it too early
 _STREAM = 0x574F524C
 
 
@@ -82,6 +84,7 @@ class WorldServer:
         self.coordinator: Coordinator | None = None
         self.link: LocalLink | None = None
         self._opened_round = 0
+        self._idle_s, self._heard_at = LONGEST_SLEEP_S, 0.0
 
     @property
     def finished(self) -> bool:
@@ -120,7 +123,7 @@ class WorldServer:
 
     def _connect(self, will: Will) -> LocalLink:
         self.link = self._hub.link("aggregator", will)
-        self.link.on_event = self.actor.wake
+        self.link.on_event = self._hear
         return self.link
 
     def _act(self) -> float:
@@ -131,7 +134,7 @@ class WorldServer:
         while True:
             link.waits_s = None
             accepted, closed_rounds = engine.accepted, engine.closed_rounds
-            coordinator.step(LONGEST_SLEEP_S)
+            coordinator.step(self._idle_s)
             if engine.plan is not None and engine.plan.round > self._opened_round:
                 self._opened_round = engine.plan.round
                 self._on_opened(engine.plan.round, sorted(engine.cohort))
@@ -144,13 +147,21 @@ class WorldServer:
                 return clock.now + self._rests_s(link.waits_s)
 
     def _rests_s(self, waits_s: float) -> float:
-        """Returns how long nothing can become due: between windows of a schedule it is much longer than a step."""
-        coordinator = self.coordinator
+        """Returns how long nothing is due: a step's own wait, which is longer and longer while nothing comes.
+
+        The times at which a round opens, rests, or closes without an event are kept exactly.
+        """
+        coordinator, now = self.coordinator, self._clock.now
         assert coordinator is not None
-        rhythm = coordinator.rounds.rhythm
-        if coordinator.engine.plan is None and not rhythm.is_due() and waits_s >= LONGEST_SLEEP_S:
-            return min(max(waits_s, rhythm.opens() - self._wall()), 3600.0)
-        return waits_s
+        self._idle_s = min(2 * self._idle_s, MOST_IDLE_S)
+        rhythm, rule = coordinator.rounds.rhythm, coordinator.engine.responses
+        moments = [rhythm.opens() - self._wall(), rhythm.left_s(), rule.deadline - now]
+        moments += [self._heard_at + grace_s - now for grace_s in (rule.grace_s, rule.answers_grace_s)]
+        return min([waits_s, *(each + ROUNDING_S for each in moments if each > 0)])
+
+    def _hear(self) -> None:
+        self._idle_s, self._heard_at = LONGEST_SLEEP_S, self._clock.now
+        self.actor.wake()
 
 
 class World:
