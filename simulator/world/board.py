@@ -213,6 +213,11 @@ class WorldBoard:
     def is_linked(self) -> bool:
         return self.link is not None and self._hub.connected.get(self.name) is self.link
 
+    def has_heard_of(self, round: int) -> bool:
+        """Returns whether its client has the plan of this round."""
+        plan = None if self.agent is None else self.agent.rounds.plan
+        return plan is not None and plan.round == round
+
     # power and network
 
     def start(self, *, connects: bool = True) -> None:

@@ -24,7 +24,7 @@ from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.rounds.schedule import Schedule as Windows
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import HushfleetError
+from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.simulator.schedule import Schedule
 from hushfleet.simulator.world.board import WorldBoard, ZeroTraining, board_config
 from hushfleet.simulator.world.clock import WorldClock
@@ -35,6 +35,10 @@ from hushfleet.simulator.world.short_cuts import short_cuts
 from hushfleet.simulator.world.times import Costs
 
 _LONGEST_ROUND_S = 90 * 86400.0
+
+NO_WINDOW = (
+    "no round ever opens: the schedule's first window begins after its last day (schedule.until, or the end of --days)"
+)
 
 
 class WorldFleet:
@@ -78,6 +82,8 @@ class WorldFleet:
             self.world = self._made(Path(folder))
             self.world.start()
             try:
+                if math.isinf(self._opens()):
+                    raise BadInput(NO_WINDOW)
                 yield from self._rounds()
             finally:
                 self._end()
@@ -126,7 +132,7 @@ class WorldFleet:
     def _rounds(self) -> Iterator[ClockRound]:
         world, closed = self.world, 0
         log = _Log(world.server.events_path)
-        give_up_at = self._opens(0.0) + _LONGEST_ROUND_S
+        give_up_at = self._opens() + _LONGEST_ROUND_S
         while not world.server.finished:
             if not world.advance(give_up_at):
                 raise HushfleetError(f"round {closed + 1} never opens or never closes: {len(self.fleet)} devices")
@@ -135,12 +141,12 @@ class WorldFleet:
                 continue
             closed = coordinator.engine.closed_rounds
             yield from self._outcomes(log.read())
-            give_up_at = self._opens(world.clock.now) + _LONGEST_ROUND_S
+            give_up_at = self._opens() + _LONGEST_ROUND_S
 
-    def _opens(self, now: float) -> float:
+    def _opens(self) -> float:
+        """Returns when the next round may open, in seconds since the start."""
         coordinator = self.world.server.coordinator
-        opens = now if coordinator is None else coordinator.rounds.rhythm.opens() - self._began
-        return opens if math.isfinite(opens) else now
+        return self.world.clock.now if coordinator is None else coordinator.rounds.rhythm.opens() - self._began
 
     def _outcomes(self, events: list[dict[str, Any]]) -> Iterator[ClockRound]:
         """Yields the rounds that these events close."""
@@ -177,7 +183,7 @@ class WorldFleet:
             elif name in self._declined:
                 fate = "declined"
             else:
-                fate = "given_up" if board.is_on and not board.is_cut else "lost"
+                fate = "given_up" if board.has_heard_of(round) else "lost"
             fates[fate].append(name)
             setattr(spent, fate, getattr(spent, fate) + 1)
             if charged:
