@@ -31,7 +31,8 @@ from hushfleet.simulator.world.clock import WorldClock
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.simulator.world.outcomes import STARTS, Arrival, ClockRound, FleetDevice
 from hushfleet.simulator.world.run import LinkOptions, World, WorldServer
-from hushfleet.simulator.world.short_cuts import short_cuts
+from hushfleet.simulator.world.short_cuts import MOST_PARAMETERS, SmallerNetwork, short_cuts
+from hushfleet.simulator.world.sizes import sizes_of
 from hushfleet.simulator.world.times import Costs
 
 _LONGEST_ROUND_S = 90 * 86400.0
@@ -47,7 +48,7 @@ class WorldFleet:
     :param fleet: new devices, in the fleet's order; `spent` is filled while the rounds run.
     :param seed: the task's seed.
     :param starts: date and time of the start.
-    :param short: whether short-cuts are taken (`short_cuts`).
+    :param short: whether short-cuts are taken (`short_cuts`). `most_parameters`: then a larger network is scaled down.
     """
 
     def __init__(
@@ -62,10 +63,14 @@ class WorldFleet:
         starts: datetime = STARTS,
         options: LinkOptions | None = None,
         short: bool = False,
+        most_parameters: int = MOST_PARAMETERS,
     ) -> None:
         self._short = short
         task = replace(prepared.task, round=rules, data=replace(prepared.task.data, devices=len(fleet)))
-        self.prepared = replace(prepared, task=task, evaluate_global=None)
+        whole = replace(prepared, task=task, evaluate_global=None)
+        sizes = sizes_of(whole, name_bytes=len(fleet[0].name))
+        self._network = SmallerNetwork(whole, sizes, most=most_parameters if short else whole.spec.model.layout.size)
+        self.prepared = self._network.prepared
         self.fleet, self._rules, self._costs, self._schedule, self._seed = fleet, rules, costs, schedule, seed
         self._by_name = {device.name: device for device in fleet}
         windows = prepared.task.schedule
@@ -91,6 +96,8 @@ class WorldFleet:
     def _made(self, folder: Path) -> World:
         prepared, clock = self.prepared, WorldClock()
         hub = LocalHub(clock=clock)
+        if self._network.scale > 1:
+            hub.packet_bytes = lambda topic, size: self._network.weigh(topic, size, self._is_model)
         server = WorldServer(
             prepared,
             folder / "server",
@@ -112,7 +119,7 @@ class WorldFleet:
                 name,
                 clock=clock,
                 hub=hub,
-                times=device.times,
+                times=replace(device.times, write_s_per_byte=device.times.write_s_per_byte * self._network.scale),
                 config=board_config(
                     name, index=index, seed=self._seed, board=device.board, folder=str(state), limits=limits
                 ),
@@ -122,6 +129,10 @@ class WorldFleet:
 
         boards = [made(index, device) for index, device in enumerate(self.fleet)]
         return World(clock, hub, server, boards, schedule=self._schedule, options=self._options, seed=self._seed)
+
+    def _is_model(self, digest: bytes) -> bool:
+        coordinator = self.world.server.coordinator
+        return coordinator is None or all(ref.digest != digest for ref in coordinator.engine.model.differences.refs)
 
     def _opened(self, round: int, cohort: list[str]) -> None:
         self._cohorts[round] = cohort

@@ -127,6 +127,8 @@ class LocalHub:
         message_cap_bytes: int = DEFAULT_MESSAGE_CAP_BYTES,
     ) -> None:
         self.clock = clock
+        self.packet_bytes: Callable[[str, int], int] = publish_packet_bytes
+        """Counts the bytes of a message with this topic and so many bytes of payload."""
         self.message_cap_bytes = message_cap_bytes
         self.retained: dict[str, bytes] = {}
         self.denied: set[str] = set()
@@ -321,7 +323,7 @@ class LocalLink:
             if self._cables is None:
                 self._hub.publish(topic, bytes(payload), retain=retain)
             else:
-                size, connection, data = publish_packet_bytes(topic, len(payload)), self.connection, bytes(payload)
+                size, connection, data = self._hub.packet_bytes(topic, len(payload)), self.connection, bytes(payload)
                 self._cables.up.send(size, lambda: self._arrives(topic, data, connection, retain=retain))
 
     def _arrives(self, topic: str, payload: bytes, connection: int, *, retain: bool) -> None:
@@ -372,7 +374,7 @@ class LocalLink:
         if self._cables is None:
             self.put(delivery)
         else:
-            size, connection = publish_packet_bytes(delivery.topic, len(delivery.payload)), self.connection
+            size, connection = self._hub.packet_bytes(delivery.topic, len(delivery.payload)), self.connection
             self._cables.down.send(size, lambda: self._comes(delivery, connection))
 
     def _comes(self, delivery: Delivery, connection: int) -> None:

@@ -28,16 +28,16 @@ def prepared(short_task: Callable[..., Task]) -> PreparedTask:
     return prepare(task, run_id="seed7")
 
 
-def both(prepared: PreparedTask, monkeypatch: pytest.MonkeyPatch, **rules: Any) -> tuple[Forecast, Forecast]:
+def both(
+    prepared: PreparedTask, monkeypatch: pytest.MonkeyPatch, *, most_parameters: int = 10_000, **rules: Any
+) -> tuple[Forecast, Forecast]:
     sizes = sizes_of(prepared, name_bytes=len(device_names(6)[0]))
     options = {"policy": "this", "samples": [160], "costs": COSTS, "sizes": sizes}
     changed = replace(prepared.task.round, **rules)
     clock = forecast(prepared, MIX, changed, **options)
 
-    def in_world(
-        prepared: Any, rules: Any, fleet: Any, *, costs: Any, sizes: Any, starts: datetime, **others: Any
-    ) -> Any:
-        return WorldFleet(prepared, rules, fleet, costs=costs, starts=starts, short=True, **others)
+    def in_world(prepared: Any, rules: Any, fleet: Any, *, sizes: Any, **others: Any) -> Any:
+        return WorldFleet(prepared, rules, fleet, short=True, most_parameters=most_parameters, **others)
 
     monkeypatch.setattr(clock_forecast, "clock_of", in_world)
     return clock, forecast(prepared, MIX, changed, **options)
@@ -58,3 +58,15 @@ def test_stragglers_of_a_quorum_are_the_same(prepared: PreparedTask, monkeypatch
     assert world.round_median_s == pytest.approx(clock.round_median_s, rel=0.03)
     assert world.stragglers == pytest.approx(clock.stragglers)
     assert world.updates_per_round == clock.updates_per_round
+
+
+def test_a_network_that_is_scaled_down_takes_the_time_and_the_bytes_of_the_whole_one(
+    prepared: PreparedTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of its 4,890 parameters, whose code tables take their share."""
+    clock, world = both(prepared, monkeypatch, most_parameters=489)
+    for name in ("total_s", "round_median_s", "energy_wh"):
+        assert getattr(world, name) == pytest.approx(getattr(clock, name), rel=0.02), name
+    for name in ("up_bytes", "down_bytes"):
+        assert getattr(world, name) == pytest.approx(getattr(clock, name), rel=0.1), name
+    assert world.epsilon == clock.epsilon
