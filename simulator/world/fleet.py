@@ -138,7 +138,7 @@ class WorldFleet:
         self._cohorts[round] = cohort
         for name in cohort:
             self._by_name[name].spent.chosen += 1
-        self.world.playback.round_opened(round, self.world.clock.now)
+        self.world.round_opened(round)
 
     def _rounds(self) -> Iterator[ClockRound]:
         world, closed = self.world, 0

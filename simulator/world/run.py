@@ -21,6 +21,7 @@ from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.rounds.coordinator import LONGEST_SLEEP_S, Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.rhythm import Rhythm
+from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoch
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.simulator.schedule import Action, Playback, Schedule
 from hushfleet.simulator.world.board import WorldBoard
@@ -58,6 +59,7 @@ class WorldServer:
     :param began: unix seconds at the world's start.
     :param accept_s: seconds to check and add one update. `close_s`: to close a round.
     :param events: the event log's file; by default in the folder.
+    :param key: the file of its key; by default it is the same in each world, and kept nowhere.
     :param on_opened: receives the number of each round that opens, and its cohort.
     """
 
@@ -73,6 +75,7 @@ class WorldServer:
         close_s: float = 0.0,
         on_opened: Callable[[int, list[str]], None] = lambda round, cohort: None,
         events: Path | None = None,
+        key: Path | None = None,
         engine_options: dict[str, Any] | None = None,
     ) -> None:
         self.prepared, self.folder = prepared, folder
@@ -80,7 +83,7 @@ class WorldServer:
         self._accept_s, self._close_s, self._engine_options = accept_s, close_s, engine_options or {}
         self.events_path = events or folder / "events.jsonl"
         self.actor = Actor(clock, self._act)
-        self.identity, self.epoch = Identity.from_bytes(bytes(range(32))), 0
+        self._key, self._starts = key, 0
         self.coordinator: Coordinator | None = None
         self.link: LocalLink | None = None
         self._opened_round = 0
@@ -96,16 +99,17 @@ class WorldServer:
 
     def start(self) -> None:
         """Starts the process; it connects at once."""
-        self.epoch += 1
-        clock = self._clock
+        self._starts += 1
+        clock, key = self._clock, self._key
+        identity = Identity.from_bytes(bytes(range(32))) if key is None else load_or_create(key)
         self.store = AggregatorStore(self.folder, durable=False)
         self.register = DeviceRegister(self.folder / "aggregator", durable=False, wall=self._wall)
         engine = RoundEngine(self.store, self.prepared, clock=self._wall, monotonic=clock, **self._engine_options)
         self.coordinator = Coordinator(
             engine,
             self._connect,
-            identity=self.identity,
-            epoch=self.epoch,
+            identity=identity,
+            epoch=self._starts if key is None else next_epoch(key, clock=self._wall),
             enrolment=Enrolment(self.store, self.register, closed=False, clock=clock, wall=self._wall),
             rhythm=Rhythm(self.prepared.task.schedule, self.store, wall=self._wall, elapsed=clock),
             events=EventLog(self.events_path, clock=self._wall),
@@ -165,9 +169,11 @@ class WorldServer:
 
 
 class World:
-    """A broker, an aggregator and boards, and what happens to them.
+    """A broker, an aggregator and boards, and what happens to them from the clock's present time on.
 
     :param seed: draws the waits before new connections.
+    :param first_round: the open or next round of a world that goes on.
+    :param on_action: receives each action of the scenario that was carried out.
     """
 
     def __init__(
@@ -180,35 +186,44 @@ class World:
         schedule: Schedule,
         options: LinkOptions,
         seed: int,
+        first_round: int = 1,
+        on_action: Callable[[Action], None] = lambda action: None,
     ) -> None:
         self.clock, self.hub, self.server = clock, hub, server
         self.boards = {board.name: board for board in boards}
-        self.playback, self._options = Playback(schedule), options
+        self._playback, self._options, self._on_action = Playback(schedule, first_round=first_round), options, on_action
+        self._began_at = clock.now
         self._rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(_STREAM,))))
         self._broker_up = True
         self._server_down_since = 0.0
         self._server_life = 0
-        self.played: list[Action] = []
 
     def start(self) -> None:
-        self.server.start()
+        """Starts the aggregator, unless it runs already, and all boards that are not absent."""
+        if self.server.coordinator is None:
+            self.server.start()
         for name, board in self.boards.items():
-            if name not in self.playback.absent:
+            if name not in self._playback.absent:
                 board.start(connects=self._broker_up)
 
     def advance(self, give_up_at: float = math.inf) -> bool:
         """Moves to what comes next, and does it; returns False if nothing comes before `give_up_at`."""
-        at = min(self.playback.next_s, self.clock.next_s)
+        scheduled_at = self._began_at + self._playback.next_s
+        at = min(scheduled_at, self.clock.next_s)
         if at > give_up_at or math.isinf(at):
             return False
-        if self.playback.next_s <= at:
+        if scheduled_at <= at:
             self.clock.now = max(self.clock.now, at)
-            for action in self.playback.due(self.clock.now):
-                self.played.append(action)
+            for action in self._playback.due(self.clock.now - self._began_at):
+                self._on_action(action)
                 self.act(action)
         else:
             self.clock.advance()
         return True
+
+    def round_opened(self, round: int) -> None:
+        """Plays what the scenario has for a round that has just opened."""
+        self._playback.round_opened(round, self.clock.now - self._began_at)
 
     def act(self, action: Action) -> None:
         """Carries out one action of a scenario."""
