@@ -22,7 +22,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.edge_client.worker.job import Job, Outcome
 from hushfleet.edge_client.worker.job_store import JobStore
-from hushfleet.errors import HushfleetError
+from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.measure import measure_costs
@@ -34,7 +34,7 @@ from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.engines.live.engine import RECONNECT_S
 from hushfleet.simulator.fleet import SimulatedDevice
-from hushfleet.simulator.run_folder import Simulation
+from hushfleet.simulator.run_folder import RunFolder, Simulation
 from hushfleet.simulator.schedule import schedule_of
 from hushfleet.simulator.world.board import WorldBoard, board_config, trained
 from hushfleet.simulator.world.clock import WorldClock
@@ -102,6 +102,8 @@ def run_on_boards(
     Other arguments as for `hushfleet.simulator.engines.fast.engine.run_rounds`. Raises `HushfleetError` if a round
     never opens or never closes.
     """
+    if len(mix) != len(simulation.fleet.devices):
+        raise BadInput(f"there are boards for {len(mix)} devices, but {len(simulation.fleet.devices)} devices")
     folder, clock = simulation.folder, WorldClock()
     clock.now = max((event["at"] for event in iterate_events(folder.events)), default=0.0)
     with EventLog(folder.scenario, clock=clock) as scenario:
@@ -226,3 +228,9 @@ def kept_costs(simulation: Simulation) -> Costs:
         costs = measure_costs(simulation.prepared, machine_speed=machine_speed())
         write_whole(path, json.dumps(vars(costs), indent=1).encode(), durable=False)
     return Costs(**json.loads(path.read_text()))
+
+
+def keep_costs(again: RunFolder, first: RunFolder) -> None:
+    """Copies the measured costs of the first run to its repetition, unless that has started already."""
+    if first.clock.exists() and not again.clock.exists():
+        write_whole(again.clock, first.clock.read_bytes(), durable=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.events import EventLog, iterate_events
+from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.errors import BadInput
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
@@ -23,8 +26,21 @@ COSTS = Costs(batch_s=0.05, sample_s=0.0, release_s=0.01, start_s=0.1, load_s=0.
 MIX = FleetMix.in_turn(["jetson-orin-nano", "raspberry-pi-zero-2-w"], 4)
 
 
-def made(short_task: Callable[..., Task], folder: Path, scenario: dict[str, Any] | None = None) -> Simulation:
-    plain = short_task(data={"devices": 4, "limit": 320}, round={"rounds": 2, "min_updates": 4}).to_plain()
+def made(
+    short_task: Callable[..., Task],
+    folder: Path,
+    scenario: dict[str, Any] | None = None,
+    *,
+    method: dict[str, Any] | None = None,
+    privacy: dict[str, Any] | None = None,
+    **rules: Any,
+) -> Simulation:
+    sections = {"method": method, "privacy": privacy}
+    plain = short_task(
+        data={"devices": 4, "limit": 320},
+        round={"rounds": 2, "min_updates": 4, **rules},
+        **{name: section for name, section in sections.items() if section},
+    ).to_plain()
     simulation = begin(parse_task(plain | {"scenario": scenario or {}}), folder / "run", data_dir=None, mix=MIX)
     simulation.folder.clock.write_text(json.dumps(vars(COSTS)))
     return simulation
@@ -104,3 +120,75 @@ def charged(simulation: Simulation) -> list[list[int]]:
         with DeviceStore(simulation.folder.device(device.name).store, device=device.name, inspect=True) as store:
             found.append([entry.round for entry in store.ledger.entries()])
     return found
+
+
+def test_a_calm_run_has_the_books_of_the_field(short_task: Callable[..., Task], tmp_path: Path, audit: Any) -> None:
+    run = made(short_task, tmp_path)
+    with Workers(1) as workers:
+        run_on_boards(run, workers, mix=MIX)
+    audit.check(run)
+    events = list(iterate_events(run.folder.events))
+    counts = Counter(event["event"] for event in events)
+    assert [counts[kind] for kind in ("run", "round_open", "update", "round_close", "finished")] == [1, 2, 8, 2, 1]
+    last = max((event for event in events if event["event"] == "update"), key=lambda event: event["at"])
+    assert run.mix[int(last["device"][-1])].profile == "raspberry-pi-zero-2-w"
+
+
+def test_links_declines_and_a_slow_board_are_events(short_task: Callable[..., Task], tmp_path: Path) -> None:
+    scenario = {
+        "outage": [{"devices": ["device-0"], "at_round": 1, "for_s": 2.0}],
+        "crash": [{"process": "broker", "at_round": 2, "for_s": 1.0}],
+        "out_of_memory": [{"devices": ["device-2"], "memory_mib": 10}],
+    }
+    run = made(short_task, tmp_path, scenario, min_updates=1)
+    with Workers(1) as workers:
+        run_on_boards(run, workers, mix=MIX)
+    actions = [(each["action"], each["target"]) for each in iterate_events(run.folder.scenario)]
+    assert actions == [("cut", "device-0"), ("mend", "device-0"), ("kill", "broker"), ("start", "broker")]
+    events = list(iterate_events(run.folder.events))
+    assert [event["state"] for event in events if event["event"] == "link"] == ["down", "up"]
+    declines = [(event["device"], event["code"]) for event in events if event["event"] == "decline"]
+    assert declines == [("device-2", "memory")] * 2
+    assert charged(run)[2] == []
+
+
+def test_who_was_late_is_taken_again(short_task: Callable[..., Task], tmp_path: Path) -> None:
+    """A board commits as its round closes; in the next one it sends its public state along, and is accepted."""
+    run = made(short_task, tmp_path, min_updates=1, deadline_s=10.2, rounds=3)
+    with Workers(1) as workers:
+        run_on_boards(run, workers, mix=MIX)
+    with AggregatorStore(run.folder.aggregator) as store:
+        taken = {round: sorted(each.device for each in store.updates(round)) for round in (1, 2, 3)}
+    assert all({"device-0", "device-2"} <= set(devices) for devices in taken.values())
+    for device, rounds in zip(run.fleet.devices, charged(run), strict=True):
+        assert set(rounds) >= {round for round, devices in taken.items() if device.name in devices}
+
+
+def test_buffered_rounds_take_updates_of_earlier_versions(
+    short_task: Callable[..., Task], tmp_path: Path, audit: Any
+) -> None:
+    buffered = {"mode": "buffered", "buffer_size": 3, "max_staleness": 1, "min_updates": 1, "rounds": 5}
+    run = made(short_task, tmp_path, method={"name": "dp-fedavg"}, privacy={"accounting": "strict"}, **buffered)
+    with Workers(1) as workers:
+        run_on_boards(run, workers, mix=MIX)
+    with AggregatorStore(run.folder.aggregator) as store:
+        summed = [(row.round, each.round) for row in store.rounds() for each in store.updates(row.round)]
+    assert len(summed) == 15
+    assert {newest - round for newest, round in summed} == {0, 1}
+
+
+def test_secure_sums_open_to_the_fast_engines_models(short_task: Callable[..., Task], tmp_path: Path) -> None:
+    secure = {"method": {"name": "dp-fedavg"}, "privacy": {"accounting": "secure", "delta": 1e-5}}
+    (tmp_path / "fast").mkdir()
+    (tmp_path / "boards").mkdir()
+    fast, run = made(short_task, tmp_path / "fast", **secure), made(short_task, tmp_path / "boards", **secure)
+    with Workers(1) as workers:
+        with EventLog(fast.folder.events) as events:
+            run_rounds(fast, workers, events)
+        run_on_boards(run, workers, mix=MIX)
+    assert models(run) == models(fast)
+
+
+def test_boards_for_another_fleet_are_refused(short_task: Callable[..., Task], tmp_path: Path) -> None:
+    with Workers(1) as workers, pytest.raises(BadInput, match="boards for 3 devices, but 4"):
+        run_on_boards(made(short_task, tmp_path), workers, mix=FleetMix.in_turn(["jetson-orin-nano"], 3))
