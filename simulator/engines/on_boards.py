@@ -7,6 +7,7 @@ when the board has computed it.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from hushfleet.simulator.run_folder import RunFolder, Simulation
 from hushfleet.simulator.schedule import schedule_of
 from hushfleet.simulator.world.board import WorldBoard, board_config, trained
 from hushfleet.simulator.world.clock import WorldClock
+from hushfleet.simulator.world.fleet import NO_WINDOW
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.simulator.world.outcomes import fleet_devices
 from hushfleet.simulator.world.run import LinkOptions, World, WorldServer
@@ -161,12 +163,15 @@ class _Run:
     def play(self) -> None:
         world, server, closed = self.world, self._server, -1
         world.start()
+        if math.isinf(server.opens):
+            raise BadInput(NO_WINDOW)
+        give_up_at = server.opens + LONGEST_ROUND_S
         while not server.finished:
-            if not world.advance(self._clock.now + LONGEST_ROUND_S):
+            if not world.advance(give_up_at):
                 raise HushfleetError("a round never opens or never closes: nothing more comes")
             if server.coordinator is None or server.coordinator.engine.closed_rounds == closed:
                 continue
-            closed = server.coordinator.engine.closed_rounds
+            closed, give_up_at = server.coordinator.engine.closed_rounds, server.opens + LONGEST_ROUND_S
             if too_few_can_pay(server.store, self._names, least=self._simulation.task.round.min_updates):
                 with EventLog(server.events_path, clock=self._clock) as events:
                     events.write("finished", reason=ALL_SPENT)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hushfleet.array_api import Array
-from hushfleet.config.spec import TaskSpec
+from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import (
     BrokerSection,
@@ -77,7 +77,7 @@ class ZeroTraining:
     """
 
     def __init__(self, spec: TaskSpec, method: TaskMethod) -> None:
-        self._spec, self._method = spec, method
+        self._spec, self._method, self._package = spec, method, BlobRef.of(spec.to_bytes()).digest
         self._sample = zero_samples(spec.model, spec.model.targets.blank(1, len(spec.model.class_names)))
 
     def __call__(self, job: Job) -> Iterator[Outcome]:
@@ -95,6 +95,7 @@ class ZeroTraining:
             randomness=SeededRandomness(simulation.seed, simulation.index),
             limits=job.config.limits,
         )
+        trainer.package = self._package  # the same for all boards
         yield trained(job, trainer)
 
 

@@ -17,11 +17,9 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.aggregator.rounds.schedule import Schedule as Windows
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError
@@ -73,9 +71,7 @@ class WorldFleet:
         self.prepared = self._network.prepared
         self.fleet, self._rules, self._costs, self._schedule, self._seed = fleet, rules, costs, schedule, seed
         self._by_name = {device.name: device for device in fleet}
-        windows = prepared.task.schedule
-        zone = ZoneInfo(Windows(windows).zone) if windows.is_set else ZoneInfo("UTC")
-        self._began = starts.replace(tzinfo=zone).timestamp()
+        self._starts = starts
         self._options = options or LinkOptions()
         self._cohorts: dict[int, list[str]] = {}
         self._unsettled: tuple[int, int, list[str]] = (0, 0, [])  # round, cohort, and who had not charged at its close
@@ -87,7 +83,7 @@ class WorldFleet:
             self.world = self._made(Path(folder))
             self.world.start()
             try:
-                if math.isinf(self._opens()):
+                if math.isinf(self.world.server.opens):
                     raise BadInput(NO_WINDOW)
                 yield from self._rounds()
             finally:
@@ -103,7 +99,7 @@ class WorldFleet:
             folder / "server",
             clock=clock,
             hub=hub,
-            began=self._began,
+            starts=self._starts,
             accept_s=self._costs.accept_s,
             close_s=self._costs.close_s,
             on_opened=self._opened,
@@ -143,7 +139,7 @@ class WorldFleet:
     def _rounds(self) -> Iterator[ClockRound]:
         world, closed = self.world, 0
         log = _Log(world.server.events_path)
-        give_up_at = self._opens() + _LONGEST_ROUND_S
+        give_up_at = self.world.server.opens + _LONGEST_ROUND_S
         while not world.server.finished:
             if not world.advance(give_up_at):
                 raise HushfleetError(f"round {closed + 1} never opens or never closes: {len(self.fleet)} devices")
@@ -152,12 +148,7 @@ class WorldFleet:
                 continue
             closed = coordinator.engine.closed_rounds
             yield from self._outcomes(log.read())
-            give_up_at = self._opens() + _LONGEST_ROUND_S
-
-    def _opens(self) -> float:
-        """Returns when the next round may open, in seconds since the start."""
-        coordinator = self.world.server.coordinator
-        return self.world.clock.now if coordinator is None else coordinator.rounds.rhythm.opens() - self._began
+            give_up_at = self.world.server.opens + _LONGEST_ROUND_S
 
     def _outcomes(self, events: list[dict[str, Any]]) -> Iterator[ClockRound]:
         """Yields the rounds that these events close."""
@@ -167,7 +158,7 @@ class WorldFleet:
                 yield self._outcome(event)
 
     def _note(self, event: dict[str, Any]) -> None:
-        kind, at = event["event"], event["at"] - self._began
+        kind, at = event["event"], event["at"]
         if kind == "round_open":
             self._opened_s, self._arrivals, self._declined, self._extensions = at, {}, {}, 0
         elif kind == "round_extended":
@@ -204,7 +195,7 @@ class WorldFleet:
         return ClockRound(
             round=round,
             opened_s=self._opened_s,
-            closed_s=event["at"] - self._began,
+            closed_s=event["at"],
             cohort=tuple(cohort),
             arrivals=tuple(self._arrivals.values()),
             late=tuple(fates["late"]),

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 
@@ -21,12 +23,14 @@ from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.rounds.coordinator import LONGEST_SLEEP_S, Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.rhythm import Rhythm
+from hushfleet.aggregator.rounds.schedule import Schedule as Windows
 from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoch
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.simulator.schedule import Action, Playback, Schedule
 from hushfleet.simulator.world.board import WorldBoard
 from hushfleet.simulator.world.clock import Actor, WorldClock
 from hushfleet.simulator.world.hub import LocalHub, LocalLink
+from hushfleet.simulator.world.outcomes import STARTS
 from hushfleet.simulator.world.times import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, LOST_NOTICED_S
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.link.interface import Will
@@ -56,7 +60,7 @@ class LinkOptions:
 class WorldServer:
     """The aggregator of a world: one start of its process after the other, on one folder.
 
-    :param began: unix seconds at the world's start.
+    :param starts: date and time at the world's start, in the time zone of the task's schedule.
     :param accept_s: seconds to check and add one update. `close_s`: to close a round.
     :param events: the event log's file; by default in the folder.
     :param key: the file of its key; by default it is the same in each world, and kept nowhere.
@@ -70,7 +74,7 @@ class WorldServer:
         *,
         clock: WorldClock,
         hub: LocalHub,
-        began: float = 0.0,
+        starts: datetime = STARTS,
         accept_s: float = 0.0,
         close_s: float = 0.0,
         on_opened: Callable[[int, list[str]], None] = lambda round, cohort: None,
@@ -79,7 +83,10 @@ class WorldServer:
         engine_options: dict[str, Any] | None = None,
     ) -> None:
         self.prepared, self.folder = prepared, folder
-        self._clock, self._hub, self._began, self._on_opened = clock, hub, began, on_opened
+        self._clock, self._hub, self._on_opened = clock, hub, on_opened
+        schedule = prepared.task.schedule
+        zone = ZoneInfo(Windows(schedule).zone) if schedule.is_set else ZoneInfo("UTC")
+        self._began = starts.replace(tzinfo=zone).timestamp()
         self._accept_s, self._close_s, self._engine_options = accept_s, close_s, engine_options or {}
         self.events_path = events or folder / "events.jsonl"
         self.actor = Actor(clock, self._act)
@@ -88,6 +95,11 @@ class WorldServer:
         self.link: LocalLink | None = None
         self._opened_round = 0
         self._idle_s, self._heard_at = LONGEST_SLEEP_S, 0.0
+
+    @property
+    def opens(self) -> float:
+        """When the next round may open, in seconds since the world's start; now without an aggregator."""
+        return self._clock.now if self.coordinator is None else self.coordinator.rounds.rhythm.opens() - self._began
 
     @property
     def finished(self) -> bool:
@@ -112,7 +124,7 @@ class WorldServer:
             epoch=self._starts if key is None else next_epoch(key, clock=self._wall),
             enrolment=Enrolment(self.store, self.register, closed=False, clock=clock, wall=self._wall),
             rhythm=Rhythm(self.prepared.task.schedule, self.store, wall=self._wall, elapsed=clock),
-            events=EventLog(self.events_path, clock=self._wall),
+            events=EventLog(self.events_path, clock=clock),
             clock=clock,
         )
         self.coordinator.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.simulator.boards import FleetMix
-from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines import on_boards
+from hushfleet.simulator.engines.fast.engine import ALL_SPENT, run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.engines.on_boards import run_on_boards
 from hushfleet.simulator.run_folder import Simulation, begin
@@ -192,3 +195,26 @@ def test_secure_sums_open_to_the_fast_engines_models(short_task: Callable[..., T
 def test_boards_for_another_fleet_are_refused(short_task: Callable[..., Task], tmp_path: Path) -> None:
     with Workers(1) as workers, pytest.raises(BadInput, match="boards for 3 devices, but 4"):
         run_on_boards(made(short_task, tmp_path), workers, mix=FleetMix.in_turn(["jetson-orin-nano"], 3))
+
+
+def test_who_never_comes_is_not_waited_for_for_ever(
+    short_task: Callable[..., Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_boards, "LONGEST_ROUND_S", 3600.0)
+    away = {"drop_out": [{"devices": ["device-0"], "at_s": 0.05, "for_s": 86400.0}]}
+    run = made(short_task, tmp_path, away)
+    with Workers(1) as workers, pytest.raises(HushfleetError, match="never opens or never closes"):
+        run_on_boards(run, workers, mix=MIX)
+
+
+def test_a_run_ends_when_budgets_are_spent(short_task: Callable[..., Task], tmp_path: Path) -> None:
+    run = made(short_task, tmp_path, privacy={"accounting": "strict", "noise_multiplier": 1.0}, rounds=5)
+    privacy = run.prepared.spec.privacy
+    limit = 1.01 * epsilon([Step(1.0, 1.0, 2)], delta=privacy.delta, accountant=privacy.accountant)
+    devices = [replace(each, epsilon_limit=limit) for each in run.fleet.devices]
+    run = replace(run, fleet=replace(run.fleet, devices=devices))
+    with Workers(1) as workers:
+        run_on_boards(run, workers, mix=MIX)
+    *_, last = iterate_events(run.folder.events)
+    assert (last["event"], last["reason"]) == ("finished", ALL_SPENT)
+    assert charged(run) == [[1, 2]] * 4
