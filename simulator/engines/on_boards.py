@@ -26,7 +26,6 @@ from hushfleet.edge_client.worker.job_store import JobStore
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.simulator.boards import FleetMix
-from hushfleet.simulator.engines.clock.measure import measure_costs
 from hushfleet.simulator.engines.fast.engine import ALL_SPENT, too_few_can_pay
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_noise, make_optimizer
@@ -35,6 +34,7 @@ from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.engines.live.engine import RECONNECT_S
 from hushfleet.simulator.fleet import SimulatedDevice
+from hushfleet.simulator.forecast.measure import measure_costs
 from hushfleet.simulator.run_folder import RunFolder, Simulation
 from hushfleet.simulator.schedule import schedule_of
 from hushfleet.simulator.world.board import WorldBoard, board_config, trained
@@ -168,7 +168,7 @@ class _Run:
         give_up_at = server.opens + LONGEST_ROUND_S
         while not server.finished:
             if not world.advance(give_up_at):
-                raise HushfleetError("a round never opens or never closes: nothing more comes")
+                raise HushfleetError(server.stuck)
             if server.coordinator is None or server.coordinator.engine.closed_rounds == closed:
                 continue
             closed, give_up_at = server.coordinator.engine.closed_rounds, server.opens + LONGEST_ROUND_S

@@ -27,7 +27,7 @@ from hushfleet.simulator.schedule import Schedule
 from hushfleet.simulator.world.board import WorldBoard, ZeroTraining, board_config
 from hushfleet.simulator.world.clock import WorldClock
 from hushfleet.simulator.world.hub import LocalHub
-from hushfleet.simulator.world.outcomes import STARTS, Arrival, ClockRound, FleetDevice
+from hushfleet.simulator.world.outcomes import STARTS, Arrival, FleetDevice, RoundOutcome
 from hushfleet.simulator.world.run import LinkOptions, World, WorldServer
 from hushfleet.simulator.world.short_cuts import MOST_PARAMETERS, SmallerNetwork, short_cuts
 from hushfleet.simulator.world.sizes import sizes_of
@@ -76,7 +76,7 @@ class WorldFleet:
         self._cohorts: dict[int, list[str]] = {}
         self._unsettled: tuple[int, int, list[str]] = (0, 0, [])  # round, cohort, and who had not charged at its close
 
-    def rounds(self) -> Iterator[ClockRound]:
+    def rounds(self) -> Iterator[RoundOutcome]:
         """Yields one round after the other. Raises `HushfleetError` if a round never opens or never closes."""
         memory = tempfile.TemporaryDirectory(prefix="hushfleet-world-", dir=_memory_folder())
         with memory as folder, short_cuts() if self._short else nullcontext():
@@ -136,13 +136,13 @@ class WorldFleet:
             self._by_name[name].spent.chosen += 1
         self.world.round_opened(round)
 
-    def _rounds(self) -> Iterator[ClockRound]:
+    def _rounds(self) -> Iterator[RoundOutcome]:
         world, closed = self.world, 0
         log = _Log(world.server.events_path)
         give_up_at = self.world.server.opens + _LONGEST_ROUND_S
         while not world.server.finished:
             if not world.advance(give_up_at):
-                raise HushfleetError(f"round {closed + 1} never opens or never closes: {len(self.fleet)} devices")
+                raise HushfleetError(world.server.stuck)
             coordinator = world.server.coordinator
             if coordinator is None or coordinator.engine.closed_rounds == closed:
                 continue
@@ -150,7 +150,7 @@ class WorldFleet:
             yield from self._outcomes(log.read())
             give_up_at = self.world.server.opens + _LONGEST_ROUND_S
 
-    def _outcomes(self, events: list[dict[str, Any]]) -> Iterator[ClockRound]:
+    def _outcomes(self, events: list[dict[str, Any]]) -> Iterator[RoundOutcome]:
         """Yields the rounds that these events close."""
         for event in events:
             self._note(event)
@@ -169,7 +169,7 @@ class WorldFleet:
         elif kind == "decline":
             self._declined[event["device"]] = event["code"]
 
-    def _outcome(self, event: dict[str, Any]) -> ClockRound:
+    def _outcome(self, event: dict[str, Any]) -> RoundOutcome:
         self._settle()
         round, boards = event["round"], self.world.boards
         cohort = self._cohorts[round]
@@ -192,7 +192,7 @@ class WorldFleet:
                 spent.charged[len(cohort)] += 1
                 spent.unused[len(cohort)] += fate == "late" or not used
         self._unsettled = round, len(cohort), fates["given_up"]
-        return ClockRound(
+        return RoundOutcome(
             round=round,
             opened_s=self._opened_s,
             closed_s=event["at"],
@@ -204,7 +204,6 @@ class WorldFleet:
             lost=tuple(fates["lost"]),
             extensions=self._extensions,
             used=used,
-            events=(),
         )
 
     def _settle(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.simulator.boards import BoardKind, FleetMix
@@ -17,17 +17,6 @@ from hushfleet.simulator.world.times import Costs, DeviceTimes, device_times
 
 STARTS = datetime(2026, 1, 5)
 """The date on which a virtual run starts: a fixed Monday, so that a run is the same on every day it is made."""
-
-
-class LogEvent(NamedTuple):
-    """An event as the coordinator writes it; `update` and `run` lack the fields that only a trained run knows.
-
-    A `scenario` event is an action of the schedule, as the live engine writes it: `action` and `target`.
-    """
-
-    at_s: float
-    event: str
-    fields: dict[str, Any]
 
 
 class Arrival(NamedTuple):
@@ -45,7 +34,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClockRound:
+class RoundOutcome:
     """The outcome of a round; times in virtual seconds since the run's start.
 
     Every member of the cohort is in one of `arrivals` (accepted in time, in this order), `late` (committed and
@@ -53,9 +42,6 @@ class ClockRound:
     (absent, or gone before it had committed).
 
     :param used: whether there were enough updates for a new global model.
-    :param events: events up to the close, in order of time; empty without logging.
-    :param stale: only in buffered rounds, where the cohort is the whole fleet: devices and rounds of the updates that
-        were committed, and are too late for any buffer.
     """
 
     round: int
@@ -69,8 +55,6 @@ class ClockRound:
     lost: tuple[str, ...]
     extensions: int
     used: bool
-    events: tuple[LogEvent, ...]
-    stale: tuple[tuple[str, int], ...] = ()
 
     @property
     def wall_s(self) -> float:
@@ -134,7 +118,7 @@ def fleet_devices(
     config, privacy = prepared.method.config, prepared.spec.privacy
 
     @cache
-    def times(kind: BoardKind, count: int, write_mb_s: float | None, memory_mib: int | None) -> DeviceTimes:
+    def times(kind: BoardKind, count: int, write_mb_s: float | None) -> DeviceTimes:
         return device_times(
             kind,
             samples=count,
@@ -144,9 +128,7 @@ def fleet_devices(
             sampled=(privacy.batches, privacy.sample_rate) if privacy.unit == "record" else None,
             costs=costs,
             sizes=sizes,
-            task_memory_mib=prepared.spec.memory_mib,
             write_mb_s=write_mb_s,
-            memory_mib=memory_mib,
         )
 
     return [
@@ -156,7 +138,6 @@ def fleet_devices(
                 mix[index],
                 samples[index % len(samples)],
                 schedule.write_mb_s.get(name),
-                schedule.memory_mib.get(name),
             ),
             kind=mix.dealt[index],
             board=mix[index].profile,

@@ -22,6 +22,7 @@ from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.rounds.coordinator import LONGEST_SLEEP_S, Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.rounds.policy import least_devices
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.schedule import Schedule as Windows
 from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoch
@@ -100,6 +101,27 @@ class WorldServer:
     def opens(self) -> float:
         """When the next round may open, in seconds since the world's start; now without an aggregator."""
         return self._clock.now if self.coordinator is None else self.coordinator.rounds.rhythm.opens() - self._began
+
+    @property
+    def stuck(self) -> str:
+        """Why a round never opens, or why the open one never closes, in words."""
+        if self.coordinator is None:
+            return "the aggregator never comes back"
+        engine, task = self.coordinator.engine, self.prepared.task
+        number, rule = engine.closed_rounds + 1, engine.responses
+        if engine.plan is None:
+            least = least_devices(task.round, devices=task.data.devices, drawn=engine.drawn_at is not None)
+            return (
+                f"round {number} never opens: {len(self.coordinator.present)} devices are present, and {least} are "
+                "needed; set round.min_devices to what can be there at once, or look at [schedule]"
+            )
+        if task.round.buffered:
+            came = f"{rule.accepted} updates have come, and round.buffer_size = {task.round.buffer_size}"
+            return f"round {number} never closes: {came}"
+        return (
+            f"round {number} never closes: after {rule.extensions + 1} deadlines {rule.accepted} updates of "
+            f"{len(engine.cohort)} devices have come, and round.min_updates = {task.round.min_updates}"
+        )
 
     @property
     def finished(self) -> bool:

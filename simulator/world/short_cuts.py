@@ -90,8 +90,7 @@ class SmallerNetwork:
         }
         self._model = down(sizes.model_bytes) / down(little.model_bytes)
         self._difference = down(sizes.difference_bytes) / max(1, down(little.difference_bytes))
-        first, small_first = (each.update(0, with_public=False).blob for each in (sizes, little))
-        self._update = up(first) / up(small_first)
+        self._update = up(sizes.update_bytes()) / up(little.update_bytes())
 
     def weigh(self, topic: str, payload_bytes: int, is_model: Callable[[bytes], bool]) -> int:
         """Returns the bytes of the packets that a small packet stands for.

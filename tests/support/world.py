@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.simulator.schedule import make_schedule
 from hushfleet.simulator.world.fleet import WorldFleet
-from hushfleet.simulator.world.outcomes import ClockRound, FleetDevice
+from hushfleet.simulator.world.outcomes import FleetDevice, RoundOutcome
 from hushfleet.simulator.world.run import LinkOptions
 from hushfleet.simulator.world.times import Costs, DeviceTimes
 from support.fleet import prepared_task
-from support.virtual_clock import FREE, PLAIN
 
 PROMPT = LinkOptions(lost_noticed_s=0.0, first_backoff_s=1e-4, longest_backoff_s=1e-4, server_start_s=3.0)
 """Whose links are tried again at once, so that moments can be told."""
-BOARD = replace(PLAIN, latency_s=0.01, model_s=0.0)
+FREE = Costs(batch_s=0, sample_s=0, release_s=0, start_s=0, load_s=0, accept_s=0, close_s=0)
+BOARD = DeviceTimes(
+    latency_s=0.01,
+    down_s_per_byte=0.0,
+    up_s_per_byte=0.0,
+    start_s=0.0,
+    load_s=0.0,
+    steps=3,
+    step_s=2.0,
+    release_s=0.5,
+    write_s_per_byte=0.0,
+    idle_w=1.0,
+    active_w=2.0,
+)
 """Trains for 6 s, takes 0.5 s for the rest, and has a link that is never busy."""
 TRAINS_S = 6.5
 
@@ -42,5 +53,5 @@ def world(
     )
 
 
-def played(fleet: WorldFleet) -> list[ClockRound]:
+def played(fleet: WorldFleet) -> list[RoundOutcome]:
     return list(fleet.rounds())

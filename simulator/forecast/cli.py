@@ -76,10 +76,10 @@ def forecast(
     from hushfleet.aggregator.publish.prepare import prepare
     from hushfleet.schema import read_file
     from hushfleet.simulator.boards import read_boards
-    from hushfleet.simulator.engines.clock.days import read_budget
-    from hushfleet.simulator.engines.clock.forecast import forecast, read_policies
-    from hushfleet.simulator.engines.clock.show import costs_of, plot_forecasts, print_forecasts, sample_counts
     from hushfleet.simulator.fleet import device_names
+    from hushfleet.simulator.forecast.days import read_budget
+    from hushfleet.simulator.forecast.forecast import forecast, read_policies
+    from hushfleet.simulator.forecast.show import costs_of, plot_forecasts, print_forecasts, sample_counts
     from hushfleet.simulator.world.sizes import sizes_of
     from hushfleet.user_files import checked_file
 
