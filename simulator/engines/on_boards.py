@@ -34,13 +34,13 @@ from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.engines.live.engine import RECONNECT_S
 from hushfleet.simulator.fleet import SimulatedDevice
-from hushfleet.simulator.forecast.measure import measure_costs
 from hushfleet.simulator.run_folder import RunFolder, Simulation
 from hushfleet.simulator.schedule import schedule_of
 from hushfleet.simulator.world.board import WorldBoard, board_config, trained
 from hushfleet.simulator.world.clock import WorldClock
 from hushfleet.simulator.world.fleet import NO_WINDOW
 from hushfleet.simulator.world.hub import LocalHub
+from hushfleet.simulator.world.measure import measure_costs
 from hushfleet.simulator.world.outcomes import fleet_devices
 from hushfleet.simulator.world.run import LinkOptions, World, WorldServer
 from hushfleet.simulator.world.sizes import sizes_of

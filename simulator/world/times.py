@@ -37,7 +37,7 @@ LOST_NOTICED_S = 90.0
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The costs of the work, measured once for a task (`hushfleet.simulator.forecast.measure`).
+    """The costs of the work, measured once for a task (`hushfleet.simulator.world.measure`).
 
     `accept_s` and `close_s` are seconds of the aggregator, all others CPU seconds of one core of the board generic-x86.
 

@@ -25,8 +25,8 @@ from hushfleet.firmware_profiles import load_board
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.boards import BoardKind, FleetMix
-from hushfleet.simulator.forecast.measure import _samples, measure_costs
 from hushfleet.simulator.schedule import schedule_of
+from hushfleet.simulator.world.measure import _samples, measure_costs
 from hushfleet.simulator.world.outcomes import fleet_devices
 from hushfleet.simulator.world.sizes import Sizes, sizes_of
 from hushfleet.simulator.world.times import Costs, device_times
@@ -92,7 +92,7 @@ def test_a_trial_with_the_unit_record_counts_each_pass_over_the_samples(
         return work(), drawn[0] - before
 
     monkeypatch.setattr(RecordMechanism, "sample", counted)
-    monkeypatch.setattr("hushfleet.simulator.forecast.measure._measured", measured)
+    monkeypatch.setattr("hushfleet.simulator.world.measure._measured", measured)
     privacy = {"unit": "record", "sample_rate": 1.0}
     task = short_task(method={"name": "dp-fedavg", "local_steps": 5}, privacy=privacy, round={"rounds": 1})
     costs = measure_costs(prepare(task, run_id="seed7"), machine_speed=1.0)
@@ -108,7 +108,7 @@ def test_a_trial_computes_features_of_few_images(
         seen.append(samples)
         return samples
 
-    monkeypatch.setattr("hushfleet.simulator.forecast.measure.inputs_of", counted)
+    monkeypatch.setattr("hushfleet.simulator.world.measure.inputs_of", counted)
     prepared = prepare(short_task(round={"rounds": 1}), run_id="seed7")
     many = _samples(prepared, 1000)
     assert (len(many), len(seen[0])) == (1000, 64)
@@ -217,7 +217,7 @@ def test_two_sizes_of_batches_tell_batch_and_sample_apart(
 ) -> None:
     prepared = prepare(short_task(round={"rounds": 1}), run_id="seed7")
     monkeypatch.setattr(
-        "hushfleet.simulator.forecast.measure._trial", lambda *trial: (batch_s + 0.002 * trial[-1], 1.0, 1.0, 1.0)
+        "hushfleet.simulator.world.measure._trial", lambda *trial: (batch_s + 0.002 * trial[-1], 1.0, 1.0, 1.0)
     )
     found = measure_costs(prepared, machine_speed=3.0)
     assert (found.batch_s, found.sample_s) == pytest.approx((3 * batch_s, 0.006))
