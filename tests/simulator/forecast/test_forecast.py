@@ -372,7 +372,7 @@ def test_mistakes_are_told_before_anything_is_measured(app: typer.Typer, argumen
 
 def test_the_help_teaches(app: typer.Typer) -> None:
     shown = invoke(app, "--help")
-    for text in ("mix.toml", "--policy cohort_size=500,quorum=0.8", "share = 0.6", "estimates"):
+    for text in ("mix.toml", "--policy cohort_size=50,quorum=0.8", "share = 0.6", "estimates"):
         assert text in shown
 
 
