@@ -175,7 +175,6 @@ class LocalHub:
         if self.connected.get(link.client_id) is not link:
             return
         self.detach(link)
-        link.connection += 1  # what is on its way is lost
         if link.will is not None:
             if self.clock is None:
                 self._miss(link)
@@ -192,7 +191,6 @@ class LocalHub:
         with self.lock:
             for link in list(self.connected.values()):
                 self.detach(link)
-                link.connection += 1
                 link.put(LinkDown("the broker has ended"))
             self.retained.clear()
 

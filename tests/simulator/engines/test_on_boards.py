@@ -188,8 +188,12 @@ def test_secure_sums_open_to_the_fast_engines_models(short_task: Callable[..., T
     with Workers(1) as workers:
         with EventLog(fast.folder.events) as events:
             run_rounds(fast, workers, events)
+        run.folder.clock.write_text(json.dumps({**vars(COSTS), "pair_s": 0.5}))
         run_on_boards(run, workers, mix=MIX)
     assert models(run) == models(fast)
+    at = {(each["event"], each["round"]): each["at"] for each in iterate_events(run.folder.events) if "round" in each}
+    # a member works for each of four devices, on a quarter of the reference's speed or less
+    assert all(at["answer", number] - at["unmask", number] > 4 * 0.5 / 0.25 for number in (1, 2))
 
 
 def test_boards_for_another_fleet_are_refused(short_task: Callable[..., Task], tmp_path: Path) -> None:

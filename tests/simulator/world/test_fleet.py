@@ -116,3 +116,17 @@ def test_a_board_with_too_little_memory_declines() -> None:
     few = {"out_of_memory": [{"devices": ["b"], "memory_mib": 40}]}
     (only,) = played(world([BOARD, BOARD], scenario=few))
     assert (only.declined, [each.device for each in only.arrivals]) == (("b",), ["a"])
+
+
+def test_a_deadline_is_kept_exactly_although_nobody_polls() -> None:
+    fleet = world([BOARD, replace(BOARD, step_s=50.0)], deadline_s=20.3)
+    (only,) = played(fleet)
+    assert only.closed_s - only.opened_s == pytest.approx(20.3, abs=0.01)
+
+
+def test_what_a_board_stores_takes_its_time() -> None:
+    slow = replace(BOARD, write_s_per_byte=0.001)
+    (only,), (quick,) = played(world([slow])), played(world([BOARD]))
+    # at least the model of 256 parameters, the update, and the own model
+    stored_bytes = 2 * 4 * 256 + only.arrivals[0].update_bytes
+    assert arrivals(only)["a"] - arrivals(quick)["a"] > stored_bytes * 0.001

@@ -21,7 +21,9 @@ COSTS = Costs(batch_s=0.003, sample_s=0.0002, release_s=0.005, start_s=1.0, load
 
 
 def test_a_tenth_of_a_network_takes_the_time_and_the_bytes_of_the_whole_one(short_task: Callable[..., Task]) -> None:
-    task = short_task(method={"gamma": 0.0}, data={"devices": 4}, round={"rounds": 5, "deadline_s": 60, "min_updates": 4})
+    task = short_task(
+        method={"gamma": 0.0}, data={"devices": 4}, round={"rounds": 5, "deadline_s": 60, "min_updates": 4}
+    )
     prepared, names = prepare(task, run_id="seed7"), device_names(4)
     sizes, mix = sizes_of(prepared, name_bytes=len(names[0])), FleetMix.in_turn(["raspberry-pi-zero-2-w"], 4)
     schedule = schedule_of(replace(task, data=replace(task.data, devices=4)), names)
