@@ -26,7 +26,7 @@ SUM_SCALE = 2.0**40
 
 @dataclass(frozen=True)
 class Task:
-    """What all boards agree on before the round.
+    """The task that all boards have before the round.
 
     :param clip_norm: C, the largest Euclidean norm of an update.
     :param noise_multiplier: sigma, the noise's standard deviation in units of C.

@@ -36,14 +36,14 @@ class StateTable:
         return self._by_event[state, event]
 
     def diagram(self) -> str:
-        """Returns the table as a Mermaid state diagram.
+        """Returns the table as a Mermaid state diagram: an arrow for each two states, with its events.
 
         >>> print(StateTable([Transition("closed", "enough devices", "open", "open")]).diagram())
         stateDiagram-v2
-            closed --> open: enough devices / open
+            closed --> open: enough devices
         """
-        lines = ["stateDiagram-v2"]
-        for state, event, action, then in self.rows:
-            does = f" / {action.strip('_').replace('_', ' ')}" if action else ""
-            lines.append(f"    {state} --> {then}: {event}{does}")
-        return "\n".join(lines)
+        events: dict[tuple[str, str], list[str]] = {}
+        for row in self.rows:
+            events.setdefault((row.state, row.then), []).append(row.event)
+        arrows = (f"    {state} --> {then}: {', '.join(names)}" for (state, then), names in events.items())
+        return "\n".join(("stateDiagram-v2", *arrows))

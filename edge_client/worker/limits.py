@@ -122,6 +122,8 @@ _READ = 1 << 2 | 1 << 3  # read a file, list a folder
 _EXECUTE = 1 << 0  # also to map a library
 _OF_FILE = 1 << 2 | 1 << 0
 _O_PATH = 0o10000000
+_OF_THE_SYSTEM = ("/usr", "/lib", "/lib64", "/proc", "/sys", "/dev", "/etc/ld.so.cache", "/etc/localtime")
+"""Nothing else of /etc, where a client that was installed by hand may have its key."""
 
 
 def _restrict_files(job: Job) -> bool:
@@ -132,7 +134,7 @@ def _restrict_files(job: Job) -> bool:
     if ruleset < 0:
         return False
     data = job.config.data
-    places = (sys.prefix, sys.base_prefix, *sys.path, "/usr", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev")
+    places = (sys.prefix, sys.base_prefix, *sys.path, *_OF_THE_SYSTEM)
     loaded = {os.path.dirname(os.path.realpath(file)) for file in map(_file_of, list(sys.modules.values())) if file}
     own = [place for place in (data.path, data.held_out, data.unlabelled) if place]
     for place in {*places, *own, *loaded} - {""}:

@@ -94,7 +94,7 @@ def test_with_the_operators_key_in_the_folder(
     sums, of_invented = fleet.sum(secure_round, update, secure_round.devices)
     included = secure_round.pack_included(secure_round.devices)
     answers = {
-        name: secure_round.answer(fleet.keys_of(name), name, included)
+        name: np.array(secure_round.answer(fleet.keys_of(name), name, included), np.uint32)
         for name in secure_round.members
         if name in invented
     }

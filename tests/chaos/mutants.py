@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 from hushfleet.edge_client.__main__ import main as client
 from hushfleet.edge_client.metrics import MetricsFile
 from hushfleet.edge_client.net.store_check import StoreCheck
-from hushfleet.edge_client.storage.arrays import RoundCommit
-from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.privacy.ledger import Ledger
 
@@ -33,23 +32,23 @@ def _lose_all() -> NoReturn:
 def noises_again() -> int:
     """A client that trains and noises a round anew after each start, whatever it has committed, and sends that."""
     answered: set[tuple[str, int]] = set()
-    outbox, commit_round = DeviceStore.outbox, DeviceStore.commit_round
+    outbox, commit_coded = DeviceStore.outbox, DeviceStore.commit_coded
 
     def forgetful(self: DeviceStore, task: str, round: int) -> OutboxEntry | None:
         return outbox(self, task, round) if (task, round) in answered else None
 
-    def overwrite(self: DeviceStore, commit: RoundCommit) -> OutboxEntry:
+    def overwrite(self: DeviceStore, commit: CodedRound) -> OutboxEntry:
         answered.add((commit.task, commit.round))
         if outbox(self, commit.task, commit.round) is None:
-            return commit_round(self, commit)
+            return commit_coded(self, commit)
         self._connection.execute("DELETE FROM outbox WHERE task = ? AND round = ?", (commit.task, commit.round))
         charge, Ledger.charge = Ledger.charge, lambda *_, **__: None
         try:
-            return commit_round(self, commit)
+            return commit_coded(self, commit)
         finally:
             Ledger.charge = charge
 
-    DeviceStore.outbox, DeviceStore.commit_round = forgetful, overwrite
+    DeviceStore.outbox, DeviceStore.commit_coded = forgetful, overwrite
     DeviceStore.is_charged = lambda *_: False
     _trust_itself()
     return client(sys.argv[2:])
@@ -57,13 +56,13 @@ def noises_again() -> int:
 
 def noises_again_in_vain() -> int:
     """A client that loses all when it has committed a round, and noises it anew, which its ledger refuses to charge."""
-    commit_round = DeviceStore.commit_round
+    commit_coded = DeviceStore.commit_coded
 
-    def commit(self: DeviceStore, commit: RoundCommit) -> OutboxEntry:
-        commit_round(self, commit)
+    def commit(self: DeviceStore, commit: CodedRound) -> OutboxEntry:
+        commit_coded(self, commit)
         _lose_all()
 
-    DeviceStore.outbox, DeviceStore.commit_round = lambda *_: None, commit
+    DeviceStore.outbox, DeviceStore.commit_coded = lambda *_: None, commit
     DeviceStore.is_charged = lambda *_: False
     _trust_itself()
     return client(sys.argv[2:])

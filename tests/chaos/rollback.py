@@ -16,8 +16,7 @@ from unittest.mock import patch
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.edge_client.agent import Agent
-from hushfleet.edge_client.storage.arrays import RoundCommit
-from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import CopiedStore
 from hushfleet.simulator.world.hub import LocalHub
@@ -56,9 +55,9 @@ class Rollbacks:
         self._made = 0
 
     def play(self) -> None:
-        commit, attach, publish = DeviceStore.commit_round, DeviceStore.note_attached, Agent._publish
+        commit, attach, publish = DeviceStore.commit_coded, DeviceStore.note_attached, Agent._publish
 
-        def committed(store: DeviceStore, new: RoundCommit) -> OutboxEntry:
+        def committed(store: DeviceStore, new: CodedRound) -> OutboxEntry:
             self._compare(store, f"trains in round {new.round} of {new.task}")
             entry = commit(store, new)
             self._sent[entry.digest] = entry.digest, new.charge.weight
@@ -77,7 +76,7 @@ class Rollbacks:
                 self._offered[agent.device][update] = weight
 
         with (
-            patch.object(DeviceStore, "commit_round", committed),
+            patch.object(DeviceStore, "commit_coded", committed),
             patch.object(DeviceStore, "note_attached", attached),
             patch.object(Agent, "_publish", published),
         ):

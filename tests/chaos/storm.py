@@ -15,7 +15,7 @@ from chaos.fleet import ChaosFleet
 from chaos.plan import BROKER, Plan, Trouble
 from chaos.progress import Progress
 from chaos.tap import Tap
-from hushfleet.edge_client.tasks import MAX_ATTEMPTS
+from hushfleet.edge_client.rounds import MAX_ATTEMPTS
 from hushfleet.errors import HushfleetError
 
 _TICK_S = 0.01

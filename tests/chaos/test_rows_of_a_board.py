@@ -21,10 +21,10 @@ from support.edge import DEVICE, Bench, Package, Waiting
 __all__ = ["config", "linear", "make_bench", "package"]
 
 pytestmark = pytest.mark.slow
-STEPS = 150
+STEPS, MOST_STORMS = 150, 100
 WEIGHTS = {
-    "next_round": 6, "same_plan": 3, "extend": 3, "close": 3, "finish": 1, "new_task": 2, "link": 1, "refuse": 2, "silence": 1,
-    "worker": 3, "jump": 2, "old_answer": 4, "steps": 8, "stop": 4,
+    "next_round": 6, "same_plan": 3, "extend": 3, "close": 3, "finish": 1, "new_task": 2, "link": 1, "refuse": 2,
+    "silence": 1, "worker": 3, "jump": 2, "old_answer": 4, "steps": 8, "stop": 6, "too_large": 1,
 }  # fmt: skip
 
 
@@ -124,6 +124,11 @@ class Storm:
     def steps(self) -> None:
         self.bench.steps(60)
 
+    def too_large(self) -> None:
+        """The broker takes no chunk of the update's size."""
+        if self.bench.agent.rounds.upload is not None:
+            self.bench.agent.rounds.drop_upload()
+
     def stop(self) -> None:
         self.bench.agent.rounds.take("stop")
 
@@ -150,14 +155,14 @@ def test_storms_reach_every_row(
     reached: Counter[Transition],
     tmp_path: Any,
 ) -> None:
-    for seed in range(24):
+    for seed in range(MOST_STORMS):
         own = replace(config, device=replace(config.device, state_dir=str(tmp_path / f"board-{seed}")))
-        own = replace(own, limits=replace(own.limits, constant_time=seed % 3 == 0))
+        own = replace(own, limits=replace(own.limits, constant_time=seed % 3 != 2))
         if seed % 2:
             own = replace(own, simulation=None)
         Storm(make_bench(linear if seed % 2 else package, own), seed).play()
-    for row in ROUND.rows:
-        print(reached[row], row)
+        if all(reached[row] for row in ROUND.rows):
+            break
     assert not [row for row in ROUND.rows if row not in reached]
 
 

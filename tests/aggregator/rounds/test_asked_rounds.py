@@ -198,7 +198,7 @@ def test_a_masked_answer_of_any_size_opens_nothing_absurd(make: Callable[..., As
         asked.accept(name, asked.answer(name))
     liar, secure = NAMES[-1], asked.round_of(NAMES[-1]).secure
     header, prime = read_header(asked.answer(liar)), secure.prime
-    lie = secure.masked(asked.boards[liar].agreement, liar, np.full(11, prime // 3, np.uint32))
+    lie = secure.masked(secure.keys(asked.boards[liar].agreement, liar), np.full(11, prime // 3, np.uint32))
     flat = np.concatenate([lie.values, lie.corrections.reshape(-1)])
     data = encode_masked(header, to_bytes(flat, secure.spec.bits), identity=asked.identities[liar])
     assert asked.accept(liar, data) == "accepted", "nobody sees what it is"

@@ -8,13 +8,15 @@ import pytest
 
 from hushfleet.aggregator.rounds.cycle import RoundCycle
 from hushfleet.aggregator.rounds.protocol import ROUNDS
+from hushfleet.edge_client.protocol import ROUND
 from hushfleet.state_table import StateTable, Transition
 
 PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
 
 
-def test_the_diagram_in_the_documents_is_the_table() -> None:
-    assert f"```mermaid\n{ROUNDS.diagram()}\n```" in PAGE.read_text()
+@pytest.mark.parametrize("table", [ROUNDS, ROUND])
+def test_the_diagrams_in_the_documents_are_the_tables(table: StateTable) -> None:
+    assert f"```mermaid\n{table.diagram()}\n```" in PAGE.read_text()
 
 
 def test_each_action_is_a_method_and_each_state_can_be_left_and_entered() -> None:

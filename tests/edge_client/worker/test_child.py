@@ -188,6 +188,7 @@ tried("network", lambda: socket.create_connection(("127.0.0.1", PORT)))
 tried("store", lambda: open(store, "rb").read())
 tried("write", lambda: open("/tmp/hushfleet-worker-was-here", "w"))
 tried("data", lambda: open(job.config.data.path, "rb").read())
+tried("configuration", lambda: open("/etc/passwd", "rb").read())
 tried("program", lambda: subprocess.run(["/bin/true"]))
 tried("kill", lambda: os.kill(os.getppid(), 0))
 tried("memory", lambda: open(f"/proc/{os.getppid()}/mem", "rb").read(1))
@@ -212,7 +213,8 @@ def test_a_worker_reaches_no_network_no_key_and_no_other_process(
     assert found["network"] == "PermissionError"
     assert found["program"] == found["kill"] == "PermissionError"
     if ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) >= 1:
-        assert found["store"] == found["write"] == found["memory"] == "PermissionError"
+        denied = {found[name] for name in ("store", "write", "memory", "configuration")}
+        assert denied == {"PermissionError"}
     assert bench.entry_status(1) == "acked"
 
 

@@ -103,7 +103,7 @@ def test_a_clients_memory_is_measured() -> None:
     memory = client_memory()
     assert memory is not None
     assert 20 < memory.resident_mib < 400
-    assert 20 < memory.overhead_mib < 2000
+    assert 0 < memory.overhead_mib < 2000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited on Linux only")
