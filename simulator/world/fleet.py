@@ -1,8 +1,7 @@
 """Runs the rounds of a task in a world whose boards train with zeros, for a forecast.
 
-It gives what `hushfleet.simulator.engines.clock.engine.FleetClock` gives, so that the figures of a forecast are made of
-either: outcomes of rounds, and in `FleetDevice.spent` what each device has spent. What was charged is read from the
-devices' own ledgers.
+The results are outcomes of rounds, and what each device has spent (`FleetDevice.spent`); what was charged is read from
+the devices' own ledgers.
 """
 
 from __future__ import annotations
