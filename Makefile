@@ -56,7 +56,7 @@ tools:
 # PART=core, fleet, studies or native: the parts of docs/architecture.md.
 TESTS_fleet := tests/aggregator/fleet tests/edge_client/fleet tests/firmware_profiles/cards tests/hushfleet/release tests/chaos
 TESTS_studies := tests/simulator/studies tests/aggregator/planning tests/benchmarks
-TESTS_native := $(wildcard tests/models/test_native*.py tests/models/native) tests/simulator/engines/clock tests/simulator/engines/ray
+TESTS_native := $(wildcard tests/models/test_native*.py tests/models/native) tests/simulator/forecast tests/simulator/engines/ray
 TESTS_core := tests $(TESTS_fleet:%=--ignore=%) $(TESTS_studies:%=--ignore=%) $(TESTS_native:%=--ignore=%)
 
 PYTEST_ALL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder

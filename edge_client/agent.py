@@ -197,6 +197,11 @@ class Agent:
         self._announce("sleeping")
         self.link.close()
 
+    def rests_s(self, longest_s: float) -> float:
+        """Returns how long `step` would wait now if no event comes."""
+        rests_s = self.rounds.rests_s(longest_s)
+        return rests_s if self.rounds.is_quiet else self._sleep_s(rests_s)
+
     def _sleep_s(self, longest_s: float) -> float:
         if not self._up:
             return longest_s
@@ -204,7 +209,8 @@ class Agent:
         if upload is not None and upload.busy:
             return 0.0
         question = None if self._verifier.key is None else self.store_check
-        due = (each.due_at for each in (question, self.blobs.fetch, upload, *self._duties) if each is not None)
+        waiting = (question, self.blobs.fetch, upload, self._listening, *self._duties)
+        due = (each.due_at for each in waiting if each is not None)
         return min([longest_s, *(max(0.0, at - now) for at in due)])
 
     # incoming messages

@@ -21,13 +21,13 @@ from hushfleet.errors import BadInput
 from hushfleet.schema import MAX_COUNT
 from hushfleet.simulator.answers import with_answers
 from hushfleet.simulator.boards import read_boards
-from hushfleet.simulator.engines.clock.rounds import VirtualTime, keep_costs, run_clocked_rounds
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
 from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, choose_runtime, unavailable
 from hushfleet.simulator.engines.fast.workers import WorkerPool, Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
+from hushfleet.simulator.engines.on_boards import keep_costs, run_on_boards
 from hushfleet.simulator.engines.ray.workers import RayWorkers
 from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.options import RunOptions, Runtime
@@ -124,9 +124,7 @@ def _on_same_boards(simulation: Simulation, workers: WorkerPool, runtime: str) -
 
     def play(point: Simulation, every: int) -> None:
         keep_costs(point.folder, simulation.folder)
-        clock, mix = VirtualTime(), point.mix
-        with EventLog(point.folder.events, clock=clock) as events:
-            run_clocked_rounds(point, workers, events, clock, mix=mix, runtime=runtime, evaluate_every=every)
+        run_on_boards(point, workers, mix=point.mix, runtime=runtime, evaluate_every=every)
 
     return play
 
@@ -196,7 +194,6 @@ def _run_fast(simulation: Simulation, workers: WorkerPool, options: RunOptions, 
         with EventLog(simulation.folder.events) as events, _watch(simulation, options, console):
             run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=every)
         return
-    clock, mix = VirtualTime(), simulation.mix
-    with EventLog(simulation.folder.events, clock=clock) as events, _watch(simulation, options, console):
-        run_clocked_rounds(simulation, workers, events, clock, mix=mix, runtime=runtime, evaluate_every=every)
-    console.print(f"the fleet would have taken {format_seconds(clock.now)} on these boards", highlight=False)
+    with _watch(simulation, options, console):
+        seconds = run_on_boards(simulation, workers, mix=simulation.mix, runtime=runtime, evaluate_every=every)
+    console.print(f"the fleet would have taken {format_seconds(seconds)} on these boards", highlight=False)

@@ -25,7 +25,7 @@ LINKS = ROOT / "build" / "links"
 PAGES = ("*.md", "changes/*.md", "docs/**/*.md")
 OPTIONAL = (
     *("aggregator/fleet", "aggregator/planning", "edge_client/fleet", "firmware_profiles/cards", "hushfleet/release"),
-    *("models/features", "models/native", "models/resnet.py", "simulator/engines/clock", "simulator/engines/ray"),
+    *("models/features", "models/native", "models/resnet.py", "simulator/forecast", "simulator/engines/ray"),
     *("simulator/engines/fast/vmap", "simulator/studies", "benchmarks", "examples", "setup.py"),
 )
 """Folders and files outside the core, as docs/architecture.md says, beside methods of papers."""

@@ -56,7 +56,7 @@ class RoundCycle:
     ) -> None:
         self._engine, self._outbox, self._log = engine, outbox, run_log
         self._enrolment, self._next, self._on_closed = enrolment, next_round, on_closed
-        self._roster, self.charges, self._rhythm, self._clock = roster, charges, rhythm, clock
+        self._roster, self.charges, self.rhythm, self._clock = roster, charges, rhythm, clock
         self._linked = self._rests = self._paused = False
         self._retry_at = 0.0  # when a step is tried again that the store or the roster has refused
         self._open_error = ""  # why no round opens
@@ -108,10 +108,10 @@ class RoundCycle:
     def _window_event(self, state: str, now: float) -> str | None:
         """Returns what pause and window say. A round that waits for a committee's answers never rests, because answers
         are no training."""
-        over = self._rhythm.left_s() <= 0
+        over = self.rhythm.left_s() <= 0
         if state == RESTING and not (self._paused or over):
             return "may go on"
-        if state == RESTING and over and math.isinf(self._rhythm.goes_on()) and self._engine.closed_rounds:
+        if state == RESTING and over and math.isinf(self.rhythm.goes_on()) and self._engine.closed_rounds:
             return "no round may follow"
         if state == COLLECTING and self._paused:
             return "paused"
@@ -128,7 +128,7 @@ class RoundCycle:
         except StoreError as error:
             self._try_later(now, f"the round cannot be closed yet: {error}")
             return None
-        if engine.collects_updates and self._rhythm.left_s() <= 0:
+        if engine.collects_updates and self.rhythm.left_s() <= 0:
             return "too few at the end of the window"
         if engine.announcement is before:
             return None
@@ -143,7 +143,7 @@ class RoundCycle:
         """
         if state != BETWEEN or not self._linked or now < self._retry_at:
             return None
-        opens, is_due = self._rhythm.opens(), self._rhythm.is_due()
+        opens, is_due = self.rhythm.opens(), self.rhythm.is_due()
         if opens == math.inf and self._engine.closed_rounds:
             return "no round may follow"
         if not is_due:
@@ -152,7 +152,7 @@ class RoundCycle:
             if not self._paused:
                 self._next.tell_if_impossible(now, opens=opens)
             return None
-        return "enough devices" if self._next.has_enough(now, left_s=self._rhythm.left_s()) else None
+        return "enough devices" if self._next.has_enough(now, left_s=self.rhythm.left_s()) else None
 
     # actions
 
@@ -167,7 +167,7 @@ class RoundCycle:
             return
         self._open_error = ""
         self._next.opened()
-        self._rhythm.opened()
+        self.rhythm.opened()
         self._limit(now)
         self._leave_out_strangers()
         self._log.note("round_open", **open_fields(self._engine))
@@ -203,7 +203,7 @@ class RoundCycle:
     def _rest(self, now: float) -> None:
         """Tells devices that no round is open: none trains, and committed updates are sent when the round continues."""
         self._rests, self._told = True, None
-        self._tell_next(self._rhythm.goes_on())
+        self._tell_next(self.rhythm.goes_on())
         self.announce()
 
     def _go_on(self, now: float) -> None:
@@ -248,11 +248,11 @@ class RoundCycle:
     @property
     def _may_train(self) -> bool:
         """True if devices may continue with a buffered round's model; always True if rounds are not buffered."""
-        return not (self._engine.prepared.task.round.buffered and (self._paused or self._rhythm.left_s() <= 0))
+        return not (self._engine.prepared.task.round.buffered and (self._paused or self.rhythm.left_s() <= 0))
 
     def _limit(self, now: float) -> None:
         """Limits the open round's wait for updates to the end of its window."""
-        self._window_s = self._rhythm.left_s()
+        self._window_s = self.rhythm.left_s()
         if self._engine.collects_updates:
             self._engine.responses.close_by(now + self._window_s)
 
@@ -266,19 +266,19 @@ class RoundCycle:
         engine.exclude(*(device for device in engine.cohort if self._enrolment.key(device) is None))
 
     def _note_pause(self) -> None:
-        if self._rhythm.paused != self._paused:
+        if self.rhythm.paused != self._paused:
             self._paused = not self._paused
             self._log.note("pause", state="on" if self._paused else "off")
             log.info("training is %s by the operator", "paused" if self._paused else "resumed")
-            if self._rests and self._rhythm.left_s() <= 0:
-                self._tell_next(self._rhythm.goes_on())
+            if self._rests and self.rhythm.left_s() <= 0:
+                self._tell_next(self.rhythm.goes_on())
 
     def _tell_next(self, opens: float) -> None:
         """Logs when the next round opens or the resting round continues; once for each such time."""
         told = (self._engine.closed_rounds + 1, opens)
         if told != self._told and math.isfinite(opens) and not self._paused:
             self._told = told
-            self._log.note("next_round", round=told[0], opens=opens, timezone=self._rhythm.zone)
+            self._log.note("next_round", round=told[0], opens=opens, timezone=self.rhythm.zone)
 
     def _try_later(self, now: float, error: str) -> None:
         self._retry_at = now + RETRY_S
@@ -313,7 +313,7 @@ class RoundCycle:
 
     def declined(self, device: str, code: str) -> None:
         """Removes the noted charge of a device that will send no update in the open round."""
-        self._next.declined(device, code, at=self._rhythm.wall())
+        self._next.declined(device, code, at=self.rhythm.wall())
         self._note_charges(lambda charges: charges.declined(device, code))  # else the earlier note is an upper bound
 
     def _note_charges(self, note: Callable[[ChargeBook], None]) -> bool:

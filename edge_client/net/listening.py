@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from hushfleet.edge_client.net.rate_limits import Backoff
@@ -30,6 +31,11 @@ class Listening:
 
     def connected(self, now: float) -> None:
         self._backoff.reset(now, wait=True)
+
+    @property
+    def due_at(self) -> float:
+        """The time of the next subscription while a message is missing, on the monotonic clock."""
+        return self._backoff.due_at if self._lacks else math.inf
 
     def again(self, now: float, *, lacks: bool) -> bool:
         """Subscribes again, at growing intervals, while a message is missing; returns whether it did so now."""

@@ -11,12 +11,12 @@ from hushfleet.aggregator.fleet import service as service_module
 from hushfleet.aggregator.fleet.service import FleetService
 from hushfleet.aggregator.fleet.software.cards import choose_boards
 from hushfleet.aggregator.fleet.trust.registry import MAX_REFUSED_REQUESTS
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import encode_message
 from hushfleet.wire.link.interface import Delivery
 from support.desk import FEDERATION
 from support.enroller import Asker, Desk
-from support.local_link import LocalHub
 
 BOARD = "greenhouse-01"
 

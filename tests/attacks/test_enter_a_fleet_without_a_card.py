@@ -13,11 +13,11 @@ from cryptography.x509.oid import NameOID
 from hushfleet.aggregator.fleet.service import FleetService
 from hushfleet.aggregator.fleet.trust.members import check_board_name
 from hushfleet.errors import BadInput, BadSignature, WireError
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import decode_message, encode_message
 from support.desk import FEDERATION
 from support.enroller import Asker, Desk, signing_request
-from support.local_link import LocalHub
 
 VICTIM, OTHER = "greenhouse-01", "greenhouse-02"
 

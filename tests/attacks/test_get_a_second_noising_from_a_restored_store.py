@@ -14,7 +14,7 @@ from hushfleet.edge_client import __main__ as command
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import CopiedStore
-from support.local_link import LocalHub
+from hushfleet.simulator.world.hub import LocalHub
 from support.whole import Board, Whole
 
 TASK = "digits-one"

@@ -15,6 +15,7 @@ from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.edge_client.net.verifier import MessageVerifier
 from hushfleet.errors import LinkLost
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (
     Ack,
@@ -29,7 +30,6 @@ from hushfleet.wire.format.messages import (
 )
 from hushfleet.wire.link.interface import Delivery, Link, LinkUp, Will
 from hushfleet.wire.link.mqtt import MqttLink
-from support.local_link import LocalHub
 from support.tools import BROKERS
 from support.whole import Board, Connect, Whole
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format import messages
-from support.local_link import LocalHub
 from support.whole import Board, Whole
 
 Runs = tuple[PreparedTask, PreparedTask]

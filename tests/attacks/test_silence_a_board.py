@@ -14,9 +14,9 @@ import pytest
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.edge_client.agent import Agent
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Birth, encode_message
-from support.local_link import LocalHub
 from support.whole import Board, Whole
 
 Runs = tuple[PreparedTask, PreparedTask]

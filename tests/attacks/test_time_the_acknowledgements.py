@@ -24,13 +24,13 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.edge_client.worker.in_process import InProcess
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.messages import Birth, ServerState, decode_message, encode_message
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery
 from hushfleet.wire.link.mqtt import MqttLink
 from support.device import config, package  # noqa: F401
 from support.edge import DEVICE, Bench, Clock, Package, ScriptedAggregator, Stop
-from support.local_link import LocalHub
 
 PATIENCE_S = 120.0
 TOPICS = Topics("test")

@@ -13,8 +13,8 @@ import pytest
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.errors import CopiedStore, LedgerError
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.messages import Known, SeenCharges
-from support.local_link import LocalHub
 from support.whole import Board, Whole, prepared_digits
 
 NAMES = ("board-1", "board-2")

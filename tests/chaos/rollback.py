@@ -19,8 +19,8 @@ from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import CopiedStore
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.messages import Message, Offer
-from support.local_link import LocalHub
 from support.whole import Whole
 
 SLACK = 1e-9

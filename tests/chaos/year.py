@@ -47,12 +47,12 @@ from hushfleet.methods import make_method
 from hushfleet.model.carry_over import with_outputs
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.secure.roster import Roster
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.messages import Birth, Decline, Message, Offer, RoundPlan, encode_message
 from support.desk import FEDERATION
 from support.enroller import Asker, Desk
 from support.fleet import LAYOUT, tiny_model
-from support.local_link import LocalHub
 
 ZONE = ZoneInfo("Europe/Berlin")
 BEGINS = datetime(2027, 1, 1, tzinfo=ZONE)

@@ -23,12 +23,12 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.graphs.session import GradientGraph
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import decode_message
 from hushfleet.wire.link.interface import Delivery
 from support.closed import close
 from support.edge import DEVICE, Bench, Package, write_samples
-from support.local_link import LocalHub
 from support.secure_fleet import SecureFleet, with_secure_sums
 from support.stores import sql
 

@@ -17,10 +17,10 @@ from hushfleet.privacy.ring import Ring
 from hushfleet.secure.member_answer import decode_answer, is_answer
 from hushfleet.secure.prime_field import add_into
 from hushfleet.secure.secure_round import SecureRound
+from hushfleet.simulator.world.hub import Chaos
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 from support.edge import DEVICE, Bench, Package
-from support.local_link import Chaos
 from support.secure_fleet import SecureFleet, with_secure_sums
 
 MakeBench = Callable[..., Bench]

@@ -42,12 +42,12 @@ from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.errors import LostStore
 from hushfleet.release import Newest, Signed, pack, read_head, this_platform
+from hushfleet.simulator.world.hub import LocalHub, LocalLink
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, ReleaseNews, ReleaseOffer
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import decode_message, encode_message
 from hushfleet.wire.link.interface import LinkEvent
 from support.edge import DEVICE, Bench, Clock, Package, ScriptedAggregator, Stop
-from support.local_link import LocalHub, LocalLink
 from support.releases import DAILY, put_in, put_trust, statement
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.result import Result, SweepPoint
 from hushfleet.simulator.boards import FleetMix
-from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.engines.on_boards import run_on_boards
 from hushfleet.simulator.run import _on_same_boards
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
 from hushfleet.simulator.sweep import sweep_noise
@@ -81,10 +80,9 @@ def test_under_the_virtual_clock_a_sweep_keeps_the_time_of_its_boards(short_task
         privacy={"accounting": "strict", "noise_multiplier": 1.0},
     )
     mix = FleetMix.in_turn(("raspberry-pi-zero-2-w", "generic-x86"), 2)
-    begun, time = begin(task, tmp_path / "run", data_dir=None, mix=mix), VirtualTime()
+    begun = begin(task, tmp_path / "run", data_dir=None, mix=mix)
     with Workers(1) as workers:
-        with EventLog(begun.folder.events, clock=time) as events:
-            run_clocked_rounds(begun, workers, events, time, mix=mix)
+        run_on_boards(begun, workers, mix=mix)
         (_,) = sweep_noise(begun, workers, [0.5], [], clocked=_on_same_boards(begun, workers, "onnx"))
     point = go_on(begun.folder.path / "sweep" / "noise-0.5", data_dir=None)
     assert point.folder.clock.read_bytes() == begun.folder.clock.read_bytes()

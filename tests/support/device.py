@@ -27,8 +27,8 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
+from hushfleet.simulator.world.hub import Chaos, LocalHub
 from support.edge import CHUNK_BYTES, DEVICE, Bench, Clock, Package, ScriptedAggregator, Stop, write_samples
-from support.local_link import Chaos, LocalHub
 
 
 @pytest.fixture(scope="session")

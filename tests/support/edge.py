@@ -26,6 +26,7 @@ from hushfleet.edge_client.worker.job import Job, Outcome, Told
 from hushfleet.edge_client.worker.loaded_task import LoadedTask
 from hushfleet.edge_client.worker.work import JobWork
 from hushfleet.methods.state import PublicState
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.chunks import Assembler, chunk_count, expand, parse_frame, split
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (
@@ -47,7 +48,6 @@ from hushfleet.wire.format.messages import (
 )
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery
-from support.local_link import LocalHub
 
 DEVICE = "board-1"
 CHUNK_BYTES = 1024

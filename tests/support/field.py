@@ -23,6 +23,7 @@ from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.thresholds import RunningThresholds
 from hushfleet.privacy.budget import Budget
 from hushfleet.secure.roster import Roster
+from hushfleet.simulator.world.hub import Chaos, LocalHub
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (
@@ -35,7 +36,6 @@ from hushfleet.wire.format.messages import (
 )
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery
-from support.local_link import Chaos, LocalHub
 
 CHUNK_BYTES = 1024
 

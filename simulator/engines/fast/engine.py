@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from typing import Any
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.results.events import EventLog
@@ -26,7 +25,6 @@ from hushfleet.simulator.engines.fast.runtimes import NATIVE, VMAP
 from hushfleet.simulator.engines.fast.sums import write_roster
 from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.engines.fast.workers import WorkerPool
-from hushfleet.simulator.fleet import SimulatedDevice
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import SIGNED
@@ -92,15 +90,12 @@ def run_rounds(
     events.write("finished", **({"reason": ALL_SPENT} if spent else finished_fields(engine)))
 
 
-def open_engine(
-    simulation: Simulation, store: AggregatorStore, prepared: PreparedTask | None = None, **clocks: Any
-) -> RoundEngine:
+def open_engine(simulation: Simulation, store: AggregatorStore, prepared: PreparedTask | None = None) -> RoundEngine:
     """Opens the aggregator's engine for updates without encoding and signature; updates of a secure sum are encoded.
 
     Raises `BadInput` for a run whose devices have a database: the live engine, or an earlier version, started it.
 
     :param prepared: used instead of the simulation's own.
-    :param clocks: `clock` and `monotonic` of `RoundEngine`.
     """
     if any(simulation.folder.device(each.name).store.exists() for each in simulation.fleet.devices):
         raise BadInput(
@@ -110,7 +105,7 @@ def open_engine(
     simulation.folder.updates.mkdir(exist_ok=True)
     secure = simulation.prepared.spec.privacy.secure is not None
     update_format = SIGNED if secure else UncodedUpdates(simulation.folder.updates)
-    return RoundEngine(store, prepared or simulation.prepared, masked=False, update_format=update_format, **clocks)
+    return RoundEngine(store, prepared or simulation.prepared, masked=False, update_format=update_format)
 
 
 def close_engine(simulation: Simulation) -> None:
@@ -156,43 +151,20 @@ def too_few_can_pay(store: AggregatorStore, devices: Collection[str], *, least: 
 
 def deliver(answer: JobAnswer, engine: RoundEngine, plan: RoundPlan, events: EventLog) -> None:
     """Passes an answer to the aggregator, without a network. Raises `HushfleetError` if an update is refused."""
-    event, fields = hear(answer, engine, plan)
-    events.write(event, **fields)
-
-
-def hear(
-    answer: JobAnswer,
-    engine: RoundEngine,
-    plan: RoundPlan,
-    *,
-    board: str = "",
-    with_public: Callable[[JobAnswer], bytes] | None = None,
-) -> tuple[str, dict[str, Any]]:
-    """Lets the aggregator process an answer; returns the event for the log, and its fields.
-
-    :param with_public: makes the update with the device's public state, if the aggregator may lack the state.
-    """
     data = answer.update
-    engine.store.add_device(answer.device, public_key=answer.public_key, board=board)
+    engine.store.add_device(answer.device, public_key=answer.public_key, board="")
     if answer.refusal is not None:
         code, reason = answer.refusal
         engine.decline(answer.device, code, reason, round=plan.round)
-        return "decline", {"round": plan.round, "device": answer.device, "code": code, "reason": reason}
+        events.write("decline", round=plan.round, device=answer.device, code=code, reason=reason)
+        return
     update = engine.accept(answer.device, data)
-    if update.code == "state-unknown" and with_public is not None:
-        data = with_public(answer)
-        update = engine.accept(answer.device, data)
     if not update.acknowledged:
         raise HushfleetError(
             f"round {plan.round}: the update of {answer.device} was refused ({update.code}), since {update.reason}"
         )
     sent_bytes = engine.checks.update_format.sent_bytes(data)
-    return "update", update_fields(update, round=plan.round, payload_bytes=sent_bytes)
-
-
-def buffered_place(simulation: Simulation, device: SimulatedDevice, round: int) -> int:
-    """Returns a file number for an update's values, by round: a device may train again before they are summed."""
-    return round * len(simulation.fleet.devices) + device.index
+    events.write("update", **update_fields(update, round=plan.round, payload_bytes=sent_bytes))
 
 
 def train_cohort(
@@ -209,8 +181,6 @@ def train_cohort(
     :param evaluate: whether the devices' own models are tested afterwards.
     """
     wanted, places = set(devices), {name: place for place, name in enumerate(sorted(plan.cohort))}
-    if plan.max_staleness:
-        places = {device.name: buffered_place(simulation, device, plan.round) for device in simulation.fleet.devices}
     chosen = [device for device in simulation.fleet.devices if device.name in wanted]
     jobs = [
         Job(

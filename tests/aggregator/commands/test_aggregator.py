@@ -30,8 +30,8 @@ from hushfleet.errors import BadInput
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.accounting.epsilon import epsilon
 from hushfleet.privacy.ledger import epsilon_server_of
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
-from support.local_link import LocalHub
 
 MakeFleet = Callable[..., Any]
 

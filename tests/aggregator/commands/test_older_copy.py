@@ -10,11 +10,11 @@ from hushfleet.aggregator.commands import older_copy
 from hushfleet.aggregator.commands.older_copy import refuse_older_copy
 from hushfleet.aggregator.storage.identity_file import epoch_file, last_epoch, load_or_create, next_epoch
 from hushfleet.errors import BadInput
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import ServerState, encode_message
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import LinkDown
-from support.local_link import LocalHub
 
 TOPIC = Topics("plants").server
 

@@ -22,7 +22,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import LedgerError
 from hushfleet.privacy.charge import Charge
 from hushfleet.schema import pack, unpack
-from support.local_link import LocalHub
+from hushfleet.simulator.world.hub import LocalHub
 from support.whole import Whole, prepared_digits
 
 TASK = "small-00000000"

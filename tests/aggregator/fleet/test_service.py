@@ -10,12 +10,12 @@ import pytest
 
 from hushfleet.aggregator.fleet.service import APPLY_AGAIN_S, FleetService, Service, ServicePart
 from hushfleet.errors import StoreFull
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import encode_message
 from hushfleet.wire.link.interface import Delivery
 from support.desk import FEDERATION
 from support.enroller import Asker, Desk
-from support.local_link import LocalHub
 
 BOARD = "greenhouse-01"
 

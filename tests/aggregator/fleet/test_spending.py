@@ -29,7 +29,7 @@ from hushfleet.privacy.accounting.epsilon import Adjacency, Step, epsilon
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.schema import pack
-from support.local_link import LocalHub
+from hushfleet.simulator.world.hub import LocalHub
 from support.whole import Whole, prepared_digits
 
 DELTA = 1e-5

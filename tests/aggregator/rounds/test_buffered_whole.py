@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
-from support.local_link import LocalHub
+from hushfleet.simulator.world.hub import LocalHub
 from support.whole import Board, Whole, prepared_digits
 
 

@@ -16,6 +16,7 @@ from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.rounds.coordinator import MAX_UNKNOWN_BURST
 from hushfleet.errors import StoreFull
+from hushfleet.simulator.world.hub import Chaos
 from hushfleet.wire.format.chunks import Assembler
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (
@@ -30,7 +31,6 @@ from hushfleet.wire.format.messages import (
     Want,
 )
 from support.field import CHUNK_BYTES, Field
-from support.local_link import Chaos
 
 MakeField = Callable[..., Field]
 MakeFleet = Callable[..., Any]

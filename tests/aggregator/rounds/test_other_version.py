@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Birth, Message, ServerState, encode_message
 from support.fleet import prepared_task
-from support.local_link import LocalHub
 from support.whole import Whole
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
-from support.local_link import LocalHub
+from hushfleet.simulator.world.hub import LocalHub
 from support.whole import Whole, prepared_digits
 
 

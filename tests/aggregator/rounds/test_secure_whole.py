@@ -12,7 +12,7 @@ import pytest
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.rounds.engine import RoundEngine
-from support.local_link import LocalHub
+from hushfleet.simulator.world.hub import LocalHub
 from support.whole import Whole
 
 BOARDS = 8

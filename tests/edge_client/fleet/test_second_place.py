@@ -20,9 +20,9 @@ from hushfleet.errors import CopiedStore
 from hushfleet.firmware_profiles.cards.seed import slots_archive
 from hushfleet.privacy.charge import Charge
 from hushfleet.release import pack, this_platform
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from support.edge import DEVICE
-from support.local_link import LocalHub
 
 KEY = Identity.generate().public_key.hex()
 CHARGE = Charge("record", "add-or-remove", "gaussian", 2.0)

@@ -17,7 +17,6 @@ from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.planning.evaluation_error import evaluation_error
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.answers import DEVIATIONS
-from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.config.question import QuestionSpec
@@ -32,11 +31,11 @@ from hushfleet.methods import method_of
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.clipping import clip
 from hushfleet.simulator.boards import FleetMix
-from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast import engine
 from hushfleet.simulator.engines.fast.jobs import Job, device_of
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.engines.on_boards import run_on_boards
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.training.answer import right_answers
@@ -221,9 +220,8 @@ def test_under_the_virtual_clock_it_answers_as_without(runs: Any, tmp_path: Path
     task = parse_task(task_of(evaluation={}))
     calm, clocked = (begin(task, tmp_path / name, data_dir=None) for name in ("calm", "clocked"))
     runs.fast(calm)
-    mix, time = FleetMix.in_turn(["jetson-orin-nano"], DEVICES), VirtualTime()
-    with Workers(1) as workers, EventLog(clocked.folder.events, clock=time) as events:
-        run_clocked_rounds(clocked, workers, events, time, mix=mix)
+    with Workers(1) as workers:
+        run_on_boards(clocked, workers, mix=FleetMix.in_turn(["jetson-orin-nano"], DEVICES))
     assert result_of(clocked).evaluations == result_of(calm).evaluations
 
 

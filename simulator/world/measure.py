@@ -41,7 +41,7 @@ from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.member_answer import member_answer
 from hushfleet.secure.prime_field import PRIMES
 from hushfleet.secure.roster import Roster
-from hushfleet.simulator.engines.clock.device_time import Costs
+from hushfleet.simulator.world.times import Costs
 from hushfleet.wire.format.identity import Identity
 
 Value = TypeVar("Value")

@@ -25,11 +25,11 @@ from hushfleet.firmware_profiles import load_board
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.boards import BoardKind, FleetMix
-from hushfleet.simulator.engines.clock.device import Broadcasts, make_devices
-from hushfleet.simulator.engines.clock.device_time import Costs, device_times
-from hushfleet.simulator.engines.clock.measure import _samples, measure_costs
-from hushfleet.simulator.engines.clock.sizes import Sizes, sizes_of
 from hushfleet.simulator.schedule import schedule_of
+from hushfleet.simulator.world.measure import _samples, measure_costs
+from hushfleet.simulator.world.outcomes import fleet_devices
+from hushfleet.simulator.world.sizes import Sizes, sizes_of
+from hushfleet.simulator.world.times import Costs, device_times
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import publish_packet_bytes
@@ -50,20 +50,13 @@ def test_the_seconds_of_a_zero_2_w_behind_a_slow_uplink() -> None:
     board = load_board("raspberry-pi-zero-2-w")
     assert (float(board.relative_cpu_speed), float(board.storage_write_mb_s)) == (0.05, 20)
     kind = BoardKind.of(board.name, {"down_mbit_s": 8, "up_mbit_s": 2, "latency_ms": 60})
-    times = device_times(kind, samples=100, batch_size=16, epochs=2, costs=COSTS, sizes=SIZES, task_memory_mib=64)
+    times = device_times(kind, samples=100, batch_size=16, epochs=2, costs=COSTS, sizes=SIZES)
     assert times.latency_s == 0.065
     assert (times.start_s, times.load_s, times.release_s) == (pytest.approx(8), pytest.approx(0.2), pytest.approx(0.4))
     assert times.steps == 14
     # 7 batches and 100 samples an epoch: 7 x 1 ms + 100 x 0.5 ms on the reference, 20 times that here
     assert times.train_s == pytest.approx(2 * 20 * (0.007 + 0.05))
-    # 1 MB of chunks at 1 MB/s, and a little for their heads; stored at 20 MB/s
-    assert times.model_s == pytest.approx(1.0, rel=0.01)
-    assert times.model_s > 1.0
-    assert times.model_store_s == pytest.approx(0.05)
     assert times.up_s_per_byte == pytest.approx(4e-6)
-    # three blobs: two latencies and 50 ms of gathering each, 121 kB at 1 MB/s, stored at 20 MB/s
-    assert times.fetch_s == pytest.approx(3 * 0.18 + 0.121 + 0.00605, rel=0.01)
-    assert times.enough_memory
     assert (times.idle_w, times.active_w) == (float(board.power_idle_w), float(board.power_active_w))
 
 
@@ -76,7 +69,7 @@ def test_with_the_unit_record_the_task_says_how_many_batches_of_which_share(shor
     prepared, fleet = prepare(task, run_id="seed7"), {"names": ["a", "b"], "samples": [100, 1000]}
     mix = FleetMix.in_turn(("generic-x86",), 2)
     schedule = schedule_of(task, fleet["names"])
-    small, large = make_devices(prepared, mix, **fleet, costs=COSTS, sizes=SIZES, schedule=schedule)
+    small, large = fleet_devices(prepared, mix, **fleet, costs=COSTS, sizes=SIZES, schedule=schedule)
     assert small.times.steps == large.times.steps == 10
     # each batch takes 3 in 10 of the samples
     assert small.times.train_s == pytest.approx(10 * 0.3 * (0.007 + 0.05))
@@ -99,7 +92,7 @@ def test_a_trial_with_the_unit_record_counts_each_pass_over_the_samples(
         return work(), drawn[0] - before
 
     monkeypatch.setattr(RecordMechanism, "sample", counted)
-    monkeypatch.setattr("hushfleet.simulator.engines.clock.measure._measured", measured)
+    monkeypatch.setattr("hushfleet.simulator.world.measure._measured", measured)
     privacy = {"unit": "record", "sample_rate": 1.0}
     task = short_task(method={"name": "dp-fedavg", "local_steps": 5}, privacy=privacy, round={"rounds": 1})
     costs = measure_costs(prepare(task, run_id="seed7"), machine_speed=1.0)
@@ -115,7 +108,7 @@ def test_a_trial_computes_features_of_few_images(
         seen.append(samples)
         return samples
 
-    monkeypatch.setattr("hushfleet.simulator.engines.clock.measure.inputs_of", counted)
+    monkeypatch.setattr("hushfleet.simulator.world.measure.inputs_of", counted)
     prepared = prepare(short_task(round={"rounds": 1}), run_id="seed7")
     many = _samples(prepared, 1000)
     assert (len(many), len(seen[0])) == (1000, 64)
@@ -123,21 +116,16 @@ def test_a_trial_computes_features_of_few_images(
     assert len(_samples(replace(prepared, dataset=None), 1000)) == 1000
 
 
-def test_a_scenario_can_slow_the_disk_and_take_memory_away() -> None:
+def test_a_scenario_can_slow_the_disk() -> None:
     kind = BoardKind.of("raspberry-pi-zero-2-w")
     given = {"samples": 10, "batch_size": 4, "epochs": 1, "costs": COSTS, "sizes": SIZES}
-    slow = device_times(kind, **given, task_memory_mib=64, write_mb_s=0.5, memory_mib=40)
-    assert slow.write_s_per_byte == pytest.approx(2e-6)
-    assert not slow.enough_memory
-    # the share of 512 MiB that a client may use
-    assert device_times(kind, **given, task_memory_mib=307).enough_memory
-    assert not device_times(kind, **given, task_memory_mib=308).enough_memory
-    assert device_times(kind, **given, task_memory_mib=64, write_mb_s=999).write_s_per_byte == pytest.approx(5e-8)
+    assert device_times(kind, **given, write_mb_s=0.5).write_s_per_byte == pytest.approx(2e-6)
+    assert device_times(kind, **given, write_mb_s=999).write_s_per_byte == pytest.approx(5e-8)
 
 
 def test_a_far_link_is_bound_by_what_may_be_unacknowledged() -> None:
     far = BoardKind.of("jetson-orin-nano", {"latency_ms": 499})
-    given = {"samples": 10, "batch_size": 4, "epochs": 1, "costs": COSTS, "sizes": SIZES, "task_memory_mib": 64}
+    given = {"samples": 10, "batch_size": 4, "epochs": 1, "costs": COSTS, "sizes": SIZES}
     times = device_times(far, **given)
     assert times.latency_s == 0.5
     chunk = SIZES.blob_wire_bytes(61_440, down=True)
@@ -147,34 +135,10 @@ def test_a_far_link_is_bound_by_what_may_be_unacknowledged() -> None:
     assert 1 / near.up_s_per_byte == pytest.approx(125e6)
 
 
-def test_a_device_looks_at_its_link_between_batches() -> None:
-    times = device_times(
-        BoardKind.of("generic-x86"),
-        samples=4,
-        batch_size=1,
-        epochs=1,
-        costs=Costs(batch_s=2.0, sample_s=0, release_s=0, start_s=0, load_s=0, accept_s=0, close_s=0),
-        sizes=SIZES,
-        task_memory_mib=0,
-    )
-    boundaries = [times.boundary(10.0, now) for now in (3.0, 10.0, 10.1, 12.0, 12.1, 15.9)]
-    assert boundaries == [10.0, 10.0, 12.0, 12.0, 14.0, 16.0]
-
-
 @pytest.mark.parametrize("value", [-0.1, math.inf, math.nan])
 def test_costs_are_seconds(value: float) -> None:
     with pytest.raises(BadInput, match=r"costs: accept_s = .*: must be seconds"):
         Costs(**(vars(COSTS) | {"accept_s": value}))
-
-
-def test_broadcasts_gather_for_a_moment_and_are_counted() -> None:
-    broadcasts = Broadcasts()
-    wants = (1.0, 1.03, 1.05, 1.06, 1.2)
-    starts = [1.05, 1.05, 1.05, 1.11, 1.25]
-    assert [broadcasts.want(at) for at in wants] == pytest.approx(starts)
-    assert broadcasts.passes(0.0, 2.0) == 3
-    assert broadcasts.passes(1.05, 1.25) == 1
-    assert broadcasts.passes(1.3, 1.2) == 0
 
 
 def test_a_blob_in_packets_is_as_long_as_the_links_count_it() -> None:
@@ -205,12 +169,10 @@ def test_updates_are_as_long_as_predicted(
     prepared = prepare(parse_task(task), run_id="seed7")
     sizes = sizes_of(prepared, name_bytes=8)
     for number, data in enumerate(_updates(prepared, tmp_path, rounds=4)):
-        predicted = sizes.update(number, with_public=False).blob
+        predicted = sizes.update_bytes(number)
         # where nothing is noised, the values of a real update are not quite as a Gaussian's
         assert predicted == pytest.approx(len(data), rel=0.02 if privacy["noise_multiplier"] else 0.25), number
-    assert len({sizes.update(number, with_public=False).blob for number in range(5)}) == (
-        5 if method["name"] == "fedglp-adp" else 1
-    )
+    assert len({sizes.update_bytes(number) for number in range(5)}) == (5 if method["name"] == "fedglp-adp" else 1)
 
 
 def _updates(prepared: PreparedTask, folder: Path, *, rounds: int) -> list[bytes]:
@@ -255,7 +217,7 @@ def test_two_sizes_of_batches_tell_batch_and_sample_apart(
 ) -> None:
     prepared = prepare(short_task(round={"rounds": 1}), run_id="seed7")
     monkeypatch.setattr(
-        "hushfleet.simulator.engines.clock.measure._trial", lambda *trial: (batch_s + 0.002 * trial[-1], 1.0, 1.0, 1.0)
+        "hushfleet.simulator.world.measure._trial", lambda *trial: (batch_s + 0.002 * trial[-1], 1.0, 1.0, 1.0)
     )
     found = measure_costs(prepared, machine_speed=3.0)
     assert (found.batch_s, found.sample_s) == pytest.approx((3 * batch_s, 0.006))

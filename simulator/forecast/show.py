@@ -13,12 +13,12 @@ from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.results.report.readable import size
 from hushfleet.errors import BadInput
-from hushfleet.simulator.engines.clock.device_time import Costs
-from hushfleet.simulator.engines.clock.forecast import Forecast
-from hushfleet.simulator.engines.clock.measure import measure_costs
 from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.fleet import make_fleet
+from hushfleet.simulator.forecast.forecast import Forecast
 from hushfleet.simulator.units import format_seconds
+from hushfleet.simulator.world.measure import measure_costs
+from hushfleet.simulator.world.times import Costs
 
 
 def sample_counts(task: Task, prepared: PreparedTask) -> list[int]:

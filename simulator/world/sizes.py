@@ -8,9 +8,7 @@ packets, without the overhead of TCP, TLS and radio.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,19 +22,6 @@ from hushfleet.secure.committee import committee_rule
 from hushfleet.wire.format.chunks import FRAME_OVERHEAD
 from hushfleet.wire.format.difference import encode_difference
 from hushfleet.wire.format.identity import KEY_BYTES, Identity
-from hushfleet.wire.format.messages import (
-    MAX_DIFFERENCES,
-    Ack,
-    Ask,
-    Birth,
-    DifferenceRef,
-    Known,
-    Message,
-    Offer,
-    RoundPlan,
-    Want,
-    encode_message,
-)
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.format.update import UpdateHeader, encode_masked, encode_update
 from hushfleet.wire.link.interface import publish_packet_bytes
@@ -46,31 +31,6 @@ _KEY = Identity.from_bytes(bytes(range(32)))
 _EPOCH = 1 << 31  # takes as many bytes as today's unix seconds
 _TASK, _DIGEST = "x" * 32, bytes(32)
 _TOPICS = Topics("default")
-
-
-class UpdateSizes(NamedTuple):
-    """Bytes of one update: its blob, the data that a commit stores on the device, and offer and chunks as packets."""
-
-    blob: int
-    stored: int
-    wire: int
-
-
-class Download(NamedTuple):
-    """The blobs with which a device receives the global model.
-
-    :param differences: number of differences, one after the other; 0 for the whole model.
-    :param wire: bytes of all chunks as packets.
-    :param stored: bytes written into the device's store.
-    """
-
-    differences: int
-    wire: int
-    stored: int
-
-    @property
-    def blobs(self) -> int:
-        return max(1, self.differences)
 
 
 @dataclass(frozen=True)
@@ -103,39 +63,10 @@ class Sizes:
         """The global model, float32, and the vectors that are sent with it."""
         return 4 * self.parameters * (1 + self.vectors)
 
-    @property
-    def offered(self) -> int:
-        """The largest number of differences that is still smaller than the model."""
-        if not self.difference_bytes:
-            return 0
-        return min(MAX_DIFFERENCES, (self.model_bytes - 1) // self.difference_bytes)
-
-    def download(self, behind: int | None) -> Download:
-        """Returns the download of a device whose global model is `behind` versions old; None: it has no model."""
-        if behind is None or behind > self.offered:
-            return Download(0, self.blob_wire_bytes(self.model_bytes, down=True), self.model_bytes)
-        wire = self.blob_wire_bytes(self.difference_bytes, down=True)
-        return Download(behind, behind * wire, behind * self.difference_bytes + self.model_bytes)
-
-    def update(self, participations: int, *, with_public: bool) -> UpdateSizes:
-        """Returns the sizes of an update after `participations` earlier ones, with or without the public state."""
-        key = (min(participations, len(self.shared) - 1), with_public)
-        if key not in self._updates:
-            self._updates[key] = self._update(*key)
-        return self._updates[key]
-
-    @cached_property
-    def _updates(self) -> dict[tuple[int, bool], UpdateSizes]:
-        return {}
-
-    def _update(self, participations: int, with_public: bool) -> UpdateSizes:
-        shared = self.shared[participations]
-        after = self.shared[min(participations + 1, len(self.shared) - 1)]
-        public = self._public_bytes(shared) if with_public else 0
-        blob = self.header_bytes + round(shared * self.bits_per_value / 8) + public
-        # stores the update, the device's own parameters, and its mask
-        stored = blob - public + 4 * self.parameters + self._public_bytes(after)
-        return UpdateSizes(blob, stored, self.packet[Offer] + self.blob_wire_bytes(blob, down=False))
+    def update_bytes(self, participations: int = 0) -> int:
+        """Returns the bytes of an update after `participations` earlier ones, without the public state."""
+        shared = self.shared[min(participations, len(self.shared) - 1)]
+        return self.header_bytes + round(shared * self.bits_per_value / 8)
 
     def blob_wire_bytes(self, size: int, *, down: bool) -> int:
         """Returns the bytes of all packets of a blob, on the device's topic (up) or on the blob's topic (down)."""
@@ -144,62 +75,9 @@ class Sizes:
         packets = whole * publish_packet_bytes(topic, FRAME_OVERHEAD + self.chunk_bytes)
         return packets + (publish_packet_bytes(topic, FRAME_OVERHEAD + rest) if rest else 0)
 
-    def plan_wire_bytes(self, cohort: int) -> int:
-        """Returns the bytes of a round plan that names `cohort` devices."""
-        fixed, entry = self._plan
-        return fixed + cohort * entry
-
     @property
     def _name(self) -> str:
         return "d" * self.name_bytes
-
-    def _public_bytes(self, shared: int) -> int:
-        """Returns the bytes of a packed mask: its entropy, but at most one bit per parameter."""
-        share = min(max(shared / self.parameters, 1e-9), 1 - 1e-9)
-        entropy = -(share * np.log2(share) + (1 - share) * np.log2(1 - share))
-        return 16 + round(self.parameters * min(1.0, 1.05 * float(entropy)) / 8)
-
-    @cached_property
-    def packet(self) -> dict[type[Message], int]:
-        """Bytes of each kind of message as a whole packet."""
-        name, size = self._name, self.model_bytes
-        up: list[Message] = [Want(_DIGEST, size, ()), Offer(_TASK, 1, _DIGEST, size), Ask(1, bytes(16))]
-        down: list[Message] = [
-            Ack(_TASK, 1, _DIGEST),
-            Known(_EPOCH, bytes(16), 1, True, _TASK, 1, "open", 1, _DIGEST),
-        ]
-        birth = Birth(name, 1, "training", "x" * 16, "1.0", _KEY.public_key, 1024)
-        return (
-            {type(message): _packet_bytes(_TOPICS.msg(name), message) for message in up}
-            | {type(message): _packet_bytes(_TOPICS.down(name), message) for message in down}
-            | {Birth: _packet_bytes(_TOPICS.state(name), birth)}
-        )
-
-    @cached_property
-    def _plan(self) -> tuple[int, int]:
-        """Bytes of a plan without devices, and of each device named in it."""
-        names = [f"{index:0{self.name_bytes}d}" for index in range(10)]
-        plan = RoundPlan(
-            task=_TASK,
-            round=1,
-            rounds=100,
-            phase="open",
-            global_digest=_DIGEST,
-            global_bytes=self.model_bytes,
-            cohort={},
-            noise_split=1,
-            deadline_s=600.0,
-            # each further difference that a cohort needs adds 50 bytes
-            differences=(DifferenceRef(bytes(8), _DIGEST, self.difference_bytes),) * min(self.offered, 1),
-            epoch=_EPOCH,
-        )
-        fixed = _packet_bytes(_TOPICS.round, plan)
-        whole = _packet_bytes(_TOPICS.round, replace(plan, cohort=dict.fromkeys(names, bytes(16))))
-        return fixed, (whole - fixed) // len(names)
-
-
-def _packet_bytes(topic: str, message: Message) -> int:
-    return publish_packet_bytes(topic, len(encode_message(message, _KEY, federation=_TOPICS.federation)))
 
 
 def sizes_of(prepared: PreparedTask, *, name_bytes: int) -> Sizes:

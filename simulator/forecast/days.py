@@ -20,8 +20,7 @@ from hushfleet.methods.question import rules_of
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import epsilon_server_of
-from hushfleet.simulator.engines.clock.device import ClockDevice
-from hushfleet.simulator.engines.clock.events import ClockRound
+from hushfleet.simulator.world.outcomes import FleetDevice, RoundOutcome
 
 DAY_S = 86400.0
 
@@ -114,7 +113,7 @@ class DayBook:
         self._closed: list[float] = []
         self._charged: dict[str, list[tuple[float, int]]] = {}
 
-    def noted(self, rounds: Iterable[ClockRound], fleet: Sequence[ClockDevice]) -> Iterator[ClockRound]:
+    def noted(self, rounds: Iterable[RoundOutcome], fleet: Sequence[FleetDevice]) -> Iterator[RoundOutcome]:
         """Yields the same rounds, and records them."""
         before = [Counter[int]() for _ in fleet]
         for outcome in rounds:
@@ -123,13 +122,13 @@ class DayBook:
             yield outcome
         self._note(fleet, before, self._days * DAY_S - 1)  # charges of a round that the last window left open
 
-    def _note(self, fleet: Sequence[ClockDevice], before: list[Counter[int]], at_s: float) -> None:
+    def _note(self, fleet: Sequence[FleetDevice], before: list[Counter[int]], at_s: float) -> None:
         for place, device in enumerate(fleet):
             if new := device.spent.charged - before[place]:
                 self._charged.setdefault(device.name, []).extend((at_s, size) for size in new.elements())
                 before[place] = device.spent.charged.copy()
 
-    def days(self, prepared: PreparedTask, fleet: Sequence[ClockDevice]) -> Days:
+    def days(self, prepared: PreparedTask, fleet: Sequence[FleetDevice]) -> Days:
         """Returns the totals, after all rounds have passed."""
         delta, count = prepared.spec.privacy.delta, prepared.spec.rounds
         ends = self._closed[-1] / DAY_S if len(self._closed) >= count else None

@@ -40,9 +40,9 @@ def forecast(
     options: ForecastOptions,
     changes: TaskOptions,
 ) -> None:
-    """Forecast a fleet: time, stragglers, bytes, energy and privacy of thousands of devices, without training.
+    """Forecast a fleet: time, stragglers, bytes, energy and privacy of its devices, without training.
 
-    The rounds run on a virtual clock, by the aggregator's own rules for opening and closing them. What computing costs is
+    The aggregator and the boards' client run on a virtual clock, and train with zeros. What computing costs is
     measured by a short trial here; boards, links and power come from the board profiles (`hushfleet boards`). Their figures
     are from data sheets or estimated, so the results are estimates. Give several policies to compare them side by side.
 
@@ -50,8 +50,8 @@ def forecast(
 
     `hushfleet forecast tasks/digits-fedglp-adp.toml --boards raspberry-pi-zero-2-w,jetson-orin-nano`
 
-    `hushfleet forecast tasks/digits-hush.toml --boards mix.toml --devices 5000 --rounds 200 --policy cohort_size=500
-    --policy cohort_size=500,quorum=0.8 --policy cohort_size=500,deadline_s=300 --plot policies.png`
+    `hushfleet forecast tasks/digits-hush.toml --boards mix.toml --devices 500 --rounds 200 --policy cohort_size=50
+    --policy cohort_size=50,quorum=0.8 --policy cohort_size=50,deadline_s=300 --plot policies.png`
 
     `hushfleet forecast task.toml --boards raspberry-pi-4-4gb --days 365 --limits greenhouse/fleet.toml`
 
@@ -76,11 +76,11 @@ def forecast(
     from hushfleet.aggregator.publish.prepare import prepare
     from hushfleet.schema import read_file
     from hushfleet.simulator.boards import read_boards
-    from hushfleet.simulator.engines.clock.days import read_budget
-    from hushfleet.simulator.engines.clock.forecast import forecast, read_policies
-    from hushfleet.simulator.engines.clock.show import costs_of, plot_forecasts, print_forecasts, sample_counts
-    from hushfleet.simulator.engines.clock.sizes import sizes_of
     from hushfleet.simulator.fleet import device_names
+    from hushfleet.simulator.forecast.days import read_budget
+    from hushfleet.simulator.forecast.forecast import forecast, read_policies
+    from hushfleet.simulator.forecast.show import costs_of, plot_forecasts, print_forecasts, sample_counts
+    from hushfleet.simulator.world.sizes import sizes_of
     from hushfleet.user_files import checked_file
 
     console, plot = Console(stderr=options.as_json), options.plot

@@ -16,15 +16,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hushfleet.aggregator.publish.blobs import COALESCE_S
-from hushfleet.edge_client.board.config import USABLE_MEMORY
 from hushfleet.errors import BadInput
 from hushfleet.simulator.boards import BoardKind
-from hushfleet.simulator.engines.clock.sizes import Download, Sizes
+from hushfleet.simulator.world.sizes import Sizes
 from hushfleet.wire.link.connection import Timing
 
-WANTS_S = COALESCE_S
-"""How long the aggregator collects requests for a blob before it broadcasts the blob (`ChunkServer`)."""
 IN_FLIGHT_UP = 20
 """Messages that a device sends before the broker must acknowledge one (`hushfleet.wire.link.mqtt.MqttLink`)."""
 IN_FLIGHT_DOWN = 100
@@ -41,7 +37,7 @@ LOST_NOTICED_S = 90.0
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The costs of the work, measured once for a task (`hushfleet.simulator.engines.clock.measure`).
+    """The costs of the work, measured once for a task (`hushfleet.simulator.world.measure`).
 
     `accept_s` and `close_s` are seconds of the aggregator, all others CPU seconds of one core of the board generic-x86.
 
@@ -82,14 +78,10 @@ class DeviceTimes:
     :param down_s_per_byte: on a busy link; the same for `up_s_per_byte`.
     :param start_s: from power to the first packet.
     :param load_s: to load the task's graphs, once per process.
-    :param fetch_s: to fetch package and graphs, once.
-    :param model_s: to receive the global model's chunks.
-    :param model_store_s: to store it.
     :param steps: batches in a round.
     :param step_s: mean time of a batch.
     :param release_s: time for clip, noise and encoding after the last batch.
     :param write_s_per_byte: write time of the store.
-    :param enough_memory: False if the device would decline to train.
     :param pair_s: for a committee member, per device of a secure sum.
     """
 
@@ -98,48 +90,17 @@ class DeviceTimes:
     up_s_per_byte: float
     start_s: float
     load_s: float
-    fetch_s: float
-    model_s: float
-    model_store_s: float
     steps: int
     step_s: float
     release_s: float
     write_s_per_byte: float
-    enough_memory: bool
     pair_s: float = 0.0
     idle_w: float
     active_w: float
 
     @property
-    def connect_s(self) -> float:
-        """Seconds from the first packet until the aggregator has heard of the device."""
-        return (CONNECT_LATENCIES + 1) * self.latency_s
-
-    def heard_after(self, plan_bytes: int) -> float:
-        """Returns the seconds from a plan's publication until the device has it."""
-        return self.latency_s + plan_bytes * self.down_s_per_byte
-
-    @property
     def train_s(self) -> float:
         return self.steps * self.step_s
-
-    def download_s(self, download: Download) -> float:
-        """Returns the seconds to receive the global model's chunks, or one difference after the other."""
-        if not download.differences:
-            return self.model_s
-        asking_s = 2 * self.latency_s + WANTS_S  # for each difference except the first
-        return download.wire * self.down_s_per_byte + (download.differences - 1) * asking_s
-
-    def download_store_s(self, download: Download) -> float:
-        """Returns the seconds to store the download, and the model computed from it."""
-        return download.stored * self.write_s_per_byte if download.differences else self.model_store_s
-
-    def boundary(self, train_at: float, now: float) -> float:
-        """Returns the first time, from `now` on, at which the device checks the link between batches."""
-        if now <= train_at or self.step_s == 0:
-            return max(train_at, now)
-        # Subtracts a little, so that rounding does not move a boundary at `now` to the next one.
-        return train_at + self.step_s * math.ceil((now - train_at) / self.step_s - 1e-9)
 
 
 def device_times(
@@ -152,17 +113,13 @@ def device_times(
     sampled: tuple[int, float] | None = None,
     costs: Costs,
     sizes: Sizes,
-    task_memory_mib: int,
     write_mb_s: float | None = None,
-    memory_mib: int | None = None,
 ) -> DeviceTimes:
     """Returns the times of a device of this kind.
 
     :param samples: training samples of this device; `epochs` or `local_steps`: as in `TrainingConfig`.
     :param sampled: used instead for the unit `record`: batches per round, and the probability that one takes a sample.
-    :param task_memory_mib: memory that a round needs according to the task.
     :param write_mb_s: write rate of the store, if a scenario slows it.
-    :param memory_mib: memory of the device, if a scenario reduces it.
     """
     board, link = kind.board, kind.link
     batches = -(-samples // batch_size)
@@ -176,25 +133,16 @@ def device_times(
     chunk = sizes.blob_wire_bytes(sizes.chunk_bytes, down=True)
     down_s = max(8e-6 / link.down_mbit_s, 2 * latency_s / (IN_FLIGHT_DOWN * chunk))
     up_s = max(8e-6 / link.up_mbit_s, 2 * latency_s / (IN_FLIGHT_UP * chunk))
-    own_memory = int(USABLE_MEMORY * float(board.memory_mib)) if memory_mib is None else memory_mib
     return DeviceTimes(
         latency_s=latency_s,
         down_s_per_byte=down_s,
         up_s_per_byte=up_s,
         start_s=costs.start_s / speed,
         load_s=costs.load_s / speed,
-        # One blob after the other: the package lists the graphs, and a device fetches one at a time.
-        fetch_s=sum(
-            2 * latency_s + WANTS_S + sizes.blob_wire_bytes(size, down=True) * down_s + size * write_s
-            for size in sizes.task_blobs
-        ),
-        model_s=sizes.blob_wire_bytes(sizes.model_bytes, down=True) * down_s,
-        model_store_s=sizes.model_bytes * write_s,
         steps=steps,
         step_s=epoch_s / parts / speed,
         release_s=costs.release_s / speed,
         write_s_per_byte=write_s,
-        enough_memory=own_memory >= task_memory_mib,
         pair_s=costs.pair_s / speed,
         idle_w=float(board.power_idle_w),
         active_w=float(board.power_active_w),

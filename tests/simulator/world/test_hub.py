@@ -5,8 +5,9 @@ import threading
 import pytest
 
 from hushfleet.errors import BadInput, LinkLost, TooLarge
+from hushfleet.simulator.world.clock import WorldClock
+from hushfleet.simulator.world.hub import Cable, Cables, Chaos, LocalHub, LocalLink, matches
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkUp, Will, check_filter, publish_packet_bytes
-from support.local_link import Chaos, LocalHub, LocalLink, matches
 
 
 def opened(hub: LocalHub, client_id: str, *filters: str, will: Will | None = None) -> LocalLink:
@@ -196,3 +197,27 @@ def test_many_threads_lose_nothing() -> None:
 def test_packet_sizes_are_those_of_the_standard(payload_bytes: int, length_bytes: int) -> None:
     """Remaining length is 2 + 1 + 2 + payload for the topic "t"; it takes a byte more at 128, 16384, 2097152."""
     assert publish_packet_bytes("t", payload_bytes) == 1 + length_bytes + 5 + payload_bytes
+
+
+def test_what_is_on_its_way_arrives_after_a_clean_end_and_not_after_a_power_cut() -> None:
+    clock = WorldClock()
+    hub = LocalHub(clock=clock)
+    there = hub.link("there")
+    there.subscribe("a")
+    there.open()
+    for name, ends_cleanly in (("one", True), ("two", False)):
+        cables = Cables(
+            up=Cable(clock, latency_s=1.0, s_per_byte=0.0), down=Cable(clock, latency_s=1.0, s_per_byte=0.0)
+        )
+        link = hub.link(name, Will("a", b"gone"), cables=cables)
+        link.open()
+        link.publish("a", name.encode())
+        if ends_cleanly:
+            link.close()
+        else:
+            hub.vanish(link, will_after_s=5.0)
+        while clock.next_s < 100:
+            clock.advance()
+    heard = [there.receive(0.0) for _ in range(4)]
+    assert [each.payload for each in heard if isinstance(each, Delivery)] == [b"one", b"gone"]
+    assert clock.now == 6.0, "the broker notices a lost link later"

@@ -20,15 +20,13 @@ from hushfleet.privacy.budget import Budget
 from hushfleet.progress import counted
 from hushfleet.schema import parse_toml
 from hushfleet.simulator.boards import FleetMix
-from hushfleet.simulator.engines.clock.calendar import STARTS
-from hushfleet.simulator.engines.clock.days import DayBook, Days, charge_of, limited
-from hushfleet.simulator.engines.clock.device import ClockDevice, Spent, make_devices
-from hushfleet.simulator.engines.clock.device_time import Costs
-from hushfleet.simulator.engines.clock.events import ClockRound
-from hushfleet.simulator.engines.clock.sizes import Sizes
-from hushfleet.simulator.engines.clock.sums import clock_of
 from hushfleet.simulator.fleet import device_names
+from hushfleet.simulator.forecast.days import DayBook, Days, charge_of, limited
 from hushfleet.simulator.schedule import schedule_of
+from hushfleet.simulator.world.fleet import WorldFleet
+from hushfleet.simulator.world.outcomes import STARTS, FleetDevice, RoundOutcome, Spent, fleet_devices
+from hushfleet.simulator.world.sizes import Sizes
+from hushfleet.simulator.world.times import Costs
 
 POLICY_KEYS = (
     "cohort_size", "min_devices", "quorum", "min_updates", "deadline_s", "mode", "buffer_size", "max_staleness"
@@ -144,7 +142,7 @@ def forecast(
     days: int | None = None,
     budget: Budget | None = None,
 ) -> Forecast:
-    """Runs all rounds of one policy on the virtual clock.
+    """Runs all rounds of one policy in a world.
 
     :param rules: the task's round section under this policy.
     :param policy: name of the policy.
@@ -162,10 +160,12 @@ def forecast(
     if prepared.spec.question is not None:
         rules = replace(rules, rounds=prepared.spec.rounds)
     schedule = schedule_of(replace(task, round=rules, data=replace(task.data, devices=len(mix))), names)
-    fleet = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
-    clock = clock_of(prepared, rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed, starts=starts)
-    rounds: Iterable[ClockRound] = counted(
-        clock.rounds(), f"rounds of {len(mix)} devices, {policy}", total=rules.rounds
+    fleet = fleet_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
+    world = WorldFleet(
+        prepared, rules, fleet, costs=costs, schedule=schedule, seed=task.seed, starts=starts, short=True
+    )
+    rounds: Iterable[RoundOutcome] = counted(
+        world.rounds(), f"rounds of {len(mix)} devices, {policy}", total=rules.rounds
     )
     if prepared.spec.question is not None:
         rounds = _answers_apart(rounds, fleet, prepared.spec.asks)
@@ -177,8 +177,8 @@ def forecast(
 
 
 def _answers_apart(
-    rounds: Iterable[ClockRound], fleet: Sequence[ClockDevice], asks: Callable[[int], bool]
-) -> Iterator[ClockRound]:
+    rounds: Iterable[RoundOutcome], fleet: Sequence[FleetDevice], asks: Callable[[int], bool]
+) -> Iterator[RoundOutcome]:
     """Yields the same rounds; charges of a round with a question are counted as charges of a round of 0 devices."""
     spent = [each for device in fleet for each in (device.spent.charged, device.spent.unused)]
     before = [Counter(each) for each in spent]
@@ -192,7 +192,12 @@ def _answers_apart(
 
 
 def _totals(
-    prepared: PreparedTask, mix: FleetMix, fleet: Sequence[ClockDevice], outcomes: Iterable[ClockRound], *, policy: str
+    prepared: PreparedTask,
+    mix: FleetMix,
+    fleet: Sequence[FleetDevice],
+    outcomes: Iterable[RoundOutcome],
+    *,
+    policy: str,
 ) -> Forecast:
     walls, updates, without, total_s = [], 0, 0, 0.0
     for outcome in outcomes:
@@ -223,13 +228,13 @@ def _totals(
     )
 
 
-def energy_wh(device: ClockDevice) -> float:
+def energy_wh(device: FleetDevice) -> float:
     """Returns the energy: active power while the device computed, idle power for the rest of its time on."""
     spent, times = device.spent, device.times
     return (times.active_w * spent.compute_s + times.idle_w * max(0.0, spent.on_s - spent.compute_s)) / 3600
 
 
-def _share(label: str, kind: int, fleet: Sequence[ClockDevice]) -> BoardShare:
+def _share(label: str, kind: int, fleet: Sequence[FleetDevice]) -> BoardShare:
     spent = [device.spent for device in fleet if device.kind == kind]
     places = sum(each.chosen for each in spent)
     fates = ("used", "late", "given_up", "declined", "lost")

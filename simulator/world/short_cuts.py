@@ -1,0 +1,124 @@
+"""Leaves out, in forecasts of large fleets, work that is the same for all boards or that no result depends on.
+
+It is the only place that knows of it: agents, coordinator and stores are unchanged. FOR SIMULATION ONLY, because
+nothing is signed. The bytes of messages and updates keep their sizes.
+
+- Signatures are zeros, and none is checked.
+- A message or a task package that many boards get is decoded once.
+- A large network is scaled down, and its packets count as those of the whole one (`SmallerNetwork`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from hushfleet.aggregator.devices import enrolment
+from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.rounds import coordinator
+from hushfleet.config.spec import BlobRef, TaskSpec
+from hushfleet.edge_client.net import verifier
+from hushfleet.methods import method_of
+from hushfleet.params import ParamLayout, is_linear
+from hushfleet.simulator.world.sizes import Sizes, sizes_of
+from hushfleet.wire.format import messages, update
+from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
+from hushfleet.wire.link.interface import publish_packet_bytes
+
+_KEPT = 4096
+
+
+@contextmanager
+def short_cuts() -> Iterator[None]:
+    """Takes the short-cuts for as long as the context is open, in this whole process."""
+    decode = lru_cache(_KEPT)(_decoded)
+    replaced: list[tuple[Any, str, Any]] = [
+        (Identity, "sign", lambda self, data: bytes(SIGNATURE_BYTES)),
+        (TaskSpec, "from_bytes", staticmethod(lru_cache(16)(TaskSpec.from_bytes))),
+        *((module, "verify", lambda key, data, signature: None) for module in (messages, update)),
+        *((module, "decode_message", decode) for module in (verifier, enrolment, coordinator)),
+    ]
+    patches = [patch.object(*each) for each in replaced]
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in reversed(patches):
+            each.stop()
+
+
+def _decoded(data: bytes, *, federation: str, public_key: bytes | None = None) -> messages.Message:
+    return messages.decode_message(data, federation=federation, public_key=public_key)
+
+
+MOST_PARAMETERS = 10_000
+
+
+class SmallerNetwork:
+    """A task whose network is scaled down, and what its packets stand for: a forecast of millions of parameters.
+
+    Each layer keeps its share of the parameters, so that codecs and methods do the same to it.
+
+    :param prepared: the task. `sizes`: its sizes.
+    :param most: the most parameters that the small network may have, about.
+
+    `prepared` is the small task; `scale` is how many of the network's parameters one of its parameters stands for.
+    """
+
+    def __init__(self, prepared: PreparedTask, sizes: Sizes, *, most: int = MOST_PARAMETERS) -> None:
+        layout = prepared.spec.model.layout
+        if layout.size <= most or is_linear(layout):
+            self.prepared, self.scale = prepared, 1.0
+            return
+        share = most / layout.size
+        shapes = tuple((max(1, round(size * share)),) for size in layout.sizes)
+        small = ParamLayout(layout.names, shapes)
+        self.scale = layout.size / small.size
+        self.prepared = _with_layout(prepared, small)
+        little = sizes_of(self.prepared, name_bytes=sizes.name_bytes)
+        down, up = partial(sizes.blob_wire_bytes, down=True), partial(sizes.blob_wire_bytes, down=False)
+        refs = [self.prepared.spec_ref, *self.prepared.spec.model.graphs]
+        self._blobs = {
+            ref.digest: down(size) / down(ref.size) for ref, size in zip(refs, sizes.task_blobs, strict=False)
+        }
+        self._model = down(sizes.model_bytes) / down(little.model_bytes)
+        self._difference = down(sizes.difference_bytes) / max(1, down(little.difference_bytes))
+        self._update = up(sizes.update_bytes()) / up(little.update_bytes())
+
+    def weigh(self, topic: str, payload_bytes: int, is_model: Callable[[bytes], bool]) -> int:
+        """Returns the bytes of the packets that a small packet stands for.
+
+        :param is_model: whether the blob with this SHA-256 is a whole model; every other one that is no part of the
+            task is a difference.
+        """
+        place, _, rest = topic.rpartition("/")
+        factor = 1.0
+        if self.scale > 1 and place.endswith("/blob"):
+            digest = bytes.fromhex(rest)
+            factor = self._blobs.get(digest) or (self._model if is_model(digest) else self._difference)
+        elif self.scale > 1 and rest == "chunk":
+            factor = self._update
+        return round(publish_packet_bytes(topic, payload_bytes) * factor)
+
+
+def _with_layout(prepared: PreparedTask, layout: ParamLayout) -> PreparedTask:
+    """Returns the task with another layout, and with graphs that nothing can run."""
+    model = prepared.spec.model
+    stubs = {name: f"a graph that nothing runs: {name}".encode() for name in ("gradient", "inference", "features")}
+    refs = {name: BlobRef.of(stub) for name, stub in stubs.items()}
+    features = None if model.features is None else replace(model.features, graph=refs["features"])
+    changed = replace(model, layout=layout, gradient=refs["gradient"], inference=refs["inference"], features=features)
+    spec = replace(prepared.spec, model=changed)
+    package = spec.to_bytes()
+    blobs = {BlobRef.of(blob).digest: blob for blob in (package, *stubs.values())}
+    initial = np.zeros(layout.size, np.float32)
+    return replace(
+        prepared, spec=spec, spec_ref=BlobRef.of(package), blobs=blobs, initial=initial, method=method_of(spec)
+    )
