@@ -41,7 +41,7 @@ MOST_RESENDS = 20
 """How many times an update's chunks are sent again in one process: enough for a link that loses 19 of 20."""
 POLL_S = 0.1  # how soon the end of a worker is noticed
 
-RETRY_S = 3600.0  # after a declined buffered round, which may stay open until this device's update arrives
+RETRY_S = 3600.0  # after a declined round that waits for whoever comes: perhaps until this device's update arrives
 _TRANSIENT = ("state-unknown", "store-full")
 _IN_PROGRESS = ("open", "unmask")
 
@@ -239,17 +239,13 @@ class RoundHandler:
 
         :param same: the plan before, if it is of the same round.
         """
-        buffered = plan.max_staleness > 0
         if self.training is not None:
             if same_round(plan, self.training.plan):
                 self.training.deadline = self.deadline
-            trained = self.training.plan
-            goes_on = plan.phase == "open" or (buffered and plan.phase == "closed")
-            return goes_on and plan.takes(trained.task, trained.round)
+            return plan.waits_for(self.training.plan.task, self.training.plan.round)
         if self.upload is None:
             return False
-        entry = self.upload.entry
-        if buffered and plan.phase != "finished" and plan.takes(entry.task, entry.round):
+        if plan.max_staleness and plan.waits_for(self.upload.entry.task, self.upload.entry.round):
             return True
         goes_on = same is not None and (plan.phase, plan.secure) == (same.phase, same.secure)
         return goes_on and plan.phase in _IN_PROGRESS
@@ -314,20 +310,18 @@ class RoundHandler:
             return None
         if plan.secure is not None and round.secure.key_of(self._device) is None:
             return "skip", None
-        if plan.max_staleness:
-            if (waiting := self._unsent(plan)) is not None:
-                return self._ready(task, waiting)
-        elif plan.secure is None:
-            held = plan.cohort[self._device]
-            if held != task.newcomer_digest and not self._store.has_been(plan.task, held):
-                if not self._store_check.may_train():
-                    return None  # the state may come from an earlier card, until the aggregator knows this one
-                self._store_check.stop(
-                    f"the plan of round {plan.round} of {plan.task} says that the aggregator holds a state of this "
-                    "device that this store has never been in"
-                )
-        elif plan.phase == "unmask":
+        if (waiting := self._unsent(plan)) is not None:
+            return self._ready(task, waiting)
+        if plan.phase == "unmask":
             return self._ready(task, round.answer()) if self._store_check.may_train() else None
+        held = plan.cohort.get(self._device, task.newcomer_digest)
+        if held != task.newcomer_digest and not self._store.has_been(plan.task, held):
+            if not self._store_check.may_train():
+                return None  # the state may come from an earlier card, until the aggregator knows this one
+            self._store_check.stop(
+                f"the plan of round {plan.round} of {plan.task} says that the aggregator holds a state of this "
+                "device that this store has never been in"
+            )
         entry = self._store.outbox(plan.task, plan.round)
         if entry is None:
             return self._would_train(plan, task, round)
@@ -338,7 +332,7 @@ class RoundHandler:
         return self._ready(task, entry)
 
     def _unsent(self, plan: RoundPlan) -> OutboxEntry | None:
-        """Returns the unacknowledged update of an earlier round that a buffered round still accepts, or None."""
+        """Returns the unacknowledged update of an earlier round that the open one still accepts, or None."""
         taken = (each for each in self._store.waiting() if plan.takes(*each) and each[1] != plan.round)
         return next((self._store.outbox(*each) for each in taken), None)
 
@@ -417,7 +411,7 @@ class RoundHandler:
         self.decline, self.decline_due = None, False
 
     def _retry(self) -> Then | None:
-        """Considers a declined buffered round again after a time: it may stay open until this device takes part."""
+        """Considers a declined round again after a time, if it may stay open until this device takes part."""
         plan = self.plan
         if plan is None or not plan.max_staleness or self._clock() < self._retry_at:
             return None
@@ -675,7 +669,7 @@ class RoundHandler:
             _log.info("round %d: the %s is %s", entry.round, "update" if is_update else "member's answer", status)
             (self._store if is_update else self._store.answers).set_status(entry.task, entry.round, status)
         plan = self.plan
-        # a buffered round that was announced meanwhile
+        # a round that was announced meanwhile, and also accepts older updates
         is_older = plan is not None and not same_round(plan, entry) and plan.phase in _IN_PROGRESS
         return ("opens", None) if is_older else None
 
@@ -685,8 +679,8 @@ class RoundHandler:
         with_public = False
         if plan.secure is None and isinstance(entry, OutboxEntry):
             before = public_digest(entry.public_before, size=task.spec.model.layout.size)
-            # a buffered round's plan does not name the state that the aggregator holds; if it lacks one, it says so
-            with_public = not plan.max_staleness and plan.cohort.get(self._device) != before
+            # a plan without a cohort does not name the state that the aggregator holds; if it lacks one, it says so
+            with_public = plan.cohort.get(self._device, before) != before
         chunk_bytes = task.spec.wire.chunk_bytes
         return self._noted(Upload(entry, self._store.identity, chunk_bytes, with_public, push, self._clock()))
 
