@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from hushfleet.at_need import at_need
 from hushfleet.edge_client.allowed import AllowedRound
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.drift import has_become_worse, read_tests
 from hushfleet.edge_client.board.notes import notes_in
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
@@ -24,6 +25,11 @@ from hushfleet.methods.public_bytes import public_digest
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import max_public_bytes, max_update_bytes, read_header, signed
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.board import drift
+else:
+    drift = at_need("hushfleet.edge_client.board.drift")
 
 MAX_LINES = 200
 """Lines of the log that are taken from one job."""
@@ -83,7 +89,7 @@ class Handover:
                 entries=tuple(self._store.ledger.entries(plan.task)),
                 hides=task.constant_time,
                 nominal_s=nominal_s,
-                worse=has_become_worse(read_tests(self._state_dir)) if tells_drift else None,
+                worse=drift.has_become_worse(drift.read_tests(self._state_dir)) if tells_drift else None,
                 accelerator=None if accelerator is None else pack(accelerator),
                 processor_only=again or task.deaths > 0,
                 trained_samples=known,

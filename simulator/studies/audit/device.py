@@ -22,7 +22,7 @@ from hushfleet.simulator.studies.audit.game import Canary, Seen, TwoWorlds
 from hushfleet.simulator.studies.audit.subject import Subject
 from hushfleet.training.local_round import LocalRound, Trained
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import decode_update
+from hushfleet.wire.format.update_values import decode_update
 
 SERVER = "server: update, header, report"
 VALUES = "server: noised values alone"

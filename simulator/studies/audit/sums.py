@@ -28,7 +28,7 @@ from hushfleet.simulator.studies.audit.game import Canary, Seen, TwoWorlds
 from hushfleet.simulator.studies.audit.subject import Subject
 from hushfleet.training.local_round import Trained
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import decode_masked
+from hushfleet.wire.format.update_values import decode_masked
 
 SUM = "server, with all corrupt devices: the sum"
 _OTHERS = 1 << 40  # first number for the other devices' noise
