@@ -28,12 +28,16 @@ def missing(name: str, where: str = "") -> str:
 
 
 def unknown(kind: type, plain: dict[Any, Any], where: str = "") -> Iterator[str]:
-    """Yields an error text for each key that is no field of the dataclass; it suggests a field with a similar name."""
+    """Yields an error text for each key that is no field of the dataclass: what is in its place, or a similar name."""
     names = [f.name for f in dataclasses.fields(kind)]
     for key in sorted(str(key) for key in plain if key not in names):
+        begin = f"{where}{': ' if where else ''}"
+        if key in (gone := getattr(kind, "gone", {})):
+            yield f"{begin}the field {key!r} is gone: {gone[key]}"
+            continue
         close = difflib.get_close_matches(key, names, n=1) if len(key) <= _LONGEST_KEY else []
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        yield f"{where}{': ' if where else ''}unknown field {format_value(key)}{hint}; known are {', '.join(names)}"
+        yield f"{begin}unknown field {format_value(key)}{hint}; known are {', '.join(names)}"
 
 
 def explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequence[str] = ()) -> str:

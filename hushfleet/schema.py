@@ -14,6 +14,7 @@ import re
 import sys
 import threading
 import typing
+from collections.abc import Mapping
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -51,6 +52,9 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Probability = Annotated[float, Meta(gt=0, lt=1, description="between 0 and 1")]
 
 
+NOTHING_GONE: Mapping[str, str] = {}
+
+
 def require(condition: bool, name: str, value: object, accepted: str) -> None:
     """Raises ValueError unless the condition is true; all configuration errors have the form of its text."""
     if not condition:
@@ -61,9 +65,11 @@ class Checked:
     """Base of frozen dataclasses that check the types and constraints of their fields at construction.
 
     :cvar rules: between the fields.
+    :cvar gone: what to use in place of a field of earlier versions, by its name.
     """
 
     rules = NO_RULES
+    gone = NOTHING_GONE
 
     def __post_init__(self) -> None:
         kind: type = type(self)
