@@ -187,7 +187,9 @@ class RoundHandler:
 
     def advance(self) -> None:
         """Does what can be done now for the open round."""
-        self.take("look")
+        self._handover.rest(at_once=self.finished)
+        if self._blobs.fetch is None or self.training is not None:
+            self.take("look")
 
     def resume(self) -> None:
         """Sends again what may have been lost, after the link or the aggregator came back."""
@@ -196,11 +198,13 @@ class RoundHandler:
     def stop(self) -> None:
         """Gives up what a worker does, because the client stops; what is committed is sent after the next start."""
         self.take("stop")
+        self._handover.give_up()
 
     def on_new_task(self) -> None:
         """Considers the plan again, because another task was announced and the plan may belong to it."""
         self._round = None
         self.take("task")
+        self._handover.rest(at_once=True)
 
     def decline_round(self, reason: DeclineReason) -> None:
         """Declines the open round, unless it is settled already."""
@@ -471,8 +475,6 @@ class RoundHandler:
         training = self._training_now
         task, plan = training.task, training.plan
         try:
-            if not isinstance(done, Finished):
-                raise Malformed("the worker has chosen a head where a round was wanted")
             training.outcome = entry = self._handover.commit(done, training.round, task)
             word = "answered" if training.round.asks else "trained"
             _log.info("round %d: %s and committed, %d bytes to send", plan.round, word, len(entry.data))
@@ -627,6 +629,7 @@ class RoundHandler:
                 raise Malformed("the worker has trained a round where a head was wanted")
             heads.keep(plan, task, chosen)
         except HushfleetError as error:
+            self._handover.give_up()
             heads.failed(plan, str(error))
         else:
             self._tidy(plan, task)

@@ -40,6 +40,10 @@ class Frames:
         """True if a whole message may be there, and no more is read before it is taken."""
         return len(self._data) > self._most_bytes
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._data
+
     def add(self, data: bytes) -> None:
         self._data += data
 
@@ -60,7 +64,7 @@ class Frames:
 
 
 def read_job(data: bytes) -> Job:
-    """Decodes the only message that a worker gets."""
+    """Decodes the only kind of message that a worker gets."""
     return read(Job, data[_HEAD.size :])
 
 

@@ -8,8 +8,11 @@ values are clipped and noised is the worker's work, which nobody can check after
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
+from hushfleet.config.spec import BlobRef
 from hushfleet.edge_client.allowed import AllowedRound
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.drift import has_become_worse, read_tests
@@ -18,7 +21,7 @@ from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.worker.job import Died, Finished, HeadJob, Job, Outcome, Told, Workshop
+from hushfleet.edge_client.worker.job import Died, Finished, HeadChosen, HeadJob, Job, Outcome, Told, Workshop
 from hushfleet.errors import Malformed, StoreError
 from hushfleet.methods.public_bytes import public_digest
 from hushfleet.schema import pack, unpack
@@ -35,10 +38,24 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 class Handover:
-    """Makes jobs from the store, and checks and stores their outcomes."""
+    """Makes jobs from the store, and checks and stores their outcomes.
 
-    def __init__(self, config: DeviceConfig, store: DeviceStore, workshop: Workshop) -> None:
-        self._config, self._store, self._workshop = config, store, workshop
+    A worker that has finished its job is kept for the next one of the same task, `worker.keep_s` seconds.
+
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: DeviceConfig,
+        store: DeviceStore,
+        workshop: Workshop,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._store, self._workshop, self._clock = config, store, workshop, clock
+        self._kept_for: tuple[bytes, bool] | None = None  # what a worker serves without a new start
+        self._kept_until: float | None = None  # None: it works, or there is none
         self._state_dir = config.store_path.parent
         self._data_note, self._training_note = notes_in(None if config.simulation else self._state_dir)
         self._lines = 0
@@ -98,7 +115,11 @@ class Handover:
         self._begin(Job(self._config, package, graphs, plan, model, task.party.now(), head=head))
 
     def _begin(self, job: Job) -> None:
-        self._lines = 0
+        self._lines, self._kept_until = 0, None
+        serves = BlobRef.of(job.package).digest, job.processor_only
+        if serves != self._kept_for:
+            self._workshop.give_up()
+        self._kept_for = serves
         self._workshop.begin(job)
         # Only what the outcome is compared with is kept: model and graphs are megabytes.
         self._job = replace(job, package=b"", graphs=(), model=b"", roster=None, earlier=None, arrivals=())
@@ -106,12 +127,25 @@ class Handover:
     def poll(self, task: TaskRuntime | None) -> Outcome | None:
         """Returns the outcome, once; None while the worker works."""
         outcome = self._workshop.poll()
+        if outcome is not None:  # after a failure nobody knows what state it is in
+            succeeded = isinstance(outcome, Finished | HeadChosen)
+            self._kept_until = self._clock() + self._config.worker.keep_s * succeeded
+            self.rest()
         for told in self._workshop.told():
             self._hear(told, task)
         return outcome
 
+    def rest(self, *, at_once: bool = False) -> None:
+        """Ends a worker without a job that has waited for the next one long enough.
+
+        :param at_once: whether no next one is expected.
+        """
+        if self._kept_until is not None and (at_once or self._clock() >= self._kept_until):
+            self.give_up()
+
     def give_up(self) -> None:
-        """Ends the job; nothing was spent."""
+        """Ends the worker, also with a job; nothing was spent."""
+        self._kept_until = None
         self._workshop.give_up()
 
     def died(self, died: Died) -> None:
@@ -120,12 +154,18 @@ class Handover:
         if kept is not None and kept.used == "cuda":
             self._store.keep_accelerator(replace(kept, failed=f"the training process {died.why}"))
 
-    def commit(self, done: Finished, round: AllowedRound, task: TaskRuntime) -> OutboxEntry:
+    def commit(self, done: Finished | HeadChosen, round: AllowedRound, task: TaskRuntime) -> OutboxEntry:
         """Signs and stores a trained round. Raises `Malformed` for one that is not what was ordered, and `StoreError`.
 
         The keys of new samples are on the disk before the round is.
         """
-        coded = self._checked(done, round, task)
+        try:
+            if not isinstance(done, Finished):
+                raise Malformed("the worker has chosen a head where a round was wanted")
+            coded = self._checked(done, round, task)
+        except Malformed:
+            self.give_up()
+            raise
         if done.arrived:
             self._store.arrivals.of(done.arrived, now=round.at)
         entry = self._store.commit_coded(coded)

@@ -162,12 +162,13 @@ Outcome = Finished | HeadChosen | Failed | Died
 class Workshop(Protocol):
     """Does one job at a time, while the guardian goes on.
 
-    `ChildProcess` starts a worker process for each job, as boards do. `InProcess` works in `begin`, for simulations and
+    `ChildProcess` does it in a process of its own, as boards do. `InProcess` works in `begin`, for simulations and
     tests; a world with its own clock gives the same outcome later, from its `poll`.
     """
 
     def begin(self, job: Job) -> None:
-        """Starts a job; none is under way. Raises `OSError` if no worker can be started."""
+        """Starts a job; none is under way. Without `give_up` since then, what an earlier job has loaded may be used
+        again. Raises `OSError` if no worker can be started."""
 
     def poll(self) -> Outcome | None:
         """Returns the outcome of the job, once; None while the worker works, or if there is no job."""
@@ -176,4 +177,4 @@ class Workshop(Protocol):
         """Returns what the worker has told since the last call."""
 
     def give_up(self) -> None:
-        """Ends the job without an outcome; nothing was spent. Does nothing without a job."""
+        """Ends the worker, and its job without an outcome; nothing was spent."""
