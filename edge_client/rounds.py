@@ -17,7 +17,7 @@ from hushfleet.edge_client.board.constant_time import ANSWER_S, announced_at
 from hushfleet.edge_client.board.new_samples import NewSamples
 from hushfleet.edge_client.board.waiting import Kind
 from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
-from hushfleet.edge_client.net.download import BlobSource, GlobalModel, RosterSource
+from hushfleet.edge_client.net.download import BlobSource, DifferenceChain, GlobalModel, RosterSource
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.net.upload import Upload
 from hushfleet.edge_client.own_head import OwnHeads, rounds_in
@@ -116,7 +116,7 @@ class RoundHandler:
     ) -> None:
         self._device, self._memory_mib = config.device.id, config.memory_mib
         self._store, self._blobs, self._tasks, self._store_check = store, blobs, tasks, store_check
-        self._model = GlobalModel(store, blobs)
+        self._model = GlobalModel(store, blobs, apply=self._applied)
         unlabelled = config.data.unlabelled is not None
         self._own_heads = None if config.simulation else OwnHeads(store, self._model, unlabelled=unlabelled)
         self._rosters = RosterSource(store, blobs, federation=config.device.federation, operator=config.roster_key)
@@ -430,6 +430,10 @@ class RoundHandler:
         return "opens", None
 
     # actions: training
+
+    def _applied(self, chain: DifferenceChain) -> bytes:
+        assert self._tasks.runtime is not None
+        return self._handover.applied(self._tasks.runtime, chain)
 
     def _begin_training(self, model: bytes) -> Then:
         plan, task, round = self.plan, self._tasks.runtime, self._round

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hushfleet.edge_client.worker import limits
-from hushfleet.edge_client.worker.frames import frame, read_job
-from hushfleet.edge_client.worker.job import MAX_TEXT_CHARS, Failed, Finished, HeadChosen, Job, Told
+from hushfleet.edge_client.worker.frames import Message, frame, read_job
+from hushfleet.edge_client.worker.job import MAX_TEXT_CHARS, Job, Told
 
 if TYPE_CHECKING:
     from hushfleet.edge_client.worker.work import JobWork
@@ -24,7 +24,7 @@ def main(pipe_fd: int) -> None:
     pipe = socket.socket(fileno=pipe_fd)
     logging.getLogger("hushfleet").setLevel(logging.INFO)
 
-    def send(message: Told | Finished | HeadChosen | Failed) -> None:
+    def send(message: Message) -> None:
         pipe.sendall(frame(message))
 
     logging.getLogger("hushfleet").addHandler(_Telling(send))
@@ -36,6 +36,7 @@ def main(pipe_fd: int) -> None:
             outcome = work.do(job)
         except Exception as error:  # also of an import
             from hushfleet.edge_client.declines import decline_reason
+            from hushfleet.edge_client.worker.job import Failed
 
             outcome = Failed(*decline_reason(error))
         del job  # the memory is free while the next one comes
@@ -52,7 +53,7 @@ def _next_job(pipe: socket.socket) -> Job | None:
     (descriptor,) = descriptors
     with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
         os.close(descriptor)
-        return read_job(data[:])
+        return read_job(data)
 
 
 def _prepared(job: Job, tell: Callable[[Told], None]) -> JobWork:
