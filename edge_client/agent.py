@@ -73,7 +73,7 @@ class Agent:
     :param clock: monotonic seconds.
     :param stop: ends the work loop once it is set.
     :param supervisor: receives the sign that the work loop is alive (systemd's watchdog).
-    :param workshop: does the training; None: a process of its own for each job.
+    :param workshop: does the training; None: a process of its own.
     :param duties: work for its fleet besides training.
     :param health: reports the board's health to its fleet; None if there is no fleet.
     :param budget_clock: counts time for the owner's limits; None to count with `clock`.
@@ -142,7 +142,7 @@ class Agent:
             self.blobs,
             self.tasks,
             self.store_check,
-            handover=Handover(config, store, workshop or ChildProcess()),
+            handover=Handover(config, store, workshop or ChildProcess(), clock=clock),
             announce=self._announce,
             quiet=self._is_quiet,
             clock=clock,
@@ -183,8 +183,7 @@ class Agent:
             self._on_event(event)
         if not self.blobs.is_fetching:
             self.tasks.advance()
-        if not self.blobs.is_fetching or self.rounds.training is not None:
-            self.rounds.advance()
+        self.rounds.advance()
         if self._up and not self.rounds.is_quiet:
             try:
                 self._send_due()
