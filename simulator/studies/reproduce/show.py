@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -13,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hushfleet.aggregator.observe.console import Console
-from hushfleet.simulator.studies.reproduce.table import NOT_RUN, Block, PaperTable, Ranking, measured_as
+from hushfleet.simulator.studies.reproduce.table import NOT_RUN, Block, PaperTable, measured_as
 
 _HEAD = ("method", "", "paper", "ours", "difference", "paper's ε", "ε server", "ε release", "seeds")
 _NAMES = 2
@@ -29,8 +28,7 @@ def print_table(console: Console, table: PaperTable, paper: str) -> None:
         console.print(f"  {escape(label)}", style="yellow", highlight=False)
     for block in table.blocks:
         console.print(_fitting(block, console))
-        small = [measured_as(recipe, block), *(f"order at {words}" for words in _orders(block))]
-        console.print(Text("\n".join(f"  {words}" for words in small), style=_SMALL))
+        console.print(Text(f"  {measured_as(recipe, block)}", style=_SMALL))
     notes = [raw] if (raw := explain_raw(table.places)) else []
     reasons = table.places[~table.places.open.isin(["", NOT_RUN])]
     for reason, places in reasons.groupby("open", sort=False):
@@ -97,15 +95,3 @@ def explain_raw(places: pd.DataFrame) -> str:
     if not raw:
         return ""
     return f"inf (x): without noise leave the device {', '.join(raw)}; x is what the paper's accounting covers"
-
-
-def _orders(block: Block) -> Iterator[str]:
-    titles = dict(zip(block.places.column, block.places["at"], strict=True))
-    yield from (f"{titles[ranking.column]}: {_order(ranking)}" for ranking in block.rankings)
-
-
-def _order(ranking: Ranking) -> str:
-    if ranking.paper == ranking.ours:
-        return f"as in the paper: {' > '.join(ranking.paper)}"
-    tau = "" if ranking.agreement is None else f" (Kendall's tau {ranking.agreement:+.2f})"
-    return f"paper {' > '.join(ranking.paper)}; ours {' > '.join(ranking.ours)}{tau}"

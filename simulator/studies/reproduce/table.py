@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -16,19 +16,6 @@ from hushfleet.simulator.studies.reproduce.recipe import METRICS, WINDOWS, Axis,
 
 NOT_RUN = "not run yet"
 _NOT_IN_JSON = ["method", "at", "runs", "least_server", "least_release", "noise"]
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """The rows of one column from best to worst, if both sides have a number.
-
-    :param agreement: Kendall's tau-b between them: 1 is the same order, -1 the reverse; None if one has no order.
-    """
-
-    column: str
-    paper: tuple[str, ...]
-    ours: tuple[str, ...]
-    agreement: float | None
 
 
 @dataclass(frozen=True)
@@ -48,7 +35,6 @@ class Block:
     reading: Axis | None
     metric: str
     places: pd.DataFrame
-    rankings: tuple[Ranking, ...]
 
     @property
     def title(self) -> str:
@@ -91,7 +77,6 @@ class PaperTable:
                 "metric": block.metric,
                 "substitutions": list(block.group.substitutions),
                 "cells": to_json(block.places.drop(columns=_NOT_IN_JSON).to_dict("records")),
-                "rankings": [asdict(ranking) for ranking in block.rankings],
             }
             for block in self.blocks
         ]
@@ -153,8 +138,7 @@ def _block(
     for view in ("server", "release"):
         places[f"epsilon_{view}"] = places[f"noised_{view}"].mask(raw, math.inf)
         places[f"noised_{view}"] = places[f"noised_{view}"].where(raw)
-    rankings = [_ranking(column, places[places.column == column.id]) for column in columns]
-    return Block(group, reading, recipe.metric_of(group), places, tuple(each for each in rankings if each))
+    return Block(group, reading, recipe.metric_of(group), places)
 
 
 def _columns(recipe: Recipe, group: RowGroup, cells: Sequence[Cell]) -> list[TableColumn]:
@@ -204,35 +188,19 @@ def _why(reasons: pd.Series) -> str:
 
 
 _COMBINED: dict[str, tuple[str, Any]] = {
-    "method": ("method", _first),
-    "at": ("at", _first),
-    "paper": ("paper", _first),
+    **{name: (name, _first) for name in ("method", "at", "paper")},
     "ours": ("value", "mean"),
     "spread": ("value", "std"),
     "values": ("value", lambda values: tuple(values.dropna())),
     "seeds": ("seed", lambda seeds: tuple(int(seed) for seed in seeds.dropna())),
     "runs": ("digest", lambda digests: tuple(digests.dropna())),
     "asked": ("seed", "size"),
-    "paper_epsilon": ("paper_epsilon", _first),
-    "noised_server": ("server", "max"),
-    "noised_release": ("release", "max"),
-    "least_server": ("server", "min"),
-    "least_release": ("release", "min"),
-    "noise": ("noise", _first),
+    **{f"noised_{view}": (view, "max") for view in ("server", "release")},
+    **{f"least_{view}": (view, "min") for view in ("server", "release")},
     "raw_values": ("raw", lambda raw: tuple(dict.fromkeys(words for each in raw for words in each))),
-    "chance": ("chance", _first),
-    "outside": ("outside", _first),
+    **{name: (name, _first) for name in ("paper_epsilon", "noise", "chance", "outside")},
     "open": ("open", _why),
 }
-
-
-def _ranking(column: TableColumn, places: pd.DataFrame) -> Ranking | None:
-    both = places.dropna(subset=["paper", "ours"])
-    if len(both) < 2:
-        return None
-    paper, ours = (tuple(both.sort_values(name, ascending=False, kind="stable").method) for name in ("paper", "ours"))
-    tau = both.paper.corr(both.ours, method="kendall")
-    return Ranking(column.id, paper, ours, None if math.isnan(tau) else float(tau))
 
 
 def _labels(recipe: Recipe, cells: Sequence[Cell], kept: Kept, *, quick: bool) -> Iterator[str]:
