@@ -352,7 +352,7 @@ def test_what_table_and_report_say(book: Path, tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     table = make_table(recipe, asked, CellProgress(kept), quick=False)
     (block,) = table.blocks
-    squares = {(place.row, place.column): place for place in block.places.itertuples()}
+    squares = {(place.row, place.column): place for place in block.itertuples()}
     noisy = squares["dp-fedavg", "sigma-1"]
     assert (noisy.paper, noisy.ours, noisy.seeds) == (80.5, pytest.approx(75.0), (0, 1))
     assert noisy.values == pytest.approx((72.5, 77.5))  # means of (70, 75) and of (70, 85)
