@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -101,7 +101,7 @@ def load_csv_set(path: Path, layout: CsvLayout = ANY_LAYOUT) -> Data:
     found = {part: read_csv(file, replace(layout, owners=True)) for part, file in parts.items()}
     if len({each.names for each in found.values()}) > 1:
         raise BadInput(f"{parts['test']} must have the columns of values of {parts['train']}, in the same order")
-    arrays = {
+    arrays: dict[str, Any] = {
         f"{part}_{key}": value
         for part, each in found.items()
         for key, value in zip(("x", "y", "device"), each, strict=False)

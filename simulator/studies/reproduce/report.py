@@ -109,7 +109,7 @@ class ReproductionReport:
                 self.tables[figure] = table
             numbers = places[places.paper.notna()]
             if len(numbers) and recipe.metric != "round_time":
-                self.points[figure] += [_point(recipe, each) for each in numbers.itertuples()]
+                self.points[figure] += [_point(recipe, each) for each in _each(numbers)]
         section = {
             "name": paper.name,
             "source": paper.source,
@@ -130,12 +130,13 @@ class ReproductionReport:
         compared = others[~others.outside.astype(bool) & (others.row != without)]
         columns = {key: list(lines.itertuples()) for key, lines in compared.groupby(["group", "reading", "column"])}
         verdicts, beside = [], []
-        for place in table.finished.itertuples():
+        for place in _each(table.finished):
             lines = columns.get((place.group, place.reading, place.column), [])
             rule = {"only_order": place.only_order, "other_data": place.other_data}
             verdicts.append(None if place.outside else verdict(place, lines, **rule))
             beside.append(len(lines))
-        return table.finished.assign(verdict=_objects(verdicts), beside=beside)
+        column = np.fromiter(verdicts, object, len(verdicts))
+        return table.finished.assign(verdict=column, beside=beside)
 
     def _made(self, recipe: Recipe) -> PaperTable:
         return make_table(recipe, self._finished(recipe), CellProgress(self._kept), quick=False)
@@ -183,9 +184,9 @@ class ReproductionReport:
         }
 
 
-def _objects(values: Sequence[Any]) -> pd.Series:
-    """Returns a column of values that are not numbers, in the places' order."""
-    return np.fromiter(values, object, len(values))
+def _each(places: pd.DataFrame) -> Iterator[Any]:
+    """Yields each place, whose fields are the columns."""
+    return iter(places.itertuples())
 
 
 def _each_run_once(places: pd.DataFrame) -> pd.DataFrame:
@@ -203,7 +204,7 @@ def _each_run_once(places: pd.DataFrame) -> pd.DataFrame:
 def _lines(recipe: Recipe, places: pd.DataFrame) -> tuple[str, str, list[str]]:
     """Returns the values that all lines share, a line for each place, and the sentences to which `why` has numbers."""
     rows, sentences = [], dict[str, int]()
-    for place in places.itertuples():
+    for place in _each(places):
         here = {name: getattr(place, name) for name in ("group", "row", "column", "reading")}
         reasons = [each.why for each in recipe.specials if each.why and each.applies(**here)]
         # the rounds of a time measurement store no epsilon

@@ -122,7 +122,7 @@ class CellProgress:
 
 def make_table(recipe: Recipe, cells: Sequence[Cell], progress: CellProgress, *, quick: bool) -> PaperTable:
     """Makes the table of these cells."""
-    blocks = []
+    blocks: list[pd.DataFrame] = []
     for group in recipe.groups:
         for reading in recipe.readings or (None,):
             those = [cell for cell in cells if cell.group.id == group.id and cell.reading == reading]
