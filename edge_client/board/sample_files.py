@@ -14,7 +14,7 @@ import numpy as np
 
 from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import opened
-from hushfleet.data.csv_file import LABEL, CsvLayout, Table, read_csv
+from hushfleet.data.csv_file import LABEL, CsvLayout, CsvTable, read_csv
 from hushfleet.data.form import one_form
 from hushfleet.data.measurements import warn_of_row_numbers
 from hushfleet.data.records import are_pixels, fitted
@@ -124,12 +124,12 @@ def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> 
     return [marks[places].tobytes() + row[places].tobytes() for row, places in zip(table, found, strict=True)]
 
 
-def _read_folder(folder: Path, layout: CsvLayout, reading: Reading) -> Table:
+def _read_folder(folder: Path, layout: CsvLayout, reading: Reading) -> CsvTable:
     """Reads the `.csv` files in the order of their names; a file that does not fit is skipped."""
     if reading.by_content and not layout.form.columns:
         raise BadInput(f"{folder}: {FORM_OF_FOLDERS}")
     skipped = [] if reading.skipped is None else reading.skipped
-    parts: dict[str, Table] = {}
+    parts: dict[str, CsvTable] = {}
     for file in sorted(files_below(folder, data=folder)):
         name, lines = Path(file).relative_to(folder).as_posix(), list[str]()
         if any(part.startswith(".") for part in name.split("/")):
@@ -148,7 +148,7 @@ def _read_folder(folder: Path, layout: CsvLayout, reading: Reading) -> Table:
     if not parts:
         raise BadInput(f"{folder} holds no CSV file that can be read{': ' * bool(skipped)}{reasons(skipped)}")
     values, targets = (np.concatenate([table[at] for table in parts.values()]) for at in (0, 1))
-    return Table(values, targets, None, next(iter(parts.values())).names)
+    return CsvTable(values, targets, None, next(iter(parts.values())).names)
 
 
 def _for_task(

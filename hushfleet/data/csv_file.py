@@ -74,7 +74,7 @@ class CsvLayout:
         return () if self.series else self.outputs or (LABEL,)
 
 
-class Table(NamedTuple):
+class CsvTable(NamedTuple):
     """The samples of a file.
 
     :param values: float32 or, for pixels, uint8 `[n, F]`, or `[n, C, H, W]` for a given shape.
@@ -111,7 +111,7 @@ def load_csv_set(path: Path, layout: CsvLayout = ANY_LAYOUT) -> Data:
 
 def read_csv(
     path: Path, layout: CsvLayout = ANY_LAYOUT, *, skipped: list[str] | None = None, unfinished: bool = False
-) -> Table:
+) -> CsvTable:
     """Reads a file.
 
     :param skipped: the list that receives a text for each unusable line, which is left out; None: it is an error.
@@ -159,7 +159,7 @@ def read_csv(
         names = tuple(name for name in names for _ in range(steps))
     values = values if layout.input_shape is None else values.reshape(-1, *layout.input_shape)
     values = np.ascontiguousarray(values, np.uint8 if rows.are_pixels else np.float32)  # ONNX Runtime takes no other
-    return Table(values, targets, owners, names)
+    return CsvTable(values, targets, owners, names)
 
 
 def _windows(lines: np.ndarray, owner: np.ndarray | None, steps: int) -> tuple[np.ndarray, list[int]]:
@@ -322,7 +322,7 @@ class _Rows:
             raise BadInput(f"{self._header[self._places[wrong]]!r} = {cells[wrong]!r}: must be {accepted}")
         return mark, values
 
-    def table(self) -> Table:
+    def table(self) -> CsvTable:
         """Returns all lines; values `[n, F]`. Without the columns of targets all samples are normal."""
         rows = np.frombuffer(self._found, np.float32).reshape(-1, len(self._places))
         values, numbers = rows[:, : len(self._names)], rows[:, len(self._names) :]
@@ -330,4 +330,4 @@ class _Rows:
             numbers = np.zeros((len(rows), len(self._outputs)), np.float32)
         # As objects: in an array of texts each takes the memory of the longest.
         texts = {name: np.array(found, object) for name, (_, found) in self._texts.items()}
-        return Table(values, numbers if self._outputs else texts[LABEL], texts.get(DEVICE), self._names)
+        return CsvTable(values, numbers if self._outputs else texts[LABEL], texts.get(DEVICE), self._names)

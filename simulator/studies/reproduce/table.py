@@ -54,7 +54,7 @@ class PaperTable:
 
     @property
     def raw_values(self) -> list[str]:
-        """What methods of the table send without noise, in words."""
+        """The values that methods of the table send without noise, in words."""
         return list(dict.fromkeys(words for several in self.places.raw_values for words in several))
 
     @property
