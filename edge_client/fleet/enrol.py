@@ -35,7 +35,7 @@ from hushfleet.wire.format.fleet_messages import (
     token_seed,
 )
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.format.messages import decode_message, encode_message, peek_kind
+from hushfleet.wire.format.messages import decode_as, encode_message, peek_kind
 from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkUp
 
@@ -100,9 +100,9 @@ class CertificateRequest:
 
     def take(self, payload: bytes) -> None:
         """Handles an answer, which may be forged. Raises a `WireError` if it is not valid, or `StoreError`."""
-        answer = decode_message(payload, federation=self._federation, public_key=self._service)
-        if not isinstance(answer, EnrolAnswer) or answer.device != self._tls.device:
-            raise Malformed(f"expected an answer to this board, got a {type(answer).__name__}")
+        answer = decode_as(EnrolAnswer, payload, federation=self._federation, public_key=self._service)
+        if answer.device != self._tls.device:
+            raise Malformed(f"an answer for {answer.device} came to this board")
         if answer.nonce != self._nonce:
             return  # it answers an earlier request
         if answer.verdict != "granted":

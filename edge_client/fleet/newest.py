@@ -24,7 +24,7 @@ from hushfleet.release import Newest, Signed, this_platform
 from hushfleet.release.manifest import version_order
 from hushfleet.wire.format.fleet_messages import ReleaseNews
 from hushfleet.wire.format.health import Freeze
-from hushfleet.wire.format.messages import decode_message, peek_kind
+from hushfleet.wire.format.messages import decode_as, peek_kind
 from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Link
 
@@ -151,8 +151,7 @@ class News(Duty):
         """Raises a `WireError` or `StoreError`."""
         if topic.kind != "fleet" or not payload or peek_kind(payload) is not ReleaseNews:
             return
-        news = decode_message(payload, federation=self._topics.federation, public_key=self._service)
-        assert isinstance(news, ReleaseNews)
+        news = decode_as(ReleaseNews, payload, federation=self._topics.federation, public_key=self._service)
         if self._installed.state() is None:  # this board takes no releases
             return
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, TypeVar, get_args
 
 from msgspec import Meta
 
@@ -48,6 +48,7 @@ MAX_INCLUDED_BYTES = 100_000 // 8
 MAX_INT = (1 << 63) - 1
 
 _HEAD = struct.Struct("<2sBBI")
+M = TypeVar("M")
 
 Phase = Literal["open", "unmask", "closed", "finished"]
 DeviceStatus = Literal["ready", "training", "sleeping", "lost"]
@@ -408,6 +409,14 @@ def decode_message(data: bytes, *, federation: str, public_key: bytes | None = N
             _verify(message.public_key, signed, signature, federation)
         elif message.public_key != public_key:
             raise BadSignature(f"the {cls.__name__} announces another key than the one that is pinned")
+    return message
+
+
+def decode_as(kind: type[M], data: bytes, *, federation: str, public_key: bytes | None = None) -> M:
+    """Decodes a message as `decode_message` does; raises `Malformed` also if it is of another kind."""
+    message = decode_message(data, federation=federation, public_key=public_key)
+    if not isinstance(message, kind):
+        raise Malformed(f"expected a {kind.__name__}, got a {type(message).__name__}")
     return message
 
 

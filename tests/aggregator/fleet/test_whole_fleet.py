@@ -67,7 +67,7 @@ def test_a_blank_board_enrols_and_is_known_to_all(fleet: FleetFolder, tmp_path: 
 
 def grow_old(fleet: FleetFolder, board: Board, *, days: float) -> None:
     """Gives it a certificate of 730 days that was signed so many days ago: in its first half none is renewed."""
-    authority = Authority.load(fleet.ca / "ca.pem", fleet.ca / "ca.key")
+    authority = Authority.load(fleet.ca)
     then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
     key = read_request(board.tls.request(), device=board.device)
     issued = authority.sign_client(board.device, key, days=730, now=then)
