@@ -95,6 +95,13 @@ def test_a_guardian_is_small() -> None:
     assert MOST_LINES - 1000 < lines <= MOST_LINES
 
 
+AT_NEED = {f"hushfleet.{each}" for each in ("edge_client.fleet.enrol", "edge_client.fleet.slots", "release.archive")}
+
+
+def test_a_board_of_a_fleet_loads_enrolment_at_need_and_no_installer() -> None:
+    assert not loaded("edge_client.fleet.membership") & AT_NEED
+
+
 CHARGES = """
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import METHODS, make_method

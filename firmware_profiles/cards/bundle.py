@@ -27,7 +27,8 @@ import hushfleet
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.seed import write_system
-from hushfleet.release import Manifest, Signer, pack
+from hushfleet.release.archive import pack
+from hushfleet.release.manifest import Manifest, Signer
 from hushfleet.user_files import user_cache_dir
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")

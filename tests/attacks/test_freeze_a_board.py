@@ -31,7 +31,9 @@ from hushfleet.edge_client.fleet.slots import Slots
 from hushfleet.edge_client.status import format_status, status
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadSignature, WireError
-from hushfleet.release import Newest, Signed, pack, this_platform
+from hushfleet.release.archive import pack
+from hushfleet.release.manifest import this_platform
+from hushfleet.release.statements import Newest, Signed
 from hushfleet.wire.format.fleet_messages import ReleaseNews
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import encode_message

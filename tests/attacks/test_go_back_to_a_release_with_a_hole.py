@@ -19,8 +19,11 @@ from pathlib import Path
 import pytest
 
 from hushfleet.edge_client.fleet import slots as module
-from hushfleet.edge_client.fleet.slots import MOST_CHECKS, STEADY_CHECKS, Slots, SlotsError, State, check_fits
-from hushfleet.release import Manifest, archive, pack, this_platform
+from hushfleet.edge_client.fleet.slot_state import SlotsError, State, check_fits
+from hushfleet.edge_client.fleet.slots import MOST_CHECKS, STEADY_CHECKS, Slots
+from hushfleet.release import archive
+from hushfleet.release.archive import pack
+from hushfleet.release.manifest import Manifest, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.releases import put_trust
 

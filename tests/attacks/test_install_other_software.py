@@ -16,8 +16,11 @@ from typing import BinaryIO
 
 import pytest
 
-from hushfleet.edge_client.fleet.slots import Slots, State
-from hushfleet.release import Manifest, SignedManifest, archive, pack, this_platform
+from hushfleet.edge_client.fleet.slot_state import State
+from hushfleet.edge_client.fleet.slots import Slots
+from hushfleet.release import archive
+from hushfleet.release.archive import pack
+from hushfleet.release.manifest import Manifest, SignedManifest, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.releases import put_trust
 

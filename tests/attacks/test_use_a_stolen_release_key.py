@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.edge_client.fleet.slots import Slots, State
-from hushfleet.release import ReleaseKeys, Signed, add_signature, pack, this_platform
+from hushfleet.edge_client.fleet.slot_state import State
+from hushfleet.edge_client.fleet.slots import Slots
+from hushfleet.release.archive import add_signature, pack
+from hushfleet.release.manifest import this_platform
+from hushfleet.release.statements import ReleaseKeys, Signed
 from hushfleet.wire.format.identity import Identity
 from support.releases import ROOT, put_trust, statement
 

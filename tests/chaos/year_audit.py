@@ -16,7 +16,8 @@ from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.durations import Period
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of
-from hushfleet.release import pack, this_platform
+from hushfleet.release.archive import pack
+from hushfleet.release.manifest import this_platform
 from hushfleet.schema import unpack
 from hushfleet.wire.format.identity import Identity
 from support.desk import adopt

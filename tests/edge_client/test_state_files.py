@@ -28,9 +28,10 @@ from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection, OwnDataSection
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.waiting import WaitingNote
-from hushfleet.edge_client.fleet.enrol import CertificateRequest, Renewal
+from hushfleet.edge_client.fleet.enrol import CertificateRequest
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.newest import News
+from hushfleet.edge_client.fleet.renewal import Renewal
 from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.fleet.slots import Slots
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
@@ -41,7 +42,9 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.errors import LostStore
-from hushfleet.release import Newest, Signed, pack, read_head, this_platform
+from hushfleet.release.archive import pack, read_head
+from hushfleet.release.manifest import this_platform
+from hushfleet.release.statements import Newest, Signed
 from hushfleet.simulator.world.hub import LocalHub, LocalLink
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, ReleaseNews, ReleaseOffer
 from hushfleet.wire.format.identity import Identity

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from hushfleet.aggregator.fleet.commands.options import FleetDir, IdsFile, Images, Wheels, opened
+from hushfleet.aggregator.fleet.commands.options import FleetDir, IdsFile, ImagesFolder, WheelsFolder, opened
 from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput
 
@@ -31,10 +31,10 @@ class FlashOptions:
     device: Annotated[list[str] | None, Option(metavar="ID", help="Write the card of this board, or of those that match a pattern in quotes; may be repeated.")] = None
     file: IdsFile = None
     python: Annotated[str | None, Option(metavar="3.X", help="Python version of the system. Default: found from the image.")] = None
-    images: Images = None
+    images: ImagesFolder = None
     ssh_key: Annotated[Path | None, Option(metavar="KEY.pub", help="Public SSH key whose owner may log in. Default: nobody may.")] = None
     ssh_user: Annotated[str, Option(help="User name for that key.")] = "hushfleet-admin"
-    wheels: Wheels = None
+    wheels: WheelsFolder = None
     force: Annotated[bool, Option("--force", help="Also write cards for boards that have one; the old token becomes invalid.")] = False
     # fmt: on
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.options import FleetDir, Images, Wheels, opened
+from hushfleet.aggregator.fleet.commands.options import FleetDir, ImagesFolder, WheelsFolder, opened
 from hushfleet.aggregator.options import with_options
 from hushfleet.errors import BadInput
 
@@ -20,8 +20,8 @@ def push(
     fleet: FleetDir,
     device: Annotated[str, typer.Option(metavar="ID", help="Id of the board in the fleet.")],
     ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="Options of ssh, such as '-p 2222 -i key'.")] = "",
-    images: Images = None,
-    wheels: Wheels = None,
+    images: ImagesFolder = None,
+    wheels: WheelsFolder = None,
     force: Annotated[bool, typer.Option("--force", help="Also install a board that has a card or was installed before.")] = False,
 ) -> None:  # fmt: skip
     """Install the client on a board that runs already: what a card does, by ssh. For Jetsons, and for single boards.

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import hushfleet
-from hushfleet.aggregator.fleet.commands.options import FILE, Dir, Wheels, Yes, opened
+from hushfleet.aggregator.fleet.commands.options import FILE, Dir, WheelsFolder, Yes, opened
 from hushfleet.aggregator.options import with_options
 from hushfleet.errors import BadInput, BadSignature
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
-    from hushfleet.release import ReleaseKeys
+    from hushfleet.release.statements import ReleaseKeys
 
 release = typer.Typer(
     no_args_is_help=True,
@@ -43,7 +43,7 @@ def _make(
     python: Annotated[str, typer.Option(metavar="3.X", help="Python of the boards' system: 3.13 on Raspberry Pi OS Trixie, 3.11 on Bookworm.")] = "3.13",
     arch: Annotated[str, typer.Option(help="Architecture of the boards: aarch64 or x86_64.")] = "aarch64",
     version: Annotated[str, typer.Option(help="Version that boards will report: two to four numbers.")] = hushfleet.__version__,
-    wheels: Wheels = None,
+    wheels: WheelsFolder = None,
     downgrade_from: Annotated[list[str] | None, typer.Option(metavar="VERSION", help="Boards that run this version take it although it is not newer; it withdraws all versions up to this one; repeatable.")] = None,
     system: Annotated[bool, typer.Option("--system", help="It also renews what runs as root on a board, slots.pyz and the units; root must sign it, too.")] = False,
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Leave the release unsigned, although a key is here, to be signed elsewhere.")] = False,
@@ -107,7 +107,7 @@ def _sign(
     """
     from hushfleet import atomic_file
     from hushfleet.aggregator.storage.identity_file import load
-    from hushfleet.release import add_signature, check_payload, read_head
+    from hushfleet.release.archive import add_signature, check_payload, read_head
     from hushfleet.release.statements import read_keys
 
     identity = load(key)

@@ -14,7 +14,7 @@ from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.release import Newest, Signed
+from hushfleet.release.statements import Newest, Signed
 from hushfleet.wire.format.fleet_messages import ReleaseNews
 
 LOOK_EVERY_S = 1.0

@@ -23,8 +23,7 @@ from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.fleet.view import RolloutView
 from hushfleet.aggregator.publish.blobs import ChunkServer
 from hushfleet.errors import BadInput, BadSignature
-from hushfleet.release import Manifest
-from hushfleet.release.manifest import VERSION, version_order
+from hushfleet.release.manifest import VERSION, Manifest, version_order
 from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOffer
 from hushfleet.wire.format.messages import Want, decode_as
 from hushfleet.wire.format.topics import ParsedTopic, Topics

@@ -19,8 +19,8 @@ from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadSignature, Malformed
-from hushfleet.release import Newest, Signed, Trust, pack
-from hushfleet.release.statements import read_keys
+from hushfleet.release.archive import pack
+from hushfleet.release.statements import Newest, Signed, Trust, read_keys
 from hushfleet.schema import pack as packed
 from hushfleet.wire.format.fleet_messages import ReleaseNews
 from hushfleet.wire.format.health import Health, SlotState

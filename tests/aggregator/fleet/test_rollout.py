@@ -42,11 +42,12 @@ from hushfleet.aggregator.fleet.software.rollout import (
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder, UpdatesPart
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load
-from hushfleet.edge_client.fleet.slots import SlotsError, State, check_fits
+from hushfleet.edge_client.fleet.slot_state import SlotsError, State, check_fits
 from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.firmware_profiles.cards import bundle
-from hushfleet.release import Manifest, add_signature
-from hushfleet.release import pack as pack_release
+from hushfleet.release.archive import add_signature
+from hushfleet.release.archive import pack as pack_release
+from hushfleet.release.manifest import Manifest
 from hushfleet.schema import pack
 from hushfleet.wire.format.fleet_messages import ReleaseOffer
 from hushfleet.wire.format.identity import Identity

@@ -23,7 +23,7 @@ from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.edge_client.agent import Agent
-from hushfleet.edge_client.fleet.enrol import Renewal
+from hushfleet.edge_client.fleet.renewal import Renewal
 from hushfleet.errors import BadInput, LinkLost
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.messages import ServerState, encode_message

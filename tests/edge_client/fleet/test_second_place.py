@@ -19,7 +19,8 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import CopiedStore
 from hushfleet.firmware_profiles.cards.seed import slots_archive
 from hushfleet.privacy.charge import Charge
-from hushfleet.release import pack, this_platform
+from hushfleet.release.archive import pack
+from hushfleet.release.manifest import this_platform
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from support.edge import DEVICE

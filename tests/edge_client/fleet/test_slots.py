@@ -19,9 +19,13 @@ from typing import Any
 import pytest
 
 from hushfleet.edge_client.fleet import slots as module
-from hushfleet.edge_client.fleet.slots import MOST_CHECKS, MOST_STARTS, STEADY_CHECKS, Slots, SlotsError, State
+from hushfleet.edge_client.fleet.slot_state import SlotsError, State
+from hushfleet.edge_client.fleet.slots import MOST_CHECKS, MOST_STARTS, STEADY_CHECKS, Slots
 from hushfleet.firmware_profiles.cards.seed import slots_archive
-from hushfleet.release import Trust, archive, pack, this_platform
+from hushfleet.release import archive
+from hushfleet.release.archive import pack
+from hushfleet.release.manifest import this_platform
+from hushfleet.release.statements import Trust
 from hushfleet.wire.format.identity import Identity
 from support.kill import CALL, KillPoints, forked
 from support.releases import put_trust, statement

@@ -15,10 +15,12 @@ import pytest
 
 from hushfleet.edge_client.fleet import slots as slots_module
 from hushfleet.edge_client.fleet import system_files as module
-from hushfleet.edge_client.fleet.slots import STEADY_CHECKS, Slots, State
+from hushfleet.edge_client.fleet.slot_state import State
+from hushfleet.edge_client.fleet.slots import STEADY_CHECKS, Slots
 from hushfleet.edge_client.fleet.system_files import is_due, note, renew
 from hushfleet.firmware_profiles.cards.seed import slots_archive, write_system
-from hushfleet.release import add_signature, pack, this_platform
+from hushfleet.release.archive import add_signature, pack
+from hushfleet.release.manifest import this_platform
 from hushfleet.wire.format.identity import Identity
 from support.kill import KillPoints
 from support.releases import ROOT, put_trust

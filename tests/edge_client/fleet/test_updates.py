@@ -23,12 +23,14 @@ from hushfleet.edge_client.board.config import (
 )
 from hushfleet.edge_client.fleet import updates as release_file_module
 from hushfleet.edge_client.fleet.installed import Installed
-from hushfleet.edge_client.fleet.slots import Slots, State
+from hushfleet.edge_client.fleet.slot_state import State
+from hushfleet.edge_client.fleet.slots import Slots
 from hushfleet.edge_client.fleet.updates import PATIENCE_S, WINDOW, ReleaseDuty, ReleaseFile, RestartForRelease
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.errors import BadSignature, Malformed, StoreError, StoreFull
-from hushfleet.release import SignedManifest, pack, read_head, this_platform
+from hushfleet.release.archive import pack, read_head
+from hushfleet.release.manifest import SignedManifest, this_platform
 from hushfleet.wire.format.chunks import chunk_count, expand, split
 from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOffer
 from hushfleet.wire.format.identity import Identity

@@ -21,7 +21,8 @@ from hushfleet.firmware_profiles.cards.bundle import PYTHONS
 from hushfleet.firmware_profiles.cards.cloud_init import write_card
 from hushfleet.firmware_profiles.cards.seed import Card
 from hushfleet.firmware_profiles.cards.wifi import Wifi
-from hushfleet.release import pack, this_platform
+from hushfleet.release.archive import pack
+from hushfleet.release.manifest import this_platform
 from hushfleet.wire.format.identity import Identity
 from support.stock import TRIXIE
 

@@ -13,7 +13,8 @@ import pytest
 from hushfleet.edge_client.fleet.slots import Slots
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.firmware_profiles.cards.seed import slots_archive
-from hushfleet.release import pack, this_platform
+from hushfleet.release.archive import pack
+from hushfleet.release.manifest import this_platform
 from hushfleet.wire.format.identity import Identity
 from support.own_systemd import OwnSystemd
 from support.releases import put_trust

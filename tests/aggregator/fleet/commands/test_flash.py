@@ -19,7 +19,7 @@ from hushfleet.aggregator.fleet.trust.members import counted
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.release import pack
+from hushfleet.release.archive import pack
 from hushfleet.wire.format.fleet_messages import token_seed
 from hushfleet.wire.format.identity import Identity
 from support.desk import make_folder
