@@ -34,7 +34,7 @@ from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.live.engine import RECONNECT_S
 from hushfleet.simulator.fleet import SimulatedDevice
 from hushfleet.simulator.run_folder import RunFolder, Simulation
-from hushfleet.simulator.schedule import Outage, schedule_of
+from hushfleet.simulator.schedule import Action, Outage, schedule_of
 from hushfleet.simulator.world.board import WorldBoard, board_config, trained
 from hushfleet.simulator.world.clock import WorldClock
 from hushfleet.simulator.world.fleet import NO_WINDOW
@@ -157,8 +157,11 @@ class _Run:
             options=LinkOptions(lost_noticed_s=0.0, first_backoff_s=RECONNECT_S),
             seed=simulation.seed,
             first_round=first_round,
-            on_action=lambda action: scenario.write("scenario", action=action.kind, target=action.target),
+            on_action=self._played,
         )
+
+    def _played(self, action: Action) -> None:
+        self._scenario.write("scenario", action=action.kind, target=action.target)
 
     def play(self) -> None:
         world, server, closed = self.world, self._server, -1

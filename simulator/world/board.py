@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -99,7 +99,15 @@ class ZeroTraining:
         yield trained(job, trainer)
 
 
-def _zeros(params: Array, x: Any, y: Any, dropout: Any = (), out: Array | None = None, **_: Any) -> tuple[float, Array]:
+def _zeros(
+    params: Array,
+    x: Any,
+    y: Any,
+    dropout: Sequence[Array] = (),
+    out: Array | None = None,
+    teacher: Array | None = None,
+    distill: Any | None = None,
+) -> tuple[float, Array]:
     gradient = np.empty_like(params) if out is None else out
     gradient[...] = 0
     return 0.0, gradient

@@ -40,13 +40,14 @@ from hushfleet.methods.hush_rule import signal
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
-from hushfleet.privacy.budget import charges_on
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import GaussianMechanism
+from hushfleet.privacy.spending import charges_on
 from hushfleet.schema import pack
 from hushfleet.training.answer import evaluation_answer
-from hushfleet.wire.format.update import UpdateHeader, decode_update, read_header
+from hushfleet.wire.format.update import UpdateHeader, read_header
+from hushfleet.wire.format.update_values import decode_update
 from support.edge import DEVICE, Bench, Package, Waiting
 from support.stores import sql
 
@@ -415,7 +416,7 @@ def test_a_final_model_that_does_not_come_leaves_the_older_head(bench: Bench) ->
         bench.steps(5)
         bench.clock.now += LONGEST_WAIT_S
     assert kept(bench) == before is not None
-    assert bench.agent.blobs.fetch is None, "it is not asked for without end"
+    assert not bench.agent.blobs.is_fetching, "it is not asked for without end"
 
 
 def test_a_choice_that_fails_spoils_no_round(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

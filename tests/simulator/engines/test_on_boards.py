@@ -230,7 +230,7 @@ def test_who_never_comes_is_not_waited_for_for_ever(
     monkeypatch.setattr(on_boards, "LONGEST_ROUND_S", 3600.0)
     away = {"drop_out": [{"devices": ["device-0"], "at_s": 0.05, "for_s": 86400.0}]}
     run = made(short_task, tmp_path, away)
-    with Workers(1) as workers, pytest.raises(HushfleetError, match="never opens or never closes"):
+    with Workers(1) as workers, pytest.raises(HushfleetError, match="round 1 never opens: 3 devices"):
         run_on_boards(run, workers, mix=MIX)
 
 
