@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from hushfleet.aggregator.config import rules
-from hushfleet.config.spec import Rounds
 from hushfleet.schema import AtLeast1, Checked, Share
+from hushfleet.wire.format.spec import Rounds
 
 RULES_OF_OTHER_MODE: dict[str, dict[str, Any]] = {
     "buffered": {"cohort_size": 0, "quorum": 1.0, "min_updates": 1},
