@@ -15,13 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hushfleet.config.spec import PrivacySpec, TaskSpec
 from hushfleet.errors import BadInput, format_value
 from hushfleet.methods.method import Method, Published, TrainingConfig
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
 from hushfleet.paths import in_file
 from hushfleet.schema import from_plain
+from hushfleet.wire.format.spec import PrivacySpec, TaskSpec
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -35,16 +35,15 @@ OFFERED = "python:"
 _OFFERED: dict[str, Published] = {}
 
 # Each method with its file. A board imports only the one that it runs, because all together take two megabytes.
-_NAMES = (
-    *("fedavg", "dp-fedavg", "fedprox", "dp-fedsam", "blur-lus", "ditto"),
-    *("fedper", "lg-fedavg", "fedrep", "perfreezeclip", "fedglp-adp"),
-    *("feddpa", "fedaddp", "dp-fedsim", "acdp-pfsd", "pfedsd", "dkd-pfed", "apdp-fl"),
-    "hush",
+_PAPERS = (
+    *("dp-fedsam", "blur-lus", "ditto", "perfreezeclip", "fedglp-adp", "feddpa", "fedaddp", "dp-fedsim"),
+    *("acdp-pfsd", "pfedsd", "dkd-pfed", "apdp-fl"),
 )
 _FILES = {
-    **{name: name.replace("-", "_") for name in _NAMES},
-    **dict.fromkeys(("dp-fedavg", "fedprox"), "fedavg"),
+    **dict.fromkeys(("fedavg", "dp-fedavg", "fedprox"), "fedavg"),
     **dict.fromkeys(("fedper", "lg-fedavg", "fedrep"), "heads"),
+    **{name: f"papers.{name.replace('-', '_')}" for name in _PAPERS},
+    "hush": "hush",
 }
 
 

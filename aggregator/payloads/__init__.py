@@ -1,0 +1,1 @@
+"""What a round sends and receives: package, model and differences; updates, checked and added to exact sums."""
