@@ -1,1 +1,1 @@
-"""What a round sends and receives: package, model and differences; updates, checked and added to exact sums."""
+"""Prepares what a round sends, and checks and sums what it receives: package, model and differences; updates."""

@@ -1,1 +1,1 @@
-"""What a person sees of a run: console, live display, options of commands, and the report."""
+"""Shows a run to people: console, live display, options of commands, and the report."""
