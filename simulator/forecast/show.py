@@ -9,14 +9,14 @@ from pathlib import Path
 from rich.table import Table
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.aggregator.results.report.readable import size
+from hushfleet.aggregator.payloads.prepare import PreparedTask
+from hushfleet.aggregator.report.console import Console
+from hushfleet.aggregator.report.readable import size
 from hushfleet.errors import BadInput
-from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.forecast.forecast import Forecast
 from hushfleet.simulator.units import format_seconds
+from hushfleet.simulator.world.emulation import machine_speed
 from hushfleet.simulator.world.measure import measure_costs
 from hushfleet.simulator.world.times import Costs
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from hushfleet.aggregator.broker.programs import BrokerKind
-from hushfleet.simulator.engines.live.link_model import LinkConditions
+from hushfleet.simulator.world.link_model import LinkConditions
 
 Kind = Literal["kill", "power-cut", "full-disk", "clock-jump", "cut-link", "flapping-link", "twin"]
 What = Literal["update", "round_open", "round_close", "training", "committed", "sent", "seconds"]

@@ -21,9 +21,9 @@ from hushfleet.privacy.ledger import LedgerEntry
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
-from hushfleet.simulator.engines.live.engine import LiveFleet
-from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
+from hushfleet.simulator.world.live import LiveFleet
+from hushfleet.simulator.world.scenario import ScenarioPlayer
 
 DEVICES = 5
 ROUNDS = 3

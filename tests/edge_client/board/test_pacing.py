@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from hushfleet.edge_client.board.config import DeviceConfig, SimulationSection, load_config
 from hushfleet.edge_client.board.pacing import LEAST_WAIT_S, Pacer, SlowStore, open_store
-from hushfleet.edge_client.metrics import MetricsFile
 from hushfleet.edge_client.storage.arrays import RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker import loaded_task
+from hushfleet.edge_client.worker.metrics import MetricsFile
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.charge import Charge
