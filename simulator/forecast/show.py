@@ -16,8 +16,7 @@ from hushfleet.errors import BadInput
 from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.forecast.forecast import Forecast
 from hushfleet.simulator.units import format_seconds
-from hushfleet.simulator.world.emulation import machine_speed
-from hushfleet.simulator.world.measure import measure_costs
+from hushfleet.simulator.world.measure import machine_speed, measure_costs
 from hushfleet.simulator.world.times import Costs
 
 
