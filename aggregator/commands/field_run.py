@@ -42,7 +42,7 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.models.cuda import sees_cuda
-from hushfleet.privacy.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity

@@ -16,7 +16,7 @@ from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.data.form import OWN_DATA
 from hushfleet.data.sets import SOURCES
 from hushfleet.methods.hush_rule import rule
-from hushfleet.privacy.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 
 USUAL_IMAGES = 20  # per device, if neither the plan nor the boards say a number
 _LEAST_ROUNDS = 8  # the distance in all rounds decides; with 8 rounds instead of 20 gains differed by half a point

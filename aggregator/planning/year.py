@@ -11,9 +11,9 @@ from hushfleet.aggregator.planning.advice import MONTH_S, YEAR_S, Question
 from hushfleet.aggregator.planning.season import MOST_SEASONS, learns_until, seasons_paid
 from hushfleet.durations import describe_duration, duration_s
 from hushfleet.errors import BadInput
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
-from hushfleet.privacy.epsilon import Step, epsilon
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from hushfleet.aggregator.results.answers import EvaluationRow, evaluation_of
 from hushfleet.aggregator.results.result import LostRounds
 from hushfleet.aggregator.storage.board import Activity, Rejection
 from hushfleet.losses import ACCURACY
-from hushfleet.privacy.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.terms import Accountant
 
 KEPT_WARNINGS = 5

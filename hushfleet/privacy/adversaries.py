@@ -13,8 +13,8 @@ import math
 from typing import NamedTuple
 
 from hushfleet.errors import PrivacyError
-from hushfleet.privacy.epsilon import Step
-from hushfleet.privacy.epsilon import epsilon as epsilon_of
+from hushfleet.privacy.accountant import Step
+from hushfleet.privacy.accountant import epsilon as epsilon_of
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise_for import noise_multiplier_for
 from hushfleet.privacy.terms import Accountant, Unit

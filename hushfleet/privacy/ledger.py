@@ -32,8 +32,8 @@ import msgpack
 
 from hushfleet.durations import Period
 from hushfleet.errors import BudgetExceeded, LedgerError, PrivacyError
+from hushfleet.privacy.accountant import Adjacency, Step, epsilon
 from hushfleet.privacy.charge import Charge
-from hushfleet.privacy.epsilon import Adjacency, Step, epsilon
 from hushfleet.privacy.terms import Accountant
 
 DIGEST_BYTES = 32

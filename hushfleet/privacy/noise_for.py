@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 from hushfleet.errors import PrivacyError
-from hushfleet.privacy.epsilon import Step, check_delta_range
-from hushfleet.privacy.epsilon import epsilon as epsilon_of
+from hushfleet.privacy.accountant import Step, check_delta_range
+from hushfleet.privacy.accountant import epsilon as epsilon_of
 from hushfleet.privacy.terms import Accountant
 
 _SEARCHES = 200

@@ -15,8 +15,8 @@ from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.errors import BadInput
 from hushfleet.plain_json import to_json
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
-from hushfleet.privacy.epsilon import Step, epsilon
 from hushfleet.progress import counted
 from hushfleet.schema import parse_toml
 from hushfleet.simulator.boards import FleetMix

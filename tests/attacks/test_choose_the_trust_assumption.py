@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.privacy.epsilon import epsilon
+from hushfleet.privacy.accountant import epsilon
 from hushfleet.privacy.ring import Ring
 from hushfleet.privacy.step import Step
 from hushfleet.wire.format.identity import Identity

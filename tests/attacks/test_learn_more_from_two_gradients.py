@@ -17,7 +17,7 @@ from hushfleet.aggregator.config.task import parse_task
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.wire.format.spec import PrivacySpec

@@ -117,7 +117,7 @@ def test_the_page_and_the_product_agree_bit_by_bit(page: ModuleType, tmp_path: P
 @pytest.mark.parametrize("rounds", [1, 7, 1000])
 @pytest.mark.parametrize("noise_multiplier", [0.3, 2.0, 40.0])
 def test_epsilon_is_the_ledgers(page: ModuleType, rounds: int, noise_multiplier: float) -> None:
-    from hushfleet.privacy.epsilon import Step, epsilon
+    from hushfleet.privacy.accountant import Step, epsilon
 
     for delta in (1e-9, 1e-5, 0.1):
         assert page.epsilon(noise_multiplier, rounds, delta) == epsilon(

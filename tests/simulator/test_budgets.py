@@ -17,7 +17,7 @@ from hushfleet.data.sets import load
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput, HushfleetError, PrivacyError
 from hushfleet.methods.cost import RoundTerms
-from hushfleet.privacy.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.simulator.engines.fast.engine import ALL_SPENT, deliver, run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.fleet import make_fleet

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.report.readable import number
 from hushfleet.durations import describe_duration
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.charge import Charge
-from hushfleet.privacy.epsilon import Step, epsilon
 from hushfleet.privacy.ledger import epsilon_server_of, rounds_left
 
 _CHANGE = (

@@ -13,8 +13,8 @@ import torch
 
 from hushfleet.data.samples import Samples
 from hushfleet.models.model import Model
+from hushfleet.privacy.accountant import epsilon
 from hushfleet.privacy.clipping import clip
-from hushfleet.privacy.epsilon import epsilon
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.noise_for import noise_multiplier_for

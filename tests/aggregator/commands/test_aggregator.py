@@ -28,7 +28,7 @@ from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
 from hushfleet.methods.cost import RoundTerms
-from hushfleet.privacy.epsilon import epsilon
+from hushfleet.privacy.accountant import epsilon
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity

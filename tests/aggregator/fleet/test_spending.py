@@ -25,7 +25,7 @@ from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.register import DeviceRegister
-from hushfleet.privacy.epsilon import Adjacency, Step, epsilon
+from hushfleet.privacy.accountant import Adjacency, Step, epsilon
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.schema import pack

@@ -26,8 +26,8 @@ from hushfleet.aggregator.results.fleet_state import Shortfall
 from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.errors import BadInput
 from hushfleet.methods.cost import RoundTerms
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
-from hushfleet.privacy.epsilon import Step, epsilon
 from hushfleet.privacy.ledger import rounds_left
 from hushfleet.schema import pack
 from support.desk import TASK, make_folder

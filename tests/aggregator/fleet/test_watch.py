@@ -35,8 +35,8 @@ from hushfleet.aggregator.storage import activity
 from hushfleet.aggregator.storage.activity import ActivityStore, RefusedBirth
 from hushfleet.aggregator.storage.board import Board
 from hushfleet.errors import BadInput, BadSignature, Malformed
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.charge import Charge
-from hushfleet.privacy.epsilon import Step, epsilon
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.roster import SEEN_NEWER

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from hushfleet.aggregator.report.display import FleetDisplay, summary_table
 from hushfleet.aggregator.results.fleet_state import RunState
-from hushfleet.privacy.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from support import report_samples
 
 samples = vars(report_samples)

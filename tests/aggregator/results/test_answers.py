@@ -15,7 +15,7 @@ from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.results.record import _statistic
 from hushfleet.data.targets import Targets
 from hushfleet.methods.answer import scale_of
-from hushfleet.privacy.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.wire.format.question import QuestionSpec
 
 FLEETS = 400

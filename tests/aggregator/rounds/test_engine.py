@@ -19,7 +19,7 @@ from hushfleet.aggregator.rounds.policy import choose_cohort
 from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.learning.evaluation import Evaluation
 from hushfleet.methods.state import PublicState
-from hushfleet.privacy.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from support.accelerator import SUM_DEVICES
 
 MakeFleet = Callable[..., Any]

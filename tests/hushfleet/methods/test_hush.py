@@ -27,7 +27,7 @@ from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.wire.format.spec import PrivacySpec
 from support.methods import Constant, context_of, privatized

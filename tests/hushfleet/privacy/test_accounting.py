@@ -17,11 +17,11 @@ from scipy import special  # comes with Opacus
 
 from hushfleet.durations import Period
 from hushfleet.errors import PrivacyError
-from hushfleet.privacy import epsilon as accounting
+from hushfleet.privacy import accountant as accounting
 from hushfleet.privacy import noise_for
+from hushfleet.privacy.accountant import Step
 from hushfleet.privacy.budget import charges_on
 from hushfleet.privacy.charge import RECORD_ADJACENCY, Charge
-from hushfleet.privacy.epsilon import Step
 from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of
 from hushfleet.privacy.noise_for import check_delta
 from hushfleet.privacy.renyi import DEFAULT_ORDERS, _log_erfc, rdp

@@ -19,7 +19,7 @@ from opacus.accountants import PRVAccountant
 from scipy import optimize, stats  # comes with Opacus
 
 from hushfleet.errors import PrivacyError
-from hushfleet.privacy.epsilon import Adjacency, Step, epsilon
+from hushfleet.privacy.accountant import Adjacency, Step, epsilon
 from hushfleet.privacy.gaussian import epsilon_of_gaussian
 from hushfleet.privacy.loss_grid import Pair, loss_of, losses_on_grid, z_of
 from hushfleet.privacy.noise_for import noise_multiplier_for

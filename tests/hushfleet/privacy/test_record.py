@@ -21,8 +21,8 @@ from hushfleet.methods.local import GradientRule, Sgd
 from hushfleet.methods.method import Method
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.clipping import clipped_sum
-from hushfleet.privacy.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise, add_on_grid
 from hushfleet.privacy.record import LEAST_CLIP_NORM, RecordMechanism
 from hushfleet.wire.format.spec import PrivacySpec

@@ -25,8 +25,8 @@ from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.aggregator.fleet.tasks.task_check import season_charge
 from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
-from hushfleet.privacy.epsilon import Step, epsilon
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.simulator.boards import FleetMix, parse_mix
 from hushfleet.simulator.fleet import device_names, make_fleet

@@ -16,7 +16,7 @@ from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.privacy.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.simulator.boards import FleetMix, parse_mix
 from hushfleet.simulator.engines.fast.engine import ALL_SPENT, run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers

@@ -15,7 +15,7 @@ from hushfleet.methods.local_round import LocalRound
 from hushfleet.methods.server import ClosedRound
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.wire.format.spec import PrivacySpec
 from support.methods import Constant, advanced, context_of

@@ -19,7 +19,7 @@ from hushfleet.methods.papers.apdp_fl import score_of
 from hushfleet.methods.server import ClosedRound
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.wire.format.spec import PrivacySpec

@@ -27,8 +27,8 @@ from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.methods import method_of
 from hushfleet.methods.answer import right_answers
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.clipping import clip
-from hushfleet.privacy.epsilon import Step, epsilon
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.fast import engine
 from hushfleet.simulator.engines.fast.jobs import Job, device_of

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from hushfleet.privacy.accountant import Step
+from hushfleet.privacy.accountant import epsilon as composed
 from hushfleet.privacy.charge import RECORD_ADJACENCY, Charge
-from hushfleet.privacy.epsilon import Step
-from hushfleet.privacy.epsilon import epsilon as composed
 from hushfleet.simulator.studies.audit.bounds import (
     ErrorRates,
     epsilon_at_least,

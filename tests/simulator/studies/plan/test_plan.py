@@ -24,9 +24,9 @@ from hushfleet.aggregator.planning.gain_table import gain_table
 from hushfleet.aggregator.planning.year import Year
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
-from hushfleet.privacy.epsilon import Step, epsilon
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.masking import mask
