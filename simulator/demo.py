@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hushfleet.aggregator.broker.programs import BrokerKind
-from hushfleet.aggregator.options import with_options
+from hushfleet.aggregator.report.options import with_options
 from hushfleet.simulator.options import BrokerOption, Out, Resume, RunOptions
 from hushfleet.user_files import checked_folder, refuse_others
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.observe.console import Console
+    from hushfleet.aggregator.report.console import Console
     from hushfleet.aggregator.results.result import Result
     from hushfleet.simulator.engines.fast.workers import Workers
     from hushfleet.simulator.studies.invert.study import AttackTarget
@@ -72,8 +72,8 @@ def demo(
 
     The second half alone: `hushfleet demo secure`
     """
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.results.report.comparison import comparison_table, write_comparison
+    from hushfleet.aggregator.report.comparison import comparison_table, write_comparison
+    from hushfleet.aggregator.report.console import Console
     from hushfleet.simulator.engines.fast.workers import Workers
     from hushfleet.simulator.run_folder import run_path
 
@@ -147,7 +147,7 @@ def _run(
 
 def _add(seen: AttackTarget, result: Result, folder: Path, console: Console) -> None:
     """Adds the images that the server could see to the report."""
-    from hushfleet.aggregator.results.report.render import write_report
+    from hushfleet.aggregator.report.render import write_report
     from hushfleet.simulator.studies.invert.show import table
     from hushfleet.simulator.studies.invert.study import PICTURE
 
