@@ -12,9 +12,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.drift import has_become_worse, read_tests
 from hushfleet.edge_client.board.notes import notes_in
 from hushfleet.edge_client.download import DifferenceChain
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
@@ -29,6 +30,11 @@ from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import BlobRef
 from hushfleet.wire.format.update import max_public_bytes, max_update_bytes, read_header, signed
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.board import drift
+else:
+    drift = at_need("hushfleet.edge_client.board.drift")
 
 MAX_LINES = 200
 """Lines of the log that are taken from one job."""
@@ -104,7 +110,7 @@ class Handover:
                 entries=tuple(self._store.ledger.entries(plan.task)),
                 hides=task.constant_time,
                 nominal_s=nominal_s,
-                worse=has_become_worse(read_tests(self._state_dir)) if tells_drift else None,
+                worse=drift.has_become_worse(drift.read_tests(self._state_dir)) if tells_drift else None,
                 accelerator=None if accelerator is None else pack(accelerator),
                 processor_only=again or task.deaths > 0,
                 trained_samples=known,
@@ -125,8 +131,9 @@ class Handover:
 
             return apply_all(chain.base, chain.differences, chain.plan.task, chain.counts)
         package, _ = task.package()
-        more = {"processor_only": task.deaths > 0, "differences": chain.differences, "counts": chain.counts}
-        self._begin(Job(self._config, package, (), chain.plan, chain.base, task.party.now(), **more))
+        job = Job(self._config, package, (), chain.plan, chain.base, task.party.now())
+        adding = replace(job, processor_only=task.deaths > 0, differences=chain.differences, counts=chain.counts)
+        self._begin(adding)
         last = self._clock() + MOST_APPLYING_S
         while (outcome := self.poll(task)) is None and self._clock() < last:
             time.sleep(_LOOK_S)
@@ -144,8 +151,9 @@ class Handover:
         self._kept_for = serves
         self._workshop.begin(job)
         # Only what the outcome is compared with is kept: model and graphs are megabytes.
-        large = {"package": b"", "graphs": (), "model": b"", "roster": None, "earlier": None, "arrivals": ()}
-        self._job = replace(job, differences=(), **large)
+        self._job = replace(
+            job, package=b"", graphs=(), model=b"", roster=None, earlier=None, arrivals=(), differences=()
+        )
 
     def poll(self, task: TaskRuntime | None) -> Outcome | None:
         """Returns the outcome, once; None while the worker works."""

@@ -24,7 +24,7 @@ from hushfleet.edge_client.worker.process import ChildProcess
 from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import SIGNED
+from hushfleet.wire.format.update_values import SIGNED
 from support.device import config, package  # noqa: F401
 from support.edge import DEVICE, Package
 from support.kill import CALL, KillPoints, forked
