@@ -144,5 +144,5 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
             observer=observe,
             make_optimizer=make_optimizer,
             make_secure_round=run.secure_round,
-            update_format=UncodedUpdates(run.folder.updates, job.place),
+            encode=UncodedUpdates(run.folder.updates, job.place).encode,
         )
