@@ -122,8 +122,6 @@ class Agent:
                 "remove the section [simulation] before the device goes into the field",
                 config.simulation.seed,
             )
-            if config.simulation.slowdown > 1:
-                _log.info("work is stretched %.2f times its CPU time: a slower board", config.simulation.slowdown)
         self.link = connect(Will(self.topics.state(self.device), self._birth("lost")))
         topics = self.topics
         filters = (topics.down(self.device), topics.server, topics.task, topics.round)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hushfleet.simulator.world.hub import Roughness
 from support.world import BOARD, TRAINS_S, played, world
 
 OPENED_S = 0.12
@@ -45,6 +46,13 @@ def test_a_slow_link_takes_its_time_for_each_byte() -> None:
     (quick,) = played(world([BOARD]))
     update_bytes = only.arrivals[0].update_bytes
     assert arrivals(only)["a"] - arrivals(quick)["a"] > update_bytes * 0.001
+
+
+def test_a_bad_network_makes_rounds_longer_and_two_runs_are_the_same() -> None:
+    rough = replace(BOARD, rough=Roughness(jitter_s=0.2, stall_every_s=1.0, stall_s=1.0))
+    (calm,), *bad = (played(world([board])) for board in (BOARD, rough, rough))
+    assert bad[0] == bad[1]
+    assert bad[0][0].wall_s > calm.wall_s + 0.5
 
 
 def test_two_runs_are_the_same_and_short_cuts_change_nothing() -> None:
