@@ -98,7 +98,7 @@ _SCALARS = frozenset({bool, int, float, str, bytes, type(None)})
 
 def to_plain(value: Any) -> Any:
     """Converts a dataclass (which may be nested) to dicts, lists and scalars, ready for msgpack or JSON."""
-    kind = type(value)
+    kind: type = type(value)
     if kind in _SCALARS:
         return value
     if hasattr(value, "to_wire"):

@@ -122,8 +122,8 @@ class BlobSource:
         :param most_asks: after this many requests without progress, or if other bytes come instead, a blob is given up,
             and the others with it: the next call raises `Malformed`.
         """
-        if self._given_up in refs:
-            given_up, self._given_up = self._given_up, None
+        given_up, self._given_up = self._given_up, None
+        if given_up is not None and given_up in refs:
             raise Malformed(f"the blob {given_up.digest.hex()[:16]}... did not arrive")
         self.drop(keep={ref.digest for ref in refs})
         for ref in refs:

@@ -137,8 +137,9 @@ class SmallerFleet:
         alike = sorted(fleet, key=lambda device: (device.kind, device.times.train_s))
         chosen = {alike[place * count // few].name for place in range(few)}
         self.boards, self.weight = [device for device in fleet if device.name in chosen], count / few
-        scaled = ("cohort_size", "min_devices", "min_updates", "buffer_size")
-        self.rules = replace(rules, **{name: self._few(getattr(rules, name)) for name in scaled})
+        names = ("cohort_size", "min_devices", "min_updates", "buffer_size")
+        scaled: dict[str, Any] = {name: self._few(getattr(rules, name)) for name in names}
+        self.rules = replace(rules, **scaled)
         self.costs = replace(costs, accept_s=costs.accept_s * self.weight)
 
     def _few(self, boards: int | None) -> int | None:
