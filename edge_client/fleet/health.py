@@ -22,7 +22,7 @@ from hushfleet.edge_client.fleet.installed import standing_of
 from hushfleet.edge_client.fleet.newest import Freshness
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.errors import BadInput
-from hushfleet.release import this_platform
+from hushfleet.release.manifest import this_platform
 from hushfleet.wire.format.fields import DeclineCode
 from hushfleet.wire.format.health import SHOWN, ErrorCode, Health
 

@@ -33,7 +33,7 @@ from hushfleet.simulator.schedule import Schedule
 from hushfleet.simulator.world.outcomes import FleetDevice
 from hushfleet.simulator.world.sizes import Sizes, sizes_of
 from hushfleet.simulator.world.times import Costs
-from hushfleet.wire.format import messages, update
+from hushfleet.wire.format import messages, update_values
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
 from hushfleet.wire.link.interface import publish_packet_bytes
 
@@ -47,7 +47,7 @@ def short_cuts() -> Iterator[None]:
     replaced: list[tuple[Any, str, Any]] = [
         (Identity, "sign", lambda self, data: bytes(SIGNATURE_BYTES)),
         (TaskSpec, "from_bytes", staticmethod(lru_cache(16)(TaskSpec.from_bytes))),
-        *((module, "verify", lambda key, data, signature: None) for module in (messages, update)),
+        *((module, "verify", lambda key, data, signature: None) for module in (messages, update_values)),
         *((module, "decode_message", decode) for module in (verifier, enrolment, coordinator)),
     ]
     patches = [patch.object(*each) for each in replaced]

@@ -37,7 +37,7 @@ from hushfleet.firmware_profiles.cards.seed import Card
 from hushfleet.firmware_profiles.cards.stock_image import System
 from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.progress import doing
-from hushfleet.release import add_signature
+from hushfleet.release.archive import add_signature
 from hushfleet.release.manifest import VERSION, version_order
 
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
