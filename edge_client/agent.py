@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import hushfleet
-from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
@@ -31,6 +30,7 @@ from hushfleet.edge_client.net.rate_limits import EnrolmentRetry, RejectedMessag
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.net.upload import Upload
 from hushfleet.edge_client.net.verifier import MessageVerifier
+from hushfleet.edge_client.optional import retention
 from hushfleet.edge_client.rounds import RoundHandler
 from hushfleet.edge_client.state_files import WAITING
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -56,11 +56,8 @@ from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, L
 LONGEST_SLEEP_S = 1.0  # how soon a stop is noticed; nothing is sent for it
 
 if TYPE_CHECKING:
-    from hushfleet.edge_client.board import retention
     from hushfleet.edge_client.fleet.health import BoardHealth
     from hushfleet.wire.format.health import ErrorCode
-else:
-    retention = at_need("hushfleet.edge_client.board.retention")
 
 _log = logging.getLogger("hushfleet.edge")
 

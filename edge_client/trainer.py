@@ -17,8 +17,7 @@ from hushfleet.durations import Period
 from hushfleet.edge_client.allowed import AllowedRound, Party
 from hushfleet.edge_client.board.local_data import zero_samples
 from hushfleet.edge_client.randomness import Randomness
-from hushfleet.edge_client.storage.arrays import RoundCommit
-from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.errors import BadInput, LedgerError, Malformed, PrivacyError, StoreError
 from hushfleet.gradients.batch import GradientFunction
 from hushfleet.gradients.draws import Inputs

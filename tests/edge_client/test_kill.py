@@ -23,8 +23,7 @@ from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, Wir
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.randomness import FieldRandomness
-from hushfleet.edge_client.storage.arrays import RoundCommit
-from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.methods import method_of
