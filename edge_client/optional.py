@@ -12,8 +12,8 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from hushfleet.edge_client import rosters
     from hushfleet.edge_client.board import drift, new_samples, retention
-    from hushfleet.edge_client.net import rosters
     from hushfleet.edge_client.storage import migrations
     from hushfleet.methods import question
     from hushfleet.secure import agreement, member_answer, secure_round
@@ -23,7 +23,7 @@ else:
     retention = at_need("hushfleet.edge_client.board.retention")  # data.keep, data.max_mib
     migrations = at_need("hushfleet.edge_client.storage.migrations")  # a store of an earlier version
     question = at_need("hushfleet.methods.question")  # rounds that ask
-    rosters = at_need("hushfleet.edge_client.net.rosters")  # rounds with a secure sum
+    rosters = at_need("hushfleet.edge_client.rosters")  # rounds with a secure sum
     agreement = at_need("hushfleet.secure.agreement")
     member_answer = at_need("hushfleet.secure.member_answer")
     secure_round = at_need("hushfleet.secure.secure_round")

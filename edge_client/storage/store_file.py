@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hushfleet.atomic_file import PART_SUFFIX, sync_folder
 from hushfleet.edge_client.optional import migrations
-from hushfleet.edge_client.state_files import LOCK_SUFFIX, REMNANTS, SQLITE_SUFFIXES
 from hushfleet.edge_client.storage import answers, arrivals
+from hushfleet.edge_client.storage.state_files import LOCK_SUFFIX, REMNANTS, SQLITE_SUFFIXES
 from hushfleet.errors import LostStore, StoreError
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.identity import Identity
