@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import hushfleet
 from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
@@ -39,6 +38,8 @@ from hushfleet.edge_client.worker.handover import Handover
 from hushfleet.edge_client.worker.job import Workshop
 from hushfleet.edge_client.worker.process import ChildProcess
 from hushfleet.errors import CopiedStore, HushfleetError, LinkLost, StoreError, TooLarge, WireError
+from hushfleet.version import __version__
+from hushfleet.wire.format.health import ErrorCode
 from hushfleet.wire.format.messages import (
     Birth,
     Decline,
@@ -70,7 +71,7 @@ class Agent:
     :param clock: monotonic seconds.
     :param stop: ends the work loop once it is set.
     :param supervisor: receives the sign that the work loop is alive (systemd's watchdog).
-    :param workshop: does the training; None: a process of its own for each job.
+    :param workshop: does the training; None: a process of its own.
     :param duties: work for its fleet besides training.
     :param health: reports the board's health to its fleet; None if there is no fleet.
     :param budget_clock: counts time for the owner's limits; None to count with `clock`.
@@ -139,7 +140,7 @@ class Agent:
             self.blobs,
             self.tasks,
             self.store_check,
-            handover=Handover(config, store, workshop or ChildProcess()),
+            handover=Handover(config, store, workshop or ChildProcess(), clock=clock),
             announce=self._announce,
             quiet=self._is_quiet,
             clock=clock,
@@ -180,8 +181,7 @@ class Agent:
             self._on_event(event)
         if not self.blobs.is_fetching:
             self.tasks.advance()
-        if not self.blobs.is_fetching or self.rounds.training is not None:
-            self.rounds.advance()
+        self.rounds.advance()
         if self._up and not self.rounds.is_quiet:
             try:
                 self._send_due()
@@ -392,7 +392,7 @@ class Agent:
             session=self._session,
             state=status,
             board=self.config.device.board,
-            version=hushfleet.__version__,
+            version=__version__,
             public_key=self.store.identity.public_key,
             memory_mib=self._memory_mib,
         )

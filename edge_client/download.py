@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 
-from hushfleet.apart import apart
 from hushfleet.edge_client.rate_limits import Backoff
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import HushfleetError, Malformed, WireError
+from hushfleet.errors import Malformed, WireError
 from hushfleet.wire.format.chunks import Assembler
 from hushfleet.wire.format.messages import BASE_BYTES, DifferenceRef, RoundPlan, Want
 from hushfleet.wire.format.spec import BlobRef, TaskSpec
@@ -120,7 +120,7 @@ class BlobSource:
         :param most_asks: after this many requests without progress, or if other bytes come instead, a blob is given up,
             and the others with it: the next call raises `Malformed`.
         """
-        if self._given_up in refs:
+        if self._given_up is not None and self._given_up in refs:
             given_up, self._given_up = self._given_up, None
             raise Malformed(f"the blob {given_up.digest.hex()[:16]}... did not arrive")
         self.drop(keep={ref.digest for ref in refs})
@@ -160,17 +160,34 @@ class BlobSource:
             del self._fetches[digest]
 
 
+@dataclass(frozen=True)
+class DifferenceChain:
+    """Differences that lead from a model to the plan's.
+
+    :param base: the model in its wire form.
+    :param counts: how many values each layer has, in order.
+    """
+
+    plan: RoundPlan
+    base: bytes
+    differences: tuple[bytes, ...]
+    counts: tuple[int, ...]
+
+
 class GlobalModel:
     """The global model of a plan: from the store, from a stored model and its differences, or fetched as a whole.
 
     Differences are fetched into the store, and applied when all are there. The store then holds the new model beside
     the old one, so a device can continue after any interruption. If a difference does not arrive or does not fit, the
     whole model is fetched.
+
+    :param apply: adds differences up. Raises a `WireError`; what it returns is compared with the plan's digest.
     """
 
-    def __init__(self, store: DeviceStore, blobs: BlobSource) -> None:
+    def __init__(self, store: DeviceStore, blobs: BlobSource, *, apply: Callable[[DifferenceChain], bytes]) -> None:
         self._store = store
         self._blobs = blobs
+        self._add = apply
         self._whole: bytes | None = None
         """SHA-256 of the global model whose differences have failed: they are tried once for each model."""
 
@@ -207,10 +224,7 @@ class GlobalModel:
             if data is None:
                 raise Malformed(f"the difference {ref.digest.hex()[:16]}... is damaged in the store")
             differences.append(data)
-        try:
-            model: bytes = apart("hushfleet.wire.format.difference:apply_all", base, differences, plan.task, counts)
-        except HushfleetError as error:
-            raise Malformed(str(error)) from error
+        model = self._add(DifferenceChain(plan, base, tuple(differences), tuple(counts)))
         if BlobRef.of(model).digest != plan.global_digest:
             raise Malformed("the differences lead to another model than the plan names")
         self._store.put_blob(plan.global_digest, model)

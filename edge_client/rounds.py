@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import ANSWER_S, announced_at
 from hushfleet.edge_client.board.waiting import Kind
-from hushfleet.edge_client.download import BlobSource, GlobalModel
+from hushfleet.edge_client.download import BlobSource, DifferenceChain, GlobalModel
 from hushfleet.edge_client.optional import new_samples, rosters
 from hushfleet.edge_client.own_head import OwnHeads
 from hushfleet.edge_client.protocol import ROUND, Event, RoundState
@@ -104,7 +104,7 @@ class RoundHandler:
         self._device, self._memory_mib = config.device.id, config.memory_mib
         self._federation, self._operator = config.device.federation, config.roster_key
         self._store, self._blobs, self._tasks, self._store_check = store, blobs, tasks, store_check
-        self._model = GlobalModel(store, blobs)
+        self._model = GlobalModel(store, blobs, apply=self._applied)
         self._own_heads = OwnHeads(store, self._model, unlabelled=config.data.unlabelled is not None)
         self._has_owner = config.simulation is None  # in a simulation the simulator chooses heads
         self._new_samples: new_samples.NewSamples | None = None
@@ -187,7 +187,9 @@ class RoundHandler:
 
     def advance(self) -> None:
         """Does what can be done now for the open round."""
-        self.take("look")
+        self._handover.rest(at_once=self.finished)
+        if not self._blobs.is_fetching or self.training is not None:
+            self.take("look")
 
     def resume(self) -> None:
         """Sends again what may have been lost, after the link or the aggregator came back."""
@@ -196,11 +198,13 @@ class RoundHandler:
     def stop(self) -> None:
         """Gives up what a worker does, because the client stops; what is committed is sent after the next start."""
         self.take("stop")
+        self._handover.give_up()
 
     def on_new_task(self) -> None:
         """Considers the plan again, because another task was announced and the plan may belong to it."""
         self._round = None
         self.take("task")
+        self._handover.rest(at_once=True)
 
     def decline_round(self, reason: DeclineReason) -> None:
         """Declines the open round, unless it is settled already."""
@@ -383,6 +387,10 @@ class RoundHandler:
 
     # actions: training
 
+    def _applied(self, chain: DifferenceChain) -> bytes:
+        assert self._tasks.runtime is not None
+        return self._handover.applied(self._tasks.runtime, chain)
+
     def _begin_training(self, model: bytes) -> Then:
         (plan, task), round = self._open, self._round
         assert round is not None
@@ -425,13 +433,11 @@ class RoundHandler:
         training = self._training_now
         task, plan = training.task, training.plan
         try:
-            if not isinstance(done, Finished):
-                raise Malformed("the worker has chosen a head where a round was wanted")
             training.outcome = entry = self._handover.commit(done, training.round, task)
             word = "answered" if training.round.asks else "trained"
             _log.info("round %d: %s and committed, %d bytes to send", plan.round, word, len(entry.data))
             task.deaths = 0
-            if self._new_samples is not None and done.samples:
+            if self._new_samples is not None and isinstance(done, Finished) and done.samples:
                 self._new_samples.note(done.samples, task=plan.task)
         except Exception as error:
             training.outcome = decline_reason(error)
@@ -555,6 +561,8 @@ class RoundHandler:
         plan, task = self._open
         if self._own_heads.keep(plan, task, chosen):
             self._tidy(plan, task)
+        else:
+            self._handover.give_up()
 
     def _head_failed(self, why: Failed | Died) -> None:
         self._own_heads.failed(self._open[0], why.why if isinstance(why, Died) else why.reason)

@@ -89,6 +89,13 @@ def test_a_guardian_at_rest_has_not_what_its_tasks_and_its_owner_do_not_ask_for(
     assert not loaded("edge_client.agent", "wire.link.mqtt") & {*at_need, "email", "http.client", "urllib.request"}
 
 
+AT_NEED = {f"hushfleet.{each}" for each in ("edge_client.fleet.enrol", "edge_client.fleet.slots", "release.archive")}
+
+
+def test_a_board_of_a_fleet_loads_enrolment_at_need_and_no_installer() -> None:
+    assert not loaded("edge_client.fleet.membership") & AT_NEED
+
+
 CHARGES = """
 from hushfleet.wire.format.spec import PrivacySpec
 from hushfleet.methods import METHODS, make_method

@@ -37,7 +37,8 @@ from hushfleet.learning.graph_safety import check_graph
 from hushfleet.learning.graph_shapes import check_cost
 from hushfleet.methods.state import PublicState
 from hushfleet.params import ParamLayout
-from hushfleet.release import Manifest, SignedManifest, unpack
+from hushfleet.release.archive import unpack
+from hushfleet.release.manifest import Manifest, SignedManifest
 from hushfleet.secure import prime_field
 from hushfleet.secure.member_answer import AnswerHeader, decode_answer, encode_answer
 from hushfleet.secure.roster import Roster

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from msgspec import Meta
 
@@ -53,6 +53,7 @@ MAX_INCLUDED_BYTES = 100_000 // 8
 MAX_INT = (1 << 63) - 1
 
 _HEAD = struct.Struct("<2sBBI")
+M = TypeVar("M")
 
 Phase = Literal["open", "unmask", "closed", "finished"]
 IN_PROGRESS = ("open", "unmask")
@@ -450,6 +451,14 @@ def decode_message(data: bytes, *, federation: str, public_key: bytes | None = N
             _verify(announced, signed, signature, federation)
         elif announced != public_key:
             raise BadSignature(f"the {cls.__name__} announces another key than the one that is pinned")
+    return message
+
+
+def decode_as(kind: type[M], data: bytes, *, federation: str, public_key: bytes | None = None) -> M:
+    """Decodes a message as `decode_message` does; raises `Malformed` also if it is of another kind."""
+    message = decode_message(data, federation=federation, public_key=public_key)
+    if not isinstance(message, kind):
+        raise Malformed(f"expected a {kind.__name__}, got a {type(message).__name__}")
     return message
 
 
