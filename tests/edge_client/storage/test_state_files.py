@@ -52,7 +52,7 @@ from support.edge import DEVICE, Bench, Clock, Package, ScriptedAggregator, Stop
 from support.releases import DAILY, put_in, put_trust, statement
 from support.slots import pack_files
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 OF_EARLIER_VERSIONS = {"data.txt"}
 KNOWN = {STORE, *(STORE + suffix for suffix in (*SQLITE_SUFFIXES, LOCK_SUFFIX)), *REMNANTS, *BEFORE_THE_STORE}
 KEY, SERVICE = Identity.generate(), Identity.generate()
