@@ -26,7 +26,6 @@ from hushfleet.simulator.engines.fast.local_only import train_alone
 from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, choose_runtime, unavailable
 from hushfleet.simulator.engines.fast.workers import WorkerPool, Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
-from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.engines.on_boards import keep_costs, run_on_boards
 from hushfleet.simulator.engines.ray.workers import RayWorkers
 from hushfleet.simulator.model_files import write_models
@@ -34,7 +33,7 @@ from hushfleet.simulator.options import RunOptions, Runtime
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation, repeated
-from hushfleet.simulator.schedule import Schedule, schedule_of
+from hushfleet.simulator.schedule import schedule_of
 from hushfleet.simulator.sweep import Rounds, sweep_noise, tasks_at, with_seeds, with_sweep
 from hushfleet.simulator.units import format_seconds
 from hushfleet.simulator.watch import Watch
@@ -146,39 +145,21 @@ def _watch(simulation: Simulation, options: RunOptions, console: Console) -> Wat
     return Watch(simulation, display, engine=options.engine)
 
 
-def _schedule(simulation: Simulation) -> Schedule:
-    return schedule_of(simulation.task, [device.name for device in simulation.fleet.devices])
-
-
 def _not_played(simulation: Simulation, options: RunOptions) -> Iterator[str]:
-    """Yields a note for each part of the task that this engine ignores."""
-    if not options.clocked and simulation.task.schedule.is_set:
+    """Yields a note for each part of the task that is played on a virtual clock alone."""
+    if options.clocked:
+        return
+    if simulation.task.schedule.is_set:
         yield "the schedule is not played, and rounds follow each other: it takes --boards, without --engine live"
-    if not options.clocked and options.engine != "live" and not _schedule(simulation).is_calm:
-        yield "the scenario is not played: it takes --engine live, or --boards"
+    if not schedule_of(simulation.task, [device.name for device in simulation.fleet.devices]).is_calm:
+        yield "the scenario is not played: it takes --boards, without --engine live"
 
 
 def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> None:
-    schedule, hosts = _schedule(simulation), _hosts(simulation, options.own_processes)
-    if hosts and not schedule.is_calm:
-        raise BadInput("--own-processes cannot be combined with a scenario: it needs a process a device")
-    player = ScenarioPlayer(simulation, schedule)
-    fleet = LiveFleet(
-        simulation,
-        broker_kind=options.broker,
-        restarts=LIVE_RESTARTS,
-        emulate=options.emulate,
-        proxied=schedule.needs_proxy,
-        boards={device.name: simulation.mix[device.index].board for device in simulation.fleet.devices},
-        absent=player.absent,
-        write_mb_s=schedule.write_mb_s,
-        memory_mib=schedule.memory_mib,
-        hosts=hosts,
-    )
-    for line in fleet.describe():
-        console.print(line, style="bright_black", highlight=False)
+    hosts = _hosts(simulation, options.own_processes)
+    fleet = LiveFleet(simulation, broker_kind=options.broker, restarts=LIVE_RESTARTS, hosts=hosts)
     with _watch(simulation, options, console), fleet.running():
-        player.play(fleet)
+        fleet.wait()
 
 
 def _hosts(simulation: Simulation, own_processes: int) -> dict[str, list[str]]:
