@@ -20,7 +20,8 @@ from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.wire.format.codecs import steps_for
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.spec import WireSpec
-from hushfleet.wire.format.update import EncodedUpdate, UpdateHeader, encode_update
+from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import EncodedUpdate, encode_update
 
 IDENTITY = Identity.from_bytes(bytes(32))
 

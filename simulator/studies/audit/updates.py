@@ -36,7 +36,7 @@ from hushfleet.simulator.studies.audit import game
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, WorstData, canary_update
 from hushfleet.simulator.studies.audit.game import FLOOR, CanaryRound, Game, Moments, lives
 from hushfleet.simulator.studies.audit.subject import Subject
-from hushfleet.wire.format.update import decode_masked, decode_update
+from hushfleet.wire.format.update_values import decode_masked, decode_update
 
 SERVER = "server: update, header, report"
 VALUES = "server: noised values alone"
