@@ -92,51 +92,6 @@ class CsvTable(NamedTuple):
 ANY_LAYOUT = CsvLayout()
 
 
-@dataclass(frozen=True)
-class CsvLayout:
-    """The content of a CSV file, by the words of a task.
-
-    :param form: what the task, or the owner of a board, has fixed.
-    :param input_shape: (C, H, W) of a sample; None: a vector of all columns of values.
-    :param outputs: the columns that are the targets; these then replace the labels.
-    :param series: for a task without labels: these columns may be missing, and a line may be a step of a series.
-    :param cuts: whether a series may be cut; if lines are removed, the windows after them change.
-    :param owners: whether the column `device` counts, as in a simulation. On a board all lines are of one device.
-    :param in_utf8: whether UTF-16 is refused. There, half a character makes all later lines unreadable.
-    """
-
-    form: SampleForm = ANY_FORM
-    input_shape: tuple[int, int, int] | None = None
-    outputs: Sequence[str] = ()
-    series: bool = False
-    cuts: bool = True
-    owners: bool = False
-    in_utf8: bool = False
-
-    @property
-    def needed(self) -> Sequence[str]:
-        """The columns that a header must name, besides those of values."""
-        return () if self.series else self.outputs or (LABEL,)
-
-
-class Table(NamedTuple):
-    """The samples of a file.
-
-    :param values: float32 or, for pixels, uint8 `[n, F]`, or `[n, C, H, W]` for a given shape.
-    :param targets: labels, text `[n]`; or the columns of outputs, float32 `[n, outputs]`.
-    :param owners: text `[n]`, the device of each sample; None if the file does not name them.
-    :param names: the names of the values.
-    """
-
-    values: np.ndarray
-    targets: np.ndarray
-    owners: np.ndarray | None
-    names: tuple[str, ...]
-
-
-ANY_LAYOUT = CsvLayout()
-
-
 def load_csv_set(path: Path, layout: CsvLayout = ANY_LAYOUT) -> Data:
     """Reads a file, or a folder with `train.csv` and `test.csv`, for a simulation. Raises `BadInput`."""
     one = path.suffix == ".csv" or path.is_file()
@@ -146,7 +101,7 @@ def load_csv_set(path: Path, layout: CsvLayout = ANY_LAYOUT) -> Data:
     found = {part: read_csv(file, replace(layout, owners=True)) for part, file in parts.items()}
     if len({each.names for each in found.values()}) > 1:
         raise BadInput(f"{parts['test']} must have the columns of values of {parts['train']}, in the same order")
-    arrays = {
+    arrays: dict[str, Any] = {
         f"{part}_{key}": value
         for part, each in found.items()
         for key, value in zip(("x", "y", "device"), each, strict=False)
@@ -156,7 +111,7 @@ def load_csv_set(path: Path, layout: CsvLayout = ANY_LAYOUT) -> Data:
 
 def read_csv(
     path: Path, layout: CsvLayout = ANY_LAYOUT, *, skipped: list[str] | None = None, unfinished: bool = False
-) -> Table:
+) -> CsvTable:
     """Reads a file.
 
     :param skipped: the list that receives a text for each unusable line, which is left out; None: it is an error.
@@ -204,7 +159,7 @@ def read_csv(
         names = tuple(name for name in names for _ in range(steps))
     values = values if layout.input_shape is None else values.reshape(-1, *layout.input_shape)
     values = np.ascontiguousarray(values, np.uint8 if rows.are_pixels else np.float32)  # ONNX Runtime takes no other
-    return Table(values, targets, owners, names)
+    return CsvTable(values, targets, owners, names)
 
 
 def _windows(lines: np.ndarray, owner: np.ndarray | None, steps: int) -> tuple[np.ndarray, list[int]]:
@@ -308,7 +263,7 @@ class _Rows:
         self._names, self._outputs = tuple(header[place] for place in columns), layout.outputs
         self._places = [*columns, *(header.index(name) for name in layout.outputs if name in header)]
         texts = [LABEL] * (not layout.outputs) + [DEVICE] * layout.owners
-        self._texts: dict[str, list[str]] = {name: [] for name in texts if name in header}
+        self._texts = {name: (header.index(name), list[str]()) for name in texts if name in header}
         self._decimal = layout.form.decimal or "." * (separator == ",")  # empty: each line by itself
         self.are_pixels = layout.form.values == "pixels"
         self.is_step = layout.input_shape is not None and len(columns) < math.prod(layout.input_shape)
@@ -335,12 +290,11 @@ class _Rows:
         if len(row) != len(self._header):
             raise BadInput(f"{len(row)} fields, and the header has {len(self._header)}")
         mark, values = self._read([row[place] for place in self._places])
-        texts = {name: row[self._header.index(name)].strip() for name in self._texts}
-        for name, text in texts.items():
-            if not text:
+        for name, (place, _) in self._texts.items():
+            if not row[place].strip():
                 raise BadInput(f"{name!r} is empty; give it one, or leave the line out")
-        for name, text in texts.items():
-            self._texts[name].append(sys.intern(text))  # few different texts, each many times
+        for place, texts in self._texts.values():
+            texts.append(sys.intern(row[place].strip()))  # few different texts, each many times
         self._found += values.tobytes()
         self.numbers.append(number)
         if self._are_alike:
@@ -368,12 +322,12 @@ class _Rows:
             raise BadInput(f"{self._header[self._places[wrong]]!r} = {cells[wrong]!r}: must be {accepted}")
         return mark, values
 
-    def table(self) -> Table:
+    def table(self) -> CsvTable:
         """Returns all lines; values `[n, F]`. Without the columns of targets all samples are normal."""
         rows = np.frombuffer(self._found, np.float32).reshape(-1, len(self._places))
         values, numbers = rows[:, : len(self._names)], rows[:, len(self._names) :]
         if numbers.shape[1] < len(self._outputs):
             numbers = np.zeros((len(rows), len(self._outputs)), np.float32)
         # As objects: in an array of texts each takes the memory of the longest.
-        texts = {name: np.array(found, object) for name, found in self._texts.items()}
-        return Table(values, numbers if self._outputs else texts[LABEL], texts.get(DEVICE), self._names)
+        texts = {name: np.array(found, object) for name, (_, found) in self._texts.items()}
+        return CsvTable(values, numbers if self._outputs else texts[LABEL], texts.get(DEVICE), self._names)
