@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hushfleet.aggregator.devices.board import Board as RegisteredBoard
 from hushfleet.aggregator.fleet.create import create_fleet
 from hushfleet.aggregator.fleet.processes import brokers_of, started
 from hushfleet.aggregator.fleet.serve import serve
@@ -131,6 +132,15 @@ class Board:
 
     def with_limits(self, **limits: Any) -> DeviceConfig:
         return replace(self.config, limits=replace(self.config.limits, **limits))
+
+
+def add_enrolled(folder: FleetFolder, *devices: str) -> None:
+    """Adds boards that have enrolled, each with a key made of its id."""
+    with FleetRegistry(folder.path) as registry:
+        for device in devices:
+            key = Identity.from_bytes(device.encode().ljust(32)).public_key
+            registry.add([RegisteredBoard(device, "generic-x86", public_key=key)])
+        registry.write("UPDATE boards SET standing = 'enrolled' WHERE standing = 'new'")
 
 
 def adopt(folder: FleetFolder, *keys: Identity, threshold: int = 1) -> None:
