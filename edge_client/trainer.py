@@ -36,7 +36,8 @@ from hushfleet.secure.roster import Roster
 from hushfleet.training.answer import drift_answer, evaluation_answer, statistic_answer
 from hushfleet.training.local_round import LocalRound, MakeOptimizer, OnBatch, Trained
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import SIGNED, UpdateFormat, UpdateHeader, encode_masked
+from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import SIGNED, UpdateFormat, encode_masked
 
 _log = logging.getLogger("hushfleet.edge")
 

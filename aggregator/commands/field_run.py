@@ -68,6 +68,8 @@ def resume_command(context: typer.Context, folder: Path) -> str:
         name, value = parameter.name or "", context.params.get(parameter.name or "")
         if name == "task_file" and value is not None:
             words.append(str(value))
+        elif value is True and not parameter.default and name != "resume":
+            words.append(parameter.opts[0])
         elif name not in ("out", "resume") and value is not None and value != parameter.default:
             for each in value if isinstance(value, list | tuple) else [value]:
                 words += [parameter.opts[0], without_password(each) if name == "broker" else str(each)]
@@ -151,9 +153,11 @@ def run_rounds(
     epoch: int,
     federation: str,
     console: Console,
+    checks: bool = True,
 ) -> bool:
     """Runs the rounds with the display; returns True if the task was finished, False if it was stopped.
 
+    :param checks: whether Opacus is asked for a second opinion when they begin.
     :param pause: the file that pauses training.
     :param replaced: whether the fleet was given another task, for which this run is left.
 
@@ -181,7 +185,7 @@ def run_rounds(
             events=events,
         )
         console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
-        if begins:
+        if begins and checks:
             _ask_for_a_second_opinion(engine, console)
         with display:
             display.replay(iterate_events(path))

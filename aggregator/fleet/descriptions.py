@@ -19,8 +19,8 @@ from hushfleet.aggregator.results.report.readable import (
 )
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.aggregator.rounds.schedule import moment_text
-from hushfleet.privacy.budget import describe_since
 from hushfleet.privacy.protection import protection
+from hushfleet.privacy.spending import describe_since
 from hushfleet.wire.format.health import Problem
 
 SHOWN_NAMES = 4

@@ -19,7 +19,7 @@ from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.publish.start import EarlierModel
 from hushfleet.config.spec import MAX_SPEC_BYTES, BlobRef, DropoutSpec, ModelSpec, TaskSpec
 from hushfleet.data.arrays import load_arrays
-from hushfleet.data.csv_file import LABEL, load_csv_set
+from hushfleet.data.csv_file import LABEL, CsvLayout, load_csv_set
 from hushfleet.data.folder import load_folder_set
 from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, SampleForm, ValueKind
 from hushfleet.data.measurements import advise_normalisation
@@ -278,11 +278,10 @@ def _load_own(task: Task) -> DataSet | None:
         return None
     if section.name == "arrays":
         data = load_arrays(path)
-    elif targets.are_classes:
-        data = load_csv_set(path, input_shape=shape, form=section.form)
     else:
-        names = names or (LABEL,)
-        data = load_csv_set(path, input_shape=shape, outputs=names, series=targets.are_inputs, form=section.form)
+        names = names or ((LABEL,) if not targets.are_classes else ())
+        outputs = () if targets.are_classes else names
+        data = load_csv_set(path, CsvLayout(section.form, shape, outputs, series=targets.are_inputs))
     normal = {"mean": section.mean, "std": section.std}
     dataset = data.dataset(
         section.name, class_names=names, **normal, targets=targets, form=section.form, where=str(path)

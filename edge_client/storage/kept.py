@@ -9,10 +9,10 @@ from hushfleet.array_api import np
 from hushfleet.config.spec import Digest, TaskId
 from hushfleet.model.head_choice import HeadChoice
 from hushfleet.schema import Checked, Count, later
-from hushfleet.secure.roster import Roster
 
 if TYPE_CHECKING:
     from hushfleet.model.own_head import DeviceHead
+    from hushfleet.secure.roster import Roster
 
 Accelerator = Literal["cpu", "cuda"]
 

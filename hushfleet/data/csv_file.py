@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,7 +74,7 @@ class CsvLayout:
         return () if self.series else self.outputs or (LABEL,)
 
 
-class Table(NamedTuple):
+class CsvTable(NamedTuple):
     """The samples of a file.
 
     :param values: float32 or, for pixels, uint8 `[n, F]`, or `[n, C, H, W]` for a given shape.
@@ -101,7 +101,7 @@ def load_csv_set(path: Path, layout: CsvLayout = ANY_LAYOUT) -> Data:
     found = {part: read_csv(file, replace(layout, owners=True)) for part, file in parts.items()}
     if len({each.names for each in found.values()}) > 1:
         raise BadInput(f"{parts['test']} must have the columns of values of {parts['train']}, in the same order")
-    arrays = {
+    arrays: dict[str, Any] = {
         f"{part}_{key}": value
         for part, each in found.items()
         for key, value in zip(("x", "y", "device"), each, strict=False)
@@ -111,7 +111,7 @@ def load_csv_set(path: Path, layout: CsvLayout = ANY_LAYOUT) -> Data:
 
 def read_csv(
     path: Path, layout: CsvLayout = ANY_LAYOUT, *, skipped: list[str] | None = None, unfinished: bool = False
-) -> Table:
+) -> CsvTable:
     """Reads a file.
 
     :param skipped: the list that receives a text for each unusable line, which is left out; None: it is an error.
@@ -159,7 +159,7 @@ def read_csv(
         names = tuple(name for name in names for _ in range(steps))
     values = values if layout.input_shape is None else values.reshape(-1, *layout.input_shape)
     values = np.ascontiguousarray(values, np.uint8 if rows.are_pixels else np.float32)  # ONNX Runtime takes no other
-    return Table(values, targets, owners, names)
+    return CsvTable(values, targets, owners, names)
 
 
 def _windows(lines: np.ndarray, owner: np.ndarray | None, steps: int) -> tuple[np.ndarray, list[int]]:
@@ -263,7 +263,7 @@ class _Rows:
         self._names, self._outputs = tuple(header[place] for place in columns), layout.outputs
         self._places = [*columns, *(header.index(name) for name in layout.outputs if name in header)]
         texts = [LABEL] * (not layout.outputs) + [DEVICE] * layout.owners
-        self._texts: dict[str, list[str]] = {name: [] for name in texts if name in header}
+        self._texts = {name: (header.index(name), list[str]()) for name in texts if name in header}
         self._decimal = layout.form.decimal or "." * (separator == ",")  # empty: each line by itself
         self.are_pixels = layout.form.values == "pixels"
         self.is_step = layout.input_shape is not None and len(columns) < math.prod(layout.input_shape)
@@ -290,12 +290,11 @@ class _Rows:
         if len(row) != len(self._header):
             raise BadInput(f"{len(row)} fields, and the header has {len(self._header)}")
         mark, values = self._read([row[place] for place in self._places])
-        texts = {name: row[self._header.index(name)].strip() for name in self._texts}
-        for name, text in texts.items():
-            if not text:
+        for name, (place, _) in self._texts.items():
+            if not row[place].strip():
                 raise BadInput(f"{name!r} is empty; give it one, or leave the line out")
-        for name, text in texts.items():
-            self._texts[name].append(sys.intern(text))  # few different texts, each many times
+        for place, texts in self._texts.values():
+            texts.append(sys.intern(row[place].strip()))  # few different texts, each many times
         self._found += values.tobytes()
         self.numbers.append(number)
         if self._are_alike:
@@ -323,12 +322,12 @@ class _Rows:
             raise BadInput(f"{self._header[self._places[wrong]]!r} = {cells[wrong]!r}: must be {accepted}")
         return mark, values
 
-    def table(self) -> Table:
+    def table(self) -> CsvTable:
         """Returns all lines; values `[n, F]`. Without the columns of targets all samples are normal."""
         rows = np.frombuffer(self._found, np.float32).reshape(-1, len(self._places))
         values, numbers = rows[:, : len(self._names)], rows[:, len(self._names) :]
         if numbers.shape[1] < len(self._outputs):
             numbers = np.zeros((len(rows), len(self._outputs)), np.float32)
         # As objects: in an array of texts each takes the memory of the longest.
-        texts = {name: np.array(found, object) for name, found in self._texts.items()}
-        return Table(values, numbers if self._outputs else texts[LABEL], texts.get(DEVICE), self._names)
+        texts = {name: np.array(found, object) for name, (_, found) in self._texts.items()}
+        return CsvTable(values, numbers if self._outputs else texts[LABEL], texts.get(DEVICE), self._names)

@@ -21,7 +21,8 @@ from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.objectives import Objective
-from hushfleet.wire.format.messages import Health, decode_message
+from hushfleet.wire.format.health import Health
+from hushfleet.wire.format.messages import decode_message
 from hushfleet.wire.link.interface import Delivery
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Clock, Package, write_samples

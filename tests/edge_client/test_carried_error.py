@@ -14,7 +14,7 @@ from hushfleet.errors import StoreError
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import SIGNED, decode_update
+from hushfleet.wire.format.update_values import SIGNED, decode_update
 from support.edge import DEVICE, Bench, Package
 
 

@@ -40,13 +40,14 @@ from hushfleet.methods.hush_rule import signal
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
-from hushfleet.privacy.budget import charges_on
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import GaussianMechanism
+from hushfleet.privacy.spending import charges_on
 from hushfleet.schema import pack
 from hushfleet.training.answer import evaluation_answer
-from hushfleet.wire.format.update import UpdateHeader, decode_update, read_header
+from hushfleet.wire.format.update import UpdateHeader, read_header
+from hushfleet.wire.format.update_values import decode_update
 from support.edge import DEVICE, Bench, Package, Waiting
 from support.stores import sql
 

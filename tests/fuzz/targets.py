@@ -52,14 +52,8 @@ from hushfleet.wire.format.chunks import Assembler, parse_frame, split
 from hushfleet.wire.format.difference import apply_difference, encode_difference
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
 from hushfleet.wire.format.topics import Topics
-from hushfleet.wire.format.update import (
-    UpdateHeader,
-    decode_masked,
-    decode_update,
-    encode_masked,
-    encode_update,
-    read_header,
-)
+from hushfleet.wire.format.update import UpdateHeader, read_header
+from hushfleet.wire.format.update_values import decode_masked, decode_update, encode_masked, encode_update
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = Identity.from_bytes(bytes(range(32)))

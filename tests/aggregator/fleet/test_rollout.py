@@ -49,8 +49,9 @@ from hushfleet.release.archive import add_signature
 from hushfleet.release.manifest import Manifest
 from hushfleet.schema import pack
 from hushfleet.wire.format.fleet_messages import ReleaseOffer
+from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.format.messages import Health, Message
+from hushfleet.wire.format.messages import Message
 from hushfleet.wire.format.topics import Topics
 from support.desk import adopt, make_folder
 from support.slots import AARCH64, pack_files

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from hushfleet.config.written import faults, read_written
+from hushfleet.config.faults import faults
+from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.schema import Checked, from_plain, require
 

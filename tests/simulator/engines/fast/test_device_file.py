@@ -31,7 +31,8 @@ from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.training.local_round import LocalRound, Trained
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.format.update import SIGNED, UpdateHeader, encode_update
+from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import SIGNED, encode_update
 from support.kill import CALL, KillPoints
 
 DEVICES, ROUNDS = 4, 3

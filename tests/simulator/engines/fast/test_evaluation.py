@@ -39,7 +39,8 @@ from hushfleet.simulator.engines.on_boards import run_on_boards
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.training.answer import right_answers
-from hushfleet.wire.format.update import decode_update, read_header
+from hushfleet.wire.format.update import read_header
+from hushfleet.wire.format.update_values import decode_update
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Package
 
