@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from hushfleet.edge_client.fleet import updates as release_file_module
+from hushfleet.edge_client.fleet import release_file as release_file_module
 from hushfleet.edge_client.fleet.installed import Installed
+from hushfleet.edge_client.fleet.release_file import WINDOW, ReleaseFile
 from hushfleet.edge_client.fleet.slot_state import State
-from hushfleet.edge_client.fleet.updates import PATIENCE_S, WINDOW, ReleaseDuty, ReleaseFile, RestartForRelease
+from hushfleet.edge_client.fleet.updates import PATIENCE_S, ReleaseDuty, RestartForRelease
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadSignature, Malformed, StoreError, StoreFull
 from hushfleet.release.archive import read_head
