@@ -14,25 +14,25 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from hushfleet.at_need import at_need
-from hushfleet.edge_client.allowed import AllowedRound
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import ANSWER_S, announced_at
 from hushfleet.edge_client.board.waiting import Kind
-from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
-from hushfleet.edge_client.net.download import BlobSource, DifferenceChain, GlobalModel
-from hushfleet.edge_client.net.store_check import StoreCheck
+from hushfleet.edge_client.download import BlobSource, DifferenceChain, GlobalModel
 from hushfleet.edge_client.own_head import OwnHeads
-from hushfleet.edge_client.own_model import tidy
 from hushfleet.edge_client.protocol import ROUND, Event, RoundState
-from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.sending import Sending
-from hushfleet.edge_client.state_files import TRAINED_SAMPLES
 from hushfleet.edge_client.storage.answers import AnswerEntry
+from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.state_files import TRAINED_SAMPLES
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.store_check import StoreCheck
 from hushfleet.edge_client.tasks import TaskHandler
+from hushfleet.edge_client.worker.allowed import AllowedRound
 from hushfleet.edge_client.worker.handover import Handover
 from hushfleet.edge_client.worker.job import Died, Failed, Finished, HeadChosen, HeadJob
+from hushfleet.edge_client.worker.own_model import tidy
+from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import BadInput, CopiedStore, HushfleetError, Malformed, WireError
 from hushfleet.wire.format.messages import (
     IN_PROGRESS,
@@ -46,12 +46,12 @@ from hushfleet.wire.format.messages import (
 )
 
 if TYPE_CHECKING:
+    from hushfleet.edge_client import rosters
     from hushfleet.edge_client.board import new_samples
-    from hushfleet.edge_client.net import rosters
-    from hushfleet.edge_client.net.upload import Upload
+    from hushfleet.edge_client.upload import Upload
 else:
     new_samples = at_need("hushfleet.edge_client.board.new_samples")
-    rosters = at_need("hushfleet.edge_client.net.rosters")
+    rosters = at_need("hushfleet.edge_client.rosters")
 
 MAX_ATTEMPTS = 3
 """How many times in a row training may end abruptly: the client for one round, or the worker for one task."""

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hushfleet.edge_client.net.store_check import StoreCheck
-from hushfleet.edge_client.net.upload import Upload
 from hushfleet.edge_client.protocol import Event
-from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.store_check import StoreCheck
+from hushfleet.edge_client.upload import Upload
+from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.methods.public_bytes import public_digest
 from hushfleet.wire.format.messages import IN_PROGRESS, Ack, Missing, Refused, RoundPlan
 

@@ -10,9 +10,9 @@ import typer
 from rich.markup import escape
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.observe.display import summary_table
 from hushfleet.aggregator.planning.pay import pay
+from hushfleet.aggregator.report.console import Console
+from hushfleet.aggregator.report.display import summary_table
 from hushfleet.aggregator.results.result import Result
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import opened, run

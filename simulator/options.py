@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from hushfleet.aggregator.broker.programs import BrokerKind
-from hushfleet.aggregator.options import Option
+from hushfleet.aggregator.report.options import Option
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:

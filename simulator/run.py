@@ -11,11 +11,11 @@ from rich.markup import escape
 
 from hushfleet.aggregator.config.notes import notes_of
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.observe.display import FleetDisplay
-from hushfleet.aggregator.observe.progress import show_progress
+from hushfleet.aggregator.report.console import Console
+from hushfleet.aggregator.report.display import FleetDisplay
+from hushfleet.aggregator.report.progress import show_progress
+from hushfleet.aggregator.report.render import write_report
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.results.report.render import write_report
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
 from hushfleet.schema import MAX_COUNT
@@ -23,20 +23,20 @@ from hushfleet.simulator.answers import with_answers
 from hushfleet.simulator.boards import read_boards
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
+from hushfleet.simulator.engines.fast.own_heads import choose_own_heads
 from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, choose_runtime, unavailable
 from hushfleet.simulator.engines.fast.workers import WorkerPool, Workers
-from hushfleet.simulator.engines.live.engine import LiveFleet
-from hushfleet.simulator.engines.on_boards import keep_costs, run_on_boards
 from hushfleet.simulator.engines.ray.workers import RayWorkers
 from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.options import RunOptions, Runtime
-from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation, repeated
 from hushfleet.simulator.schedule import schedule_of
 from hushfleet.simulator.sweep import Rounds, sweep_noise, tasks_at, with_seeds, with_sweep
 from hushfleet.simulator.units import format_seconds
 from hushfleet.simulator.watch import Watch
+from hushfleet.simulator.world.live import LiveFleet
+from hushfleet.simulator.world.on_boards import keep_costs, run_on_boards
 
 AUTO = "auto"
 LIVE_RESTARTS = 3

@@ -18,8 +18,8 @@ from hushfleet.errors import BadInput
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
+from hushfleet.simulator.engines.fast.own_heads import choose_own_heads
 from hushfleet.simulator.engines.fast.workers import WorkerPool
-from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble, with_baseline
 from hushfleet.simulator.run_folder import RunFolder, Simulation, repeated
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
@@ -107,27 +107,25 @@ def aggregator(
     from hushfleet.aggregator.commands.older_copy import refuse_older_copy
     from hushfleet.aggregator.config.notes import notes_of
     from hushfleet.aggregator.config.task import load_task
-    from hushfleet.aggregator.devices.activity import FILES
-    from hushfleet.aggregator.devices.devices_file import read_devices
-    from hushfleet.aggregator.devices.fleet_members import Members
-    from hushfleet.aggregator.devices.list_file import roster_file
-    from hushfleet.aggregator.devices.register import DeviceRegister
     from hushfleet.aggregator.fleet.tasks.pay import pay_of_fleet
     from hushfleet.aggregator.fleet.tasks.seasons import Seasons
     from hushfleet.aggregator.fleet.tasks.spending import Spending
     from hushfleet.aggregator.fleet.tasks.task_check import useless_for
     from hushfleet.aggregator.fleet.trust.folder import FleetFolder
     from hushfleet.aggregator.fleet.watching.ended import noted_end
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.planning.pay import pay
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.aggregator.results.record import newest_evaluation
     from hushfleet.aggregator.results.server_sees import server_sees
     from hushfleet.aggregator.rounds.budgets import Budgets
     from hushfleet.aggregator.rounds.charge_book import ChargeBook
     from hushfleet.aggregator.rounds.engine import RoundEngine
     from hushfleet.aggregator.rounds.thresholds import RunningThresholds, of_task
+    from hushfleet.aggregator.storage.activity import FILES
     from hushfleet.aggregator.storage.charged_keys import ChargedKeys
+    from hushfleet.aggregator.storage.devices_file import read_devices
+    from hushfleet.aggregator.storage.fleet_members import Members
     from hushfleet.aggregator.storage.identity_file import (
         default_path,
         epoch_file,
@@ -135,6 +133,8 @@ def aggregator(
         load_or_create,
         next_epoch,
     )
+    from hushfleet.aggregator.storage.list_file import roster_file
+    from hushfleet.aggregator.storage.register import DeviceRegister
     from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
     from hushfleet.privacy.budget import Budget
     from hushfleet.user_files import checked_folder, refuse_others

@@ -17,16 +17,11 @@ from rich.markup import escape
 
 from hushfleet.aggregator.commands.second_opinion import check_in_background
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.fleet_members import FleetMembers, Members
-from hushfleet.aggregator.devices.list_file import ListFile
-from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.tasks.sums import sum_facts
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
-from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
+from hushfleet.aggregator.report.console import Console
+from hushfleet.aggregator.report.display import FleetDisplay, summary_table
 from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.results.record import record
@@ -37,12 +32,17 @@ from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.thresholds import RunningThresholds
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
+from hushfleet.aggregator.storage.enrolment import Enrolment
+from hushfleet.aggregator.storage.fleet_members import FleetMembers, Members
+from hushfleet.aggregator.storage.list_file import ListFile
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.models.cuda import sees_cuda
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
@@ -282,7 +282,7 @@ def write_results(
     result = record(store, prepared, engine="field", seed=None, sums=sums, lifetimes=lifetimes, federation=federation)
     result = result.but(pay=pays(result.evaluations[-1] if result.evaluations else None))
     result.save(store.folder / "result.json")
-    from hushfleet.aggregator.results.report.render import write_report  # the import of its plotting library takes long
+    from hushfleet.aggregator.report.render import write_report  # the import of its plotting library takes long
 
     write_report(result, store.folder / "report.html")
     console.print(summary_table(result))

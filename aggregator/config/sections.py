@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from hushfleet.aggregator.config import rules
-from hushfleet.codecs.registry import codec_of
-from hushfleet.config.faults import Fault, faults
-from hushfleet.config.spec import UNIT_NORM, Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
 from hushfleet.data.form import OWN_DATA, Columns, DecimalMark, LabelKind, SampleForm, ValueKind
 from hushfleet.data.sets import SOURCES
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
 from hushfleet.errors import HushfleetError
+from hushfleet.faults import Fault, faults
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.paths import expanded, in_file
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.refusals import missing
 from hushfleet.schema import AtLeast1, Checked, Finite, Fraction, PositiveOrInf, Probability, Share, from_plain, require
+from hushfleet.wire.format.codecs import codec_of
+from hushfleet.wire.format.spec import UNIT_NORM, Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
 
 if TYPE_CHECKING:
     DataSetName = str

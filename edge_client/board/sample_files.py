@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import opened
 from hushfleet.data.csv_file import LABEL, CsvLayout, CsvTable, read_csv
 from hushfleet.data.form import one_form
@@ -22,6 +21,7 @@ from hushfleet.data.samples import Samples
 from hushfleet.data.walk import files_below, named
 from hushfleet.edge_client.board.by_content import FORM_OF_ARRAYS, FORM_OF_FOLDERS
 from hushfleet.errors import BadInput
+from hushfleet.wire.format.spec import ModelSpec
 
 
 @dataclass(frozen=True)

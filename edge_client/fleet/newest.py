@@ -18,7 +18,7 @@ from hushfleet.atomic_file import read_object, write_whole
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.installed import Installed
-from hushfleet.edge_client.state_files import NEWEST_RELEASE
+from hushfleet.edge_client.storage.state_files import NEWEST_RELEASE
 from hushfleet.errors import BadInput, BadSignature, Malformed, StoreError
 from hushfleet.release.manifest import this_platform, version_order
 from hushfleet.release.statements import Newest, Signed

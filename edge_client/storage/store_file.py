@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from hushfleet.at_need import at_need
 from hushfleet.atomic_file import PART_SUFFIX, sync_folder
-from hushfleet.edge_client.state_files import LOCK_SUFFIX, REMNANTS, SQLITE_SUFFIXES
 from hushfleet.edge_client.storage import answers, arrivals
+from hushfleet.edge_client.storage.state_files import LOCK_SUFFIX, REMNANTS, SQLITE_SUFFIXES
 from hushfleet.errors import LostStore, StoreError
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.identity import Identity

@@ -15,20 +15,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hushfleet.at_need import at_need
-from hushfleet.config.spec import BlobRef
-from hushfleet.edge_client.allowed import AllowedRound
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.notes import notes_in
-from hushfleet.edge_client.net.download import DifferenceChain
-from hushfleet.edge_client.runtime import TaskRuntime
+from hushfleet.edge_client.download import DifferenceChain
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.worker.allowed import AllowedRound
 from hushfleet.edge_client.worker.job import Applied, Died, Finished, HeadChosen, HeadJob, Job, Outcome, Told, Workshop
+from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import Malformed, StoreError
 from hushfleet.methods.public_bytes import public_digest
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.spec import BlobRef
 from hushfleet.wire.format.update import max_public_bytes, max_update_bytes, read_header, signed
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput
 from hushfleet.simulator.options import DataDir, Json, TaskOptions
 
@@ -71,9 +71,9 @@ def forecast(
     """
     import json
 
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
-    from hushfleet.aggregator.publish.prepare import prepare
+    from hushfleet.aggregator.payloads.prepare import prepare
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.schema import read_file
     from hushfleet.simulator.boards import read_boards
     from hushfleet.simulator.fleet import device_names

@@ -13,10 +13,10 @@ from hushfleet.aggregator.results.result import Result, SweepPoint
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import Workers
-from hushfleet.simulator.engines.on_boards import run_on_boards
 from hushfleet.simulator.run import _on_same_boards
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
 from hushfleet.simulator.sweep import sweep_noise
+from hushfleet.simulator.world.on_boards import run_on_boards
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hushfleet.aggregator.devices.board import Board as RegisteredBoard
 from hushfleet.aggregator.fleet.create import create_fleet
 from hushfleet.aggregator.fleet.processes import brokers_of, started
 from hushfleet.aggregator.fleet.serve import serve
@@ -20,6 +19,7 @@ from hushfleet.aggregator.fleet.trust.device_file import device_toml
 from hushfleet.aggregator.fleet.trust.folder import BrokerPart, EnrolmentPart, FleetConfig, FleetFolder, PagePart
 from hushfleet.aggregator.fleet.trust.members import counted
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.storage.board import Board as RegisteredBoard
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.fleet.enrol import CertificateRequest, enrol
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity

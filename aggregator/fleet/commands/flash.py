@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from hushfleet.aggregator.fleet.commands.options import FleetDir, IdsFile, ImagesFolder, WheelsFolder, opened
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def flash(
     `hushfleet flash --fleet greenhouse --device greenhouse-07 --boot /media/me/bootfs`
     """
     from hushfleet.aggregator.fleet.software import cards as content
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot, MountedBoot
     from hushfleet.firmware_profiles.cards.cloud_init import require_cloud_init, write_card
     from hushfleet.firmware_profiles.cards.stock_image import System, read_system

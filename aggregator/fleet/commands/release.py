@@ -10,7 +10,7 @@ import typer
 
 import hushfleet
 from hushfleet.aggregator.fleet.commands.options import FILE, Dir, WheelsFolder, Yes, opened
-from hushfleet.aggregator.options import with_options
+from hushfleet.aggregator.report.options import with_options
 from hushfleet.errors import BadInput, BadSignature
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def _make(
     """
     from hushfleet.aggregator.fleet.software.cards import ReleasePlatform, build_release
     from hushfleet.aggregator.fleet.software.releases import add_release, describe_signing
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
 
     with opened(path) as (folder, registry):
         with show_progress(Console()):

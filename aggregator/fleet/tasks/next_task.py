@@ -16,7 +16,7 @@ from hushfleet import atomic_file
 from hushfleet.aggregator.config.task import Task, files_beside, load_task
 from hushfleet.aggregator.fleet.tasks.task_check import obstacles
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder, SecureSumsPart
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.errors import BadInput, StoreFull
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from msgspec import Meta
 
 from hushfleet.at_need import at_need
-from hushfleet.config.spec import BlobRef, Digest, RoundNumber, Rounds, TaskId
 from hushfleet.errors import BadSignature, Malformed, OtherVersion, TooLarge
 from hushfleet.schema import Checked, Count, Finite, NotNegative, Share, later, pack, require, unpack
 from hushfleet.wire.format.chunks import BlobSize, Ranges, check_ranges
@@ -31,6 +30,7 @@ from hushfleet.wire.format.fields import (
     WithReason,
 )
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
+from hushfleet.wire.format.spec import BlobRef, Digest, RoundNumber, Rounds, TaskId
 from hushfleet.wire.format.topics import NAME_RULE, Name, is_name
 
 if TYPE_CHECKING:

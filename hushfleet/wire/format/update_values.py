@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hushfleet.codecs.codec import check_finite
-from hushfleet.codecs.registry import codec_of
 from hushfleet.errors import Malformed
 from hushfleet.schema import pack
+from hushfleet.wire.format.codec import check_finite
+from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.identity import Identity, verify
 from hushfleet.wire.format.update import Sections, UpdateHeader, assembled, header_of, payload_digest, sections_of
 

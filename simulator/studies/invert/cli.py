@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.simulator.options import DataDir, TaskSettings
 
 
@@ -58,8 +58,8 @@ def invert(
 
     Then the report shows it: `hushfleet report runs/a`
     """
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.simulator.studies.invert.show import table
     from hushfleet.simulator.studies.invert.study import FIGURES, PICTURE, invert
     from hushfleet.user_files import checked_folder
