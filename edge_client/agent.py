@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import hushfleet
 from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import DeviceConfig
@@ -39,6 +38,8 @@ from hushfleet.edge_client.worker.handover import Handover
 from hushfleet.edge_client.worker.job import Workshop
 from hushfleet.edge_client.worker.process import ChildProcess
 from hushfleet.errors import CopiedStore, HushfleetError, LinkLost, StoreError, TooLarge, WireError
+from hushfleet.version import __version__
+from hushfleet.wire.format.health import ErrorCode
 from hushfleet.wire.format.messages import (
     Birth,
     Decline,
@@ -394,7 +395,7 @@ class Agent:
             session=self._session,
             state=status,
             board=self.config.device.board,
-            version=hushfleet.__version__,
+            version=__version__,
             public_key=self.store.identity.public_key,
             memory_mib=self._memory_mib,
         )

@@ -120,7 +120,7 @@ class BlobSource:
         :param most_asks: after this many requests without progress, or if other bytes come instead, a blob is given up,
             and the others with it: the next call raises `Malformed`.
         """
-        if self._given_up in refs:
+        if self._given_up is not None and self._given_up in refs:
             given_up, self._given_up = self._given_up, None
             raise Malformed(f"the blob {given_up.digest.hex()[:16]}... did not arrive")
         self.drop(keep={ref.digest for ref in refs})

@@ -453,7 +453,7 @@ class RoundHandler:
             word = "answered" if training.round.asks else "trained"
             _log.info("round %d: %s and committed, %d bytes to send", plan.round, word, len(entry.data))
             task.deaths = 0
-            if self._new_samples is not None and done.samples:
+            if self._new_samples is not None and isinstance(done, Finished) and done.samples:
                 self._new_samples.note(done.samples, task=plan.task)
         except Exception as error:
             training.outcome = decline_reason(error)

@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hushfleet.aggregator.config import rules
-from hushfleet.aggregator.config.question import EvaluationSection, StatisticSection, evaluations, noise_factor
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.config.season import SeasonSection
 from hushfleet.aggregator.config.sections import (
     DataSection,
+    EvaluationSection,
     MethodSection,
     ModelSection,
     PlanSection,
     PrivacySection,
+    StatisticSection,
     WireSection,
     is_path,
 )
@@ -113,9 +114,20 @@ class Task(Checked):
         return min(self.round.cohort_size or self.data.devices, self.data.devices)
 
     @property
+    def evaluations(self) -> int:
+        """The number of rounds that evaluate."""
+        section, rounds = self.evaluation, self.round.rounds
+        return 0 if section is None else -(-rounds // (section.every or rounds))
+
+    @property
     def total_rounds(self) -> int:
         """The number of training rounds and evaluation rounds together."""
-        return self.round.rounds + evaluations(self)
+        return self.round.rounds + self.evaluations
+
+    @property
+    def noise_factor(self) -> float:
+        """The factor by which an evaluation increases the noise of training."""
+        return 1.0 if self.evaluation is None else 1 / math.sqrt(1 - self.evaluation.share)
 
     @property
     def sampling_rate(self) -> float:
@@ -242,7 +254,7 @@ class Task(Checked):
             factor = gradients_factor(training.gradients_per_batch) * sensitivity(training.gradient.subset)
             return factor * find(steps=self.round.rounds * batches, sample_rate=rate)
         if section.reading == "user-level":
-            return noise_factor(self) * find(steps=self.round.rounds)
+            return self.noise_factor * find(steps=self.round.rounds)
         if section.reading == "client-sampling":
             return find(steps=self.round.rounds, sample_rate=self.sampling_rate)
         if train_samples is None:

@@ -131,8 +131,9 @@ class Handover:
 
             return apply_all(chain.base, chain.differences, chain.plan.task, chain.counts)
         package, _ = task.package()
-        more = {"processor_only": task.deaths > 0, "differences": chain.differences, "counts": chain.counts}
-        self._begin(Job(self._config, package, (), chain.plan, chain.base, task.party.now(), **more))
+        job = Job(self._config, package, (), chain.plan, chain.base, task.party.now())
+        adding = replace(job, processor_only=task.deaths > 0, differences=chain.differences, counts=chain.counts)
+        self._begin(adding)
         last = self._clock() + MOST_APPLYING_S
         while (outcome := self.poll(task)) is None and self._clock() < last:
             time.sleep(_LOOK_S)
@@ -150,8 +151,9 @@ class Handover:
         self._kept_for = serves
         self._workshop.begin(job)
         # Only what the outcome is compared with is kept: model and graphs are megabytes.
-        large = {"package": b"", "graphs": (), "model": b"", "roster": None, "earlier": None, "arrivals": ()}
-        self._job = replace(job, differences=(), **large)
+        self._job = replace(
+            job, package=b"", graphs=(), model=b"", roster=None, earlier=None, arrivals=(), differences=()
+        )
 
     def poll(self, task: TaskRuntime | None) -> Outcome | None:
         """Returns the outcome, once; None while the worker works."""

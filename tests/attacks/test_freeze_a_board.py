@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-import hushfleet
 from hushfleet.edge_client.fleet import newest as freshness
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.installed import Installed
@@ -24,6 +23,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadSignature, WireError
 from hushfleet.release.manifest import this_platform
 from hushfleet.release.statements import Newest, Signed
+from hushfleet.version import __version__
 from hushfleet.wire.format.fleet_messages import ReleaseNews
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import encode_message
@@ -36,7 +36,7 @@ DAYS = int(FROZEN_AFTER_S / DAY_S)
 TOPICS = Topics("greenhouse")
 SERVICE = Identity.generate()
 PLATFORM = "-".join(this_platform())
-NEWER, HERE = "99.0", hushfleet.__version__
+NEWER, HERE = "99.0", __version__
 
 
 class Board(ReleaseBoard):

@@ -93,7 +93,7 @@ def _drift(path: Dir, epsilon: Epsilon = 0.5, dry_run: DryRun = False, now: Now 
 
 def _ask(path: Dir, kind: str, epsilon: float, *, dry_run: bool, now: bool, **asked: Any) -> None:
     """:param asked: fields of the task's section `statistic`."""
-    from hushfleet.aggregator.config.question import StatisticSection
+    from hushfleet.aggregator.config.sections import StatisticSection
     from hushfleet.aggregator.fleet import descriptions
     from hushfleet.aggregator.fleet.tasks.ask import ask, expected_error, statistic_task
     from hushfleet.aggregator.fleet.trust.folder import FleetFolder

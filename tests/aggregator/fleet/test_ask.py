@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hushfleet.aggregator.config.question import StatisticSection
+from hushfleet.aggregator.config.sections import StatisticSection
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.tasks import ask as asking
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
