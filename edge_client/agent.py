@@ -39,7 +39,6 @@ from hushfleet.edge_client.worker.job import Workshop
 from hushfleet.edge_client.worker.process import ChildProcess
 from hushfleet.errors import CopiedStore, HushfleetError, LinkLost, StoreError, TooLarge, WireError
 from hushfleet.version import __version__
-from hushfleet.wire.format.health import ErrorCode
 from hushfleet.wire.format.messages import (
     Birth,
     Decline,
