@@ -9,8 +9,7 @@ import numpy as np
 
 from hushfleet.config.spec import MAX_GRAPH_BYTES, BlobRef, ModelSpec, TaskSpec
 from hushfleet.data.images import read_image
-from hushfleet.data.samples import Samples
-from hushfleet.edge_client.board.local_data import inputs_of
+from hushfleet.data.samples import Samples, inputs_of
 from hushfleet.edge_client.own_model import no_model_of, own_model
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput

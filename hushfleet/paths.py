@@ -76,3 +76,8 @@ def in_file(name: str) -> bool:
     (True, False)
     """
     return ".py:" in name
+
+
+def features_folder(run: Path) -> Path:
+    """Returns the folder for features in a simulation's run folder."""
+    return run / "features"

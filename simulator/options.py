@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -113,6 +114,25 @@ class RunOptions:
             return tuple(sorted({float(part) for part in self.sweep.split(",") if part.strip()}))
         except ValueError as error:
             raise BadInput(f"--sweep {self.sweep!r}: give numbers such as 0,0.3,1,3") from error
+
+
+def tasks_at(task: Task, multipliers: Sequence[float], *, clocked: bool) -> dict[float, Task]:
+    """Returns the task at each noise multiplier, in ascending order. Raises `BadInput` if it cannot be swept."""
+    if multipliers and task.statistic is not None:
+        raise BadInput("--sweep: a statistic trains nothing, so there is no accuracy to compare; leave --sweep out")
+    if multipliers and task.round.buffered and not clocked:
+        raise BadInput(
+            '--sweep runs in the fast engine, which has no time, and round.mode = "buffered" is about who comes when: '
+            "give the devices boards (--boards, without --engine live), or leave --sweep out"
+        )
+    tasks = {}
+    for multiplier in sorted(set(multipliers)):
+        try:
+            privacy = replace(task.privacy, noise_multiplier=multiplier, epsilon=None)
+            tasks[multiplier] = replace(task, privacy=privacy)
+        except ValueError as error:
+            raise BadInput(f"--sweep {multiplier:g}: {error}") from error
+    return tasks
 
 
 def _check_value(name: str, value: Any, hint: Any) -> None:

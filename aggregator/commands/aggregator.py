@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +16,7 @@ from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+    from hushfleet.aggregator.commands.of_fleet import OfFleet
     from hushfleet.aggregator.results.answers import EvaluationRow
     from hushfleet.wire.link.interface import Link, Will
 
@@ -56,20 +56,6 @@ class AggregatorOptions:
     password_file: Annotated[Path | None, Option(help="File with the password for the broker.", **_FILE)] = None
     # fmt: on
 
-    def of(self, fleet: FleetFolder) -> AggregatorOptions:
-        """Returns these options for a fleet, whose folder has the broker, the certificates, the key and the run."""
-        return replace(
-            self,
-            broker=fleet.local_broker,
-            federation=fleet.config.federation,
-            out=fleet.run,
-            resume=True,
-            identity=fleet.aggregator / "identity.key",
-            ca_file=fleet.ca / "ca.pem",
-            cert_file=fleet.aggregator / "cert.pem",
-            key_file=fleet.aggregator / "cert.key",
-        )
-
 
 @with_options
 def aggregator(
@@ -93,7 +79,6 @@ def aggregator(
 
     from hushfleet.aggregator.commands.field_run import (
         enrolment_of,
-        members_of,
         nobody_is_known,
         prepared_under_its_id,
         resume_command,
@@ -101,7 +86,6 @@ def aggregator(
         sum_facts_of,
         torch_device,
         wait_until,
-        write_results,
     )
     from hushfleet.aggregator.commands.older_copy import refuse_older_copy
     from hushfleet.aggregator.config.notes import notes_of
@@ -111,21 +95,14 @@ def aggregator(
     from hushfleet.aggregator.devices.fleet_members import Members
     from hushfleet.aggregator.devices.list_file import roster_file
     from hushfleet.aggregator.devices.register import DeviceRegister
-    from hushfleet.aggregator.fleet.tasks.pay import pay_of_fleet
-    from hushfleet.aggregator.fleet.tasks.seasons import Seasons
-    from hushfleet.aggregator.fleet.tasks.spending import Spending
-    from hushfleet.aggregator.fleet.tasks.task_check import useless_for
-    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
-    from hushfleet.aggregator.fleet.watching.ended import noted_end
     from hushfleet.aggregator.observe.console import Console
     from hushfleet.aggregator.observe.progress import show_progress
-    from hushfleet.aggregator.planning.pay import pay
-    from hushfleet.aggregator.results.record import newest_evaluation
+    from hushfleet.aggregator.planning.evaluation_error import useless_evaluation
+    from hushfleet.aggregator.planning.pay import images_of, pay
+    from hushfleet.aggregator.results.metrics import newest_evaluation
     from hushfleet.aggregator.results.server_sees import server_sees
-    from hushfleet.aggregator.rounds.budgets import Budgets
-    from hushfleet.aggregator.rounds.charge_book import ChargeBook
     from hushfleet.aggregator.rounds.engine import RoundEngine
-    from hushfleet.aggregator.rounds.thresholds import RunningThresholds, of_task
+    from hushfleet.aggregator.rounds.thresholds import of_task
     from hushfleet.aggregator.storage.charged_keys import ChargedKeys
     from hushfleet.aggregator.storage.identity_file import (
         default_path,
@@ -135,33 +112,36 @@ def aggregator(
         next_epoch,
     )
     from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
-    from hushfleet.privacy.budget import Budget
     from hushfleet.user_files import checked_folder, refuse_others
     from hushfleet.wire.format.topics import check_name
     from hushfleet.wire.link.address import BrokerAddress
     from hushfleet.wire.link.mqtt import MqttLink
 
-    of_fleet = None if options.fleet is None else FleetFolder(options.fleet)
-    if of_fleet is not None:
+    fleet: OfFleet | None = None
+    if options.fleet is not None:
         for name in ("task_file", "broker", *_OF_A_FLEET):
             if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE":
                 word = "TASK.toml" if name == "task_file" else f"--{name.replace('_', '-')}"
                 raise BadInput(f"{word} cannot be combined with --fleet, whose folder sets it: remove {word}")
-        task_file, options = of_fleet.task, options.of(of_fleet)
-    began_in = options.out
+        from hushfleet.aggregator.commands.of_fleet import OfFleet
+
+        fleet = OfFleet(options.fleet)
+        task_file, options = fleet.folder.task, fleet.options(options)
 
     def replaced() -> bool:
-        with contextlib.suppress(BadInput):  # a task file that is being written by hand
-            return of_fleet is not None and of_fleet.run != began_in
-        return False
+        return fleet is not None and fleet.is_replaced
+
+    def note(words: str) -> None:
+        console.print(f"[yellow]note:[/] {escape(words)}", highlight=False, soft_wrap=True)
 
     if task_file is None or options.broker is None:
         raise BadInput("give TASK.toml and --broker URL, or --fleet DIR")
     if options.resume and options.out is None:
         raise BadInput("--resume goes on with the run in --out: give its folder, or leave --resume out for a new run")
-    with noted_end(of_fleet):
+    noted = contextlib.nullcontext if fleet is None else fleet.noted_end
+    with noted():
         task = load_task(task_file, tuple(options.settings or ()))
-    if options.roster is not None and task.privacy.accounting != "secure":
+    if options.roster is not None and fleet is None and task.privacy.accounting != "secure":
         raise BadInput(
             f"--roster needs secure sums, and the task has accounting = {task.privacy.accounting!r}: remove --roster"
         )
@@ -171,32 +151,30 @@ def aggregator(
         options.broker, username=options.username, password_file=options.password_file,
         ca_file=options.ca_file, cert_file=options.cert_file, key_file=options.key_file,
     )  # fmt: skip
-    if of_fleet is None and not (options.resume and AggregatorStore.exists(folder)):
+    if fleet is None and not (options.resume and AggregatorStore.exists(folder)):
         refuse_used(folder)
         refuse_others(folder, FILES)  # which `hushfleet fleet add` makes, also before the first start
     console = Console()
     closed = options.enrolment is EnrolmentMode.closed
     listed = [] if options.devices is None else read_devices(options.devices)
-    if of_fleet is None and closed and not (listed or AggregatorStore.exists(folder) or DeviceRegister.exists(folder)):
+    if fleet is None and closed and not (listed or AggregatorStore.exists(folder) or DeviceRegister.exists(folder)):
         raise nobody_is_known(folder)
     with ExitStack() as opened:
-        opened.enter_context(noted_end(of_fleet))
+        opened.enter_context(noted())
         store = opened.enter_context(AggregatorStore(folder))
-        known: Members = DeviceRegister(folder) if of_fleet is None else members_of(of_fleet)
+        known: Members = DeviceRegister(folder) if fleet is None else fleet.members
         opened.enter_context(known)
-        policy = enrolment_of(store, known, listed, closed=closed, fleet=of_fleet, console=console)
+        policy = enrolment_of(store, known, listed, closed=closed, fleet=options.fleet, console=console)
         with show_progress(console):
             prepared = prepared_under_its_id(task, store, data_dir=options.data_dir, run_id=options.run_id)
-        for note in notes_of(task):
-            console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+        for words in notes_of(task):
+            note(words)
 
         def pays(newest: EvaluationRow | None) -> str:
-            if of_fleet is None:
+            if fleet is None:
                 found = pay(task, evaluation=newest)
             else:
-                seasons, now = Seasons.of(of_fleet), time.time()
-                lasts_s = None if seasons is None else seasons.view(now).lasts_s(now)
-                found = pay_of_fleet(task, of_fleet, boards=policy.count, evaluation=newest, lasts_s=lasts_s)
+                found = fleet.pay(task, boards=policy.count, evaluation=newest)
             return "" if found is None else found.in_words
 
         if said := pays(newest_evaluation(store)):
@@ -204,14 +182,14 @@ def aggregator(
         engine = RoundEngine(store, prepared, device=torch_device(options.device.value))
         needed = of_task(task, blocked=policy.blocked).devices
         begun = engine.plan is not None or engine.closed_rounds
-        if not begun and (useless := useless_for(task, of_fleet, boards=policy.count, needed=needed)) is not None:
-            if of_fleet is not None:
-                raise BadInput(useless)
-            console.print(f"[yellow]note:[/] {escape(useless)}", highlight=False, soft_wrap=True)
-        if of_fleet is None and closed and policy.count < needed:  # `fleet up` says so of a fleet
+        if fleet is not None and not begun:
+            fleet.check_use(task, boards=policy.count, needed=needed)
+        useless = useless_evaluation(task, devices=task.cohort_size, images=images_of(task))
+        if fleet is None and not begun and useless is not None:
+            note(useless)
+        if fleet is None and closed and policy.count < needed:  # `fleet up` says so of a fleet
             few = f"a round opens with {needed} devices, and {policy.count} may take part"
-            more = f"it waits until you add more (hushfleet fleet add {folder} ID --key KEY)"
-            console.print(f"[yellow]note:[/] {escape(f'{few}: {more}')}", highlight=False, soft_wrap=True)
+            note(f"{few}: it waits until you add more (hushfleet fleet add {folder} ID --key KEY)")
         key_path = options.identity or default_path(options.federation)
         key = load_or_create(key_path)
         seen = opened.enter_context(ChargedKeys(key_path))
@@ -223,46 +201,45 @@ def aggregator(
             counter = epoch_file(key_path)
             refuse_older_copy(connect(None), key, federation=options.federation, last=last, counter=counter)
         epoch = next_epoch(key_path)
-        listed_in = of_fleet.roster if of_fleet else options.roster
-        roster = None if listed_in is None else roster_file(listed_in)
-        facts, secure = sum_facts_of(store, of_fleet, roster), engine.spec.privacy.secure
+        roster = None if options.roster is None else roster_file(options.roster)
+        facts, secure = sum_facts_of(store, fleet and fleet.sums, roster), engine.spec.privacy.secure
         if secure is not None:
             said = server_sees(facts, min_devices=secure.min_devices)
             console.print(escape(said), highlight=False, soft_wrap=True)
-        limits = of_fleet.config.device.get("limits", {}) if of_fleet else {}
-        budget, charges = Budget.of(limits), None
-        if of_fleet is not None:
-            charges = ChargeBook(known, engine, None if budget is None else Budgets(known, budget))
         finished = run_rounds(
             engine,
             connect,
             key,
             policy,
             roster=roster,
-            charges=charges,
-            thresholds=RunningThresholds(task, of_fleet.round, task_file) if of_fleet else None,
+            charges=fleet and fleet.charges(engine),
+            thresholds=fleet and fleet.thresholds(task),
             seen=seen,
-            pause=of_fleet.paused if of_fleet else None,
+            pause=fleet and fleet.folder.paused,
             replaced=replaced,
             epoch=epoch,
             federation=options.federation,
             console=console,
         )
         if finished:
-            name, window_s = engine.spec.task, engine.spec.data_window_s
-            lifetimes = Spending(limits).lifetimes(known, name, window_s=window_s) if of_fleet else None
+            from hushfleet.aggregator.commands.field_results import (
+                write_results,  # with the plots: a run may last months
+            )
+
+            lifetimes = fleet and fleet.lifetimes(engine)
             write_results(
                 store, prepared, console, sums=facts, federation=options.federation, lifetimes=lifetimes, pays=pays
             )
-    if finished and task.season is not None and of_fleet is not None:
+    if finished and task.season is not None and fleet is not None:
         console.print("[bold]waits[/] for the next season, which the fleet service begins")
         wait_until(replaced)
     if replaced():
         console.print("the fleet has another task; the aggregator begins again")
         raise typer.Exit(REPLACED)
     if not finished:
-        if of_fleet is not None:
-            words = f"[bold]stopped[/]; the run goes on when the fleet does: hushfleet fleet up {escape(str(of_fleet.path))}"
+        if fleet is not None:
+            path = escape(str(fleet.folder.path))
+            words = f"[bold]stopped[/]; the run goes on when the fleet does: hushfleet fleet up {path}"
         else:
             words = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {escape(resume_command(context, folder))}"
         console.print(f"\n{words}", highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,13 @@ from hushfleet.aggregator.commands.second_opinion import check_in_background
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.fleet_members import FleetMembers, Members
+from hushfleet.aggregator.devices.fleet_members import Members
 from hushfleet.aggregator.devices.list_file import ListFile
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.tasks.sums import sum_facts
-from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
+from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
-from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.events import EventLog, iterate_events
-from hushfleet.aggregator.results.record import record
-from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.coordinator import Coordinator
@@ -84,28 +79,18 @@ def nobody_is_known(folder: Path, *, blocked: int = 0) -> BadInput:
     )
 
 
-def members_of(fleet: FleetFolder) -> FleetMembers:
-    """Returns who may take part in a fleet, as its aggregator knows it. Raises `BadInput` and `StoreError`."""
-    return FleetMembers(
-        fleet.aggregator,
-        file=fleet.admissions,
-        authority=fleet.ca / "ca.pem",
-        federation=fleet.config.federation,
-    )
-
-
 def enrolment_of(
     store: AggregatorStore,
     known: Members,
     listed: list[Board],
     *,
     closed: bool,
-    fleet: FleetFolder | None,
+    fleet: Path | None,
     console: Console,
 ) -> Enrolment:
     """Returns which devices may take part. Raises `BadInput` if none could, unless boards enrol later.
 
-    :param fleet: the fleet of these boards; None: there is no fleet's folder.
+    :param fleet: the folder of these boards' fleet, if they have one.
     """
     if isinstance(known, DeviceRegister):
         known.add(listed)
@@ -113,7 +98,7 @@ def enrolment_of(
     if closed and not enrolment.count and fleet is None:
         raise nobody_is_known(store.folder, blocked=enrolment.blocked)
     if closed and fleet is not None:
-        text = f"{enrolment.count} boards have enrolled and may take part; see: hushfleet fleet status {fleet.path}"
+        text = f"{enrolment.count} boards have enrolled and may take part; see: hushfleet fleet status {fleet}"
     elif closed:
         text = f"{enrolment.count} devices may take part; see: hushfleet fleet status {known.path.parent}"
     else:
@@ -247,40 +232,14 @@ def _stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def sum_facts_of(store: AggregatorStore, fleet: FleetFolder | None, roster: ListFile[Roster] | None) -> SumFacts:
-    """Finds who could unmask devices in this run, now and at its earlier starts, which its store records."""
+def sum_facts_of(store: AggregatorStore, fleet: SumFacts | None, roster: ListFile[Roster] | None) -> SumFacts:
+    """Finds who could unmask devices in this run, now and at its earlier starts, which its store records.
+
+    :param fleet: what is known of a fleet.
+    """
     listed = None if roster is None else roster.current()
-    now = SumFacts("operator" if listed is not None and listed.signature else "aggregator")
-    if fleet is not None:
-        now = sum_facts(fleet)
+    now = fleet or SumFacts("operator" if listed is not None and listed.signature else "aggregator")
     before = store.get("sum_facts")
     facts = now.or_worse(None if before is None else unpack(SumFacts, before, what="the run's facts on secure sums"))
     store.put("sum_facts", pack(facts))
     return facts
-
-
-def write_results(
-    store: AggregatorStore,
-    prepared: PreparedTask,
-    console: Console,
-    *,
-    sums: SumFacts,
-    federation: str,
-    lifetimes: Mapping[str, Lifetime] | None = None,
-    pays: Callable[[EvaluationRow | None], str] = lambda newest: "",
-) -> None:
-    """Writes result and report, and prints the summary.
-
-    :param sums: who could unmask devices, if the task has secure sums.
-    :param lifetimes: what a fleet's boards have spent over all tasks.
-    :param pays: says whether the fleet pays, given the task's newest evaluation.
-    """
-    result = record(store, prepared, engine="field", seed=None, sums=sums, lifetimes=lifetimes, federation=federation)
-    result = result.but(pay=pays(result.evaluations[-1] if result.evaluations else None))
-    result.save(store.folder / "result.json")
-    from hushfleet.aggregator.results.report.render import write_report  # the import of its plotting library takes long
-
-    write_report(result, store.folder / "report.html")
-    console.print(summary_table(result))
-    written = f"report  {store.folder / 'report.html'}\nresult  {store.folder / 'result.json'}"
-    console.print(written, highlight=False, markup=False)

@@ -13,8 +13,7 @@ from hushfleet.aggregator.config import rules
 from hushfleet.codecs.registry import codec_of
 from hushfleet.config.spec import UNIT_NORM, Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
 from hushfleet.config.written import Fault, faults
-from hushfleet.data.form import OWN_DATA, Columns, DecimalMark, LabelKind, SampleForm, ValueKind
-from hushfleet.data.sets import SOURCES
+from hushfleet.data.form import OWN_DATA, PUBLIC_DATA, Columns, DecimalMark, LabelKind, SampleForm, ValueKind
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
 from hushfleet.errors import HushfleetError
@@ -38,7 +37,7 @@ from hushfleet.schema import (
 if TYPE_CHECKING:
     DataSetName = str
 else:
-    DataSetName = Literal[(*SOURCES, *OWN_DATA)]
+    DataSetName = Literal[(*PUBLIC_DATA, *OWN_DATA)]
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
 _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30, as float32 numbers can be")]
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 from hushfleet.config.spec import MAX_SECURE_ROUNDS, SecureSpec
 from hushfleet.errors import PrivacyError
-from hushfleet.privacy.ring import least_bits
 from hushfleet.secure.committee import least_honest
 from hushfleet.secure.prime_field import PRIMES
 
@@ -53,6 +52,8 @@ def spec_of(task: Task, *, noise_multiplier: float, size: int | None) -> SecureS
 
 
 def _bits(task: Task, noise_multiplier: float, *, honest: int, most: int, size: int) -> Literal[16, 24, 32]:
+    from hushfleet.privacy.ring import least_bits  # for tasks with secure sums
+
     records = task.method.config().batch_size if task.privacy.unit == "record" else 0
     try:
         return least_bits(

@@ -16,7 +16,7 @@ from hushfleet.config.question import QuestionSpec
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.evaluation import Evaluation
-from hushfleet.training.answer import scale_of
+from hushfleet.training.answer_scale import scale_of
 from hushfleet.wire.format.messages import RoundPlan
 
 

@@ -29,13 +29,14 @@ from hushfleet.edge_client.randomness import FieldRandomness, SeededRandomness
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.edge_client.worker.job_store import JobStore
-from hushfleet.graphs.features import FeatureGraph, check_features, features_folder
+from hushfleet.graphs.features import FeatureGraph, check_features
 from hushfleet.graphs.safety import check_graph, check_masks
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.methods import method_of
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.model.evaluation import EVALUATION_BATCH
+from hushfleet.paths import features_folder
 from hushfleet.training.local_round import Trained
 
 _log = logging.getLogger("hushfleet.edge")

@@ -17,8 +17,8 @@ from unittest.mock import patch
 import pytest
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.field_run import members_of
 from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.commands.of_fleet import members_of
 from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.devices.enrolment import Enrolment, NotAccepted

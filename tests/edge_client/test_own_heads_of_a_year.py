@@ -32,11 +32,10 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoch
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.data.samples import LabelledSamples, Samples
+from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.data.sets import load
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import load_config
-from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.edge_client.own_model import OwnModel, own_model
 from hushfleet.edge_client.predict import graphs_of
 from hushfleet.edge_client.randomness import SeededRandomness

@@ -11,9 +11,9 @@ import pytest
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.result import Details
 from hushfleet.errors import BadInput
-from hushfleet.simulator.options import RunOptions
+from hushfleet.simulator.options import RunOptions, tasks_at
 from hushfleet.simulator.run import _not_played
-from hushfleet.simulator.sweep import noise_point, seed_point, tasks_at
+from hushfleet.simulator.sweep import noise_point, seed_point
 from support.report_samples import sample
 
 

@@ -80,11 +80,11 @@ def _init(
     from hushfleet.aggregator.fleet.create import create_fleet
     from hushfleet.aggregator.fleet.software.releases import UNSIGNED_FILE
     from hushfleet.aggregator.fleet.tasks.next_task import check_sums
-    from hushfleet.aggregator.fleet.tasks.sums import sum_facts
     from hushfleet.aggregator.fleet.tasks.task_check import obstacles, thresholds
     from hushfleet.aggregator.fleet.trust import keys
     from hushfleet.aggregator.fleet.trust.access import apply
     from hushfleet.aggregator.fleet.trust.folder import BrokerPart, FleetConfig, PagePart, SecureSumsPart, check_ports
+    from hushfleet.aggregator.fleet.trust.keys import sum_facts
     from hushfleet.aggregator.fleet.units import write_units
     from hushfleet.aggregator.results.server_sees import server_sees
     from hushfleet.config.toml_text import toml_value

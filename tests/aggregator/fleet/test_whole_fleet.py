@@ -14,8 +14,8 @@ import pytest
 from cryptography.x509 import DNSName, GeneralName, SubjectAlternativeName, load_pem_x509_certificate
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.field_run import members_of
 from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.commands.of_fleet import members_of
 from hushfleet.aggregator.devices import board as boards
 from hushfleet.aggregator.fleet.trust.access import apply, reload_brokers
 from hushfleet.aggregator.fleet.trust.authority import Authority, read_request

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
+from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.results.fleet_state import RunState
+from hushfleet.aggregator.results.report.summary import summary_table
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from support import report_samples
 

@@ -16,7 +16,7 @@ from hushfleet.aggregator.results.record import _statistic
 from hushfleet.config.question import QuestionSpec
 from hushfleet.data.targets import Targets
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
-from hushfleet.training.answer import scale_of
+from hushfleet.training.answer_scale import scale_of
 
 FLEETS = 400
 

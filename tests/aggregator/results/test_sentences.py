@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hushfleet.aggregator.observe.display import summary_table
 from hushfleet.aggregator.results.report import sections
 from hushfleet.aggregator.results.report.comparison import comparison_json
 from hushfleet.aggregator.results.report.render import render_report
+from hushfleet.aggregator.results.report.summary import summary_table
 from hushfleet.aggregator.results.report.verdict import judge
 from hushfleet.aggregator.results.result import OwnHead, Result
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE
