@@ -207,8 +207,8 @@ def test_opacus_is_asked_once_and_nothing_waits_for_it(make_fleet: MakeFleet, mo
             field_run.run_rounds(
                 fleet.engine,
                 lambda will: LocalHub().link("aggregator", will),
-                Identity.generate(),
-                Enrolment(fleet.store, register),
+                identity=Identity.generate(),
+                enrolment=Enrolment(fleet.store, register),
                 epoch=1,
                 federation="default",
                 console=Console(quiet=True),
@@ -242,8 +242,8 @@ def test_a_signal_ends_the_run_between_two_steps(make_fleet: MakeFleet, number: 
         finished = field_run.run_rounds(
             fleet.engine,
             lambda will: hub.link("aggregator", will),
-            Identity.generate(),
-            Enrolment(fleet.store, register),
+            identity=Identity.generate(),
+            enrolment=Enrolment(fleet.store, register),
             epoch=1,
             federation="default",
             console=Console(quiet=True),
