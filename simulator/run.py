@@ -14,6 +14,7 @@ from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.observe.progress import show_progress
+from hushfleet.aggregator.results.report.readable import format_seconds
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
 from hushfleet.schema import MAX_COUNT
@@ -24,7 +25,6 @@ from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.options import RunOptions, Runtime, tasks_at
 from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation, repeated
 from hushfleet.simulator.schedule import schedule_of
-from hushfleet.simulator.units import format_seconds
 from hushfleet.simulator.watch import Watch
 
 AUTO = "auto"

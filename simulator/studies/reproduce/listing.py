@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from hushfleet.aggregator.observe.console import Console
+from hushfleet.aggregator.results.report.readable import format_seconds
 from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper, load_recipes
-from hushfleet.simulator.units import format_seconds
 
 if TYPE_CHECKING:
     from hushfleet.simulator.studies.reproduce.cli import ReproduceOptions
