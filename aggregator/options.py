@@ -64,6 +64,8 @@ def _parameter(name: str, kind: Any, plain: Any, default: Any) -> inspect.Parame
     if option := next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Option)), None):
         annotated = (kind, *get_args(get_args(kind)[0]))
         metas = [meta for each in annotated for meta in getattr(each, "__metadata__", ()) if isinstance(meta, Meta)]
-        bounds = {key: end for meta in metas for key, end in (("min", meta.ge), ("max", meta.le)) if end != MAX_COUNT}
-        kind = Annotated[plain, typer.Option(*option.names, **bounds, **option.about)]
+        bounds: dict[str, Any] = {
+            key: end for meta in metas for key, end in (("min", meta.ge), ("max", meta.le)) if end != MAX_COUNT
+        }
+        kind = Annotated[plain, typer.Option(*option.names, **{**bounds, **option.about})]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

@@ -12,11 +12,11 @@ from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation
-from hushfleet.simulator.sweep import Rounds, sweep_noise, with_sweep
+from hushfleet.simulator.sweep import RoundsRunner, sweep_noise, with_sweep
 
 
 def finished(
-    simulation: Simulation, workers: WorkerPool, options: RunOptions, *, runtime: str, rounds: Rounds
+    simulation: Simulation, workers: WorkerPool, options: RunOptions, *, runtime: str, rounds: RoundsRunner
 ) -> Result:
     """Does what follows the rounds, and returns the result.
 

@@ -19,7 +19,7 @@ from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
 from hushfleet.schema import MAX_COUNT
 from hushfleet.simulator.boards import read_boards
-from hushfleet.simulator.engines import Rounds, engine
+from hushfleet.simulator.engines import RoundsRunner, engine
 from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, choose_runtime, unavailable
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.options import RunOptions, Runtime, tasks_at
@@ -125,7 +125,7 @@ def _not_played(simulation: Simulation, options: RunOptions) -> Iterator[str]:
         yield "the scenario is not played: it takes --engine live, or --boards"
 
 
-def _rounds(simulation: Simulation, workers: WorkerPool, options: RunOptions, runtime: str) -> Rounds:
+def _rounds(simulation: Simulation, workers: WorkerPool, options: RunOptions, runtime: str) -> RoundsRunner:
     """Returns what runs the rounds of this run, and of the points of its sweep."""
     if options.clocked:
         return partial(engine("boards"), workers=workers, mix=simulation.mix, runtime=runtime)

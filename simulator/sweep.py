@@ -13,7 +13,7 @@ from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.results.result import Result, SeedPoint, SweepPoint, last_measured
 from hushfleet.progress import counted
-from hushfleet.simulator.engines import Rounds
+from hushfleet.simulator.engines import RoundsRunner
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.options import tasks_at
@@ -29,7 +29,7 @@ def sweep_noise(
     alone: Sequence[Alone],
     *,
     runtime: str = "onnx",
-    rounds: Rounds,
+    rounds: RoundsRunner,
 ) -> Iterator[SweepPoint]:
     """Yields one point for each multiplier, in ascending order.
 
@@ -87,7 +87,7 @@ def _reached(result: Result) -> dict[str, float | None]:
 
 
 def _run_with(
-    simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str, *, rounds: Rounds
+    simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str, *, rounds: RoundsRunner
 ) -> Result:
     """Returns the result of the run in `sweep/NAME`, which is started, continued, or already finished."""
     folder = RunFolder(simulation.folder.path / "sweep" / name)

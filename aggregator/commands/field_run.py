@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.markup import escape
 
-from hushfleet.aggregator.commands.aggregator import AggregatorOptions, EnrolmentMode
+from hushfleet.aggregator.commands.field_options import AggregatorOptions, EnrolmentMode
 from hushfleet.aggregator.commands.older_copy import refuse_older_copy
 from hushfleet.aggregator.commands.second_opinion import check_in_background
 from hushfleet.aggregator.config.notes import notes_of
@@ -341,7 +341,7 @@ def run_in_field(context: typer.Context, options: AggregatorOptions, task_file: 
             refuse_older_copy(connect(None), key, federation=options.federation, last=last, counter=counter)
         epoch = next_epoch(key_path)
         roster = None if options.roster is None else roster_file(options.roster)
-        facts, secure = sum_facts_of(store, fleet and fleet.sums, roster), engine.spec.privacy.secure
+        facts, secure = sum_facts_of(store, None if fleet is None else fleet.sums, roster), engine.spec.privacy.secure
         if secure is not None:
             said = server_sees(facts, min_devices=secure.min_devices)
             console.print(escape(said), highlight=False, soft_wrap=True)
@@ -354,7 +354,7 @@ def run_in_field(context: typer.Context, options: AggregatorOptions, task_file: 
             charges=fleet and fleet.charges(engine),
             thresholds=fleet and fleet.thresholds(task),
             seen=seen,
-            pause=fleet and fleet.folder.paused,
+            pause=None if fleet is None else fleet.folder.paused,
             replaced=replaced,
             epoch=epoch,
             federation=options.federation,
@@ -365,7 +365,7 @@ def run_in_field(context: typer.Context, options: AggregatorOptions, task_file: 
                 write_results,  # with the plots: a run may last months
             )
 
-            lifetimes = fleet and fleet.lifetimes(engine)
+            lifetimes = None if fleet is None else fleet.lifetimes(engine)
             write_results(
                 store, prepared, console, sums=facts, federation=options.federation, lifetimes=lifetimes, pays=pays
             )

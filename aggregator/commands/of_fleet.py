@@ -31,7 +31,7 @@ from hushfleet.errors import BadInput
 from hushfleet.privacy.budget import Budget
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.commands.aggregator import AggregatorOptions
+    from hushfleet.aggregator.commands.field_options import AggregatorOptions
 
 
 def members_of(fleet: FleetFolder) -> FleetMembers:

@@ -202,7 +202,9 @@ class FeatureSamples:
 class MakesFeatures(Protocol):
     """Computes the features of images."""
 
-    def of(self, samples: Samples, *, skipped: list[str] | None = None) -> FeatureSamples: ...
+    def of(self, samples: Samples, *, skipped: list[str] | None = None) -> FeatureSamples:
+        """Returns the samples with features in place of images."""
+        ...
 
 
 def inputs_of(samples: Samples, features: MakesFeatures | None, *, skipped: list[str] | None = None) -> LabelledSamples:

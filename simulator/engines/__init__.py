@@ -24,7 +24,7 @@ def engine(name: str) -> Any:
     return resolve_name(f"{_HERE}.{_ENGINES[name]}")
 
 
-class Rounds(Protocol):
+class RoundsRunner(Protocol):
     """Runs the rounds of a simulation; returns the seconds that they would have taken, None without a clock."""
 
     def __call__(self, simulation: Simulation, *, evaluate_every: int) -> float | None: ...
