@@ -162,10 +162,10 @@ def _run(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.budget_clock import BudgetClock
     from hushfleet.edge_client.board.certificate import describe_certificate
     from hushfleet.edge_client.board.data_place import describe_data
-    from hushfleet.edge_client.board.pacing import open_store
     from hushfleet.edge_client.board.process import Supervisor, return_freed_memory
     from hushfleet.edge_client.board.state_place import check_place
     from hushfleet.edge_client.duties import Duty
+    from hushfleet.edge_client.storage.store import DeviceStore
     from hushfleet.wire.format.topics import check_new_name
     from hushfleet.wire.link.connection import Timing
     from hushfleet.wire.link.interface import Will
@@ -201,13 +201,8 @@ def _run(options: argparse.Namespace) -> int:
 
         if not prove(config, connect, stop, supervisor):
             return INTERRUPTED if signal.SIGINT in caught else 0
-    with open_store(
-        config.store_path,
-        device=config.device.id,
-        in_fleet=config.fleet is not None,
-        simulation=simulation,
-        stop=stop,
-    ) as store:
+    path, name, in_fleet = config.store_path, config.device.id, config.fleet is not None
+    with DeviceStore(path, device=name, durable=config.is_durable, in_fleet=in_fleet) as store:
         period_s = config.limits.budget.period_s
         budget_clock = BudgetClock(store.ledger, waits=simulation is None, period_s=period_s)
 

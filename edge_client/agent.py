@@ -122,8 +122,6 @@ class Agent:
                 "remove the section [simulation] before the device goes into the field",
                 config.simulation.seed,
             )
-            if config.simulation.slowdown > 1:
-                _log.info("work is stretched %.2f times its CPU time: a slower board", config.simulation.slowdown)
         self.link = connect(Will(self.topics.state(self.device), self._birth("lost")))
         topics = self.topics
         filters = (topics.down(self.device), topics.server, topics.task, topics.round)
@@ -176,9 +174,9 @@ class Agent:
                 return  # nothing may tell whether the training had ended
         elif (event := self.link.receive(self._sleep_s(self.rounds.rests_s(longest_s)))) is not None:
             self._on_event(event)
-        if self.blobs.fetch is None:
+        if not self.blobs.is_fetching:
             self.tasks.advance()
-        if self.blobs.fetch is None or self.rounds.training is not None:
+        if not self.blobs.is_fetching or self.rounds.training is not None:
             self.rounds.advance()
         if self._up and not self.rounds.is_quiet:
             try:
@@ -209,7 +207,7 @@ class Agent:
         if upload is not None and upload.busy:
             return 0.0
         question = None if self._verifier.key is None else self.store_check
-        waiting = (question, self.blobs.fetch, upload, self._listening, *self._duties)
+        waiting = (question, self.blobs, upload, self._listening, *self._duties)
         due = (each.due_at for each in waiting if each is not None)
         return min([longest_s, *(max(0.0, at - now) for at in due)])
 
@@ -297,8 +295,7 @@ class Agent:
             self._resume()
 
     def _resume(self) -> None:
-        if self.blobs.fetch is not None:
-            self.blobs.fetch.ask_at_once(self._clock())
+        self.blobs.ask_at_once()
         self.rounds.resume()
 
     def _on_full_disk(self, error: StoreError) -> None:
@@ -361,7 +358,7 @@ class Agent:
                 upload.chunk_sent(now)
 
     def _do_duties(self, now: float) -> None:
-        busy = self.blobs.fetch is not None or self.rounds.upload is not None
+        busy = self.blobs.is_fetching or self.rounds.upload is not None
         for duty in self._duties:
             if now >= duty.due_at:
                 duty.advance(self.link, now, busy=busy)
@@ -403,7 +400,7 @@ class Agent:
         server = self._server
         if not self._up:
             return "broker", f"the broker {self.config.broker.url.rpartition('@')[2]}: {self._down_because}"
-        if self.rounds.finished and self.blobs.fetch is None:
+        if self.rounds.finished and not self.blobs.is_fetching:
             return "round", "the next task; the last one has ended"
         if server is None:
             return "aggregator", f"an aggregator: none was heard of in the federation {self.topics.federation}"

@@ -161,7 +161,7 @@ class RoundHandler:
             return "nothing", f"round {self.training.plan.round}: training"
         if upload is not None:
             return "nothing", f"round {upload.entry.round}: sending the update"
-        if self._blobs.fetch is not None:
+        if self._blobs.is_fetching:
             return "nothing", "fetching the task or its model"
         if plan is None or plan.phase == "finished":
             return "round", "a round"

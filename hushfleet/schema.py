@@ -16,7 +16,7 @@ import sys
 import threading
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from functools import cache
 from itertools import islice
@@ -50,6 +50,9 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Probability = Annotated[float, Meta(gt=0, lt=1, description="between 0 and 1")]
 
 
+NOTHING_GONE: Mapping[str, str] = {}
+
+
 def require(condition: bool, name: str, value: object, accepted: str) -> None:
     """Raises ValueError unless the condition is true; all configuration errors have the form of its text."""
     if not condition:
@@ -60,9 +63,11 @@ class Checked:
     """Base of frozen dataclasses that check the types and constraints of their fields at construction.
 
     :cvar rules: between the fields.
+    :cvar gone: what to use in place of a field of earlier versions, by its name.
     """
 
     rules = NO_RULES
+    gone = NOTHING_GONE
 
     def __post_init__(self) -> None:
         kind: type = type(self)
@@ -269,12 +274,16 @@ def missing(name: str, where: str = "") -> str:
 
 
 def unknown(kind: type, plain: dict[Any, Any], where: str = "") -> Iterator[str]:
-    """Yields an error text for each key that is no field of the dataclass; it suggests a field with a similar name."""
+    """Yields an error text for each key that is no field of the dataclass: what is in its place, or a similar name."""
     names = [f.name for f in dataclasses.fields(kind)]
     for key in sorted(str(key) for key in plain if key not in names):
+        begin = f"{where}{': ' if where else ''}"
+        if key in (gone := getattr(kind, "gone", {})):
+            yield f"{begin}the field {key!r} is gone: {gone[key]}"
+            continue
         close = difflib.get_close_matches(key, names, n=1) if len(key) <= _LONGEST_KEY else []
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        yield f"{where}{': ' if where else ''}unknown field {format_value(key)}{hint}; known are {', '.join(names)}"
+        yield f"{begin}unknown field {format_value(key)}{hint}; known are {', '.join(names)}"
 
 
 def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequence[str] = ()) -> str:

@@ -7,7 +7,8 @@
     share = 0.6                 # of the devices without a count; or count = 600
     network = { up_mbit_s = 2, down_mbit_s = 8, latency_ms = 60 }   # optional: the uplink behind the board
 
-The uplink and the board's own link are in series: the slower rate counts, and the latencies are added.
+The uplink and the board's own link are in series: the slower rate counts, and the latencies are added. A bad network
+also has `jitter_ms`, and stalls of `stall_s` seconds every `stall_every_s` seconds, as lost packets make them.
 """
 
 from __future__ import annotations
@@ -34,11 +35,26 @@ class LinkFigures:
     """The link from a device to the broker.
 
     :param latency_ms: one way.
+    :param jitter_ms: largest additional delay of a packet.
+    :param stall_every_s: mean seconds between stalls; 0: none.
+    :param stall_s: mean length of a stall.
     """
 
     down_mbit_s: float
     up_mbit_s: float
     latency_ms: float
+    jitter_ms: float = 0.0
+    stall_every_s: float = 0.0
+    stall_s: float = 0.0
+
+    def __str__(self) -> str:
+        return ", ".join(
+            [
+                f"{self.down_mbit_s:g}/{self.up_mbit_s:g} Mbit/s, {self.latency_ms:g} ms",
+                *([f"jitter {self.jitter_ms:g} ms"] if self.jitter_ms else []),
+                *([f"stalls of {self.stall_s:g} s every {self.stall_every_s:g} s"] if self.stall_s else []),
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,7 @@ class BoardKind:
                 down_mbit_s=min(float(board.network_down_mbit_s), uplink.get("down_mbit_s", math.inf)),
                 up_mbit_s=min(float(board.network_up_mbit_s), uplink.get("up_mbit_s", math.inf)),
                 latency_ms=float(board.network_latency_ms) + uplink.get("latency_ms", 0.0),
+                **{name: uplink[name] for name in ("jitter_ms", "stall_every_s", "stall_s") if name in uplink},
             ),
         )
 
@@ -68,7 +85,8 @@ class BoardKind:
     def board(self) -> Board:
         """The profile; if there is an uplink, with this kind's link instead of the board's own link."""
         board, changed = load_board(self.profile), {}
-        for name, value in asdict(self.link).items():
+        for name in ("down_mbit_s", "up_mbit_s", "latency_ms"):
+            value = getattr(self.link, name)
             if value != float(getattr(board, f"network_{name}")):
                 basis = "the board's own link and the fleet's uplink behind it"
                 changed[f"network_{name}"] = Quantity(value, estimated=True, basis=basis)
@@ -103,9 +121,7 @@ class FleetMix:
         profiles = [kind.profile for kind in self.kinds]
 
         def label(profile: str, link: LinkFigures) -> str:
-            if profiles.count(profile) == 1:
-                return profile
-            return f"{profile}, {link.down_mbit_s:g}/{link.up_mbit_s:g} Mbit/s, {link.latency_ms:g} ms"
+            return profile if profiles.count(profile) == 1 else f"{profile}, {link}"
 
         return tuple(label(kind.profile, kind.link) for kind in self.kinds)
 
@@ -136,13 +152,22 @@ class FleetMix:
 
 
 _Rate = Annotated[float, Meta(gt=0, le=1e6)] | None
+_Delay = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 @dataclass(frozen=True)
 class _Network(Checked):
     down_mbit_s: _Rate = None
     up_mbit_s: _Rate = None
-    latency_ms: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    latency_ms: _Delay = 0.0
+    jitter_ms: _Delay = 0.0
+    stall_every_s: _Delay = 0.0
+    stall_s: _Delay = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.stall_every_s) != bool(self.stall_s):
+            raise ValueError("give stall_every_s (mean seconds between stalls) and stall_s (how long), or neither")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def simulate(
 
     `hushfleet simulate tasks/digits-hush.toml --set privacy.epsilon=8 --engine live --own-processes 8`
 
-    `hushfleet simulate simulator/demo_paper.toml --engine live --emulate --boards raspberry-pi-zero-2-w,jetson-orin-nano`
+    `hushfleet simulate tasks/digits-rough-weather.toml --boards raspberry-pi-zero-2-w,jetson-orin-nano`
 
     After Ctrl-C: `hushfleet simulate tasks/digits-hush.toml --out runs/a --resume`
     """

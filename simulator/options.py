@@ -76,7 +76,7 @@ class RunOptions(Checked):
     resume: Resume = False
     broker: BrokerOption = "auto"
     boards: Annotated[str, Option(metavar="A,B,...|MIX.toml", help="Board profiles, dealt to the devices in turn, or a file of shares. With fast, rounds run on a virtual clock: the time, stragglers and energy of that fleet.")] = ""
-    emulate: Annotated[bool, Option("--emulate", help="Live engine: each device has its board's speed, memory and network.")] = False
+    emulate: Annotated[bool, Option("--emulate", hidden=True)] = False
     own_processes: Annotated[Count, Option(help="Live engine: number of devices with a process of their own; the others share one for each core; 0: all have their own.")] = 0
     workers: Annotated[Count, Option(help="Number of processes of the fast engine, or of parallel jobs on Ray; 0: one a core.")] = 0
     ray_address: Annotated[str, Option(metavar="HOST:PORT", help="Address of a Ray cluster's head, or 'auto'; default: Ray on this machine.")] = ""
@@ -96,6 +96,11 @@ class RunOptions(Checked):
         except ValueError as error:
             name, of, words = str(error).partition(" ")
             raise BadInput(f"--{name.replace('_', '-')}{of}{words}") from error
+        if self.emulate:
+            raise BadInput(
+                "--emulate is gone: --boards without --engine live plays the boards' speed, memory and network on a "
+                "virtual clock"
+            )
         for field in fields(self):
             engines = _ENGINES.get(field.name, (self.engine,))
             if self.engine not in engines and getattr(self, field.name) != field.default:
@@ -105,8 +110,6 @@ class RunOptions(Checked):
                 )
         if self.engine == "live" and self.runtime not in ("auto", "onnx"):
             raise BadInput(f"--runtime {self.runtime} does nothing with --engine live, whose devices run onnx")
-        if self.emulate and self.own_processes:
-            raise BadInput("--own-processes cannot be combined with --emulate: it needs a process a device")
         self.noise_multipliers  # noqa: B018 - raises before anything is started
 
     @property
@@ -144,7 +147,6 @@ def tasks_at(task: Task, multipliers: Sequence[float], *, clocked: bool) -> dict
 
 _ENGINES: dict[str, tuple[Engine, ...]] = {
     "broker": ("live",),
-    "emulate": ("live",),
     "own_processes": ("live",),
     "evaluate_every": ("fast", "ray"),
     "ray_address": ("ray",),

@@ -82,7 +82,7 @@ def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> R
         runtime = ON_DEVICES
         watch = _watch(simulation, options, console)
         if options.engine == "live":
-            engine("live")(simulation, options, watch, console)
+            engine("live")(simulation, options, watch)
         else:
             with show_progress(console):
                 runtime = choose_runtime(simulation) if options.runtime == AUTO else options.runtime
@@ -117,12 +117,13 @@ def _watch(simulation: Simulation, options: RunOptions, console: Console) -> Wat
 
 
 def _not_played(simulation: Simulation, options: RunOptions) -> Iterator[str]:
-    """Yields a note for each part of the task that this engine ignores."""
-    schedule = schedule_of(simulation.task, [device.name for device in simulation.fleet.devices])
-    if not options.clocked and simulation.task.schedule.is_set:
+    """Yields a note for each part of the task that is played on a virtual clock alone."""
+    if options.clocked:
+        return
+    if simulation.task.schedule.is_set:
         yield "the schedule is not played, and rounds follow each other: it takes --boards, without --engine live"
-    if not options.clocked and options.engine != "live" and not schedule.is_calm:
-        yield "the scenario is not played: it takes --engine live, or --boards"
+    if not schedule_of(simulation.task, [device.name for device in simulation.fleet.devices]).is_calm:
+        yield "the scenario is not played: it takes --boards, without --engine live"
 
 
 def _rounds(simulation: Simulation, workers: WorkerPool, options: RunOptions, runtime: str) -> RoundsRunner:

@@ -4,7 +4,7 @@ A `Schedule` contains windows: times in which a target is down or cut off. The t
 opening, which is not known beforehand, and nights repeat forever. So there is no list of actions in advance: `Playback`
 returns the actions when they are due. Windows of one target may overlap: it is up while none of them is open.
 
-The live engine (real time) and the virtual clock use the same playback. It reads no clock: callers pass the time.
+A playback reads no clock: callers pass the time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Action(NamedTuple):
     """An action that is due now.
 
     :param at_s: when it became due, in seconds since the run's start.
-    :param kind: `kill` is SIGKILL, `stop` SIGTERM, `cut` removes the network and `mend` restores it.
+    :param kind: `kill` is a power cut, `stop` an orderly end, `cut` removes the network and `mend` restores it.
     :param target: a device; or `broker` or `aggregator`, which are only killed and started.
     """
 
@@ -85,11 +85,6 @@ class Schedule:
     windows: tuple[Outage, ...]
     write_mb_s: Mapping[str, float]
     memory_mib: Mapping[str, int]
-
-    @property
-    def needs_proxy(self) -> bool:
-        """True if devices are cut off; a live fleet then needs its own network (`proxied`)."""
-        return any(window.how == "cut" for window in self.windows)
 
     @property
     def is_calm(self) -> bool:

@@ -4,7 +4,9 @@ When a round opens, the whole cohort asks for the same model within a moment. So
 the marked chunks begins a little later, and chunks that are marked ahead of the running pass cost nothing more.
 A pass reaches all devices that are still subscribed, also those whose chunks are already on the way. So while devices
 continue to ask for a blob, each pass waits twice as long for more requests as the one before: with 500 devices that
-ask over several seconds, a fixed wait sent most of them the same chunk ten times or more.
+ask over several seconds, a fixed wait sent most of them the same chunk ten times or more. A pass waits no longer than
+the blob is on its way to a slow device: a small difference, which cohorts drawn from a fleet ask for in round after
+round, is sent at once.
 A device is limited: it cannot make the same chunk be sent more than `PER_MINUTE` times a minute.
 """
 
@@ -21,6 +23,7 @@ from hushfleet.wire.format.messages import Want
 
 COALESCE_S = 0.05
 LONGEST_COALESCE_S = 1.6  # well before devices ask again by themselves
+SLOW_LINK_BYTES_S = 250_000  # 2 Mbit/s
 PER_MINUTE = 6
 _MINUTE_S = 60.0
 
@@ -50,15 +53,19 @@ class _Pass:
 
     def plan(self, now: float) -> None:
         """Schedules another pass."""
-        if now - self.ended_at > LONGEST_COALESCE_S:
+        if now - self.ended_at > self._longest_s:
             self.wait_s = COALESCE_S
         self.at, self.due_at = 0, now + self.wait_s
 
     def end(self, now: float) -> None:
         self.due_at, self.ended_at = math.inf, now
-        self.wait_s = min(2 * self.wait_s, LONGEST_COALESCE_S)
+        self.wait_s = min(2 * self.wait_s, self._longest_s)
         if self.wanted.find(1) >= 0:  # chunks behind the pass were asked for again
             self.plan(now)
+
+    @property
+    def _longest_s(self) -> float:
+        return min(COALESCE_S + len(self.blob) / SLOW_LINK_BYTES_S, LONGEST_COALESCE_S)
 
 
 class ChunkServer:

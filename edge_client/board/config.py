@@ -273,8 +273,6 @@ class SimulationSection(Checked):
     :param local_test: .npz of this device's own held-out samples, or of one bit for each common sample.
     :param metrics: JSON lines are appended to it; they are never sent.
     :param reconnect_s: first delay of a reconnect.
-    :param slowdown: all work takes this many times its CPU time, as on a slower board; at least 1.
-    :param write_mb_s: the store writes at most this many 10^6 bytes per second; None: as fast as the machine.
     :param durable: the store is synced as in the field, for simulated power cuts.
     """
 
@@ -284,9 +282,11 @@ class SimulationSection(Checked):
     local_test: str | None = None
     metrics: str | None = None
     reconnect_s: Positive | None = None
-    slowdown: Annotated[float, Meta(ge=1, le=1e9, description="1 or more")] = 1.0
-    write_mb_s: Positive | None = None
     durable: bool = False
+
+    gone = dict.fromkeys(
+        ("slowdown", "write_mb_s"), "hushfleet simulate --boards plays slow boards and disks on a virtual clock"
+    )
 
 
 @dataclass(frozen=True)
@@ -303,6 +303,11 @@ class DeviceConfig(Checked):
     @property
     def store_path(self) -> Path:
         return Path(self.device.state_dir) / STORE
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether what is stored survives a power cut."""
+        return self.simulation is None or self.simulation.durable
 
     @property
     def broker_address(self) -> BrokerAddress:

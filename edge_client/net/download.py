@@ -1,13 +1,15 @@
 """Fetches content-addressed blobs from the aggregator, a plan's global model (perhaps as differences) and its roster.
 
 A device subscribes to a blob's topic before it asks, so that it also uses chunks that another device asked for. It
-fetches one blob at a time, because memory is short.
+fetches one blob at a time, because memory is short; the differences of a plan, which are together smaller than its
+model, it fetches at once.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence, Set
 
 from hushfleet.apart import apart
 from hushfleet.config.spec import BlobRef, TaskSpec
@@ -85,7 +87,7 @@ class Fetch:
 
 
 class BlobSource:
-    """The store's blobs, and the one that is being fetched into it.
+    """The store's blobs, and those that are being fetched into it.
 
     :param clock: monotonic seconds.
     """
@@ -95,29 +97,49 @@ class BlobSource:
         self._link = link
         self._topics = topics
         self._clock = clock
-        self.fetch: Fetch | None = None
+        self._fetches: dict[bytes, Fetch] = {}
         self._given_up: BlobRef | None = None
 
-    def need(self, ref: BlobRef, *, most_asks: int | None = None) -> bytes | None:
-        """Returns the blob from the store; otherwise None, and fetches it. Raises `StoreError`.
+    @property
+    def is_fetching(self) -> bool:
+        return bool(self._fetches)
 
-        :param most_asks: after this many requests without progress, or if other bytes come instead, it is given up: the
-            next call raises `Malformed`.
-        """
+    @property
+    def due_at(self) -> float:
+        """The time of the next request, on the monotonic clock; infinite if nothing is fetched."""
+        return min((fetch.due_at for fetch in self._fetches.values()), default=math.inf)
+
+    def need(self, ref: BlobRef, *, most_asks: int | None = None) -> bytes | None:
+        """Returns the blob from the store; otherwise None, and fetches it, as `fetch`. Raises `StoreError`."""
         data = self._store.blob(ref.digest)
-        if data is None and self._given_up == ref:
-            self._given_up = None
-            raise Malformed(f"the blob {ref.digest.hex()[:16]}... did not arrive")
-        if data is None and (self.fetch is None or self.fetch.ref != ref):
-            self.drop()
-            self.fetch = Fetch(ref, now=self._clock(), most_asks=most_asks)
-            self._link.subscribe(self._topics.blob(ref.digest))
+        if data is None:
+            self.fetch([ref], most_asks=most_asks)
         return data
 
+    def fetch(self, refs: Sequence[BlobRef], *, most_asks: int | None = None) -> None:
+        """Fetches these blobs, and no others any more.
+
+        :param most_asks: after this many requests without progress, or if other bytes come instead, a blob is given up,
+            and the others with it: the next call raises `Malformed`.
+        """
+        if self._given_up in refs:
+            given_up, self._given_up = self._given_up, None
+            raise Malformed(f"the blob {given_up.digest.hex()[:16]}... did not arrive")
+        self.drop(keep={ref.digest for ref in refs})
+        for ref in refs:
+            if ref.digest not in self._fetches:
+                self._fetches[ref.digest] = Fetch(ref, now=self._clock(), most_asks=most_asks)
+                self._link.subscribe(self._topics.blob(ref.digest))
+
+    def ask_at_once(self) -> None:
+        """Makes all requests due, because the link or the aggregator came back."""
+        for fetch in self._fetches.values():
+            fetch.ask_at_once(self._clock())
+
     def want(self, now: float) -> Want | None:
-        """Returns the request that is due now, or None."""
-        fetch = self.fetch
-        if fetch is None or now < fetch.due_at:
+        """Returns a request that is due now, or None."""
+        fetch = next((fetch for fetch in self._fetches.values() if now >= fetch.due_at), None)
+        if fetch is None:
             return None
         if fetch.hopeless:
             self._given_up = fetch.ref
@@ -127,26 +149,25 @@ class BlobSource:
 
     def on_chunk(self, digest: bytes, frame: bytes) -> None:
         """Adds a chunk. Raises a `WireError` for a bad frame, and `StoreError` if a complete blob cannot be stored."""
-        if self.fetch is None or digest != self.fetch.ref.digest:
-            return
-        blob = self.fetch.add(frame, self._clock())
+        fetch = self._fetches.get(digest)
+        blob = None if fetch is None else fetch.add(frame, self._clock())
         if blob is not None:
-            self.drop()
+            self.drop(keep=self._fetches.keys() - {digest})
             self._store.put_blob(digest, blob)
 
-    def drop(self) -> None:
-        """Ends the fetch: the blob has arrived, or is no longer needed."""
-        if self.fetch is not None:
-            self._link.unsubscribe(self._topics.blob(self.fetch.ref.digest))
-            self.fetch = None
+    def drop(self, *, keep: Set[bytes] = frozenset()) -> None:
+        """Ends the fetches of blobs that have arrived or are no longer needed."""
+        for digest in self._fetches.keys() - keep:
+            self._link.unsubscribe(self._topics.blob(digest))
+            del self._fetches[digest]
 
 
 class GlobalModel:
     """The global model of a plan: from the store, from a stored model and its differences, or fetched as a whole.
 
-    Differences are fetched into the store one after the other, and applied when all are there. The store then holds the
-    new model beside the old one, so a device can continue after any interruption. If a difference does not arrive or
-    does not fit, the whole model is fetched.
+    Differences are fetched into the store, and applied when all are there. The store then holds the new model beside
+    the old one, so a device can continue after any interruption. If a difference does not arrive or does not fit, the
+    whole model is fetched.
     """
 
     def __init__(self, store: DeviceStore, blobs: BlobSource) -> None:
@@ -167,9 +188,9 @@ class GlobalModel:
             try:
                 held = self._store.blob_digests()
                 chain = plan.differences_from(held)
-                lacking = next((ref for ref in chain or () if ref.digest not in held), None)
-                if lacking is not None:
-                    self._blobs.need(BlobRef(lacking.digest, lacking.size), most_asks=MOST_ASKS)
+                lacking = [BlobRef(ref.digest, ref.size) for ref in chain or () if ref.digest not in held]
+                if lacking:
+                    self._blobs.fetch(lacking, most_asks=MOST_ASKS)
                     return None
                 model = self._apply(plan, spec, chain) if chain else None
             except WireError as error:

@@ -47,7 +47,7 @@ class Upload:
             self._data = attach_public(entry.data, entry.public_before, identity=self.identity)
         # The signature is deterministic, so each of the two forms has one digest, also after a crash in between.
         self.offer = Offer(entry.task, entry.round, hashlib.sha256(self._data).digest(), len(self._data))
-        self.offer_due = True
+        self.offer_due, self._is_offered = True, False
         self.chunks = chunk_count(len(self._data), self.chunk_bytes)
         self._queue = deque(range(self.chunks) if push else ())
         self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, now=now)
@@ -73,12 +73,16 @@ class Upload:
         return self._backoff.due_at
 
     def offer_again(self) -> None:
-        """Sends only the offer: the aggregator names the chunks that it lacks, so nothing is sent twice."""
-        self._queue.clear()
+        """Sends only the offer: the aggregator names the chunks that it lacks, so nothing is sent twice.
+
+        If no offer was sent yet, because the link was away, all chunks follow it.
+        """
+        if self._is_offered:
+            self._queue.clear()
         self.offer_due = True
 
     def offered(self, now: float) -> None:
-        self.offer_due = False
+        self.offer_due, self._is_offered = False, True
         self._backoff.tried(now)
 
     def wait_longer(self, now: float) -> None:

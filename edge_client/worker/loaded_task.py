@@ -22,7 +22,6 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.local_data import SETTLED_S, LocalData
 from hushfleet.edge_client.board.nominal_time import nominal_seconds
 from hushfleet.edge_client.board.notes import Note
-from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.edge_client.metrics import MetricsFile
 from hushfleet.edge_client.randomness import FieldRandomness, SeededRandomness
@@ -117,7 +116,6 @@ class LoadedTask:
         )
         self.gradient = self._trial.gradient()
         self._metrics = MetricsFile.of(config, features)
-        self.pacer = Pacer(simulation.slowdown if simulation else 1.0)
         self.trainer = Trainer(
             device=config.device.id,
             store=store,
@@ -149,13 +147,11 @@ class LoadedTask:
     def begins(self) -> None:
         """Notes that a round begins."""
         self._began = self._clock()
-        self.pacer.begin()
 
     def _write_metrics(self, round: DeviceRound, trained: Trained, noised: NoisedUpdate) -> None:
         assert self._metrics is not None
         train_s = self._clock() - self._began
         try:
-            with self.pacer.apart():
-                self._metrics.write(round, trained, noised, train_s=train_s)
+            self._metrics.write(round, trained, noised, train_s=train_s)
         except OSError as error:  # the round continues without metrics
             _log.error("no metrics are kept of round %d: %s", round.plan.round, error)

@@ -97,8 +97,7 @@ class JobWork:
         round.charge = job.charge
         task.begins()
         samples = b"" if job.hides or job.blank else self._read(job, round)
-        round.run(params, on_batch=lambda done, total: task.pacer.step(), blank=job.blank)
-        task.pacer.catch_up()
+        round.run(params, blank=job.blank)
         done = store.commit
         assert done is not None
         failed = None if round.failed is None else round.failed[:MAX_TEXT_CHARS]

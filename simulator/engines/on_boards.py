@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,16 +31,15 @@ from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_noise, make_optimizer
 from hushfleet.simulator.engines.fast.sums import key_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool
-from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.engines.live.engine import RECONNECT_S
 from hushfleet.simulator.fleet import SimulatedDevice
 from hushfleet.simulator.run_folder import Simulation
-from hushfleet.simulator.schedule import schedule_of
+from hushfleet.simulator.schedule import Action, Outage, schedule_of
 from hushfleet.simulator.world.board import WorldBoard, board_config, trained
 from hushfleet.simulator.world.clock import WorldClock
 from hushfleet.simulator.world.fleet import NO_WINDOW
 from hushfleet.simulator.world.hub import LocalHub
-from hushfleet.simulator.world.measure import measure_costs
+from hushfleet.simulator.world.measure import machine_speed, measure_costs
 from hushfleet.simulator.world.outcomes import fleet_devices
 from hushfleet.simulator.world.run import LinkOptions, World, WorldServer
 from hushfleet.simulator.world.sizes import sizes_of
@@ -148,6 +147,7 @@ class _Run:
             on_opened=lambda round, cohort: self.world.round_opened(round),
         )
         self._server.start()
+        first_round = self._server.store.last_closed_round + 1
         self.world = World(
             clock,
             hub,
@@ -156,13 +156,17 @@ class _Run:
             schedule=self._schedule,
             options=LinkOptions(lost_noticed_s=0.0, first_backoff_s=RECONNECT_S),
             seed=simulation.seed,
-            first_round=self._server.store.last_closed_round + 1,
-            on_action=lambda action: scenario.write("scenario", action=action.kind, target=action.target),
+            first_round=first_round,
+            on_action=self._played,
         )
+
+    def _played(self, action: Action) -> None:
+        self._scenario.write("scenario", action=action.kind, target=action.target)
 
     def play(self) -> None:
         world, server, closed = self.world, self._server, -1
         world.start()
+        self._note_unplayed(world.playback.left_out, "the run was resumed in a later round")
         if math.isinf(server.opens):
             raise BadInput(NO_WINDOW)
         give_up_at = server.opens + LONGEST_ROUND_S
@@ -175,7 +179,14 @@ class _Run:
             if too_few_can_pay(server.store, self._names, least=self._simulation.task.round.min_updates):
                 with EventLog(server.events_path, clock=self._clock) as events:
                     events.write("finished", reason=ALL_SPENT)
-                return
+                break
+        self._note_unplayed(world.playback.unplayed, "the run was over before")
+
+    def _note_unplayed(self, windows: Iterable[Outage], reason: str) -> None:
+        for window in windows:
+            at = {"at_s": window.ends_s if window.begins_s is None else window.begins_s}
+            at |= {"at_round": window.at_round} if window.at_round else {}
+            self._scenario.write("scenario", action="not-played", target=window.target, **at, reason=reason)
 
     def end(self) -> None:
         """Closes all stores."""

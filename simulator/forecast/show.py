@@ -13,10 +13,9 @@ from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.results.report.readable import format_seconds, size
 from hushfleet.errors import BadInput
-from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.forecast.forecast import Forecast
-from hushfleet.simulator.world.measure import measure_costs
+from hushfleet.simulator.world.measure import machine_speed, measure_costs
 from hushfleet.simulator.world.times import Costs
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -99,7 +99,15 @@ class ZeroTraining:
         yield trained(job, trainer)
 
 
-def _zeros(params: Array, x: Any, y: Any, dropout: Any = (), out: Array | None = None, **_: Any) -> tuple[float, Array]:
+def _zeros(
+    params: Array,
+    x: Any,
+    y: Any,
+    dropout: Sequence[Array] = (),
+    out: Array | None = None,
+    teacher: Array | None = None,
+    distill: Any | None = None,
+) -> tuple[float, Array]:
     gradient = np.empty_like(params) if out is None else out
     gradient[...] = 0
     return 0.0, gradient
@@ -180,9 +188,16 @@ class WorldBoard:
     ) -> None:
         self.name, self.times, self.config = name, times, config
         self._clock, self._hub, self._open_store, self._train = clock, hub, store, train
+        simulation = config.simulation
+        assert simulation is not None
+
+        def cable(direction: str, s_per_byte: float) -> Cable:
+            seed = f"{simulation.seed} {name} {direction}"
+            return Cable(clock, latency_s=times.latency_s, s_per_byte=s_per_byte, rough=times.rough, seed=seed)
+
         self.cables = Cables(
-            up=Cable(clock, latency_s=times.latency_s, s_per_byte=times.up_s_per_byte),
-            down=Cable(clock, latency_s=times.latency_s, s_per_byte=times.down_s_per_byte),
+            up=cable("up", times.up_s_per_byte),
+            down=cable("down", times.down_s_per_byte),
             connects_s=CONNECT_LATENCIES * times.latency_s,
         )
         self.actor = Actor(clock, self._act)

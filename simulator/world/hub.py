@@ -7,6 +7,7 @@ connections break). Messages of a link with a `Cable` take their time on a virtu
 
 from __future__ import annotations
 
+import math
 import queue
 import random
 import threading
@@ -47,19 +48,49 @@ MAX_IN_FLIGHT = 20
 """Messages that a device sends before the broker must acknowledge one (`hushfleet.wire.link.mqtt.MqttLink`)."""
 
 
+@dataclass(frozen=True)
+class Roughness:
+    """What a bad network adds to a link, in each direction. TCP hides a lost packet, so a loss is a stall: nothing
+    arrives for a while, and then everything in its order.
+
+    :param jitter_s: largest additional delay of a packet.
+    :param stall_every_s: mean seconds between stalls; 0: none.
+    :param stall_s: mean length of a stall; each is 0.5 to 1.5 times as long.
+    """
+
+    jitter_s: float = 0.0
+    stall_every_s: float = 0.0
+    stall_s: float = 0.0
+
+
+STEADY = Roughness()
+
+
 class Cable:
-    """One direction of a link: packets leave one after the other, and arrive after the latency.
+    """One direction of a link: packets leave one after the other, and arrive in this order after the latency.
 
     :param s_per_byte: seconds for which a byte keeps the link busy.
+    :param seed: of the draws of `rough`, which do not depend on those of other cables.
 
     `bytes` counts whole MQTT packets that have left, without TCP, TLS and radio.
     """
 
-    def __init__(self, clock: WorldClock, *, latency_s: float, s_per_byte: float) -> None:
+    def __init__(
+        self,
+        clock: WorldClock,
+        *,
+        latency_s: float,
+        s_per_byte: float,
+        rough: Roughness = STEADY,
+        seed: str = "",
+    ) -> None:
         self._clock, self.latency_s, self._s_per_byte = clock, latency_s, s_per_byte
         self.bytes = 0
         self.free_at = 0.0
         self._acked: deque[float] = deque()
+        self._rough, self._arrived_at = rough, 0.0
+        self._jitters, self._stalls = random.Random(f"jitter {seed}"), random.Random(f"stalls {seed}")
+        self._stall_begins = self._stall_ends = 0.0 if rough.stall_every_s else math.inf
 
     @property
     def is_full(self) -> bool:
@@ -80,8 +111,16 @@ class Cable:
         """Sends a packet of this many bytes, and calls `arrive` when it is there."""
         self.bytes += size
         self.free_at = max(self.free_at, self._clock.now) + size * self._s_per_byte
-        self._acked.append(self.free_at + 2 * self.latency_s)
-        self._clock.at(self.free_at + self.latency_s, arrive)
+        due_at = self.free_at + self.latency_s + self._jitters.uniform(0.0, self._rough.jitter_s)
+        self._arrived_at = max(self._arrived_at, self._after_stall(due_at))
+        self._acked.append(self._arrived_at + self.latency_s)
+        self._clock.at(self._arrived_at, arrive)
+
+    def _after_stall(self, due_at: float) -> float:
+        while due_at >= self._stall_ends:
+            self._stall_begins = self._stall_ends + self._stalls.expovariate(1 / self._rough.stall_every_s)
+            self._stall_ends = self._stall_begins + self._rough.stall_s * self._stalls.uniform(0.5, 1.5)
+        return self._stall_ends if due_at >= self._stall_begins else due_at
 
 
 @dataclass(frozen=True)

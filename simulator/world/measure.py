@@ -10,13 +10,16 @@ are scaled by this machine's speed to the reference board of the profiles.
 from __future__ import annotations
 
 import hashlib
+import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,6 +54,40 @@ _MANY_S = 0.3  # of the longer rounds: enough to separate a small network's batc
 _REPETITIONS = 3
 _DISTINCT = 64  # samples; they are repeated, because features of thousands of images take minutes
 _ROUNDS = 1 + 2 * _REPETITIONS
+
+_REFERENCE_GFLOP_S = 96.0
+"""Float32 speed of one core of `generic-x86`, the unit of `relative_cpu_speed`: 32 operations per cycle at 3 GHz."""
+
+_SIZE = 512
+_TIMES = 15
+# Runs in a separate process, because the libraries of this process already have their threads.
+_PRODUCTS = f"""
+import time
+import numpy as np
+a = np.random.default_rng(0).random(({_SIZE}, {_SIZE}), dtype=np.float32)
+out = np.empty_like(a)
+np.matmul(a, a, out=out)
+for _ in range({_TIMES}):
+    began = time.thread_time()
+    np.matmul(a, a, out=out)
+    print(time.thread_time() - began)
+"""
+
+
+@cache
+def machine_speed() -> float:
+    """Returns one core's speed here at float32 matrix products, in cores of `generic-x86`; measured once per process.
+
+    Raises `HushfleetError` if it cannot be measured.
+    """
+    environment = {**os.environ, **{f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}}
+    measured = subprocess.run(
+        [sys.executable, "-c", _PRODUCTS], env=environment, capture_output=True, text=True, check=False
+    )
+    if measured.returncode:
+        raise HushfleetError(f"the speed of this machine could not be measured: {measured.stderr[-300:]}")
+    seconds = statistics.median(float(line) for line in measured.stdout.split())
+    return 2 * _SIZE**3 / seconds / 1e9 / _REFERENCE_GFLOP_S
 
 
 def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:

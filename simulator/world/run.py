@@ -225,7 +225,8 @@ class World:
     ) -> None:
         self.clock, self.hub, self.server = clock, hub, server
         self.boards = {board.name: board for board in boards}
-        self._playback, self._options, self._on_action = Playback(schedule, first_round=first_round), options, on_action
+        self._options, self._on_action = options, on_action
+        self.playback = Playback(schedule, first_round=first_round)
         self._began_at = clock.now
         self._rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(_STREAM,))))
         self._broker_up = True
@@ -237,18 +238,18 @@ class World:
         if self.server.coordinator is None:
             self.server.start()
         for name, board in self.boards.items():
-            if name not in self._playback.absent:
+            if name not in self.playback.absent:
                 board.start(connects=self._broker_up)
 
     def advance(self, give_up_at: float = math.inf) -> bool:
         """Moves to what comes next, and does it; returns False if nothing comes before `give_up_at`."""
-        scheduled_at = self._began_at + self._playback.next_s
+        scheduled_at = self._began_at + self.playback.next_s
         at = min(scheduled_at, self.clock.next_s)
         if at > give_up_at or math.isinf(at):
             return False
         if scheduled_at <= at:
             self.clock.now = max(self.clock.now, at)
-            for action in self._playback.due(self.clock.now - self._began_at):
+            for action in self.playback.due(self.clock.now - self._began_at):
                 self._on_action(action)
                 self.act(action)
         else:
@@ -257,7 +258,7 @@ class World:
 
     def round_opened(self, round: int) -> None:
         """Plays what the scenario has for a round that has just opened."""
-        self._playback.round_opened(round, self.clock.now - self._began_at)
+        self.playback.round_opened(round, self.clock.now - self._began_at)
 
     def act(self, action: Action) -> None:
         """Carries out one action of a scenario."""

@@ -2,10 +2,10 @@
 
     plan ── model down ── stored ── steps ── clip, noise, encode ── commit ── update up ── ack
 
-Compute time is CPU seconds of one core, scaled by the profile's relative speed. The live engine emulates the same. It
+Compute time is CPU seconds of one core, scaled by the profile's relative speed. It
 is an upper bound for a board in the field, whose runtime uses all cores. A store writes at the profile's rate. A link
-sends at its rate after its latency (and half of its jitter); lost packets, stalls and the overhead of radio and TCP are
-not modelled. Energy is the profile's active power while computing and its idle power otherwise: an estimate from
+sends at its rate after its latency, with the jitter and the stalls of its network; the overhead of radio and TCP is not
+modelled. Energy is the profile's active power while computing and its idle power otherwise: an estimate from
 data-sheet figures.
 
 The constants of the protocol are listed here, each with the module that defines it.
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from hushfleet.errors import BadInput
 from hushfleet.simulator.boards import BoardKind
+from hushfleet.simulator.world.hub import STEADY, Roughness
 from hushfleet.simulator.world.sizes import Sizes
 from hushfleet.wire.link.connection import Timing
 
@@ -97,6 +98,7 @@ class DeviceTimes:
     pair_s: float = 0.0
     idle_w: float
     active_w: float
+    rough: Roughness = STEADY
 
     @property
     def train_s(self) -> float:
@@ -146,4 +148,5 @@ def device_times(
         pair_s=costs.pair_s / speed,
         idle_w=float(board.power_idle_w),
         active_w=float(board.power_active_w),
+        rough=Roughness(link.jitter_ms / 1000, link.stall_every_s, link.stall_s),
     )

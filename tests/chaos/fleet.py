@@ -10,6 +10,7 @@ from typing import Any
 
 from chaos.machine import Machine
 from chaos.plan import AGGREGATOR, Plan
+from chaos.proxy import Proxy
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import Simulation
 
@@ -28,12 +29,11 @@ class ChaosFleet(LiveFleet):
         super().__init__(
             simulation,
             broker_kind=plan.broker,
-            proxied=plan.needs_proxy,
-            links=plan.links,
             absent=(plan.hostile,) if plan.hostile else (),
             **options,
         )
         self._plan = plan
+        self._proxy: Proxy | None = None
         self.starts: Counter[str] = Counter()
         self.machines: dict[str, Machine] = {}
         if library is not None:
@@ -50,7 +50,20 @@ class ChaosFleet(LiveFleet):
 
     @property
     def broker_url(self) -> str:
-        return self._broker_url
+        return self._running_broker.url
+
+    @property
+    def proxy(self) -> Proxy:
+        """The network between devices and broker, which keeps its port."""
+        if self._proxy is None:
+            self._proxy = Proxy(self._running_broker.port)
+        return self._proxy
+
+    def url_for(self, device: str) -> str:
+        if not self._plan.needs_proxy:
+            return super().url_for(device)
+        port = self.proxy.port(device, self._plan.links.get(device), seed=self._plan.seed)
+        return f"mqtt://127.0.0.1:{port}"
 
     @property
     def honest(self) -> list[str]:
@@ -71,10 +84,6 @@ class ChaosFleet(LiveFleet):
     def has_failed(self, name: str) -> bool:
         """Its process has ended, and not well."""
         return self._exit_status(name) not in (None, 0)
-
-    def reset_link(self, device: str) -> None:
-        """Breaks all connections of the device."""
-        self._proxy.reset(device)
 
     def start_twin(self, device: str) -> str:
         """Starts a second client with the device's name and data, and another key; gives the process' name."""
@@ -97,6 +106,8 @@ class ChaosFleet(LiveFleet):
         for name in list(self._processes):
             self.expected_down.add(name)
             self.kill(name)
+        if self._proxy is not None:
+            self._proxy.close()
 
     def _start(self, name: str, command: list[str], log: Path, **variables: str) -> None:
         self.starts[name] += 1

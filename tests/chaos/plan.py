@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from chaos.proxy import SlowLink
 from hushfleet.aggregator.broker.programs import BrokerKind
-from hushfleet.simulator.engines.live.link_model import LinkConditions
 
 Kind = Literal["kill", "power-cut", "full-disk", "clock-jump", "cut-link", "flapping-link", "twin"]
 What = Literal["update", "round_open", "round_close", "training", "committed", "sent", "seconds"]
@@ -73,7 +73,7 @@ class Plan:
     field_noise: bool
     tampering: tuple[Tampering, ...]
     hostile: str | None
-    links: dict[str, LinkConditions]
+    links: dict[str, SlowLink]
     troubles: tuple[Trouble, ...]
 
     @property
@@ -175,12 +175,11 @@ def _tampering(rng: random.Random) -> tuple[Tampering, ...]:
     return tuple(rng.sample(get_args(Tampering), rng.randint(1, 4)))
 
 
-def _slow_link(rng: random.Random) -> LinkConditions:
-    return LinkConditions(
-        up_mbit_s=rng.uniform(1.0, 10.0),
-        down_mbit_s=rng.uniform(1.0, 10.0),
-        latency_ms=rng.uniform(1.0, 60.0),
-        jitter_ms=rng.uniform(0.0, 30.0),
-        stall_every_s=rng.uniform(1.0, 5.0),
+def _slow_link(rng: random.Random) -> SlowLink:
+    return SlowLink(
+        bytes_per_s=rng.uniform(1e5, 1e6),
+        latency_s=rng.uniform(0.001, 0.06),
+        jitter_s=rng.uniform(0.0, 0.03),
+        stall=rng.uniform(0.0, 0.1),
         stall_s=rng.uniform(0.0, 0.5),
     )

@@ -114,11 +114,11 @@ class Storm:
             elif trouble.kind == "clock-jump":
                 fleet.machines[name].move_clock(trouble.amount)
             elif trouble.kind == "cut-link":
-                fleet.cut(name)
-                self._at(trouble.lasts_s, partial(fleet.mend, name))
+                fleet.proxy.cut(name)
+                self._at(trouble.lasts_s, partial(fleet.proxy.mend, name))
             else:
                 for number in range(int(trouble.amount)):
-                    self._at(number * trouble.lasts_s / trouble.amount, partial(fleet.reset_link, name))
+                    self._at(number * trouble.lasts_s / trouble.amount, partial(fleet.proxy.reset, name))
 
     def _take_down(self, trouble: Trouble, name: str, *, again_s: tuple[float, ...], away_s: float) -> None:
         if not self._fleet.is_running(name) and not self._down[name]:

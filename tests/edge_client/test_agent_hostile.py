@@ -244,7 +244,7 @@ def test_huge_sizes_are_refused_before_anything_is_allocated(make_bench: MakeBen
     assert isinstance(plan, RoundPlan)
     bench.server.send(bench.server.topics.round, plan, retain=True)
     bench.until(lambda: bench.server.declines != [])
-    assert bench.agent.blobs.fetch is None
+    assert not bench.agent.blobs.is_fetching
 
 
 def test_a_flood_is_reported_once_a_minute(idle: Bench, caplog: pytest.LogCaptureFixture) -> None:

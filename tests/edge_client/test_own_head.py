@@ -415,7 +415,7 @@ def test_a_final_model_that_does_not_come_leaves_the_older_head(bench: Bench) ->
         bench.steps(5)
         bench.clock.now += LONGEST_WAIT_S
     assert kept(bench) == before is not None
-    assert bench.agent.blobs.fetch is None, "it is not asked for without end"
+    assert not bench.agent.blobs.is_fetching, "it is not asked for without end"
 
 
 def test_a_choice_that_fails_spoils_no_round(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

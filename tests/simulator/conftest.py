@@ -22,7 +22,6 @@ from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
-from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 
 DEVICES = 5
@@ -177,22 +176,6 @@ def finish() -> Callable[[LiveFleet], None]:
         fleet.wait()
 
     return finish
-
-
-@pytest.fixture(scope="session")
-def play_scenario() -> Callable[[LiveFleet, ScenarioPlayer], None]:
-    """The same for a fleet that is led through a scenario."""
-
-    def play_scenario(fleet: LiveFleet, player: ScenarioPlayer) -> None:
-        def done() -> bool:
-            player.tick(fleet)
-            fleet.check()
-            return fleet.finished
-
-        wait_until(done, "the run finished", logs=lambda: logs_of(fleet.simulation))
-        player.play(fleet)
-
-    return play_scenario
 
 
 @pytest.fixture

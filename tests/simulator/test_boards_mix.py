@@ -103,11 +103,12 @@ def test_names_are_dealt_in_turn() -> None:
 def test_rows_of_one_profile_are_told_apart_by_their_links() -> None:
     text = mix_text(
         f'profile = "{ZERO}"\nshare = 0.5\nnetwork = {{ up_mbit_s = 2 }}',
-        f'profile = "{ZERO}"\nshare = 0.25',
+        f'profile = "{ZERO}"\nshare = 0.25\nnetwork = {{ jitter_ms = 9, stall_every_s = 60, stall_s = 2 }}',
         f'profile = "{ORIN}"\nshare = 0.25',
     )
     mix = parse_mix(text, devices=4)
-    assert mix.labels == (f"{ZERO}, 35/2 Mbit/s, 5 ms", f"{ZERO}, 35/35 Mbit/s, 5 ms", ORIN)
+    rough = f"{ZERO}, 35/35 Mbit/s, 5 ms, jitter 9 ms, stalls of 2 s every 60 s"
+    assert mix.labels == (f"{ZERO}, 35/2 Mbit/s, 5 ms", rough, ORIN)
 
 
 def test_a_mix_survives_its_run_folder(tmp_path: Path) -> None:
@@ -146,6 +147,8 @@ def test_a_mix_survives_its_run_folder(tmp_path: Path) -> None:
         ),
         (mix_text(f'profile = "{ZERO}"\nshare = 1\nnetwork = {{ latency_ms = -1 }}'), r"latency_ms = -1"),
         (mix_text(f'profile = "{ZERO}"\nshare = 1\nnetwork = {{ latency_ms = nan }}'), r"latency_ms = nan"),
+        (mix_text(f'profile = "{ZERO}"\nshare = 1\nnetwork = {{ jitter_ms = -1 }}'), r"jitter_ms = -1"),
+        (mix_text(f'profile = "{ZERO}"\nshare = 1\nnetwork = {{ stall_s = 1 }}'), "stall_every_s .* and stall_s"),
         (mix_text(*[f'profile = "{ZERO}"\nshare = 0.5'] * 2), "the same board on the same network"),
     ],
 )

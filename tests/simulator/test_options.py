@@ -37,6 +37,7 @@ def task(**sections: dict[str, Any]) -> Task:
         ({"workers": "4"}, "--workers = '4': expected an integer"),
         ({"evaluate_every": 0}, "--evaluate-every = 0: expected an integer >= 1"),
         ({"engine": "live", "own_processes": -2}, "--own-processes = -2"),
+        ({"emulate": True, "engine": "live"}, "--emulate is gone: --boards without --engine live"),
         ({"sweep": [0, 1]}, "--sweep = .*: expected a text"),
     ],
 )
@@ -71,7 +72,7 @@ def test_what_an_engine_leaves_out_is_told() -> None:
             "clock": RunOptions(boards="generic-x86"),
         }.items()
     }
-    assert told == {"fast": ["the schedule", "the scenario"], "live": ["the schedule"], "clock": []}
+    assert told == {"fast": ["the schedule", "the scenario"], "live": ["the schedule", "the scenario"], "clock": []}
 
 
 def test_a_point_has_what_was_measured_last_where_the_last_round_measured_nothing() -> None:

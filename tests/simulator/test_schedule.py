@@ -138,8 +138,6 @@ def test_what_a_schedule_knows_of_disks_and_memories() -> None:
     assert schedule.write_mb_s == {"device-0": 2, "device-1": 0.5, "device-2": 2, "device-3": 2}
     assert schedule.memory_mib == {"device-2": 40}
     assert not schedule.is_calm
-    assert not schedule.needs_proxy
-    assert make({"outage": [{"devices": 1, "at_s": 1, "for_s": 1}]}).needs_proxy
     assert make({}).is_calm
     assert Playback(make({})).next_s == math.inf
 

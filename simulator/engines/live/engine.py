@@ -2,9 +2,6 @@
 
 Each process writes its log into the run folder. This code does not know the protocol: the aggregator ends when the task
 is finished, the clients end when they have nothing left to send, and `LiveFleet` watches them.
-
-With `emulate` each client is as slow as its board, has the board's memory, and reaches the broker over the board's link
-(`hushfleet.simulator.engines.live.emulation`).
 """
 
 from __future__ import annotations
@@ -25,12 +22,7 @@ from hushfleet.aggregator.broker.process import Broker, start_broker
 from hushfleet.aggregator.broker.programs import BrokerKind
 from hushfleet.config.spec import SecureSpec
 from hushfleet.config.toml_text import to_toml
-from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.firmware_profiles import Board, load_board
-from hushfleet.simulator.engines.live.emulation import Emulation, describe_emulation, emulation_of, machine_speed
-from hushfleet.simulator.engines.live.link_model import LinkConditions
-from hushfleet.simulator.engines.live.memory_limit import ARENAS, address_space_bytes, client_memory, limited
-from hushfleet.simulator.engines.live.network import EmulatedNetwork
+from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.live.tls import AGGREGATOR, FleetTls
 from hushfleet.simulator.fleet import SimulatedDevice
 from hushfleet.simulator.run_folder import RunFolder, Simulation
@@ -38,6 +30,8 @@ from hushfleet.simulator.run_folder import RunFolder, Simulation
 FEDERATION = "default"
 STOP_TIMEOUT_S = 10.0
 RECONNECT_S = 0.5
+ARENAS = {"MALLOC_ARENA_MAX": "1"}
+"""Environment of hosts: glibc reserves 64 MiB of address space for each further thread's heap."""
 _TICK_S = 0.2
 _LOG_TAIL_LINES = 8
 _COMMAND = (sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()", "aggregator")
@@ -52,13 +46,7 @@ class LiveFleet:
     :param restarts: how often each process that dies unexpectedly is started again.
     :param client: command that starts a client, without the name of its DEVICE.toml.
     :param aggregator: command that starts the aggregator, without its options.
-    :param emulate: whether each device behaves like its board.
-    :param proxied: devices reach the broker through `network`, so that they can be cut off; implied by `emulate`.
-    :param boards: boards of devices, instead of the fleet's profiles: for a fleet with an uplink behind it.
-    :param links: links of devices, instead of their boards' links.
     :param absent: devices that are not started at the beginning.
-    :param write_mb_s: write rate of devices with a slow disk, 10^6 bytes per second, with or without `emulate`.
-    :param memory_mib: memory limit of processes of devices with little memory, instead of the board's.
     :param tls: certificates of all processes; needs Mosquitto.
     :param hosts: processes that hold many devices each (`hushfleet.simulator.engines.live.hosted`), by name; each other
         device has its own process.
@@ -75,13 +63,7 @@ class LiveFleet:
         restarts: int = 0,
         client: Sequence[str] = (sys.executable, "-m", "hushfleet.edge_client"),
         aggregator: Sequence[str] = _COMMAND,
-        emulate: bool = False,
-        proxied: bool = False,
-        boards: Mapping[str, Board] | None = None,
-        links: Mapping[str, LinkConditions] | None = None,
         absent: Collection[str] = (),
-        write_mb_s: Mapping[str, float] | None = None,
-        memory_mib: Mapping[str, int] | None = None,
         tls: FleetTls | None = None,
         hosts: Mapping[str, Sequence[str]] | None = None,
         tested: bool = True,
@@ -92,22 +74,11 @@ class LiveFleet:
         self.broker_kind: BrokerKind = broker_kind
         self.restarts = restarts
         self.broker: Broker | None = None
-        self.network: EmulatedNetwork | None = None
         self.expected_down: set[str] = set(absent)
         self._tls = tls
         self._tested = tested
         self.hosts = {name: tuple(devices) for name, devices in (hosts or {}).items()}
         self._hosted = {device for devices in self.hosts.values() for device in devices}
-        self._proxied = emulate or proxied
-        self.boards = {device.name: load_board(device.board) for device in self.devices} | dict(boards or {})
-        self._links = dict(links or {})
-        self._write_mb_s = dict(write_mb_s or {})
-        self._memory_mib = dict(memory_mib or {})
-        self._emulations: dict[str, Emulation] = {}
-        if emulate:
-            speed = machine_speed()
-            self._emulations = {n: emulation_of(board, machine_speed=speed) for n, board in self.boards.items()}
-        self._ports: dict[str, int] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._restarted: Counter[str] = Counter()
 
@@ -118,8 +89,6 @@ class LiveFleet:
         try:
             with ExitStack() as stack:
                 self.broker = stack.enter_context(self._start_broker(folder))
-                if self._proxied:
-                    self._start_network(stack, self.broker)
                 self.start_aggregator()
                 for name in self.clients:
                     if name not in self.expected_down:
@@ -128,21 +97,10 @@ class LiveFleet:
                 yield self
         finally:
             self._stop_processes()
-            self.broker = self.network = None
+            self.broker = None
 
     def _start_broker(self, folder: Path) -> Broker:
         return start_broker(self.broker_kind, data_dir=folder, tls=self._tls.broker if self._tls else None)
-
-    def _start_network(self, stack: ExitStack, broker: Broker) -> None:
-        self.network = stack.enter_context(EmulatedNetwork(broker.host, broker.port))
-        for device in self.devices:
-            emulation = self._emulations.get(device.name)
-            link = self._links.get(device.name) or (emulation.link if emulation else LinkConditions())
-            self._ports[device.name] = self.network.add(device.name, link, seed=self.simulation.seed)
-
-    def describe(self) -> list[str]:
-        """Returns lines that describe the emulation; empty without emulation."""
-        return describe_emulation(self.boards.values(), machine_speed=machine_speed()) if self._emulations else []
 
     @property
     def devices(self) -> tuple[SimulatedDevice, ...]:
@@ -166,7 +124,7 @@ class LiveFleet:
     def start_aggregator(self) -> None:
         folder = self.simulation.folder
         options = {
-            "broker": self._broker_url,
+            "broker": self._running_broker.url,
             "out": folder.aggregator,
             "identity": self.identity,
             "run-id": f"seed{self.simulation.seed}",
@@ -193,16 +151,8 @@ class LiveFleet:
             configs = [str(self._write_config(device)) for device in self.hosts[name]]
             command = [sys.executable, "-m", "hushfleet.simulator.engines.live.hosted", *configs]
             self._start(name, command, self._log_of(name), **ARENAS)
-            return
-        files = self.simulation.folder.device(name)
-        command = [*self.client, str(self._write_config(name))]
-        emulation = self._emulations.get(name)
-        memory_mib = self._memory_mib.get(name) or (emulation.memory_mib if emulation else 0)
-        memory = client_memory() if memory_mib else None
-        if memory is None:
-            self._start(name, command, files.log)
         else:
-            self._start(name, limited(command, address_space_bytes(memory_mib, memory)), files.log, **ARENAS)
+            self._start(name, [*self.client, str(self._write_config(name))], self._log_of(name))
 
     def _write_config(self, device: str) -> Path:
         config = self.simulation.folder.device(device).path / "device.toml"
@@ -216,22 +166,18 @@ class LiveFleet:
         have no owner.
         """
         (device,) = [device for device in self.devices if device.name == name]
-        simulation, emulation = self.simulation, self._emulations.get(name)
+        simulation = self.simulation
         folder = RunFolder(simulation.folder.path.resolve())
         files = folder.device(name)
-        url, privacy = self._broker_url, simulation.prepared.spec.privacy
-        if self.network:
-            url = f"{'mqtts' if self._tls else 'mqtt'}://127.0.0.1:{self._ports[name]}"
-        write_mb_s = self._write_mb_s.get(name) or (emulation.write_mb_s if emulation else None)
+        privacy = simulation.prepared.spec.privacy
         tests = {"common_test": folder.common_test, "local_test": files.local_test, "metrics": files.metrics}
         sections: dict[str, dict[str, object]] = {
             "device": {"id": name, "federation": FEDERATION, "state_dir": files.path, "board": device.board},
-            "broker": {"url": url, **(self._tls.files(name) if self._tls else {})},
+            "broker": {"url": self.url_for(name), **(self._tls.files(name) if self._tls else {})},
             "data": {"kind": "arrays", "path": files.train},
             "limits": {
                 "epsilon_server": device.epsilon_limit,
                 "delta": privacy.delta,
-                "memory_mib": self._memory_mib.get(name, 0),
                 "noise_preference": device.preference,
                 "accounting": privacy.accounting,
                 **_trust(privacy.secure),
@@ -241,8 +187,6 @@ class LiveFleet:
                 "index": device.index,
                 **(tests if self._tested else {}),
                 "reconnect_s": RECONNECT_S,
-                "slowdown": emulation.slowdown if emulation else 1.0,
-                **({"write_mb_s": write_mb_s} if write_mb_s else {}),
             },
         }
         note = "# Written by the simulator. [simulation] makes the noise predictable: never use it in the field.\n"
@@ -255,22 +199,6 @@ class LiveFleet:
         elif name in self._processes:
             self._processes[name].kill()
             self._processes[name].wait()
-
-    def stop(self, name: str) -> None:
-        """Sends SIGTERM and does not wait: a client first ends its batch. From now on, `name` is expected down."""
-        self.expected_down.add(name)
-        if name == "broker":
-            self._running_broker.stop()
-        elif self.is_running(name):
-            self._processes[name].terminate()
-
-    def cut(self, device: str) -> None:
-        """Cuts the device's network; its process continues. Raises `BadInput` if the network cannot be cut."""
-        self._proxy.cut(device)
-
-    def mend(self, device: str) -> None:
-        """Restores the network of the device."""
-        self._proxy.mend(device)
 
     def start_again(self, name: str) -> None:
         """Starts a process that was killed, has ended, or was absent; the broker keeps its port, but not its memory."""
@@ -302,10 +230,6 @@ class LiveFleet:
     def _revive(self, name: str, what: str) -> None:
         if self._restarted[name] >= self.restarts:
             log = self._log_of(name)
-            if name in self._memory_mib:  # it has too little memory on purpose, so it may die
-                _log.warning("%s %s again and is given up; see %s", name, what, log)
-                self.expected_down.add(name)
-                return
             for line in _tail(log):
                 _log.error("%s: %s", name, line)
             raise HushfleetError(f"the process of {name} {what}; its log is {log}")
@@ -327,14 +251,8 @@ class LiveFleet:
             raise HushfleetError("the broker is not running")
         return self.broker
 
-    @property
-    def _proxy(self) -> EmulatedNetwork:
-        if self.network is None:
-            raise BadInput("the devices have no network that can be cut: start the fleet with emulate or proxied")
-        return self.network
-
-    @property
-    def _broker_url(self) -> str:
+    def url_for(self, device: str) -> str:
+        """The address at which the device reaches the broker."""
         return self._running_broker.url
 
     def _exit_status(self, name: str) -> int | None:

@@ -69,7 +69,7 @@ def test_a_command_imports_what_does_the_work_when_it_is_called() -> None:
 @pytest.mark.parametrize(
     ("words", "at", "said"),
     [("hushfleet ", 1, {"simulate", "fleet"}), ("hushfleet sim", 1, {"simulate"}),
-     ("hushfleet simulate --emu", 2, {"--emulate"}), ("hushfleet fleet re", 2, {"renew", "resume"})],
+     ("hushfleet simulate --own", 2, {"--own-processes"}), ("hushfleet fleet re", 2, {"renew", "resume"})],
 )  # fmt: skip
 def test_the_shell_completes_names_and_options(words: str, at: int, said: set[str]) -> None:
     asked = {"_HUSHFLEET_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}

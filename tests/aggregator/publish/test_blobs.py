@@ -67,16 +67,17 @@ def test_a_pass_goes_on_where_it_stopped_and_takes_in_what_is_ahead() -> None:
     assert sent(chunks, now=1, limit=3) == [0, 1, 2]
     chunks.want("b", want((1, 2), (4, 8)), now=1)
     assert sent(chunks, now=1) == [3, 4, 5, 6, 7], "chunk 1 is behind the pass and waits for the next"
-    assert sent(chunks, now=1.09) == [], "the second pass waits twice as long as the first"
+    assert sent(chunks, now=1.09) == [], "the second pass waits longer than the first"
     assert sent(chunks, now=1.10) == [1]
 
 
 def test_the_longer_a_blob_is_asked_for_the_rarer_its_passes() -> None:
     """One device after the other asks, a hundred a second: each pass would go to all that are still subscribed."""
-    chunks, passes = server(), []
+    blob = bytes(1_000_000)
+    chunks, passes = ChunkServer({DIGEST: blob}.get, chunk_bytes=1024), []
     for number in range(1000):
         now = number / 100
-        chunks.want(f"dev-{number}", want((0, 1)), now=now)
+        chunks.want(f"dev-{number}", want((0, 1), size=len(blob)), now=now)
         passes += [now] * sent(chunks, now=now).count(0)
     gaps = [later - earlier for earlier, later in itertools.pairwise(passes)]
     assert passes[0] == pytest.approx(COALESCE_S)
@@ -85,10 +86,20 @@ def test_the_longer_a_blob_is_asked_for_the_rarer_its_passes() -> None:
     assert max(gaps) < LONGEST_COALESCE_S + 0.03, "nobody waits longer than that"
 
 
+def test_a_small_blob_never_waits_long() -> None:
+    """Cohorts ask for it in round after round: its bytes are with a slow device before others ask."""
+    chunks, waits = ChunkServer({DIGEST: bytes(2500)}.get, chunk_bytes=4096), []
+    for round in range(20):
+        chunks.want(f"dev-{round}", want(size=2500), now=round / 10)
+        waits.append(chunks.due_at - round / 10)
+        assert sent(chunks, now=chunks.due_at) == [0]
+    assert max(waits) == pytest.approx(COALESCE_S + 0.01)
+
+
 def test_each_blob_has_its_own_pace_and_a_pause_forgets_it() -> None:
-    blobs = {bytes([number]) * 32: bytes(5) for number in (1, 2)}
-    chunks = ChunkServer(blobs.get, chunk_bytes=1024)
-    one, other = (Want(digest, 5, ()) for digest in blobs)
+    blobs = {bytes([number]) * 32: bytes(1_000_000) for number in (1, 2)}
+    chunks = ChunkServer(blobs.get, chunk_bytes=1_000_000)
+    one, other = (Want(digest, 1_000_000, ()) for digest in blobs)
     chunks.want("dev", one, now=0)
     assert sent(chunks, now=0.05) == [0]
     chunks.want("dev", other, now=0.06)

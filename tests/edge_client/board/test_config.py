@@ -77,6 +77,12 @@ def test_the_simulation_section(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, text))
     assert config.simulation.metrics == str(tmp_path / "m.jsonl")
     assert config.simulation.common_test is None
+    assert not config.is_durable
+    assert load_config(write(tmp_path, text + "durable = true\n")).is_durable
+    assert load_config(write(tmp_path, GOOD)).is_durable, "what a board has spent survives a power cut"
+    for key in ("slowdown = 24.2", "write_mb_s = 20.0"):
+        with pytest.raises(BadInput, match=f"simulation: the field '{key.split()[0]}' is gone: .*simulate --boards"):
+            load_config(write(tmp_path, f"{text}{key}\n"))
 
 
 def test_the_password_file(tmp_path: Path) -> None:

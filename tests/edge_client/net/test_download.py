@@ -85,6 +85,16 @@ def test_a_device_that_skipped_rounds_applies_what_it_missed(bench: Bench) -> No
     assert asked(bench) == [chain[-1].digest]
 
 
+def test_the_differences_of_a_plan_are_asked_for_at_once(bench: Bench) -> None:
+    chain = [moved(bench, seed=seed) for seed in (1, 2, 3)]
+    bench.server.serves = False
+    plan = open_round(bench, 4, chain)
+    bench.until(lambda: asked(bench) == [ref.digest for ref in chain])
+    bench.server.serves = True
+    bench.clock.now += FIRST_WAIT_S
+    trained(bench, plan)
+
+
 def test_a_model_that_is_kept_is_not_fetched(bench: Bench) -> None:
     trained(bench, open_round(bench, 2, []))
     assert asked(bench) == []

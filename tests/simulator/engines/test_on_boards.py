@@ -17,7 +17,7 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
-from hushfleet.simulator.boards import FleetMix
+from hushfleet.simulator.boards import FleetMix, parse_mix
 from hushfleet.simulator.engines import on_boards
 from hushfleet.simulator.engines.fast.engine import ALL_SPENT, run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
@@ -54,9 +54,26 @@ def models(simulation: Simulation) -> dict[str, bytes]:
 
 
 SCENARIO = {
-    "crash": [{"process": "aggregator", "at_round": 1, "for_s": 1.0}],
-    "drop_out": [{"devices": 1, "at_round": 2, "for_s": 2.0}],
+    "crash": [
+        {"process": "aggregator", "at_round": 1, "for_s": 1.0},
+        {"process": "broker", "at_round": 2, "for_s": 0.5},
+    ],
+    "drop_out": [{"devices": ["device-1"], "at_round": 2, "for_s": 2.0}],
+    "outage": [{"devices": ["device-2"], "at_round": 1, "for_s": 1.5}, {"devices": 1, "at_s": 9e4, "for_s": 1}],
+    "late": [{"devices": ["device-3"], "at_s": 1.0}],
 }
+BAD_MIX = parse_mix(
+    """
+    [[board]]
+    profile = "jetson-orin-nano"
+    share = 0.5
+    network = { up_mbit_s = 4, down_mbit_s = 4, latency_ms = 50, jitter_ms = 90, stall_every_s = 0.5, stall_s = 0.4 }
+    [[board]]
+    profile = "raspberry-pi-zero-2-w"
+    share = 0.5
+    """,
+    devices=4,
+)
 
 
 class Interrupted(BaseException):
@@ -92,13 +109,17 @@ def test_a_run_in_rough_weather_ends_in_the_fast_engines_model(
 ) -> None:
     rough = made(short_task, tmp_path, SCENARIO)
     with Workers(1) as workers:
-        seconds = run_on_boards(rough, workers, mix=MIX)
+        seconds = run_on_boards(rough, workers, mix=BAD_MIX)
     assert models(rough) == expected
     assert charged(rough) == [[1, 2]] * 4
-    played = [(event["action"], event["target"]) for event in iterate_events(rough.folder.scenario)]
-    assert [action for action, _ in played] == ["kill", "start", "kill", "start"]
+    *played, unplayed = iterate_events(rough.folder.scenario)
+    ends = {"aggregator": "kill", "broker": "kill", "device-1": "kill", "device-2": "cut"}
+    starts = {name: "mend" if how == "cut" else "start" for name, how in {**ends, "device-3": "late"}.items()}
+    told = Counter((event["action"], event["target"]) for event in played)
+    assert told == Counter((how, name) for each in (ends, starts) for name, how in each.items())
+    assert (unplayed["action"], unplayed["at_s"], unplayed["reason"]) == ("not-played", 9e4, "the run was over before")
     closed = [event["at"] for event in iterate_events(rough.folder.events) if event["event"] == "round_close"]
-    assert closed[-1] <= seconds < closed[-1] + 1
+    assert closed[-1] - 0.01 <= seconds < closed[-1] + 1, "times in the log are rounded"
 
 
 def test_an_interrupted_run_goes_on_to_the_same_model(
@@ -114,6 +135,8 @@ def test_an_interrupted_run_goes_on_to_the_same_model(
     assert charged(run) == [[1, 2]] * 4
     times = [event["at"] for event in iterate_events(run.folder.events)]
     assert times == sorted(times)
+    told = [event["target"] for event in iterate_events(run.folder.scenario) if event.get("at_round") == 1]
+    assert sorted(told) == ["aggregator", "device-2"], "not played when the run goes on in the second round"
 
 
 def charged(simulation: Simulation) -> list[list[int]]:
@@ -207,7 +230,7 @@ def test_who_never_comes_is_not_waited_for_for_ever(
     monkeypatch.setattr(on_boards, "LONGEST_ROUND_S", 3600.0)
     away = {"drop_out": [{"devices": ["device-0"], "at_s": 0.05, "for_s": 86400.0}]}
     run = made(short_task, tmp_path, away)
-    with Workers(1) as workers, pytest.raises(HushfleetError, match="never opens or never closes"):
+    with Workers(1) as workers, pytest.raises(HushfleetError, match="round 1 never opens: 3 devices"):
         run_on_boards(run, workers, mix=MIX)
 
 

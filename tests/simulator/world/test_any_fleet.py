@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hushfleet.simulator.world.hub import STEADY, Roughness
 from hushfleet.simulator.world.times import DeviceTimes
 from support.world import BOARD, played, world
 
@@ -19,6 +20,7 @@ device = st.builds(
     step_s=st.integers(1, 40).map(lambda each: each / 8),
     release_s=st.integers(0, 40).map(lambda each: each / 8),
     up_s_per_byte=st.integers(0, 8).map(lambda each: each / 4000),
+    rough=st.sampled_from([STEADY, Roughness(jitter_s=0.5, stall_every_s=2.0, stall_s=3.0)]),
 )
 fleets = st.lists(device, min_size=1, max_size=4)
 moments = st.integers(0, 320).map(lambda each: each / 8 + 0.03)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hushfleet.simulator.world.hub import Roughness
 from support.world import BOARD, TRAINS_S, played, world
 
 OPENED_S = 0.12
@@ -30,12 +31,28 @@ def test_a_round_takes_the_seconds_of_its_boards() -> None:
     assert (spent.chosen, spent.used, dict(spent.charged), dict(spent.unused)) == (2, 2, {2: 2}, {})
 
 
+def test_boards_that_missed_rounds_are_not_slower() -> None:
+    """They fetch the differences of several rounds at once, and none waits for others that could want them."""
+    outcomes = played(world([BOARD] * 12, cohort_size=3, rounds=16))
+    newest = {name for outcome in outcomes[:4] for name in outcome.cohort}
+    later = [outcome for outcome in outcomes[4:] if newest.issuperset(outcome.cohort)]
+    assert len(later) > 3
+    assert all(outcome.wall_s < TRAINS_S + 0.12 for outcome in later)
+
+
 def test_a_slow_link_takes_its_time_for_each_byte() -> None:
     slow = replace(BOARD, up_s_per_byte=0.001)
     (only,) = played(world([slow]))
     (quick,) = played(world([BOARD]))
     update_bytes = only.arrivals[0].update_bytes
     assert arrivals(only)["a"] - arrivals(quick)["a"] > update_bytes * 0.001
+
+
+def test_a_bad_network_makes_rounds_longer_and_two_runs_are_the_same() -> None:
+    rough = replace(BOARD, rough=Roughness(jitter_s=0.2, stall_every_s=1.0, stall_s=1.0))
+    (calm,), *bad = (played(world([board])) for board in (BOARD, rough, rough))
+    assert bad[0] == bad[1]
+    assert bad[0][0].wall_s > calm.wall_s + 0.5
 
 
 def test_two_runs_are_the_same_and_short_cuts_change_nothing() -> None:
@@ -72,8 +89,8 @@ def test_a_power_cut_after_the_commit_sends_the_same_update_again() -> None:
 def test_a_board_without_a_network_goes_on_and_sends_later() -> None:
     cut = {"outage": [{"devices": ["a"], "at_s": OPENED_S + 2.0, "for_s": 7.0}]}
     (only,) = played(world([BOARD], scenario=cut))
-    # it offers the update, and after a second without a chunk it is told which are missing: all
-    assert arrivals(only)["a"] == pytest.approx(9.0 + 1.0, abs=0.3)
+    # offer and chunks go together: the aggregator need not ask for them after a second of silence
+    assert arrivals(only)["a"] == pytest.approx(9.0, abs=0.3)
 
 
 @pytest.mark.parametrize("process", ["aggregator", "broker"])

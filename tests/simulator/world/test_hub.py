@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput, LinkLost, TooLarge
 from hushfleet.simulator.world.clock import WorldClock
-from hushfleet.simulator.world.hub import Cable, Cables, Chaos, LocalHub, LocalLink, matches
+from hushfleet.simulator.world.hub import STEADY, Cable, Cables, Chaos, LocalHub, LocalLink, Roughness, matches
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkUp, Will, check_filter, publish_packet_bytes
 
 
@@ -221,3 +224,70 @@ def test_what_is_on_its_way_arrives_after_a_clean_end_and_not_after_a_power_cut(
     heard = [there.receive(0.0) for _ in range(4)]
     assert [each.payload for each in heard if isinstance(each, Delivery)] == [b"one", b"gone"]
     assert clock.now == 6.0, "the broker notices a lost link later"
+
+
+UNSTEADY = Roughness(jitter_s=0.02, stall_every_s=4.0, stall_s=0.5)
+Sent = list[tuple[float, int]]
+
+
+def arrivals(sent: Sent, rough: Roughness = STEADY, *, seed: str = "1 device-1 up", s_per_byte: float = 0.0) -> Sent:
+    """When packets arrive over a cable with a latency of 0.1 s, and how many bytes they have.
+
+    :param sent: when each leaves, and its bytes.
+    """
+    clock, came = WorldClock(), list[tuple[float, int]]()
+    cable = Cable(clock, latency_s=0.1, s_per_byte=s_per_byte, rough=rough, seed=seed)
+    for at, size in sent:
+        clock.at(at, lambda size=size: cable.send(size, lambda: came.append((clock.now, size))))  # type: ignore[misc]
+    while clock.next_s < 1e9:
+        clock.advance()
+    assert cable.bytes == sum(size for _, size in sent)
+    return came
+
+
+def test_rate_and_latency_by_hand() -> None:
+    came = arrivals([(5.0, 1000), (5.0, 2000), (9.0, 20_000)], s_per_byte=1e-6)
+    assert came == [(pytest.approx(5.101), 1000), (pytest.approx(5.103), 2000), (pytest.approx(9.12), 20_000)]
+
+
+@given(
+    sent=st.lists(st.tuples(st.floats(0, 60), st.integers(1, 60_000)), min_size=1, max_size=30).map(sorted),
+    rough=st.sampled_from([STEADY, UNSTEADY]),
+)
+def test_no_more_passes_than_the_rate_allows_in_order_and_each_time_the_same(sent: Sent, rough: Roughness) -> None:
+    came = arrivals(sent, rough, s_per_byte=1e-4)
+    assert came == arrivals(sent, rough, s_per_byte=1e-4)
+    assert [size for _, size in came] == [size for _, size in sent], "in order"
+    free_at = 0.0
+    for (at, size), (came_at, _) in zip(sent, came, strict=True):
+        free_at = max(free_at, at) + size * 1e-4
+        assert came_at >= free_at + 0.1
+
+
+def test_what_a_rough_link_draws_differs_by_seed_device_and_direction() -> None:
+    sent = [(0.1 * each, 1) for each in range(100)]
+    seeds = [f"{seed} {device} {way}" for seed, device, way in itertools.product((1, 2), ("a", "b"), ("up", "down"))]
+    for rough in (Roughness(jitter_s=0.02), Roughness(stall_every_s=1.0, stall_s=0.5)):
+        assert len({tuple(arrivals(sent, rough, seed=seed)) for seed in seeds}) == len(seeds)
+
+
+def test_jitter_and_stalls_have_the_means_that_were_asked_for() -> None:
+    sent = [(0.01 * each, 1) for each in range(400_000)]
+    late = [came_at - at - 0.1 for (came_at, _), (at, _) in zip(arrivals(sent, UNSTEADY), sent, strict=True)]
+    stalled = [each for each in late if each > 0.02 + 1e-9]
+    begins = [now for before, now in itertools.pairwise(late) if now > max(0.1, before + 0.1)]
+    assert min(late) > -1e-9
+    assert len(begins) == pytest.approx(4000 / 4.5, rel=0.1)
+    assert max(stalled) <= 0.75 + 0.02
+    assert sum(stalled) / sum(late) > 0.5
+    assert 0.01 * len(stalled) / len(begins) == pytest.approx(0.5, rel=0.1)
+
+
+def test_what_is_due_in_a_stall_comes_when_it_ends() -> None:
+    came = [at for at, _ in arrivals([(0.001 * each, 1) for each in range(5000)], Roughness(0.0, 1.0, 0.4))]
+    steady = [at for at, _ in arrivals([(0.001 * each, 1) for each in range(5000)])]
+    at, held = max((came.count(each), each) for each in came)[::-1]
+    assert held > 100, "many arrive together"
+    waited = [due for due, comes in zip(steady, came, strict=True) if comes == at]
+    assert waited[-1] <= at < waited[-1] + 0.002, "none of the others comes meanwhile, and then all are there"
+    assert 0.2 - 0.002 <= at - waited[0] <= 0.6 + 0.002

@@ -26,6 +26,7 @@ from hushfleet.graphs.session import GradientGraph
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.boards import BoardKind, FleetMix
 from hushfleet.simulator.schedule import schedule_of
+from hushfleet.simulator.world.hub import Roughness
 from hushfleet.simulator.world.measure import _samples, measure_costs
 from hushfleet.simulator.world.outcomes import fleet_devices
 from hushfleet.simulator.world.sizes import Sizes, sizes_of
@@ -49,7 +50,8 @@ COSTS = Costs(batch_s=0.001, sample_s=0.0005, release_s=0.02, start_s=0.4, load_
 def test_the_seconds_of_a_zero_2_w_behind_a_slow_uplink() -> None:
     board = load_board("raspberry-pi-zero-2-w")
     assert (float(board.relative_cpu_speed), float(board.storage_write_mb_s)) == (0.05, 20)
-    kind = BoardKind.of(board.name, {"down_mbit_s": 8, "up_mbit_s": 2, "latency_ms": 60})
+    bad = {"jitter_ms": 5, "stall_every_s": 30.0, "stall_s": 0.5}
+    kind = BoardKind.of(board.name, {"down_mbit_s": 8, "up_mbit_s": 2, "latency_ms": 60, **bad})
     times = device_times(kind, samples=100, batch_size=16, epochs=2, costs=COSTS, sizes=SIZES)
     assert times.latency_s == 0.065
     assert (times.start_s, times.load_s, times.release_s) == (pytest.approx(8), pytest.approx(0.2), pytest.approx(0.4))
@@ -57,6 +59,7 @@ def test_the_seconds_of_a_zero_2_w_behind_a_slow_uplink() -> None:
     # 7 batches and 100 samples an epoch: 7 x 1 ms + 100 x 0.5 ms on the reference, 20 times that here
     assert times.train_s == pytest.approx(2 * 20 * (0.007 + 0.05))
     assert times.up_s_per_byte == pytest.approx(4e-6)
+    assert times.rough == Roughness(jitter_s=0.005, stall_every_s=30.0, stall_s=0.5)
     assert (times.idle_w, times.active_w) == (float(board.power_idle_w), float(board.power_active_w))
 
 
