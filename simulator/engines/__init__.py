@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from hushfleet.simulator.run_folder import Simulation
 
-_HERE = "hushfleet.simulator.engines"
 _ENGINES = {
-    "fast": "fast.engine:run_logged",
-    "boards": "on_boards:run_on_boards",
-    "live": "live.run:run_live",
-    "workers": "fast.workers:Workers",
-    "ray": "ray.workers:RayWorkers",
+    "fast": "hushfleet.simulator.engines.fast.engine:run_logged",
+    "boards": "hushfleet.simulator.engines.on_boards:run_on_boards",
+    "live": "hushfleet.simulator.engines.live.run:run_live",
+    "workers": "hushfleet.simulator.engines.fast.workers:Workers",
+    "ray": "hushfleet.simulator.engines.ray.workers:RayWorkers",
 }
 """What runs the rounds, and what works for it: by name, with its module."""
 
 
 def engine(name: str) -> Any:
     """Imports and returns the function or class of this name."""
-    return resolve_name(f"{_HERE}.{_ENGINES[name]}")
+    return resolve_name(_ENGINES[name])
 
 
 class RoundsRunner(Protocol):
