@@ -42,15 +42,15 @@ def between(marks: list[Clock]) -> Reply:
 def client(folder: Path, runtime: str) -> None:
     import hushfleet.edge_client.agent
     import hushfleet.wire.link.mqtt  # noqa: F401  # in memory on a board as well
-    from hushfleet.config.spec import TaskSpec
     from hushfleet.edge_client.board.config import load_config
     from hushfleet.edge_client.board.process import return_freed_memory
     from hushfleet.edge_client.storage.store import DeviceStore
-    from hushfleet.edge_client.trainer import DeviceRound
     from hushfleet.edge_client.worker.job import Job
+    from hushfleet.edge_client.worker.trainer import DeviceRound
     from hushfleet.edge_client.worker.work import JobWork
     from hushfleet.methods import method_of
     from hushfleet.wire.format.messages import RoundPlan
+    from hushfleet.wire.format.spec import TaskSpec
     from hushfleet.wire.format.update import SIGNED
 
     return_freed_memory()  # as `hushfleet-edge` does
@@ -105,7 +105,7 @@ def client(folder: Path, runtime: str) -> None:
 
     def own_head() -> Reply:
         """Chooses the device's head among the shared one and its own ones, as after a task."""
-        from hushfleet.model.own_head import own_head_of
+        from hushfleet.learning.own_head import own_head_of
 
         marks = [clock()]
         own_head_of(initial, spec.model.layout, trainer.samples(), spec.signal)
@@ -123,8 +123,8 @@ def plain(folder: Path, model_name: str) -> None:
     import torch
     from torch.nn import functional as F
 
-    from hushfleet.config.spec import TaskSpec
     from hushfleet.models import get_model
+    from hushfleet.wire.format.spec import TaskSpec
 
     torch.set_num_threads(1)
     spec = TaskSpec.from_bytes((folder / "package.bin").read_bytes())

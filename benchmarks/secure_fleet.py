@@ -34,8 +34,8 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
 from hushfleet.schema import read_file
 from hushfleet.simulator.engines.fast.device_file import store_of
-from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import Simulation, begin
+from hushfleet.simulator.world.live import LiveFleet
 
 LOST = "lost"
 IMAGES = 4

@@ -233,10 +233,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
-    from hushfleet.edge_client.own_model import own_model
-    from hushfleet.edge_client.predict import LoadedGraphs, predict
     from hushfleet.edge_client.status import describe_model
-    from hushfleet.edge_client.unusual import judge
+    from hushfleet.edge_client.worker.own_model import own_model
+    from hushfleet.edge_client.worker.predict import LoadedGraphs, predict
+    from hushfleet.edge_client.worker.unusual import judge
 
     config, loaded, wrong = load_config(options.config), dict[bytes, LoadedGraphs](), 0
     many = len(options.files) > 1

@@ -23,18 +23,18 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.retention import Retention
 from hushfleet.edge_client.board.waiting import Kind, WaitingNote, advice_on_silence
-from hushfleet.edge_client.declines import decline_reason
+from hushfleet.edge_client.download import BlobSource
 from hushfleet.edge_client.duties import Duty
-from hushfleet.edge_client.net.download import BlobSource
-from hushfleet.edge_client.net.listening import Listening
-from hushfleet.edge_client.net.rate_limits import EnrolmentRetry, RejectedMessages
-from hushfleet.edge_client.net.store_check import StoreCheck
-from hushfleet.edge_client.net.upload import Upload
-from hushfleet.edge_client.net.verifier import MessageVerifier
+from hushfleet.edge_client.listening import Listening
+from hushfleet.edge_client.rate_limits import EnrolmentRetry, RejectedMessages
 from hushfleet.edge_client.rounds import RoundHandler
-from hushfleet.edge_client.state_files import WAITING
+from hushfleet.edge_client.storage.declines import decline_reason
+from hushfleet.edge_client.storage.state_files import WAITING
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.store_check import StoreCheck
 from hushfleet.edge_client.tasks import TaskHandler
+from hushfleet.edge_client.upload import Upload
+from hushfleet.edge_client.verifier import MessageVerifier
 from hushfleet.edge_client.worker.handover import Handover
 from hushfleet.edge_client.worker.job import Workshop
 from hushfleet.edge_client.worker.process import ChildProcess

@@ -11,26 +11,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from hushfleet.edge_client.allowed import AllowedRound
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import ANSWER_S, announced_at
 from hushfleet.edge_client.board.new_samples import NewSamples
 from hushfleet.edge_client.board.waiting import Kind
-from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
-from hushfleet.edge_client.net.download import BlobSource, GlobalModel, RosterSource
-from hushfleet.edge_client.net.store_check import StoreCheck
-from hushfleet.edge_client.net.upload import Upload
+from hushfleet.edge_client.download import BlobSource, GlobalModel, RosterSource
 from hushfleet.edge_client.own_head import OwnHeads, rounds_in
-from hushfleet.edge_client.own_model import blobs_of_models, is_shared_whole
 from hushfleet.edge_client.protocol import ROUND, Event, RoundState
-from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.answers import AnswerEntry
+from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.store_check import StoreCheck
 from hushfleet.edge_client.tasks import TaskHandler
+from hushfleet.edge_client.upload import Upload
+from hushfleet.edge_client.worker.allowed import AllowedRound
 from hushfleet.edge_client.worker.handover import Handover
 from hushfleet.edge_client.worker.job import Died, Failed, Finished, HeadChosen, HeadJob
+from hushfleet.edge_client.worker.own_model import blobs_of_models, is_shared_whole
+from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import BadInput, CopiedStore, HushfleetError, Malformed, WireError
 from hushfleet.methods.public_bytes import public_digest
 from hushfleet.wire.format.messages import Ack, Decline, DeviceStatus, Message, Missing, Refused, RoundPlan

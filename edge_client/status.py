@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hushfleet.config.spec import SecureSpec, TaskSpec
 from hushfleet.durations import describe_duration
 from hushfleet.edge_client.board.certificate import describe_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
@@ -23,10 +22,10 @@ from hushfleet.edge_client.board.waiting import read_waiting
 from hushfleet.edge_client.fleet.installed import standing_of
 from hushfleet.edge_client.fleet.newest import Freshness
 from hushfleet.edge_client.fleet.second_place import SecondPlace
-from hushfleet.edge_client.own_accuracy import own_accuracy
 from hushfleet.edge_client.storage.kept import RosterMark
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_in_use
+from hushfleet.edge_client.worker.own_accuracy import own_accuracy
 from hushfleet.errors import BadInput
 from hushfleet.methods import method_of
 from hushfleet.methods.cost import RoundTerms
@@ -39,6 +38,7 @@ from hushfleet.privacy.protection import QUESTIONS, protection, worth
 from hushfleet.privacy.terms import TRUST, TrustModel
 from hushfleet.schema import to_plain
 from hushfleet.secure.secure_round import assumption
+from hushfleet.wire.format.spec import SecureSpec, TaskSpec
 
 MOST_ROUNDS = 1000
 """The count of the rounds that are left stops at this number."""

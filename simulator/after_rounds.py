@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from hushfleet.aggregator.results.report.render import write_report
+from hushfleet.aggregator.report.render import write_report
 from hushfleet.aggregator.results.result import Result
 from hushfleet.simulator.answers import with_answers
 from hushfleet.simulator.engines.fast.local_only import train_alone
+from hushfleet.simulator.engines.fast.own_heads import choose_own_heads
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.options import RunOptions
-from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation
 from hushfleet.simulator.sweep import RoundsRunner, sweep_noise, with_sweep

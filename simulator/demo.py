@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hushfleet.aggregator.broker.programs import BrokerKind
-from hushfleet.aggregator.options import with_options
+from hushfleet.aggregator.report.options import with_options
 from hushfleet.simulator.options import BrokerOption, Out, Resume, RunOptions
 from hushfleet.user_files import checked_folder, refuse_others
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.config.task import Task
-    from hushfleet.aggregator.observe.console import Console
+    from hushfleet.aggregator.report.console import Console
     from hushfleet.aggregator.results.result import Result
 
 BOARDS = "raspberry-pi-zero-2-w,raspberry-pi-5-8gb,jetson-orin-nano"
@@ -70,8 +70,8 @@ def demo(
 
     The second half alone: `hushfleet demo secure`
     """
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.results.report.comparison import comparison_table, write_comparison
+    from hushfleet.aggregator.report.comparison import comparison_table, write_comparison
+    from hushfleet.aggregator.report.console import Console
     from hushfleet.simulator.run_folder import run_path
 
     console, folder = Console(), run_path(out, "demo")
@@ -129,8 +129,8 @@ def _run(half: Half, out: Path, name: str, broker: BrokerKind, short: bool, resu
 
 def _invert(task: Task, result: Result, folder: Path, images: int, console: Console) -> None:
     """Adds the images that the server could see to the report, once."""
-    from hushfleet.aggregator.observe.progress import show_progress
-    from hushfleet.aggregator.results.report.render import write_report
+    from hushfleet.aggregator.report.progress import show_progress
+    from hushfleet.aggregator.report.render import write_report
     from hushfleet.simulator.studies.invert.show import table
     from hushfleet.simulator.studies.invert.study import PICTURE, invert
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from hushfleet.aggregator.broker.programs import BrokerKind
-from hushfleet.aggregator.options import Option
+from hushfleet.aggregator.report.options import Option
 from hushfleet.errors import BadInput
 from hushfleet.schema import AtLeast1, Checked, Count
 

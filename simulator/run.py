@@ -11,10 +11,10 @@ from rich.markup import escape
 
 from hushfleet.aggregator.config.notes import notes_of
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.observe.display import FleetDisplay
-from hushfleet.aggregator.observe.progress import show_progress
-from hushfleet.aggregator.results.report.readable import format_seconds
+from hushfleet.aggregator.report.console import Console
+from hushfleet.aggregator.report.display import FleetDisplay
+from hushfleet.aggregator.report.progress import show_progress
+from hushfleet.aggregator.report.readable import format_seconds
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
 from hushfleet.schema import MAX_COUNT

@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.atomic_file import write_whole
-from hushfleet.config.toml_text import dotted
 from hushfleet.data.form import OWN_DATA
 from hushfleet.errors import BadInput
 from hushfleet.paths import features_folder
@@ -38,10 +37,11 @@ from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.fleet import Fleet, make_fleet, save_device, save_samples
 from hushfleet.simulator.schedule import schedule_of
+from hushfleet.toml_text import dotted
 from hushfleet.user_files import checked_folder, refuse_others
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.publish.prepare import PreparedTask
+    from hushfleet.aggregator.payloads.prepare import PreparedTask
     from hushfleet.data.arrays import Data
 
 
@@ -265,7 +265,7 @@ def _digests(prepared: PreparedTask) -> dict[str, str]:
 
 
 def _simulation(task: Task, folder: RunFolder, data_dir: Path | None, mix: FleetMix) -> Simulation:
-    from hushfleet.aggregator.publish.prepare import prepare  # workers need only the folder, and start without PyTorch
+    from hushfleet.aggregator.payloads.prepare import prepare  # workers need only the folder, and start without PyTorch
 
     missing = BadInput(
         f"a simulation needs training data: data.name = {task.data.name!r} needs data.path with a training part "

@@ -15,9 +15,9 @@ from hushfleet.aggregator.results.result import Result, SeedPoint, SweepPoint, l
 from hushfleet.progress import counted
 from hushfleet.simulator.engines import RoundsRunner
 from hushfleet.simulator.engines.fast.local_only import Alone
+from hushfleet.simulator.engines.fast.own_heads import choose_own_heads
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.options import tasks_at
-from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble, with_baseline
 from hushfleet.simulator.run_folder import RunFolder, Simulation, repeated
 

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 EXTRA = {
     "hushfleet/data/torchvision_sets.py": {"torch"},
-    "hushfleet/methods/clip_agent.py": {"torch"},
+    "hushfleet/methods/papers/clip_agent.py": {"torch"},
     "hushfleet/array_api.py": {"torch"},
 }
 """What no board needs, in files that boards have: it is for simulations and for the server's half of a method."""
@@ -96,7 +96,7 @@ def test_a_guardian_is_small() -> None:
 
 
 CHARGES = """
-from hushfleet.config.spec import PrivacySpec
+from hushfleet.wire.format.spec import PrivacySpec
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.params import ParamLayout

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hushfleet.aggregator.commands.field_options import AggregatorOptions
-from hushfleet.aggregator.options import with_options
+from hushfleet.aggregator.report.options import with_options
 
 
 @with_options

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from hushfleet.aggregator.options import Option
+from hushfleet.aggregator.report.options import Option
 
 _FILE = {"metavar": "FILE", "exists": True, "dir_okay": False}
 

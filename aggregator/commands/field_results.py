@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
+from hushfleet.aggregator.report.console import Console
+from hushfleet.aggregator.report.render import write_report
+from hushfleet.aggregator.report.summary import summary_table
 from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.record import record
-from hushfleet.aggregator.results.report.render import write_report
-from hushfleet.aggregator.results.report.summary import summary_table
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.storage.store import AggregatorStore

@@ -21,19 +21,12 @@ from hushfleet.aggregator.commands.older_copy import refuse_older_copy
 from hushfleet.aggregator.commands.second_opinion import check_in_background
 from hushfleet.aggregator.config.notes import notes_of
 from hushfleet.aggregator.config.task import Task, load_task
-from hushfleet.aggregator.devices.activity import FILES
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.devices_file import read_devices
-from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.fleet_members import Members
-from hushfleet.aggregator.devices.list_file import ListFile, roster_file
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.observe.display import FleetDisplay
-from hushfleet.aggregator.observe.progress import show_progress
+from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
 from hushfleet.aggregator.planning.evaluation_error import useless_evaluation
 from hushfleet.aggregator.planning.pay import images_of, pay
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.report.console import Console
+from hushfleet.aggregator.report.display import FleetDisplay
+from hushfleet.aggregator.report.progress import show_progress
 from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.results.metrics import newest_evaluation
@@ -42,7 +35,12 @@ from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.thresholds import of_task
+from hushfleet.aggregator.storage.activity import FILES
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
+from hushfleet.aggregator.storage.devices_file import read_devices
+from hushfleet.aggregator.storage.enrolment import Enrolment
+from hushfleet.aggregator.storage.fleet_members import Members
 from hushfleet.aggregator.storage.identity_file import (
     default_path,
     epoch_file,
@@ -50,11 +48,13 @@ from hushfleet.aggregator.storage.identity_file import (
     load_or_create,
     next_epoch,
 )
+from hushfleet.aggregator.storage.list_file import ListFile, roster_file
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
 from hushfleet.errors import BadInput
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.models.cuda import sees_cuda
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.roster import Roster
 from hushfleet.user_files import checked_folder, refuse_others

@@ -209,7 +209,7 @@ def _noted_interrupts() -> list[int]:
 def _print_error(text: str, code: int) -> int:
     from rich.markup import escape
 
-    from hushfleet.aggregator.observe.console import Console  # most calls do not need it
+    from hushfleet.aggregator.report.console import Console  # most calls do not need it
 
     Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {escape(one_line(text))}")
     return code

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.devices.fleet_members import FleetMembers
 from hushfleet.aggregator.fleet.tasks.pay import pay_of_fleet
 from hushfleet.aggregator.fleet.tasks.seasons import Seasons
 from hushfleet.aggregator.fleet.tasks.spending import Spending
@@ -27,6 +26,7 @@ from hushfleet.aggregator.rounds.budgets import Budgets
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.thresholds import RunningThresholds
+from hushfleet.aggregator.storage.fleet_members import FleetMembers
 from hushfleet.errors import BadInput
 from hushfleet.privacy.budget import Budget
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.privacy.terms import HONEST_FRACTION, Accountant, Accounting, Unit
 

@@ -12,13 +12,13 @@ from rich.table import Column, Table
 
 from hushfleet.aggregator.commands.second_opinion import Opinion, second_opinion
 from hushfleet.aggregator.config.secure_sums import LEAST_SHARE
-from hushfleet.aggregator.observe.console import Console
+from hushfleet.aggregator.report.console import Console
 from hushfleet.errors import BadInput
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
-from hushfleet.privacy.accounting.noise_for import check_delta
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.adversaries import multipliers, snr_db
 from hushfleet.privacy.adversaries import noise_multiplier as noise_multiplier_of
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, RECORD_ADJACENCY
+from hushfleet.privacy.noise_for import check_delta
 from hushfleet.privacy.protection import QUESTIONS, worth
 from hushfleet.privacy.ring import least_bits, scale_for
 from hushfleet.privacy.terms import TRUST, Accountant, Unit

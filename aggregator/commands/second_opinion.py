@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from hushfleet.privacy.accounting.step import Step
+from hushfleet.privacy.step import Step
 from hushfleet.privacy.terms import Accountant
 
 TOLERANCE = 0.01

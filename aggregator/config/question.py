@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from hushfleet.aggregator.config import rules
-from hushfleet.config.question import Bins, HeldOut, Most, QuestionSpec
 from hushfleet.schema import AtLeast1, Checked, Finite, Share, to_plain
+from hushfleet.wire.format.question import Bins, HeldOut, Most, QuestionSpec
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.config.task import Task

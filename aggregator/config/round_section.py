@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from hushfleet.aggregator.config import rules
-from hushfleet.config.spec import Rounds
 from hushfleet.schema import AtLeast1, Checked, Share
+from hushfleet.wire.format.spec import Rounds
 
 
 @dataclass(frozen=True)

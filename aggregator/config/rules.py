@@ -6,18 +6,18 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hushfleet.codecs.registry import codec_of
-from hushfleet.config.spec import MAX_ROUNDS, UNIT_NORM
 from hushfleet.data.form import OWN_DATA, form_rules, one_form
 from hushfleet.errors import HushfleetError
 from hushfleet.losses import LOSSES, find_loss
 from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.stages import NumberReport
 from hushfleet.methods.sums import check_sums
-from hushfleet.privacy.accounting.noise_for import check_delta
+from hushfleet.privacy.noise_for import check_delta
 from hushfleet.rules import Rule, Rules
 from hushfleet.secure.committee import committee_rule
+from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.messages import MAX_COHORT
+from hushfleet.wire.format.spec import MAX_ROUNDS, UNIT_NORM
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.config.task import Task

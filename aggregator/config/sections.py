@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from hushfleet.aggregator.config import rules
-from hushfleet.codecs.registry import codec_of
-from hushfleet.config.spec import UNIT_NORM, Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
-from hushfleet.config.written import Fault, faults
 from hushfleet.data.form import OWN_DATA, PUBLIC_DATA, Columns, DecimalMark, LabelKind, SampleForm, ValueKind
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
@@ -33,6 +30,9 @@ from hushfleet.schema import (
     missing,
     require,
 )
+from hushfleet.wire.format.codecs import codec_of
+from hushfleet.wire.format.spec import UNIT_NORM, Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
+from hushfleet.written import Fault, faults
 
 if TYPE_CHECKING:
     DataSetName = str

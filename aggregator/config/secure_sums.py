@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from hushfleet.config.spec import MAX_SECURE_ROUNDS, SecureSpec
 from hushfleet.errors import PrivacyError
 from hushfleet.secure.committee import least_honest
 from hushfleet.secure.prime_field import PRIMES
+from hushfleet.wire.format.spec import MAX_SECURE_ROUNDS, SecureSpec
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.config.task import Task

@@ -1,6 +1,6 @@
 """The task file: reads the TOML that a person writes, and validates it into typed configuration.
 
-Used by the aggregator and the simulator; devices get the resolved `hushfleet.config.spec.TaskSpec` instead.
+Used by the aggregator and the simulator; devices get the resolved `hushfleet.wire.format.spec.TaskSpec` instead.
 """
 
 from __future__ import annotations
@@ -28,15 +28,12 @@ from hushfleet.aggregator.config.sections import (
     is_path,
 )
 from hushfleet.aggregator.config.secure_sums import least_updates, spec_of
-from hushfleet.config.spec import MAX_BATCHES, PrivacySpec, SecureSpec
-from hushfleet.config.toml_text import without_none
-from hushfleet.config.written import Fault, faults, refusal, with_lines
 from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput, Malformed, PrivacyError, format_value
 from hushfleet.losses import FAULT, find_loss
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
-from hushfleet.privacy.accounting.noise_for import check_delta, noise_multiplier_for
+from hushfleet.privacy.noise_for import check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor, sensitivity
 from hushfleet.rules import check_rules
 from hushfleet.schema import (
@@ -50,7 +47,10 @@ from hushfleet.schema import (
     to_plain,
     unknown,
 )
+from hushfleet.toml_text import without_none
+from hushfleet.wire.format.spec import MAX_BATCHES, PrivacySpec, SecureSpec
 from hushfleet.wire.format.topics import Name
+from hushfleet.written import Fault, faults, refusal, with_lines
 
 RECORD_DELTA = 1e-5
 FALSE_ALARMS = 0.01

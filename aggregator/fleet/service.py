@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hushfleet.aggregator.devices.enrolment import TokenBucket
 from hushfleet.aggregator.fleet.trust.enrolment import Enroller
+from hushfleet.aggregator.storage.enrolment import TokenBucket
 from hushfleet.errors import BadSignature, LinkLost, Malformed, OtherVersion, StoreError, TooLarge, WireError
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest
 from hushfleet.wire.format.identity import Identity

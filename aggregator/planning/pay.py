@@ -12,11 +12,11 @@ from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.planning.advice import Advice, ImagesBy, Question, verdict
 from hushfleet.aggregator.planning.gain_errors import Answer, Interval
 from hushfleet.aggregator.planning.gain_table import GainTable, gain_table
+from hushfleet.aggregator.report.readable import evaluated
 from hushfleet.aggregator.results.answers import EvaluationRow
-from hushfleet.aggregator.results.report.readable import evaluated
 from hushfleet.data.form import OWN_DATA
 from hushfleet.methods.hush_rule import rule
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 
 USUAL_IMAGES = 20  # per device, if neither the plan nor the boards say a number
 _LEAST_ROUNDS = 8  # the distance in all rounds decides; with 8 rounds instead of 20 gains differed by half a point

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from hushfleet.aggregator.results.answers import EvaluationRow, evaluation_of
 from hushfleet.aggregator.results.result import LostRounds, PrivacyRow, RoundRow
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, UpdateRow
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.terms import Accountant
 
 # A signal is reported only if noise alone is unlikely to show one of this size.

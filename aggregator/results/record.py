@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.results.answers import StatisticRow, statistic_of
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.results.fleet_state import Outcome
@@ -33,14 +33,14 @@ from hushfleet.aggregator.results.result import (
 )
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
-from hushfleet.codecs.registry import codec_of
-from hushfleet.config.spec import SecureSpec, TaskSpec, WireSpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import title_of
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.terms import TRUST
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import assumption
+from hushfleet.wire.format.codecs import codec_of
+from hushfleet.wire.format.spec import SecureSpec, TaskSpec, WireSpec
 
 EVENTS_NAME = "events.jsonl"
 

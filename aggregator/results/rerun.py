@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 import hushfleet
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.results.result import Rerun
-from hushfleet.config.toml_text import dotted, toml_value
 from hushfleet.data.samples import Samples
+from hushfleet.toml_text import dotted, toml_value
 
 _PACKAGES = ("torch", "numpy", "onnx", "onnxruntime", "paho-mqtt", "msgpack", "cryptography")
 _GIT_S = 10.0

@@ -20,11 +20,11 @@ from hushfleet import atomic_file
 from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow
 from hushfleet.aggregator.results.json_record import Count, Delta, Epsilon, Fraction, JsonRecord, Measured
 from hushfleet.aggregator.results.server_sees import RosterBy
-from hushfleet.config.spec import Form
 from hushfleet.errors import BadInput
 from hushfleet.losses import ACCURACY
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.terms import Accountant, Accounting, TrustModel
+from hushfleet.wire.format.spec import Form
 
 SCHEMA: Literal[1] = 1
 _encode = json.JSONEncoder(allow_nan=False).encode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate, Refusal
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.wire.format.messages import RoundPlan
 

@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.list_file import ListFile
 from hushfleet.aggregator.results.metrics import lost_rounds
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.engine import RoundEngine
@@ -18,6 +16,8 @@ from hushfleet.aggregator.rounds.protocol import BETWEEN, COLLECTING, ENDED, RES
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.round_events import change_fields, finished_fields, open_fields
 from hushfleet.aggregator.rounds.run_log import RunLog
+from hushfleet.aggregator.storage.enrolment import Enrolment
+from hushfleet.aggregator.storage.list_file import ListFile
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.messages import RoundPlan

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
-from hushfleet.aggregator.ingest.checks import terms_of
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate, Refusal
+from hushfleet.aggregator.payloads.checks import terms_of
 from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.rounds.admission import is_new
 from hushfleet.aggregator.rounds.kinds import RoundKind, RoundKinds
@@ -30,7 +30,6 @@ from hushfleet.aggregator.rounds.round_sum import commit
 from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of
 from hushfleet.aggregator.rounds.summary import summarise
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
-from hushfleet.config.spec import BlobRef
 from hushfleet.errors import BadInput, StoreFull, WireError
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.charge import Charge
@@ -39,10 +38,11 @@ from hushfleet.secure.member_answer import is_answer, read_answer_header
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import check_roster
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
+from hushfleet.wire.format.spec import BlobRef
 from hushfleet.wire.format.update import SIGNED, UpdateFormat
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.publish.prepare import PreparedTask
+    from hushfleet.aggregator.payloads.prepare import PreparedTask
 
 log = logging.getLogger("hushfleet.aggregator")
 

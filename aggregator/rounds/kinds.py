@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hushfleet.aggregator.config.round_section import RoundSection
-from hushfleet.aggregator.ingest.checks import AnswerChecks, UpdateChecks
+from hushfleet.aggregator.payloads.checks import AnswerChecks, UpdateChecks
 from hushfleet.aggregator.rounds.plain_sum import PlainSum
 from hushfleet.aggregator.rounds.secure_sum import SecureSum, stored_roster
 from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.config.question import QuestionSpec
 from hushfleet.errors import StoreError
 from hushfleet.methods.question import rules_of
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.question import QuestionSpec
 from hushfleet.wire.format.update import UpdateFormat
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.publish.prepare import PreparedTask
+    from hushfleet.aggregator.payloads.prepare import PreparedTask
 
 
 class RoundKind(NamedTuple):

@@ -8,8 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.list_file import ListFile
 from hushfleet.aggregator.results.fleet_state import Shortfall
 from hushfleet.aggregator.rounds.budgets import Budgets
 from hushfleet.aggregator.rounds.engine import RoundEngine
@@ -18,6 +16,8 @@ from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.run_log import RunLog
 from hushfleet.aggregator.rounds.shortfall import shortfall_text
 from hushfleet.aggregator.rounds.thresholds import RunningThresholds, Thresholds
+from hushfleet.aggregator.storage.enrolment import Enrolment
+from hushfleet.aggregator.storage.list_file import ListFile
 from hushfleet.durations import Period
 from hushfleet.secure.roster import Roster
 

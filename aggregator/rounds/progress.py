@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hushfleet.aggregator.publish.model_step import worth_offering
-from hushfleet.aggregator.publish.published_model import NextModel, PublishedModel
+from hushfleet.aggregator.payloads.model_step import worth_offering
+from hushfleet.aggregator.payloads.published_model import NextModel, PublishedModel
 from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.rounds.policy import rises_no_more
 from hushfleet.aggregator.rounds.round_sum import RoundSum
@@ -23,7 +23,7 @@ from hushfleet.wire.format.difference import params_digest
 from hushfleet.wire.format.messages import Phase, RoundPlan, SecurePlan
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.publish.prepare import PreparedTask
+    from hushfleet.aggregator.payloads.prepare import PreparedTask
 
 
 class TaskProgress:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
 from hushfleet.aggregator.results.metrics import snr_db
 from hushfleet.aggregator.rounds.engine import RoundEngine
-from hushfleet.config.spec import TaskSpec
 from hushfleet.losses import ACCURACY
 from hushfleet.methods import method_of, title_of
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.terms import AS_PUBLISHED
+from hushfleet.wire.format.spec import TaskSpec
 
 
 def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:

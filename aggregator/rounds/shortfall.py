@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hushfleet.aggregator.config.calendar import moment_text
 from hushfleet.aggregator.results.fleet_state import Shortfall
-from hushfleet.aggregator.rounds.schedule import moment_text
 
 
 def shortfall_text(waiting: Shortfall, *, now: float) -> str:

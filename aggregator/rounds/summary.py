@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from hushfleet.aggregator.config.round_section import RoundSection
-from hushfleet.aggregator.publish.model_step import download_bytes
+from hushfleet.aggregator.payloads.model_step import download_bytes
 from hushfleet.aggregator.results.metrics import RoundSummary, eq20_bytes, snr_db
 from hushfleet.aggregator.rounds.round_sum import AnswerCounts, RoundSum
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
-from hushfleet.config.question import QuestionSpec
+from hushfleet.learning.evaluation import Evaluation
+from hushfleet.methods.answer_scale import scale_of
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.model.evaluation import Evaluation
-from hushfleet.training.answer_scale import scale_of
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.question import QuestionSpec
 
 
 def summarise(

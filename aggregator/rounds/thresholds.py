@@ -16,9 +16,9 @@ from pathlib import Path
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.rounds.policy import least_devices
-from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
 from hushfleet.schema import AtLeast1, Checked, read_file
+from hushfleet.written import read_written
 
 DEVICES_SHARE, UPDATES_SHARE = 0.8, 0.6
 BY_TASK, BY_FLEET_SET = "the task's file", "fleet set"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
-from hushfleet.aggregator.ingest.refusals import RefusalCounter
-from hushfleet.aggregator.ingest.transfers import Transfers
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
+from hushfleet.aggregator.payloads.refusals import RefusalCounter
+from hushfleet.aggregator.payloads.transfers import Transfers
 from hushfleet.aggregator.rounds.admission import NEXT_SUM
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.errors import StoreError, TooLarge

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.nominal_time import nominal_seconds
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.errors import GraphRefused
-from hushfleet.gradients.draws import draw_dropout
-from hushfleet.graphs.session import GradientGraph, InferenceGraph, Provider
+from hushfleet.learning.draws import draw_dropout
+from hushfleet.learning.graph_session import GradientGraph, InferenceGraph, Provider
 from hushfleet.losses import loss_of
 from hushfleet.objectives import CROSS_ENTROPY
+from hushfleet.wire.format.spec import TaskSpec
 
 PROVIDER = "CUDAExecutionProvider"
 OWN_MIB = 800

@@ -14,11 +14,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.spec import ModelSpec, PrivacySpec
-from hushfleet.config.written import read_written
 from hushfleet.data.form import Columns, DecimalMark, LabelKind, OwnData, SampleForm, ValueKind, form_rules
 from hushfleet.durations import duration_s
-from hushfleet.edge_client.state_files import STORE, TLS_CERTIFICATE, TLS_KEY
+from hushfleet.edge_client.storage.state_files import STORE, TLS_CERTIFICATE, TLS_KEY
 from hushfleet.errors import BadInput, format_value
 from hushfleet.firmware_profiles import load_board
 from hushfleet.paths import expanded, is_closed
@@ -33,8 +31,10 @@ from hushfleet.schema import (
     Probability,
     Share,
 )
+from hushfleet.wire.format.spec import ModelSpec, PrivacySpec
 from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress
+from hushfleet.written import read_written
 
 _IN_FILES = "left out with kind 'arrays': parts of one file cannot be deleted"
 USABLE_MEMORY = 0.6  # share of the board's memory, the same as the systemd unit's MemoryHigh

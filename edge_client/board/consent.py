@@ -5,14 +5,14 @@ All of it is known before any training. The reasons depend only on the task and 
 
 from __future__ import annotations
 
-from hushfleet.config.spec import SecureSpec, TaskSpec
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.declines import Declined
+from hushfleet.edge_client.storage.declines import Declined
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import LedgerView
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.spec import SecureSpec, TaskSpec
 
 
 def allowed_charge(

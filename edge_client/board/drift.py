@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from hushfleet import atomic_file
-from hushfleet.edge_client.state_files import HELD_OUT_TESTS
+from hushfleet.edge_client.storage.state_files import HELD_OUT_TESTS
 from hushfleet.errors import StoreError
 
 KEPT_MONTHS = 36

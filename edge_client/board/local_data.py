@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hushfleet.config.spec import ModelSpec
 from hushfleet.data.folder import ImageForm, load_unlabelled, scan_folder
 from hushfleet.data.held_out import held_out_part, training_part
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples, inputs_of
@@ -37,10 +36,11 @@ from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.edge_client.board.sample_files import Reading, contents, load_file, reasons
 from hushfleet.edge_client.storage.arrivals import file_key, sample_key
 from hushfleet.errors import BadInput
-from hushfleet.model.anomaly import divided
+from hushfleet.learning.anomaly import divided
+from hushfleet.wire.format.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from hushfleet.graphs.features import FeatureGraph
+    from hushfleet.learning.graph_features import FeatureGraph
 
 Stamp = tuple[int, int]
 FilePlace = tuple[str, tuple[int, int, int]]

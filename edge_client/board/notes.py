@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hushfleet import atomic_file
-from hushfleet.edge_client.state_files import DATA_USE, TRAINING
+from hushfleet.edge_client.storage.state_files import DATA_USE, TRAINING
 from hushfleet.errors import StoreError
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import opened
 from hushfleet.data.csv_file import LABEL, read_csv
 from hushfleet.data.form import one_form
@@ -23,6 +22,7 @@ from hushfleet.data.samples import Samples
 from hushfleet.data.walk import files_below, named
 from hushfleet.edge_client.board.by_content import FORM_OF_ARRAYS, FORM_OF_FOLDERS
 from hushfleet.errors import BadInput
+from hushfleet.wire.format.spec import ModelSpec
 
 
 @dataclass(frozen=True)

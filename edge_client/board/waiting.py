@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from hushfleet import atomic_file
-from hushfleet.edge_client.state_files import WAITING
+from hushfleet.edge_client.storage.state_files import WAITING
 from hushfleet.errors import StoreError
 
 SILENT_S = 60.0

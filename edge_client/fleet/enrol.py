@@ -22,7 +22,7 @@ from hushfleet.edge_client.board.config import DeviceConfig, FleetSection
 from hushfleet.edge_client.board.waiting import Kind
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
-from hushfleet.edge_client.net.rate_limits import Backoff, RejectedMessages
+from hushfleet.edge_client.rate_limits import Backoff, RejectedMessages
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError, LinkLost, Malformed, StoreError, WireError
 from hushfleet.wire.format.fields import NONCE_BYTES

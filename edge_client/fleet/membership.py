@@ -20,7 +20,7 @@ from hushfleet.edge_client.fleet.newest import News
 from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.fleet.updates import ReleaseDuty, RestartForRelease
-from hushfleet.edge_client.state_files import WAITING
+from hushfleet.edge_client.storage.state_files import WAITING
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Link

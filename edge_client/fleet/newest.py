@@ -18,7 +18,7 @@ from hushfleet.atomic_file import write_whole
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.installed import Installed
-from hushfleet.edge_client.state_files import NEWEST_RELEASE
+from hushfleet.edge_client.storage.state_files import NEWEST_RELEASE
 from hushfleet.errors import BadInput, BadSignature, Malformed, StoreError
 from hushfleet.release import Newest, Signed, this_platform
 from hushfleet.release.manifest import version_order

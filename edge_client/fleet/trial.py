@@ -25,7 +25,7 @@ from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
-from hushfleet.edge_client.state_files import TRIAL_STORE
+from hushfleet.edge_client.storage.state_files import TRIAL_STORE
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_there, way_on
 from hushfleet.errors import HushfleetError, LinkLost, StoreError
@@ -155,8 +155,8 @@ def check_software() -> None:
 def _compute() -> None:
     import numpy as np
 
-    from hushfleet.graphs.safety import check_graph
-    from hushfleet.graphs.session import GradientGraph
+    from hushfleet.learning.graph_safety import check_graph
+    from hushfleet.learning.graph_session import GradientGraph
     from hushfleet.params import ParamLayout
 
     graph = zlib.decompress(base64.b64decode(_GRAPH))

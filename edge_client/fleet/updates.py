@@ -20,7 +20,7 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.edge_client.fleet.slots import SlotsError
-from hushfleet.edge_client.net.rate_limits import Backoff
+from hushfleet.edge_client.rate_limits import Backoff
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, BadSignature, HushfleetError, Malformed, StoreError, StoreFull, WireError
 from hushfleet.wire.format.chunks import Assembler, Ranges, chunk_count

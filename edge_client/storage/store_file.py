@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from hushfleet.atomic_file import PART_SUFFIX, sync_folder
-from hushfleet.edge_client.state_files import LOCK_SUFFIX, REMNANTS, SQLITE_SUFFIXES
 from hushfleet.edge_client.storage import answers, arrivals
 from hushfleet.edge_client.storage.kept import KeptModel
+from hushfleet.edge_client.storage.state_files import LOCK_SUFFIX, REMNANTS, SQLITE_SUFFIXES
 from hushfleet.errors import LostStore, Malformed, StoreError
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.schema import pack, unpack

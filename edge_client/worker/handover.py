@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from hushfleet.edge_client.allowed import AllowedRound
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.drift import has_become_worse, read_tests
 from hushfleet.edge_client.board.notes import notes_in
-from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.worker.allowed import AllowedRound
 from hushfleet.edge_client.worker.job import Died, Finished, HeadJob, Job, Outcome, Told, Workshop
+from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import Malformed, StoreError
 from hushfleet.methods.public_bytes import public_digest
 from hushfleet.schema import pack, unpack

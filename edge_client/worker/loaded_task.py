@@ -16,27 +16,27 @@ from pathlib import Path
 
 import numpy as np
 
-from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.accelerator import AcceleratorTrial
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.local_data import SETTLED_S, LocalData
 from hushfleet.edge_client.board.nominal_time import nominal_seconds
 from hushfleet.edge_client.board.notes import Note
 from hushfleet.edge_client.board.process import return_small_blocks
-from hushfleet.edge_client.metrics import MetricsFile
-from hushfleet.edge_client.randomness import FieldRandomness, SeededRandomness
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.edge_client.worker.job_store import JobStore
-from hushfleet.graphs.features import FeatureGraph, check_features
-from hushfleet.graphs.safety import check_graph, check_masks
-from hushfleet.graphs.session import GradientGraph, InferenceGraph
-from hushfleet.graphs.shapes import check_cost
+from hushfleet.edge_client.worker.metrics import MetricsFile
+from hushfleet.edge_client.worker.randomness import FieldRandomness, SeededRandomness
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
+from hushfleet.learning.evaluation import EVALUATION_BATCH
+from hushfleet.learning.graph_features import FeatureGraph, check_features
+from hushfleet.learning.graph_safety import check_graph, check_masks
+from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
+from hushfleet.learning.graph_shapes import check_cost
 from hushfleet.methods import method_of
+from hushfleet.methods.local_round import Trained
 from hushfleet.methods.privatize import NoisedUpdate
-from hushfleet.model.evaluation import EVALUATION_BATCH
 from hushfleet.paths import features_folder
-from hushfleet.training.local_round import Trained
+from hushfleet.wire.format.spec import TaskSpec
 
 _log = logging.getLogger("hushfleet.edge")
 

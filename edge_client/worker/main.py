@@ -44,7 +44,7 @@ def _outcome(job: Job, tell: Callable[[Told], None]) -> Finished | HeadChosen | 
         limits.close(job)
         return JobWork(tell).do(job)
     except Exception as error:  # also of an import
-        from hushfleet.edge_client.declines import decline_reason
+        from hushfleet.edge_client.storage.declines import decline_reason
 
         return Failed(*decline_reason(error))
 

@@ -13,19 +13,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.edge_client.board.new_samples import count_new, digests_of
 from hushfleet.edge_client.board.notes import DataUse, Note
-from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason, ran_out_of_memory
+from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason, ran_out_of_memory
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
-from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.edge_client.worker.head import chosen_head
 from hushfleet.edge_client.worker.job import MAX_TEXT_CHARS, Failed, Finished, HeadChosen, Job, Told
 from hushfleet.edge_client.worker.job_store import JobStore
 from hushfleet.edge_client.worker.loaded_task import LoadedTask
+from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.errors import BadInput, GraphRefused, StoreError, WireError
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.roster import Roster
+from hushfleet.wire.format.spec import BlobRef, TaskSpec
 
 _MAX_WHY_CHARS = MAX_TEXT_CHARS // 4  # JSON may write a character as six
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hushfleet.config.spec import SecureSpec
-from hushfleet.config.written import faults
 from hushfleet.edge_client.board.config import DeviceConfig, LimitsSection
 from hushfleet.edge_client.board.consent import check_stored, check_trust
-from hushfleet.edge_client.declines import Declined
+from hushfleet.edge_client.storage.declines import Declined
 from hushfleet.privacy.charge import Charge
 from hushfleet.schema import bare, from_plain, hints, missing, parse_toml, require
+from hushfleet.wire.format.spec import SecureSpec
+from hushfleet.written import faults
 
 _OF_FLEET = ("device", "broker", "data", "limits", "fleet")
 """The sections that fleet.toml may set. `simulation` would make the noise of every board predictable."""

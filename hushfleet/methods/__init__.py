@@ -15,13 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hushfleet.config.spec import PrivacySpec, TaskSpec
 from hushfleet.errors import BadInput, format_value
 from hushfleet.methods.method import Method, Published, TrainingConfig
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
 from hushfleet.paths import in_file
 from hushfleet.schema import from_plain
+from hushfleet.wire.format.spec import PrivacySpec, TaskSpec
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints

@@ -16,10 +16,9 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from hushfleet.config.spec import MAX_SIDE, UNIT_NORM, BlobRef, FeatureSpec, Shape
 from hushfleet.errors import BadInput, GraphRefused, format_value
-from hushfleet.graphs.features import check_features
-from hushfleet.graphs.session import open_session
+from hushfleet.learning.graph_features import check_features
+from hushfleet.learning.graph_session import open_session
 from hushfleet.models import onnx_nodes
 from hushfleet.models.checks import CHECKED_BATCHES, MAX_RELATIVE_ERROR, relative_error
 from hushfleet.models.export import content_key
@@ -42,6 +41,7 @@ from hushfleet.models.features.whitening import Whitening
 from hushfleet.models.model import Model
 from hushfleet.models.onnx_nodes import Graph
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
+from hushfleet.wire.format.spec import MAX_SIDE, UNIT_NORM, BlobRef, FeatureSpec, Shape
 
 
 @dataclass(frozen=True)

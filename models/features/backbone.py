@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from hushfleet.config.spec import MAX_GRAPH_BYTES
 from hushfleet.errors import BadInput
 from hushfleet.models.features import classifier
 from hushfleet.models.features.whitening import Whitening, add_unit_with_bias
 from hushfleet.models.onnx_nodes import Graph, without_traces
+from hushfleet.wire.format.spec import MAX_GRAPH_BYTES
 
 Shape = tuple[int, int, int]
 _LARGE = 1024  # a constant with at least this many float values is converted to bytes

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 _ENGINES = {
     "fast": "hushfleet.simulator.engines.fast.engine:run_logged",
-    "boards": "hushfleet.simulator.engines.on_boards:run_on_boards",
-    "live": "hushfleet.simulator.engines.live.run:run_live",
+    "boards": "hushfleet.simulator.world.on_boards:run_on_boards",
+    "live": "hushfleet.simulator.world.live_run:run_live",
     "workers": "hushfleet.simulator.engines.fast.workers:Workers",
     "ray": "hushfleet.simulator.engines.ray.workers:RayWorkers",
 }

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from msgspec import Meta
 
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput
 from hushfleet.schema import AtLeast1
 from hushfleet.simulator.options import DataDir, Json, TaskOptions
@@ -73,9 +73,9 @@ def forecast(
     """
     import json
 
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
-    from hushfleet.aggregator.publish.prepare import prepare
+    from hushfleet.aggregator.payloads.prepare import prepare
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.schema import read_file
     from hushfleet.simulator.boards import read_boards
     from hushfleet.simulator.fleet import device_names

@@ -12,10 +12,10 @@ from typing import Any
 
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.errors import BadInput
 from hushfleet.plain_json import to_json
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.progress import counted
 from hushfleet.schema import parse_toml

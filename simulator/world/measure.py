@@ -25,16 +25,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.errors import HushfleetError
-from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
 from hushfleet.losses import loss_of
 from hushfleet.methods import method_of
 from hushfleet.objectives import CROSS_ENTROPY
@@ -239,7 +239,7 @@ def _samples(prepared: PreparedTask, count: int) -> LabelledSamples:
 def _start_s() -> float:
     """Returns CPU seconds from the start of a client's process until it could connect."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    imports = "import hushfleet.edge_client.agent, hushfleet.edge_client.runtime, hushfleet.wire.link.mqtt"
+    imports = "import hushfleet.edge_client.agent, hushfleet.edge_client.worker.runtime, hushfleet.wire.link.mqtt"
     # a separate session: Ctrl-C reaches only this process, and the child ends with it
     subprocess.run([sys.executable, "-c", imports], check=True, stdin=subprocess.DEVNULL, start_new_session=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

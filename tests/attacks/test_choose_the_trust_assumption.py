@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import PrivacySpec, SecureSpec, WireSpec
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.privacy.accounting.epsilon import epsilon
-from hushfleet.privacy.accounting.step import Step
+from hushfleet.privacy.accountant import epsilon
 from hushfleet.privacy.ring import Ring
+from hushfleet.privacy.step import Step
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.spec import PrivacySpec, SecureSpec, WireSpec
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import CHUNK_BYTES, DEVICE
 from support.secure_fleet import SecureFleet

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection, OwnDataSection
 from hushfleet.edge_client.board.constant_time import announced_at
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.nominal_time import nominal_seconds
 from hushfleet.edge_client.fleet import health
 from hushfleet.errors import BadInput, GraphRefused, StoreError
-from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.objectives import Objective
 from hushfleet.wire.format.messages import Health, decode_message
+from hushfleet.wire.format.spec import BlobRef, PrivacySpec
 from hushfleet.wire.link.interface import Delivery
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Clock, Package, write_samples

@@ -18,8 +18,8 @@ from hushfleet.aggregator.rounds.charge_book import BEFORE_TRAINING
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.edge_client.net.store_check import ROUNDING
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.store_check import ROUNDING
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.link.interface import LinkDown, LinkEvent, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink

@@ -17,39 +17,39 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.fleet_members import FleetMembers
 from hushfleet.aggregator.fleet.trust.access import apply
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
-from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.aggregator.publish.start import EarlierModel
+from hushfleet.aggregator.payloads.prepare import PreparedTask
+from hushfleet.aggregator.payloads.start import EarlierModel
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.rounds.budgets import Budgets
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.rhythm import Rhythm
+from hushfleet.aggregator.storage.enrolment import Enrolment
+from hushfleet.aggregator.storage.fleet_members import FleetMembers
 from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoch
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.config.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import LimitsSection, OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
-from hushfleet.edge_client.declines import Declined, decline_reason
-from hushfleet.edge_client.net.verifier import MessageVerifier
-from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.answers import AnswerEntry
+from hushfleet.edge_client.storage.declines import Declined, decline_reason
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.edge_client.verifier import MessageVerifier
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.errors import PrivacyError, WireError
+from hushfleet.learning.carry_over import with_outputs
 from hushfleet.methods import make_method
-from hushfleet.model.carry_over import with_outputs
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.messages import Birth, Decline, Message, Offer, RoundPlan, encode_message
+from hushfleet.wire.format.spec import BlobRef, ModelSpec, TaskSpec
 from support.desk import FEDERATION
 from support.enroller import Asker, Desk
 from support.fleet import LAYOUT, tiny_model

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.data.targets import Targets
 from hushfleet.edge_client.board.budget_clock import LISTEN_S
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.status import sentences, status
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound
+from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.fleet_messages import CarriedRounds
 from hushfleet.wire.format.messages import ServerState
+from hushfleet.wire.format.spec import BlobRef, PrivacySpec
 from support.edge import DEVICE, Bench, Package, write_samples
 from support.stores import sql
 

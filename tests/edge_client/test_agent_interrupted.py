@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.net.store_check import FIRST_WAIT_S
+from hushfleet.edge_client.store_check import FIRST_WAIT_S
 from hushfleet.simulator.world.hub import Chaos
 from hushfleet.wire.format.messages import Missing, ServerState
 from support.edge import DEVICE, Bench, Package

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hushfleet.config.question import QuestionSpec
-from hushfleet.config.spec import WireSpec
-from hushfleet.edge_client.trainer import DeviceRound
+from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.errors import StoreError
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.question import QuestionSpec
+from hushfleet.wire.format.spec import WireSpec
 from hushfleet.wire.format.update import SIGNED, decode_update
 from support.edge import DEVICE, Bench, Package
 

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.graphs.session import GradientGraph
+from hushfleet.learning.graph_session import GradientGraph
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import decode_message
+from hushfleet.wire.format.spec import PrivacySpec
 from hushfleet.wire.link.interface import Delivery
 from support.closed import close
 from support.edge import DEVICE, Bench, Package, write_samples
@@ -366,10 +366,10 @@ def test_a_board_needs_no_heavy_package(package: Package, tmp_path: Path) -> Non
 
         sys.meta_path.insert(0, Refuse())
         import numpy as np
-        import hushfleet.edge_client.agent, hushfleet.edge_client.predict, hushfleet.wire.link.mqtt
-        from hushfleet.graphs.session import GradientGraph
-        from hushfleet.graphs.safety import check_graph
-        from hushfleet.config.spec import TaskSpec
+        import hushfleet.edge_client.agent, hushfleet.edge_client.worker.predict, hushfleet.wire.link.mqtt
+        from hushfleet.learning.graph_session import GradientGraph
+        from hushfleet.learning.graph_safety import check_graph
+        from hushfleet.wire.format.spec import TaskSpec
         folder = Path(sys.argv[1])
         spec = TaskSpec.from_bytes((folder / "package.bin").read_bytes())
         graph = (folder / "gradient.onnx").read_bytes()

@@ -17,8 +17,6 @@ import onnx
 import pytest
 from PIL import Image
 
-from hushfleet.config.question import QuestionSpec
-from hushfleet.config.spec import BlobRef, EarlierTask, PrivacySpec, SecureSpec, TaskSpec
 from hushfleet.data.held_out import is_held_out
 from hushfleet.durations import Period
 from hushfleet.edge_client.__main__ import main
@@ -26,26 +24,28 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.drift import HeldOutTest, note_test, read_tests
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.sample_files import load_arrays
-from hushfleet.edge_client.net.download import LONGEST_WAIT_S
-from hushfleet.edge_client.own_model import own_model
-from hushfleet.edge_client.predict import graphs_of
+from hushfleet.edge_client.download import LONGEST_WAIT_S
 from hushfleet.edge_client.status import sentences, status
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.edge_client.worker import head as own_head
 from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.edge_client.worker.job import Died, Job, Outcome
+from hushfleet.edge_client.worker.own_model import own_model
+from hushfleet.edge_client.worker.predict import graphs_of
+from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.methods import method_of
+from hushfleet.methods.answer import evaluation_answer
 from hushfleet.methods.hush_rule import signal
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
-from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
 from hushfleet.privacy.budget import charges_on
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import GaussianMechanism
+from hushfleet.privacy.noise_for import noise_multiplier_for
 from hushfleet.schema import pack
-from hushfleet.training.answer import evaluation_answer
+from hushfleet.wire.format.question import QuestionSpec
+from hushfleet.wire.format.spec import BlobRef, EarlierTask, PrivacySpec, SecureSpec, TaskSpec
 from hushfleet.wire.format.update import UpdateHeader, decode_update, read_header
 from support.edge import DEVICE, Bench, Package, Waiting
 from support.stores import sql
@@ -683,7 +683,7 @@ def test_a_question_has_its_own_noise_and_charge_whatever_the_unit_of_its_packag
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A second guard, for a package that the first one lets through."""
-    monkeypatch.setattr("hushfleet.config.spec.require", lambda *_: None)
+    monkeypatch.setattr("hushfleet.wire.format.spec.require", lambda *_: None)
     bench = make_bench(package=packed_anew(linear.with_spec(question=question), privacy=OF_RECORDS), config=field)
     header, values = answered(bench, 2)
     (entry,) = bench.store.ledger.entries()
@@ -806,7 +806,7 @@ def test_an_answer_that_fails_is_noise_alone_and_no_decline(
         raise ValueError("a sample is 42")
 
     for name in ("statistic_answer", "evaluation_answer"):
-        monkeypatch.setattr(f"hushfleet.edge_client.trainer.{name}", fails)
+        monkeypatch.setattr(f"hushfleet.edge_client.worker.trainer.{name}", fails)
     task = linear.with_spec(question=replace(question, noise_multiplier=NEARLY_SILENT))
     bench = make_bench(package=task, config=talkative)
     _, values = answered(bench, 2)

@@ -15,9 +15,9 @@ from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.fast.engine import run_logged
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import Workers
-from hushfleet.simulator.engines.on_boards import run_on_boards
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
 from hushfleet.simulator.sweep import sweep_noise
+from hushfleet.simulator.world.on_boards import run_on_boards
 
 pytestmark = pytest.mark.slow
 

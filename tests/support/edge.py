@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import DeviceConfig
@@ -46,6 +45,7 @@ from hushfleet.wire.format.messages import (
     decode_message,
     encode_message,
 )
+from hushfleet.wire.format.spec import BlobRef, TaskSpec
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery
 

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet.trust.access import apply
 from hushfleet.aggregator.fleet.trust.authority import Authority
 from hushfleet.aggregator.fleet.trust.enrolment import Enroller
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, proven_by_token, token_seed
 from hushfleet.wire.format.identity import Identity
 from support.desk import FEDERATION, issue_token, make_folder

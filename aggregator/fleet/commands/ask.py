@@ -98,7 +98,7 @@ def _ask(path: Dir, kind: str, epsilon: float, *, dry_run: bool, now: bool, **as
     from hushfleet.aggregator.fleet.tasks.ask import ask, expected_error, statistic_task
     from hushfleet.aggregator.fleet.trust.folder import FleetFolder
     from hushfleet.aggregator.fleet.watching.watch import FleetWatch
-    from hushfleet.aggregator.results.report.readable import number, statistic_lines
+    from hushfleet.aggregator.report.readable import number, statistic_lines
 
     folder = FleetFolder(path)
     try:

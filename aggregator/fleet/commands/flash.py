@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput
 from hushfleet.schema import AtLeast1
 
@@ -60,8 +60,8 @@ def flash(
     """
     from hushfleet.aggregator.fleet.commands.setup import opened
     from hushfleet.aggregator.fleet.software import cards as content
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot, MountedBoot
     from hushfleet.firmware_profiles.cards.cloud_init import require_cloud_init, write_card
     from hushfleet.firmware_profiles.cards.stock_image import System, read_system

@@ -58,8 +58,8 @@ def _make(
     """
     from hushfleet.aggregator.fleet.software.cards import ReleasePlatform, build_release
     from hushfleet.aggregator.fleet.software.releases import add_release, describe_signing
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
 
     with opened(path) as (folder, registry):
         with show_progress(Console()):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec import Meta
 
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 from hushfleet.schema import Port
@@ -89,7 +89,7 @@ def _init(
     from hushfleet.aggregator.fleet.trust.keys import sum_facts
     from hushfleet.aggregator.fleet.units import write_units
     from hushfleet.aggregator.results.server_sees import server_sees
-    from hushfleet.config.toml_text import toml_value
+    from hushfleet.toml_text import toml_value
     from hushfleet.wire.format.topics import check_new_name
 
     name = check_new_name(options.federation or path.resolve().name, "the federation's name (--federation)")
@@ -164,12 +164,12 @@ def _add(
     `hushfleet fleet add runs/field greenhouse-07 --key 64-HEX-DIGITS`
     """
     from hushfleet import atomic_file
-    from hushfleet.aggregator.devices.devices_file import parse_key
     from hushfleet.aggregator.fleet.trust.members import counted, from_csv, named
     from hushfleet.aggregator.fleet.trust.membership import accept, is_fleet
-    from hushfleet.config.toml_text import to_toml
+    from hushfleet.aggregator.storage.devices_file import parse_key
     from hushfleet.firmware_profiles.cards.wifi import read_wifi
     from hushfleet.schema import to_plain
+    from hushfleet.toml_text import to_toml
     from hushfleet.wire.format.topics import check_name
 
     if (count is not None) + (csv is not None) + bool(ids) != 1:

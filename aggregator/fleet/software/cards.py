@@ -12,7 +12,6 @@ from typing import Any
 
 import hushfleet
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.software.releases import (
     FleetRelease,
     Withdrawal,
@@ -28,6 +27,7 @@ from hushfleet.aggregator.fleet.trust.device_file import device_toml
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.membership import chosen_ids
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, BadSignature, HushfleetError
 from hushfleet.firmware_profiles import load_board

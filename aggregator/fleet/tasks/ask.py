@@ -24,9 +24,9 @@ from hushfleet.aggregator.fleet.tasks.spending import Spending
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.results.answers import statistic_of
 from hushfleet.aggregator.results.result import Result
-from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput
 from hushfleet.losses import find_loss
+from hushfleet.toml_text import to_toml
 
 POLL_S = 1.0
 

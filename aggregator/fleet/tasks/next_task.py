@@ -43,7 +43,7 @@ def set_task(folder: FleetFolder, task: Path, *, prepares: bool = True) -> bool:
             copied.append(folder.path / file)
             copy(task.parent / file, folder.path / file)
         if prepares:
-            from hushfleet.aggregator.publish.prepare import prepare  # with ONNX Runtime
+            from hushfleet.aggregator.payloads.prepare import prepare  # with ONNX Runtime
 
             prepare(load_task(task, folder=folder.path))
     except (OSError, BadInput) as error:

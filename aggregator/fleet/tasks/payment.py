@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.results.report.readable import number
+from hushfleet.aggregator.report.readable import number
 from hushfleet.durations import describe_duration
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import epsilon_server_of, rounds_left

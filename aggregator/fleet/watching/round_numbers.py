@@ -11,8 +11,8 @@ from hushfleet.aggregator.fleet.tasks.task_check import thresholds
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 from hushfleet.aggregator.rounds.thresholds import Given, Thresholds
-from hushfleet.config.toml_text import toml_value
 from hushfleet.errors import BadInput
+from hushfleet.toml_text import toml_value
 
 KEYS = ("round.min_devices", "round.min_updates")
 DEFAULT = "default"

@@ -16,7 +16,6 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from msgspec import Meta
 
-from hushfleet.config.spec import BlobRef, Digest, RoundNumber, Rounds, TaskId
 from hushfleet.errors import BadSignature, Malformed, OtherVersion, TooLarge
 from hushfleet.schema import Checked, Count, Finite, NotNegative, Share, later, pack, require, unpack
 from hushfleet.wire.format.chunks import BlobSize, Ranges, check_ranges
@@ -32,6 +31,7 @@ from hushfleet.wire.format.fields import (
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, ReleaseNews, ReleaseOffer
 from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
+from hushfleet.wire.format.spec import BlobRef, Digest, RoundNumber, Rounds, TaskId
 from hushfleet.wire.format.topics import NAME_RULE, Name, is_name
 
 MAGIC = b"HF"

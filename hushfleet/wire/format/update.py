@@ -18,14 +18,14 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from hushfleet.array_api import np
-from hushfleet.codecs.codec import MAX_VALUES, Coding, LayerStep, check_finite
-from hushfleet.codecs.registry import codec_of, max_bytes
-from hushfleet.config.spec import Form, RoundNumber, TaskId
 from hushfleet.errors import Malformed
 from hushfleet.schema import Checked, Finite, NotNegative, PositiveOrInf, later, pack, require, unpack
+from hushfleet.wire.format.codec import MAX_VALUES, Coding, LayerStep, check_finite
+from hushfleet.wire.format.codecs import codec_of, max_bytes
 from hushfleet.wire.format.fields import StateDigest
 from hushfleet.wire.format.headed import HEAD_BYTES, MAX_HEADER_BYTES, MAX_LAYERS, cut, cut_header, headed
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
+from hushfleet.wire.format.spec import Form, RoundNumber, TaskId
 from hushfleet.wire.format.topics import Name
 
 MAGIC = b"HU"

@@ -10,13 +10,13 @@ import shutil
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.round_events import finished_fields, open_fields, run_fields, update_fields
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.model.evaluation import evaluate
+from hushfleet.learning.evaluation import evaluate
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.progress import doing
 from hushfleet.simulator.engines.fast.jobs import Job, JobAnswer, train

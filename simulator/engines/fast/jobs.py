@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
-from hushfleet.edge_client.metrics import MetricsFile
-from hushfleet.edge_client.randomness import SeededRandomness
+from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.edge_client.worker.metrics import MetricsFile
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.errors import PrivacyError
+from hushfleet.methods.local_round import Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.simulator.engines.fast.device_file import DeviceFile, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
@@ -24,7 +25,6 @@ from hushfleet.simulator.engines.fast.runtimes import VMAP, make_noise, make_opt
 from hushfleet.simulator.engines.fast.sums import key_of
 from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.run_folder import MOST_SHOWN
-from hushfleet.training.local_round import Trained
 from hushfleet.wire.format.messages import RoundPlan
 
 

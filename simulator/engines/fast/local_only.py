@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hushfleet.edge_client.randomness import SeededRandomness
-from hushfleet.gradients.draws import Inputs
-from hushfleet.gradients.own_samples import LoadedSamples
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.learning.draws import Inputs
+from hushfleet.learning.evaluation import evaluate
+from hushfleet.learning.own_samples import LoadedSamples
 from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.local_round import LocalRound
 from hushfleet.methods.method import Method
 from hushfleet.methods.task_method import bind
-from hushfleet.model.evaluation import evaluate
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.alone_on_features import (
     AccuracyByWay,
@@ -34,7 +35,6 @@ from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
-from hushfleet.training.local_round import LocalRound
 
 ALONE = "each device alone, for comparison"
 

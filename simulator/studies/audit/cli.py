@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec import Meta
 
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.privacy.terms import Unit
 from hushfleet.schema import Count
 from hushfleet.simulator.options import DataDir, TaskSettings
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.publish.prepare import PreparedTask
+    from hushfleet.aggregator.payloads.prepare import PreparedTask
+    from hushfleet.aggregator.report.console import Console
     from hushfleet.simulator.studies.audit.finding import Finding
 
 VIOLATED = 1
@@ -68,9 +68,9 @@ def audit(
 
     `hushfleet audit tasks/digits-record.toml --unit device --set privacy.noise_multiplier=1.5 --json`
     """
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
-    from hushfleet.aggregator.publish.prepare import prepare
+    from hushfleet.aggregator.payloads.prepare import prepare
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.aggregator.results.result import write_whole
     from hushfleet.errors import BadInput
     from hushfleet.methods import title_of
@@ -109,7 +109,7 @@ def audit(
 
 
 def _played(prepared: PreparedTask, options: AuditOptions, console: Console) -> Iterator[Finding]:
-    from hushfleet.aggregator.observe.progress import show_progress
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.progress import doing
     from hushfleet.simulator.studies.audit.games import Effort, findings, games_of, subject_of
 

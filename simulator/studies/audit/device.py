@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
+from hushfleet.methods.local_round import LocalRound, Trained
 from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
 from hushfleet.simulator.studies.audit.canary import WorstData, canary_update
 from hushfleet.simulator.studies.audit.game import Canary, Seen, TwoWorlds
 from hushfleet.simulator.studies.audit.subject import Subject
-from hushfleet.training.local_round import LocalRound, Trained
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import decode_update
 

@@ -21,7 +21,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from hushfleet.edge_client.trainer import Trainer
+from hushfleet.edge_client.worker.trainer import Trainer
 from hushfleet.simulator.studies.audit.subject import Subject
 
 MEASURED = 32  # trials of each world in which variances are measured

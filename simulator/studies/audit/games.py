@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.simulator.studies.audit.controls import simulated_controls
 from hushfleet.simulator.studies.audit.device import VALUES, UpdateGame
 from hushfleet.simulator.studies.audit.finding import Finding, two_worlds

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from hushfleet.edge_client.board.local_data import zero_samples
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
-from hushfleet.gradients.own_samples import OwnSamples
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
+from hushfleet.learning.own_samples import OwnSamples
+from hushfleet.methods.local_round import LocalRound
 from hushfleet.methods.state import DeviceState
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, disjoint_blocks, finite
 from hushfleet.simulator.studies.audit.game import FLOOR, KeepGoing, Moments, Scores, lives
 from hushfleet.simulator.studies.audit.subject import Subject
-from hushfleet.training.local_round import LocalRound
 from hushfleet.wire.format.messages import RoundPlan
 
 GRADIENTS = "sees every noised gradient"

@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from rich.markup import escape
 from rich.table import Table
 
-from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.results.report import page, tables
+from hushfleet.aggregator.report import page, tables
+from hushfleet.aggregator.report.console import Console
 from hushfleet.simulator.studies.audit.finding import Finding, whole_task
 
 _COLOURS = {"holds": "green", "VIOLATED": "bold red", "no claim": "yellow"}

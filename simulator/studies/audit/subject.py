@@ -13,23 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import Trainer
-from hushfleet.gradients.batch import GradientFunction
+from hushfleet.edge_client.worker.trainer import Trainer
+from hushfleet.learning.batch import GradientFunction
+from hushfleet.learning.evaluation import LogitsOf
 from hushfleet.methods import method_of
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.question import RoundRules, rules_of
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.fast.sums import key_of
 from hushfleet.simulator.studies.audit.claims import Claim
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
+from hushfleet.wire.format.spec import BlobRef, TaskSpec
 
 DEVICE = "audited"
 

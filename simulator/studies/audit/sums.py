@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from hushfleet.edge_client.board.local_data import zero_samples
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.errors import BadInput
+from hushfleet.methods.local_round import Trained
 from hushfleet.methods.state import DeviceState
 from hushfleet.secure.prime_field import from_bytes
 from hushfleet.secure.roster import Roster
@@ -26,7 +27,6 @@ from hushfleet.simulator.engines.fast.sums import UnmaskedRound
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, WorstData, canary_update, disjoint_blocks
 from hushfleet.simulator.studies.audit.game import Canary, Seen, TwoWorlds
 from hushfleet.simulator.studies.audit.subject import Subject
-from hushfleet.training.local_round import Trained
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import decode_masked
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from msgspec import Meta
 
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.schema import AtLeast1, Count
 from hushfleet.simulator.options import DataDir, TaskSettings
 
@@ -60,8 +60,8 @@ def invert(
 
     Then the report shows it: `hushfleet report runs/a`
     """
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.simulator.studies.invert.show import table
     from hushfleet.simulator.studies.invert.study import FIGURES, PICTURE, invert
     from hushfleet.user_files import checked_folder

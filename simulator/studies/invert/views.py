@@ -13,12 +13,12 @@ import torch
 
 from hushfleet.data.samples import Samples
 from hushfleet.models.model import Model
-from hushfleet.privacy.accounting.epsilon import epsilon
-from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
-from hushfleet.privacy.accounting.step import Step
+from hushfleet.privacy.accountant import epsilon
 from hushfleet.privacy.clipping import clip
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import SeededNoise
+from hushfleet.privacy.noise_for import noise_multiplier_for
+from hushfleet.privacy.step import Step
 from hushfleet.simulator.fleet import Fleet
 from hushfleet.simulator.studies.invert.attack import gradients, reconstruct
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.privacy.terms import HONEST_FRACTION
 from hushfleet.schema import AtLeast1
@@ -78,11 +78,11 @@ def plan(options: PlanOptions) -> None:
     from rich.markup import escape
 
     from hushfleet.aggregator.config.season import SeasonSection
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.planning.advice import Advice, Question
     from hushfleet.aggregator.planning.gain_table import GainTable
     from hushfleet.aggregator.planning.year import Year
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.firmware_profiles import load_board
     from hushfleet.simulator.studies.plan.needs import BoardCosts, needs
     from hushfleet.simulator.studies.plan.show import show, to_plain

@@ -9,17 +9,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from hushfleet.aggregator.config.question import EvaluationSection
-from hushfleet.aggregator.observe.console import Console
 from hushfleet.aggregator.planning.advice import Advice, Question
 from hushfleet.aggregator.planning.evaluation_error import EvaluationError
 from hushfleet.aggregator.planning.gain_errors import Answer, gain_errors
 from hushfleet.aggregator.planning.year import Year
-from hushfleet.aggregator.results.report.readable import format_seconds, percent, size
-from hushfleet.config.question import QuestionSpec
+from hushfleet.aggregator.report.console import Console
+from hushfleet.aggregator.report.readable import format_seconds, percent, size
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.protection import protection
 from hushfleet.secure.committee import corrupt_devices
 from hushfleet.simulator.studies.plan.needs import BoardCosts, Needs
+from hushfleet.wire.format.question import QuestionSpec
 
 _STYLES: dict[Answer, str] = {"yes": "bold green", "no": "bold red", "perhaps": "bold yellow"}
 

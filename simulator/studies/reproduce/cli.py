@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput
 from hushfleet.schema import AtLeast1, Count
 from hushfleet.simulator.options import DataDir

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.markup import escape
 
-from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.observe.progress import show_progress
-from hushfleet.aggregator.results.report.readable import format_seconds
+from hushfleet.aggregator.report.console import Console
+from hushfleet.aggregator.report.progress import show_progress
+from hushfleet.aggregator.report.readable import format_seconds
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import BadInput
 from hushfleet.progress import doing

@@ -10,8 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.results.report.readable import format_seconds
+from hushfleet.aggregator.report.console import Console
+from hushfleet.aggregator.report.readable import format_seconds
 from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper, load_recipes

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from hushfleet.aggregator.observe.console import Console
+from hushfleet.aggregator.report.console import Console
 from hushfleet.simulator.studies.reproduce.table import NOT_RUN, Block, PaperTable, Ranking, measured_as
 
 _HEAD = ("method", "", "paper", "ours", "difference", "paper's ε", "ε server", "ε release", "seeds")

@@ -21,14 +21,14 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands import field_run
 from hushfleet.aggregator.commands.main import build_app, load_command
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.devices.activity import FILES
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.storage.activity import FILES
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.enrolment import Enrolment
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
 from hushfleet.methods.cost import RoundTerms
-from hushfleet.privacy.accounting.epsilon import epsilon
+from hushfleet.privacy.accountant import epsilon
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.commands.second_opinion import check_in_background, second_opinion
 from hushfleet.errors import BadInput
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 
 HISTORIES = [
     ([Step(1.0, 0.01, 3000)], 1e-5),

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hushfleet.aggregator.commands.field_run import sum_facts_of
-from hushfleet.aggregator.devices.list_file import roster_file
 from hushfleet.aggregator.fleet.trust.keys import sum_facts
 from hushfleet.aggregator.results.server_sees import SumFacts
+from hushfleet.aggregator.storage.list_file import roster_file
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.secure.roster import RosterContent
 from hushfleet.wire.format.identity import Identity

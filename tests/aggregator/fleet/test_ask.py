@@ -17,14 +17,14 @@ from hushfleet.aggregator.config.question import StatisticSection
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.tasks import ask as asking
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import begin
+from hushfleet.toml_text import to_toml
 from support.desk import TASK, make_folder
 
 SMALL = TASK.replace("\ndevices = 2", "\ndevices = 2\nlimit = 200")

@@ -19,9 +19,9 @@ from hushfleet.aggregator.fleet.trust.device_file import device_toml
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetConfig, FleetFolder
 from hushfleet.aggregator.fleet.trust.members import counted, from_csv
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
-from hushfleet.config.toml_text import to_toml
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.toml_text import to_toml
 from support.desk import TASK, make_folder
 from support.written_keys import Key, changed, changes, check_text, keys_of
 

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.devices.activity import RefusedBirth
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
+from hushfleet.aggregator.storage.activity import RefusedBirth
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.identity import Identity
 from support import report_samples

@@ -20,7 +20,7 @@ from hushfleet.aggregator.fleet.tasks.next_task import set_task
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.own_certificates import AUTHORITY, ends
 from hushfleet.aggregator.fleet.watching.watch import FleetWatch
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput
 from support.desk import TASK, make_folder

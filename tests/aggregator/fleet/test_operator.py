@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.commands.of_fleet import members_of
-from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet.lock_out import LockOut
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.software.cards import choose_boards
@@ -24,6 +23,7 @@ from hushfleet.aggregator.fleet.trust.members import counted
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
 from hushfleet.aggregator.fleet.watching import columns
 from hushfleet.aggregator.fleet.watching.watch import FleetWatch
+from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.wire.format.identity import Identity

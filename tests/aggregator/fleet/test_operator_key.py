@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.trust import keys
 from hushfleet.aggregator.fleet.trust.device_file import device_toml
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput

@@ -17,7 +17,7 @@ from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.watching.metrics import metrics
 from hushfleet.aggregator.fleet.watching.table import table
 from hushfleet.aggregator.fleet.watching.watch import FleetWatch
-from hushfleet.aggregator.observe.display import FleetDisplay
+from hushfleet.aggregator.report.display import FleetDisplay
 from hushfleet.aggregator.results.events import EventLog
 from support.desk import make_folder
 
@@ -86,7 +86,7 @@ def test_pause_and_resume(tmp_path: Path) -> None:
 
 
 def test_the_aggregator_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hushfleet.aggregator.observe.display.time.time", lambda: NOW)
+    monkeypatch.setattr("hushfleet.aggregator.report.display.time.time", lambda: NOW)
     display = FleetDisplay(console=Console(file=io.StringIO(), width=200))
     display.apply({"event": "run", "task": "small-1", "rounds": 2, "devices": 2})
     display.apply({"event": "next_round", "round": 1, "opens": OPENS, "timezone": "Europe/Berlin"})
@@ -99,7 +99,7 @@ def test_the_aggregator_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_aggregator_that_starts_again_after_a_pause_says_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training was resumed, or the schedule taken out of the task, while it did not run."""
-    monkeypatch.setattr("hushfleet.aggregator.observe.display.time.time", lambda: NOW)
+    monkeypatch.setattr("hushfleet.aggregator.report.display.time.time", lambda: NOW)
     display = FleetDisplay(console=Console(file=io.StringIO(), width=200))
     run = {"event": "run", "task": "small-1", "rounds": 2, "devices": 2}
     display.apply(run)
@@ -111,7 +111,7 @@ def test_an_aggregator_that_starts_again_after_a_pause_says_nothing_of_it(monkey
 
 def test_an_opening_whose_time_has_come_waits_for_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [NOW]
-    monkeypatch.setattr("hushfleet.aggregator.observe.display.time.time", lambda: now[0])
+    monkeypatch.setattr("hushfleet.aggregator.report.display.time.time", lambda: now[0])
     display = FleetDisplay(console=Console(file=io.StringIO(), width=200))
     display.apply({"event": "run", "task": "small-1", "rounds": 2, "devices": 2})
     display.apply({"event": "next_round", "round": 1, "opens": OPENS, "timezone": "Europe/Berlin"})

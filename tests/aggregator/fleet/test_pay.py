@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.tasks.next_task import set_task
@@ -28,10 +27,11 @@ from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.fleet.watching.table import table
 from hushfleet.aggregator.fleet.watching.watch import FleetWatch
+from hushfleet.aggregator.report.verdict import judge
+from hushfleet.aggregator.report.words import sentences
 from hushfleet.aggregator.results.answers import StatisticRow, WithError
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.results.report.verdict import judge
-from hushfleet.aggregator.results.report.words import sentences
+from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.errors import BadInput
 from hushfleet.simulator.studies.plan.cli import plan
 from hushfleet.wire.format.identity import Identity

@@ -7,11 +7,11 @@ from unittest.mock import patch
 
 import pytest
 
-from hushfleet.aggregator.devices.activity import ActivityStore
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.trust.access import apply
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.storage.activity import ActivityStore
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity

@@ -14,8 +14,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.devices import board as boards
-from hushfleet.aggregator.devices.roster_signing import RosterChanges
 from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.tasks.sums import _problems
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
@@ -23,7 +21,9 @@ from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.fleet.watching.table import table
 from hushfleet.aggregator.fleet.watching.watch import FleetWatch
+from hushfleet.aggregator.storage import board as boards
 from hushfleet.aggregator.storage.identity_file import load, load_or_create
+from hushfleet.aggregator.storage.roster_signing import RosterChanges
 from hushfleet.errors import BadInput
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import Task, load_task
-from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet.processes import _print_obstacles
 from hushfleet.aggregator.fleet.tasks.next_task import set_task
 from hushfleet.aggregator.fleet.tasks.payment import Payment
@@ -21,12 +20,13 @@ from hushfleet.aggregator.fleet.tasks.task_check import first_charge, mean_charg
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.fleet.watching.watch import FleetWatch
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.fleet_state import Shortfall
+from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.errors import BadInput
 from hushfleet.methods.cost import RoundTerms
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.ledger import rounds_left
 from hushfleet.schema import pack

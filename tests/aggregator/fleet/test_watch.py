@@ -16,9 +16,6 @@ from unittest.mock import patch
 import pytest
 from rich.console import Console
 
-from hushfleet.aggregator.devices import activity
-from hushfleet.aggregator.devices.activity import ActivityStore, RefusedBirth
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.processes import LONGEST_WAIT_S, FleetProcess
@@ -32,10 +29,13 @@ from hushfleet.aggregator.fleet.watching.columns import Circumstances, with_prob
 from hushfleet.aggregator.fleet.watching.metrics import metrics
 from hushfleet.aggregator.fleet.watching.table import table
 from hushfleet.aggregator.fleet.watching.watch import LOST_HEARTBEATS, FleetWatch
+from hushfleet.aggregator.report.readable import format_lifetime, number
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.results.report.readable import format_lifetime, number
+from hushfleet.aggregator.storage import activity
+from hushfleet.aggregator.storage.activity import ActivityStore, RefusedBirth
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.errors import BadInput, BadSignature, Malformed
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.schema import pack, unpack

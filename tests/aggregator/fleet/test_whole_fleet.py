@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.commands.of_fleet import members_of
-from hushfleet.aggregator.devices import board as boards
 from hushfleet.aggregator.fleet.trust.access import apply, reload_brokers
 from hushfleet.aggregator.fleet.trust.authority import Authority, read_request
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.storage import board as boards
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.fleet.enrol import Renewal

@@ -9,14 +9,14 @@ import pytest
 
 from hushfleet.aggregator.config.question import evaluations, question_of
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.results.answers import evaluation_of, statistic_of
 from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.results.record import _statistic
-from hushfleet.config.question import QuestionSpec
 from hushfleet.data.targets import Targets
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
-from hushfleet.training.answer_scale import scale_of
+from hushfleet.methods.answer_scale import scale_of
+from hushfleet.privacy.accountant import Step, epsilon
+from hushfleet.wire.format.question import QuestionSpec
 
 FLEETS = 400
 

@@ -15,10 +15,10 @@ from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.watching.metrics import metrics
 from hushfleet.aggregator.fleet.watching.table import table
 from hushfleet.aggregator.fleet.watching.watch import FleetWatch
+from hushfleet.aggregator.report.render import render_report
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.metrics import lost_rounds
 from hushfleet.aggregator.results.record import record
-from hushfleet.aggregator.results.report.render import render_report
 from hushfleet.aggregator.results.result import LostRounds
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.ledger import epsilon_server_of

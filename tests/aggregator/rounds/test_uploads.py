@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
-from hushfleet.aggregator.ingest.refusals import RefusalCounter
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
+from hushfleet.aggregator.payloads.refusals import RefusalCounter
 from hushfleet.aggregator.rounds.uploads import Uploads
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.messages import Offer

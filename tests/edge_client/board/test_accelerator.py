@@ -16,7 +16,7 @@ from hushfleet.edge_client.board.accelerator import AcceleratedGradient, free_me
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.status import format_status, status
 from hushfleet.errors import GraphRefused
-from hushfleet.graphs.session import GradientGraph
+from hushfleet.learning.graph_session import GradientGraph
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench
 

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hushfleet.config.question import QuestionSpec
-from hushfleet.config.spec import BlobRef, EarlierTask, ModelSpec, PrivacySpec
 from hushfleet.data.held_out import chosen_by_content
 from hushfleet.data.targets import Targets
 from hushfleet.durations import Period
@@ -23,10 +21,12 @@ from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.notes import notes_in, read_data_use
 from hushfleet.edge_client.storage.arrivals import sample_key
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound
+from hushfleet.edge_client.worker.trainer import DeviceRound
+from hushfleet.learning.anomaly import divided
 from hushfleet.methods import method_of
-from hushfleet.model.anomaly import divided
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.question import QuestionSpec
+from hushfleet.wire.format.spec import BlobRef, EarlierTask, ModelSpec, PrivacySpec
 from support.device import config, linear, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Package
 

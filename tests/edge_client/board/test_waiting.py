@@ -12,8 +12,8 @@ import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.waiting import SILENT_S, WaitingNote, advice_on_silence, read_waiting
-from hushfleet.edge_client.state_files import WAITING
 from hushfleet.edge_client.status import format_status, status
+from hushfleet.edge_client.storage.state_files import WAITING
 from hushfleet.wire.format.messages import NotEnrolled, ServerState
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Clock

@@ -25,7 +25,7 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.labelling import server as server_module
 from hushfleet.edge_client.labelling.desk import Desk, version_of
 from hushfleet.edge_client.labelling.server import LabelServer
-from hushfleet.edge_client.predict import Prediction, predict
+from hushfleet.edge_client.worker.predict import Prediction, predict
 from hushfleet.errors import BadInput
 from support.edge import Bench
 from support.pictures import CLASSES, a_picture

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.trust.device_file import device_toml
-from hushfleet.config.spec import BlobRef
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.worker import process
 from hushfleet.edge_client.worker.frames import frame, read_job
 from hushfleet.edge_client.worker.job import Job
 from hushfleet.edge_client.worker.process import ChildProcess
+from hushfleet.wire.format.spec import BlobRef
 from hushfleet.wire.format.update import payload_digest
 from support.desk import make_folder
 from support.edge import DEVICE, Bench, Package

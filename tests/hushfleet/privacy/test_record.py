@@ -12,20 +12,20 @@ import torch
 from opacus.accountants import RDPAccountant
 from opacus.optimizers import DPOptimizer
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import PrivacyError
-from hushfleet.gradients.draws import Inputs
+from hushfleet.learning.draws import Inputs
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local import GradientRule, Sgd
 from hushfleet.methods.method import Method
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.clipping import clipped_sum
 from hushfleet.privacy.noise import SeededNoise, add_on_grid
 from hushfleet.privacy.record import LEAST_CLIP_NORM, RecordMechanism
+from hushfleet.wire.format.spec import PrivacySpec
 from support.methods import train_round
 from support.methods import trained as train
 

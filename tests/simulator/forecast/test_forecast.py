@@ -23,10 +23,10 @@ from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.config.season import SeasonSection
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.aggregator.fleet.tasks.task_check import season_charge
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
-from hushfleet.aggregator.results.report.readable import format_seconds
+from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
+from hushfleet.aggregator.report.readable import format_seconds
 from hushfleet.errors import BadInput
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.simulator.boards import FleetMix, parse_mix

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.fleet import device_names
 from hushfleet.simulator.schedule import schedule_of

@@ -11,8 +11,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from hushfleet.edge_client.trainer import DeviceRound
-from hushfleet.gradients.draws import Inputs
+from hushfleet.edge_client.worker.trainer import DeviceRound
+from hushfleet.learning.draws import Inputs
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.simulator.engines.fast.jobs import REFUSALS, Job, JobAnswer, TrainedJob, commit, declined, device_of

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from hushfleet.config.question import QuestionSpec
-from hushfleet.config.spec import SecureSpec
 from hushfleet.errors import BadInput
 from hushfleet.privacy.discrete_gaussian import DiscreteGaussian
 from hushfleet.simulator.studies.audit import game
@@ -17,6 +15,8 @@ from hushfleet.simulator.studies.audit.finding import Finding
 from hushfleet.simulator.studies.audit.games import Effort, findings
 from hushfleet.simulator.studies.audit.subject import Subject
 from hushfleet.simulator.studies.audit.sums import SumGame
+from hushfleet.wire.format.question import QuestionSpec
+from hushfleet.wire.format.spec import SecureSpec
 
 pytestmark = pytest.mark.slow
 

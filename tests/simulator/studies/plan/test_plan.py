@@ -24,7 +24,7 @@ from hushfleet.aggregator.planning.gain_table import gain_table
 from hushfleet.aggregator.planning.year import Year
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 from hushfleet.privacy.ledger import epsilon_server_of
