@@ -12,7 +12,7 @@ DEMO ?=
 PYTEST ?=
 PART ?=
 CHAOS ?=
-BOARD_TESTS := tests/edge_client/storage tests/hushfleet/wire/format tests/hushfleet/wire/format tests/hushfleet/release
+BOARD_TESTS := tests/edge_client/storage tests/hushfleet/wire/format tests/hushfleet/release
 BOARD_TEST_TOOLS := hypothesis iniconfig packaging pluggy pygments pytest pytest-timeout pyyaml setuptools sortedcontainers
 OTHER_VERSIONS_TESTS := tests/aggregator/report/test_options.py tests/hushfleet/test_schema.py tests/hushfleet/wire/format \
     $(patsubst %,tests/aggregator/commands/test_%.py,help main methods second_opinion) tests/hushfleet/wire/link/test_mqtt.py \

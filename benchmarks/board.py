@@ -51,7 +51,7 @@ def client(folder: Path, runtime: str) -> None:
     from hushfleet.methods import method_of
     from hushfleet.wire.format.messages import RoundPlan
     from hushfleet.wire.format.spec import TaskSpec
-    from hushfleet.wire.format.update import SIGNED
+    from hushfleet.wire.format.update_values import SIGNED
 
     return_freed_memory()  # as `hushfleet-edge` does
     os.cpu_count = lambda: 1  # the client gives ONNX Runtime this number of threads

@@ -14,12 +14,13 @@ processes are killed.
 
 from __future__ import annotations
 
+import argparse
 import resource
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -42,6 +43,7 @@ from hushfleet.simulator.world.live import LiveFleet
 from hushfleet.simulator.world.tls import FleetTls
 
 QUICK = {"devices": 50, "rounds": 2}
+LOST = "lost"
 END_WITHIN_S = 180.0
 SAMPLE_S = 0.25
 DESCRIPTORS_A_DEVICE = 8  # a connection, a selector, a pair to wake it up, the store, its lock and its journal
@@ -102,31 +104,42 @@ def take_samples(usage: defaultdict[str, list[ResourceSample]], fleet: LiveFleet
             usage[name].append(ResourceSample(time.time(), resident / (1 << 20), times.user + times.system))
 
 
-def run_live(simulation: Simulation, *, generators: int, tls: bool) -> tuple[float, dict[str, list[ResourceSample]]]:
+def run_live(
+    simulation: Simulation, *, generators: int, tls: bool = False, lost: int = 0
+) -> tuple[float, dict[str, list[ResourceSample]]]:
     """Runs the task to its end; returns the time at which devices were started, and the usage of each process.
 
-    Raises `HushfleetError` if a process ends that should not.
+    :param lost: how many devices are in a process of their own, which is killed when a round has opened.
+    :raises HushfleetError: a process ends that should not.
     """
     names, folder = [device.name for device in simulation.fleet.devices], simulation.folder.path
     allow_descriptors(DESCRIPTORS_A_DEVICE * -(-len(names) // generators) + 100)
     certificates = make_certificates(folder / "certificates", names) if tls else None
-    hosts = {f"generator-{number}": names[number::generators] for number in range(generators)}
+    hosts = {f"generator-{number}": names[lost + number :: generators] for number in range(generators)}
+    hosts |= {LOST: names[:lost]} if lost else {}
     fleet = LiveFleet(simulation, absent=hosts, tls=certificates, hosts=hosts, tested=False)
     usage: defaultdict[str, list[ResourceSample]] = defaultdict(list)
     with fleet.running():
-        while not any(event["event"] == "run" for event in iterate_events(simulation.folder.events)):
+        while not _has_happened(simulation, "run"):
             fleet.check()  # so that the time until all are present does not include loading PyTorch
             time.sleep(SAMPLE_S)
         began_at = time.time()
         for host in hosts:
             fleet.start_again(host)
         while not fleet.finished:
+            if lost and not fleet.expected_down and _has_happened(simulation, "round_open"):
+                fleet.expected_down.add(LOST)
+                fleet.kill(LOST)
             take_samples(usage, fleet, hosts)
             fleet.check()
             time.sleep(SAMPLE_S)
         fleet.wait(END_WITHIN_S)
         fleet.check()
     return began_at, usage
+
+
+def _has_happened(simulation: Simulation, kind: str) -> bool:
+    return any(event["event"] == kind for event in iterate_events(simulation.folder.events))
 
 
 def finding(promise: str, found: int, expected: int) -> Figures:
@@ -231,7 +244,6 @@ def _used(samples: Sequence[ResourceSample], first: float, after_first: float, l
 
 
 def show(figures: Figures) -> None:
-    table("Promises", figures["findings"])
     table("Seconds since the round was opened, for the slowest device", figures["rounds"])
     table("Processes", [{"process": name, **usage} for name, usage in sorted(figures["usage"].items())])
     whole = {name: value for name, value in figures.items() if isinstance(value, float | int) and name != "tls"}
@@ -251,26 +263,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.quick:
         vars(options).update(QUICK)
     generators = min(options.generators or max(2, cores()), options.devices)
+
+    def measure(folder: Path) -> Figures:
+        task = task_of(devices=options.devices, rounds=options.rounds)
+        simulation = begin(task, folder / "live", data_dir=None)
+        ran = run_live(simulation, generators=generators, tls=options.tls)
+        findings = audit(simulation)
+        if not options.no_fast:
+            findings.append(compare_with_fast(simulation, folder / "fast", processes=generators))
+        if not all(finding["kept"] for finding in findings[:2]):
+            return {"findings": findings}
+        return {
+            "generators": generators,
+            "tls": options.tls,
+            **figures_of(simulation, *ran),
+            "findings": findings,
+        }
+
+    return judged(options, measure, show)
+
+
+def judged(options: argparse.Namespace, measure: Callable[[Path], Figures], show: Callable[[Figures], None]) -> int:
+    """Shows and writes the figures of a run in a scratch folder; returns 0 if all its `findings` were kept.
+
+    Figures of findings alone are of a run that has no others, because it lost too much.
+    """
     with tempfile.TemporaryDirectory(prefix="hushfleet-fleet-") as scratch:
-        folder = options.out or Path(scratch)
         try:
-            task = task_of(devices=options.devices, rounds=options.rounds)
-            simulation = begin(task, folder / "live", data_dir=None)
-            ran = run_live(simulation, generators=generators, tls=options.tls)
-            findings = audit(simulation)
-            if not options.no_fast:
-                findings.append(compare_with_fast(simulation, folder / "fast", processes=generators))
-            if not all(finding["kept"] for finding in findings[:2]):
-                table("Promises", findings)
-                return 1
-            figures = {"generators": generators, "tls": options.tls, **figures_of(simulation, *ran)}
+            figures = measure(getattr(options, "out", None) or Path(scratch))
         except HushfleetError as error:
             console.print(f"error: {error}", style="red")
             return error.exit_code
-    figures["findings"] = findings
-    show(figures)
-    write(options, figures)
-    return 0 if all(finding["kept"] for finding in findings) else 1
+    table("Promises", figures["findings"])
+    if len(figures) > 1:
+        show(figures)
+        write(options, figures)
+    return 0 if all(finding["kept"] for finding in figures["findings"]) else 1
 
 
 if __name__ == "__main__":

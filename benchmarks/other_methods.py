@@ -21,11 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Figures, make_parser, write
+from benchmarks.updates import train
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.results.events import EventLog
-from hushfleet.simulator.engines.fast.engine import run_rounds
-from hushfleet.simulator.engines.fast.runtimes import quickest
-from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import begin
 
@@ -113,9 +110,7 @@ def measure(cell: MethodRun, *, data_dir: Path | None) -> Figures:
     began, task = time.process_time(), parse_task(cell.plain(), where=cell.method)
     with tempfile.TemporaryDirectory() as folder:
         simulation = begin(task, Path(folder) / "run", data_dir=data_dir)
-        last, runtime = task.round.rounds, quickest(task.model.name)
-        with Workers(1) as workers, EventLog(simulation.folder.events) as events:
-            run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=last, evaluate_last=1)
+        train(simulation, evaluate_last=1)
         result = assemble(simulation, engine="fast")
     row, spent = result.rounds[-1], result.privacy[0]  # all devices spend the same
     return {

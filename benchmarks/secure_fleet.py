@@ -11,33 +11,20 @@ exit status is 0 only if every round's sum was opened and nothing else was lost.
 from __future__ import annotations
 
 import sys
-import tempfile
-import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import Figures, console, cores, make_parser, table, write
-from benchmarks.fleet import (
-    DESCRIPTORS_A_DEVICE,
-    END_WITHIN_S,
-    SAMPLE_S,
-    ResourceSample,
-    allow_descriptors,
-    finding,
-    take_samples,
-)
+from benchmarks.common import Figures, cores, make_parser, table
+from benchmarks.fleet import finding, judged, run_live
 from benchmarks.processes import ROOT
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.errors import HushfleetError
 from hushfleet.schema import read_file
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.run_folder import Simulation, begin
-from hushfleet.simulator.world.live import LiveFleet
 
-LOST = "lost"
 IMAGES = 4
 
 
@@ -59,40 +46,10 @@ def task_of(data: str, *, devices: int, rounds: int, lost: float) -> Task:
     return parse_task(plain, settings)
 
 
-def run(simulation: Simulation, *, lost: float, processes: int) -> tuple[float, list[Figures]]:
-    """Returns seconds from the first round's opening to the end, and the usage of each process."""
-    names = [device.name for device in simulation.fleet.devices]
-    gone, stay = names[: round(lost * len(names))], names[round(lost * len(names)) :]
-    hosts = {f"host-{number}": stay[number::processes] for number in range(processes)} | ({LOST: gone} if gone else {})
-    allow_descriptors(DESCRIPTORS_A_DEVICE * -(-len(stay) // processes) + 100)
-    fleet, usage = LiveFleet(simulation, hosts=hosts, tested=False), defaultdict[str, list[ResourceSample]](list)
-    opened_at = None
-    with fleet.running():
-        while not fleet.finished:
-            if opened_at is None and any(event["event"] == "round_open" for event in iterate_events(_log(simulation))):
-                opened_at = time.time()
-                if gone:
-                    fleet.expected_down.add(LOST)
-                    fleet.kill(LOST)
-            take_samples(usage, fleet, hosts)
-            fleet.check()
-            time.sleep(SAMPLE_S)
-        seconds = time.time() - (opened_at or time.time())
-        fleet.wait(END_WITHIN_S)
-    return seconds, [
-        {"process": name, "cpu_s": samples[-1].cpu_s, "peak_mib": max(sample.resident_mib for sample in samples)}
-        for name, samples in sorted(usage.items())
-    ]
-
-
 def disk_bytes(simulation: Simulation) -> int:
     """Returns the size of all files of devices."""
     folder = simulation.folder.path / "devices"
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def _log(simulation: Simulation) -> Path:
-    return simulation.folder.events
 
 
 def audit(simulation: Simulation, *, lost: float) -> list[Figures]:
@@ -136,29 +93,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lost", type=float, default=0.05, help="the share of the devices that is killed")
     options = parser.parse_args(arguments)
     lost = options.lost
-    with tempfile.TemporaryDirectory(prefix="hushfleet-secure-") as scratch:
-        try:
-            task = task_of(options.data, devices=options.devices, rounds=options.rounds, lost=lost)
-            simulation = begin(task, Path(scratch) / "run", data_dir=options.data_dir)
-            seconds, processes = run(simulation, lost=lost, processes=max(2, cores()))
-            findings = audit(simulation, lost=lost)
-            disk = disk_bytes(simulation)
-            (round_close,) = [e for e in iterate_events(_log(simulation)) if e["event"] == "round_close"][-1:]
-        except HushfleetError as error:
-            console.print(f"error: {error}", style="red")
-            return error.exit_code
-    whole = {
-        "devices": options.devices,
-        "in the last sum": round_close["participants"],
-        "seconds": seconds,
-        "kilobytes on disk a device": disk / options.devices / 1000,
-        "bytes up a device": round_close["uplink_bytes"] / max(1, round_close["participants"]),
-    }
-    table("Promises", findings)
-    table("Processes", processes)
-    table("The run", [whole])
-    write(options, {**whole, "findings": findings, "processes": processes})
-    return 0 if all(finding["kept"] for finding in findings) else 1
+
+    def measure(folder: Path) -> Figures:
+        task = task_of(options.data, devices=options.devices, rounds=options.rounds, lost=lost)
+        simulation = begin(task, folder / "run", data_dir=options.data_dir)
+        _, usage = run_live(simulation, generators=max(2, cores()), lost=round(lost * options.devices))
+        events = list(iterate_events(simulation.folder.events))
+        first = next(event["at"] for event in events if event["event"] == "round_open")
+        last = [event for event in events if event["event"] == "round_close"][-1]
+        return {
+            "devices": options.devices,
+            "in the last sum": last["participants"],
+            "seconds": last["at"] - first,
+            "kilobytes on disk a device": disk_bytes(simulation) / options.devices / 1000,
+            "bytes up a device": last["uplink_bytes"] / max(1, last["participants"]),
+            "findings": audit(simulation, lost=lost),
+            "processes": [
+                {"process": name, "cpu_s": each[-1].cpu_s, "peak_mib": max(sample.resident_mib for sample in each)}
+                for name, each in sorted(usage.items())
+            ],
+        }
+
+    return judged(options, measure, show)
+
+
+def show(figures: Figures) -> None:
+    table("Processes", figures["processes"])
+    table("The run", [{name: value for name, value in figures.items() if not isinstance(value, list)}])
 
 
 if __name__ == "__main__":

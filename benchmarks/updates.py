@@ -11,16 +11,17 @@ import numpy as np
 
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.models import get_model, native
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.runtimes import quickest
 from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.wire.format.codecs import steps_for
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.spec import WireSpec
-from hushfleet.wire.format.update import EncodedUpdate, UpdateHeader, encode_update
+from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import EncodedUpdate, encode_update
 
 IDENTITY = Identity.from_bytes(bytes(32))
 
@@ -58,22 +59,21 @@ class Update:
         return encode_update(self.header_for(wire, **changes), self.values, counts=self.counts, identity=IDENTITY)
 
 
-def runtime_of(model: str) -> str:
-    """Returns the fastest runtime here."""
-    return "onnx" if native.unavailable(get_model(model)) else "native"
-
-
 def train(
     simulation: Simulation,
     *,
     processes: int = 1,
     runtime: str | None = None,
     log: Callable[[Path], EventLog] = EventLog,
+    evaluate_last: int = 0,
 ) -> None:
-    """Runs all rounds, without tests of accuracy."""
+    """Runs all rounds, without tests of accuracy but after the last round.
+
+    :param evaluate_last: 1 to test the devices' own models too.
+    """
     with Workers(processes) as workers, log(simulation.folder.events) as events:
-        runtime = runtime or runtime_of(simulation.task.model.name)
-        run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=1 << 30, evaluate_last=0)
+        runtime, every = runtime or quickest(simulation.task.model.name), simulation.task.round.rounds
+        run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=every, evaluate_last=evaluate_last)
 
 
 def train_update(task: Task, folder: Path, *, data_dir: Path | None) -> tuple[Simulation, Update]:

@@ -17,7 +17,8 @@ from hushfleet.aggregator.config.task import Task
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.methods import METHODS
 from hushfleet.methods.method import TrainingConfig
-from hushfleet.schema import accepted, bare, hints
+from hushfleet.refusals import accepted, bare
+from hushfleet.schema import hints
 
 PAGE = Path(__file__).with_name("settings.md")
 HEAD = """# Settings

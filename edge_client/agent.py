@@ -17,11 +17,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import hushfleet
+from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
-from hushfleet.edge_client.board.retention import Retention
 from hushfleet.edge_client.board.waiting import Kind, WaitingNote, advice_on_silence
 from hushfleet.edge_client.download import BlobSource
 from hushfleet.edge_client.duties import Duty
@@ -39,6 +38,7 @@ from hushfleet.edge_client.worker.handover import Handover
 from hushfleet.edge_client.worker.job import Workshop
 from hushfleet.edge_client.worker.process import ChildProcess
 from hushfleet.errors import CopiedStore, HushfleetError, LinkLost, StoreError, TooLarge, WireError
+from hushfleet.version import __version__
 from hushfleet.wire.format.health import ErrorCode
 from hushfleet.wire.format.messages import (
     Birth,
@@ -57,7 +57,11 @@ from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, L
 LONGEST_SLEEP_S = 1.0  # how soon a stop is noticed; nothing is sent for it
 
 if TYPE_CHECKING:
+    from hushfleet.edge_client.board import retention
     from hushfleet.edge_client.fleet.health import BoardHealth
+    from hushfleet.wire.format.health import ErrorCode
+else:
+    retention = at_need("hushfleet.edge_client.board.retention")
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -70,7 +74,7 @@ class Agent:
     :param clock: monotonic seconds.
     :param stop: ends the work loop once it is set.
     :param supervisor: receives the sign that the work loop is alive (systemd's watchdog).
-    :param workshop: does the training; None: a process of its own for each job.
+    :param workshop: does the training; None: a process of its own.
     :param duties: work for its fleet besides training.
     :param health: reports the board's health to its fleet; None if there is no fleet.
     :param budget_clock: counts time for the owner's limits; None to count with `clock`.
@@ -115,7 +119,10 @@ class Agent:
         note = None if config.simulation else config.store_path.with_name(WAITING)
         advice = advice_on_silence(self.device, self.topics.federation)
         self._waiting = WaitingNote(note, advice, clock=clock)
-        self._retention = Retention(config.data, config.store_path.parent, arrived=store.arrivals.of_file)
+        self._retention: retention.Retention | None = None
+        if config.data.keep or config.data.max_mib:
+            folder = config.store_path.parent
+            self._retention = retention.Retention(config.data, folder, arrived=store.arrivals.of_file)
         if config.simulation is not None:
             _log.warning(
                 "SIMULATION: the noise of this device comes from the seed %d and protects nobody; "
@@ -136,7 +143,7 @@ class Agent:
             self.blobs,
             self.tasks,
             self.store_check,
-            handover=Handover(config, store, workshop or ChildProcess()),
+            handover=Handover(config, store, workshop or ChildProcess(), clock=clock),
             announce=self._announce,
             quiet=self._is_quiet,
             clock=clock,
@@ -167,7 +174,8 @@ class Agent:
     def step(self, longest_s: float) -> None:
         """Waits for one event, at most `longest_s` seconds, and does what can be done then."""
         self._supervisor.alive()
-        self._retention.advance(self._clock())
+        if self._retention is not None:
+            self._retention.advance(self._clock())
         self._budget_clock.tick()
         if self.rounds.is_quiet:
             if self.stop.wait(self.rounds.rests_s(LONGEST_SLEEP_S)):
@@ -176,8 +184,7 @@ class Agent:
             self._on_event(event)
         if not self.blobs.is_fetching:
             self.tasks.advance()
-        if not self.blobs.is_fetching or self.rounds.training is not None:
-            self.rounds.advance()
+        self.rounds.advance()
         if self._up and not self.rounds.is_quiet:
             try:
                 self._send_due()
@@ -388,7 +395,7 @@ class Agent:
             session=self._session,
             state=status,
             board=self.config.device.board,
-            version=hushfleet.__version__,
+            version=__version__,
             public_key=self.store.identity.public_key,
             memory_mib=self._memory_mib,
         )

@@ -1,4 +1,4 @@
-"""Fetches content-addressed blobs from the aggregator, a plan's global model (perhaps as differences) and its roster.
+"""Fetches content-addressed blobs from the aggregator, and a plan's global model (perhaps as differences).
 
 A device subscribes to a blob's topic before it asks, so that it also uses chunks that another device asked for. It
 fetches one blob at a time, because memory is short; the differences of a plan, which are together smaller than its
@@ -10,13 +10,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 
-from hushfleet.apart import apart
 from hushfleet.edge_client.rate_limits import Backoff
-from hushfleet.edge_client.storage.kept import RosterMark
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import HushfleetError, Malformed, Replayed, TooLarge, WireError
-from hushfleet.secure.roster import MAX_ROSTER_BYTES, SEEN_NEWER, Roster
+from hushfleet.errors import Malformed, WireError
 from hushfleet.wire.format.chunks import Assembler
 from hushfleet.wire.format.messages import BASE_BYTES, DifferenceRef, RoundPlan, Want
 from hushfleet.wire.format.spec import BlobRef, TaskSpec
@@ -122,7 +120,7 @@ class BlobSource:
         :param most_asks: after this many requests without progress, or if other bytes come instead, a blob is given up,
             and the others with it: the next call raises `Malformed`.
         """
-        if self._given_up in refs:
+        if self._given_up is not None and self._given_up in refs:
             given_up, self._given_up = self._given_up, None
             raise Malformed(f"the blob {given_up.digest.hex()[:16]}... did not arrive")
         self.drop(keep={ref.digest for ref in refs})
@@ -162,17 +160,34 @@ class BlobSource:
             del self._fetches[digest]
 
 
+@dataclass(frozen=True)
+class DifferenceChain:
+    """Differences that lead from a model to the plan's.
+
+    :param base: the model in its wire form.
+    :param counts: how many values each layer has, in order.
+    """
+
+    plan: RoundPlan
+    base: bytes
+    differences: tuple[bytes, ...]
+    counts: tuple[int, ...]
+
+
 class GlobalModel:
     """The global model of a plan: from the store, from a stored model and its differences, or fetched as a whole.
 
     Differences are fetched into the store, and applied when all are there. The store then holds the new model beside
     the old one, so a device can continue after any interruption. If a difference does not arrive or does not fit, the
     whole model is fetched.
+
+    :param apply: adds differences up. Raises a `WireError`; what it returns is compared with the plan's digest.
     """
 
-    def __init__(self, store: DeviceStore, blobs: BlobSource) -> None:
+    def __init__(self, store: DeviceStore, blobs: BlobSource, *, apply: Callable[[DifferenceChain], bytes]) -> None:
         self._store = store
         self._blobs = blobs
+        self._add = apply
         self._whole: bytes | None = None
         """SHA-256 of the global model whose differences have failed: they are tried once for each model."""
 
@@ -209,10 +224,7 @@ class GlobalModel:
             if data is None:
                 raise Malformed(f"the difference {ref.digest.hex()[:16]}... is damaged in the store")
             differences.append(data)
-        try:
-            model: bytes = apart("hushfleet.wire.format.difference:apply_all", base, differences, plan.task, counts)
-        except HushfleetError as error:
-            raise Malformed(str(error)) from error
+        model = self._add(DifferenceChain(plan, base, tuple(differences), tuple(counts)))
         if BlobRef.of(model).digest != plan.global_digest:
             raise Malformed("the differences lead to another model than the plan names")
         self._store.put_blob(plan.global_digest, model)
@@ -226,68 +238,3 @@ class GlobalModel:
             if data is not None and len(data) == size:
                 return data
         raise Malformed("the model that the differences begin with is damaged in the store")
-
-
-class RosterSource:
-    """The roster of a plan with a secure sum: fetched once, checked, and kept in memory.
-
-    The store keeps only the latest for a restart: all would fill the card of a device that never trains. It also keeps
-    the highest number that the operator has signed: an older roster may name boards that were stolen since.
-
-    :param operator: the Ed25519 key that must have signed it; None if the device trusts the aggregator.
-    """
-
-    def __init__(self, store: DeviceStore, blobs: BlobSource, *, federation: str, operator: bytes | None) -> None:
-        self._store = store
-        self._blobs = blobs
-        self._federation = federation
-        self._operator = operator
-        self._latest: tuple[BlobRef, Roster] | None = None
-
-    def need(self, ref: BlobRef) -> Roster | None:
-        """Returns the roster; None while it is being fetched.
-
-        Raises `Malformed`, `TooLarge`, `BadSignature`, `StoreError`, or `Replayed` for a roster that is not the newest.
-        """
-        if self._latest is None or self._latest[0] != ref:
-            if ref.size > MAX_ROSTER_BYTES:
-                raise TooLarge(f"a roster of {ref.size} bytes is above the cap of {MAX_ROSTER_BYTES}")
-            data = self._blobs.need(ref)
-            if data is None:
-                return None
-            try:
-                roster = Roster.from_bytes(data, operator=self._operator)
-                if self._operator is not None:
-                    self._pin(roster, self._operator)
-            except WireError:
-                self._drop(ref)
-                raise
-            before, self._latest = self._latest, (ref, roster)
-            if before is not None:
-                self._drop(before[0])
-        return self._latest[1]
-
-    def kept(self) -> set[bytes]:
-        """Returns the digest of the latest roster, which stays in the store for a restart."""
-        return set() if self._latest is None else {self._latest[0].digest}
-
-    def _pin(self, roster: Roster, operator: bytes) -> None:
-        """Stores the roster's number as the newest. Raises `Replayed` and `StoreError`."""
-        if roster.federation != self._federation:
-            raise Replayed(
-                f"{roster.name} names the federation {roster.federation!r}, and this device is in {self._federation!r}"
-            )
-        scope, seen = RosterMark.scope(self._federation, operator), RosterMark.of(roster)
-        newest = self._store.newest_roster(scope)
-        if newest is not None and seen.number < newest.number:
-            raise Replayed(
-                f"{roster.name} is older than {newest.name}, {SEEN_NEWER}: it may name boards that were "
-                "locked out since, so it is not taken any more"
-            )
-        if newest is not None and seen.number == newest.number and seen != newest:
-            raise Replayed(f"the operator has signed two different rosters as {roster.name}: let it sign a new one")
-        if seen != newest:
-            self._store.pin_roster(scope, seen)
-
-    def _drop(self, ref: BlobRef) -> None:
-        self._store.drop_blobs(keep=self._store.blob_digests() - {ref.digest})

@@ -14,19 +14,25 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import TYPE_CHECKING
 
-from hushfleet.edge_client.board.drift import HeldOutTest, classes_key, note_test
+from hushfleet.at_need import at_need
 from hushfleet.edge_client.download import MOST_ASKS, GlobalModel
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.worker.job import HeadChosen, HeadJob
+from hushfleet.edge_client.worker.job import Finished, HeadChosen, HeadJob
 from hushfleet.edge_client.worker.own_model import spec_of
 from hushfleet.edge_client.worker.runtime import TaskRuntime
-from hushfleet.errors import Malformed
+from hushfleet.errors import HushfleetError, Malformed
 from hushfleet.learning.head_choice import takes_unlabelled
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import TaskSpec
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.board import drift
+else:
+    drift = at_need("hushfleet.edge_client.board.drift")
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -59,7 +65,7 @@ class OwnHeads:
             if plan.global_bytes != 4 * task.party.method.published_size:
                 raise Malformed(f"its model has {plan.global_bytes} bytes, which is not the task's size")
             data = b""
-            if rounds_in(plan) or spec.continues is not None:
+            if plan.last_closed or spec.continues is not None:
                 found = self._model.need(plan, spec, most_asks=MOST_ASKS)
                 if found is None:
                     return False  # it is being fetched
@@ -75,21 +81,29 @@ class OwnHeads:
             self.failed(plan, str(error))
             return False
 
-    def keep(self, plan: RoundPlan, task: TaskRuntime, chosen: HeadChosen) -> None:
+    def keep(self, plan: RoundPlan, task: TaskRuntime, chosen: HeadChosen | Finished) -> bool:
         """Stores a chosen head, and its accuracy on samples that never train, if the task holds some out.
 
-        Raises `Malformed` for a head of another task or model, and `StoreError`.
+        Returns False if it is a head of another task or model, or no head, or if the disk is full.
         """
-        kept = unpack(KeptModel, chosen.kept, what="the own head")
-        about = kept.task, kept.global_digest, kept.package, kept.round
-        if about != (plan.task, plan.global_digest, task.digest, rounds_in(plan)) or kept.choice is None:
-            raise Malformed("a worker has chosen a head for another model")
-        self._store.keep_model(kept)
-        if chosen.held_out:
-            month, classes = time.strftime("%Y-%m", time.gmtime()), classes_key(task.spec.model.class_names)
-            note_test(self._store.path.parent, HeldOutTest(month, chosen.right, chosen.held_out, classes))
-        self._store.note_awaited("")
+        try:
+            if not isinstance(chosen, HeadChosen):
+                raise Malformed("the worker has trained a round where a head was wanted")
+            kept = unpack(KeptModel, chosen.kept, what="the own head")
+            about = kept.task, kept.global_digest, kept.package, kept.round
+            if about != (plan.task, plan.global_digest, task.digest, plan.last_closed) or kept.choice is None:
+                raise Malformed("a worker has chosen a head for another model")
+            self._store.keep_model(kept)
+            if chosen.held_out:
+                month, classes = time.strftime("%Y-%m", time.gmtime()), drift.classes_key(task.spec.model.class_names)
+                test = drift.HeldOutTest(month, chosen.right, chosen.held_out, classes)
+                drift.note_test(self._store.path.parent, test)
+            self._store.note_awaited("")
+        except HushfleetError as error:
+            self.failed(plan, str(error))
+            return False
         _log.info("round %d: this board now predicts with %s", plan.round, kept.choice.plain)
+        return True
 
     def again(self) -> None:
         """Forgets that a choice has begun: it was given up for a round."""
@@ -110,9 +124,9 @@ class OwnHeads:
             return None
         earlier = self._earlier(plan.task) if spec.continues is None else None
         if earlier is None or not earlier[0].shared or not _same_features(spec, earlier[1]):
-            return HeadJob(rounds_in(plan), None, unlabelled)
+            return HeadJob(plan.last_closed, None, unlabelled)
         package = self._store.blob(earlier[0].package or b"")
-        return HeadJob(rounds_in(plan), None if package is None else (pack(earlier[0]), package), unlabelled)
+        return HeadJob(plan.last_closed, None if package is None else (pack(earlier[0]), package), unlabelled)
 
     def _waits(self, plan: RoundPlan, task: TaskRuntime) -> str | None:
         """Returns why no head is chosen with the plan's model, in words; None if one is."""
@@ -127,7 +141,7 @@ class OwnHeads:
         earlier = self._earlier(plan.task)
         if earlier is None or finished or not _same_classes(spec, earlier[1]):
             return None
-        if not rounds_in(plan):
+        if not plan.last_closed:
             return f"the task {plan.task} has no closed round yet"
         if spec.continues is None and not _same_features(spec, earlier[1]):
             return f"the task {plan.task} has other features and no start, and its head is chosen when it has ended"
@@ -140,11 +154,6 @@ class OwnHeads:
             if kept.task != task and kept.choice is not None and spec is not None:
                 return kept, spec
         return None
-
-
-def rounds_in(plan: RoundPlan) -> int:
-    """Returns the number of the last closed round in a plan's global model."""
-    return plan.round if plan.phase in ("closed", "finished") else plan.round - 1
 
 
 def _same_classes(spec: TaskSpec, other: TaskSpec) -> bool:

@@ -8,42 +8,56 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
+from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import ANSWER_S, announced_at
-from hushfleet.edge_client.board.new_samples import NewSamples
 from hushfleet.edge_client.board.waiting import Kind
-from hushfleet.edge_client.download import BlobSource, GlobalModel, RosterSource
-from hushfleet.edge_client.own_head import OwnHeads, rounds_in
+from hushfleet.edge_client.download import BlobSource, DifferenceChain, GlobalModel
+from hushfleet.edge_client.own_head import OwnHeads
 from hushfleet.edge_client.protocol import ROUND, Event, RoundState
+from hushfleet.edge_client.sending import Sending
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason
-from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.state_files import TRAINED_SAMPLES
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.store_check import StoreCheck
 from hushfleet.edge_client.tasks import TaskHandler
-from hushfleet.edge_client.upload import Upload
 from hushfleet.edge_client.worker.allowed import AllowedRound
 from hushfleet.edge_client.worker.handover import Handover
 from hushfleet.edge_client.worker.job import Died, Failed, Finished, HeadChosen, HeadJob
-from hushfleet.edge_client.worker.own_model import blobs_of_models, is_shared_whole
+from hushfleet.edge_client.worker.own_model import tidy
 from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import BadInput, CopiedStore, HushfleetError, Malformed, WireError
-from hushfleet.methods.public_bytes import public_digest
-from hushfleet.wire.format.messages import Ack, Decline, DeviceStatus, Message, Missing, Refused, RoundPlan
+from hushfleet.wire.format.messages import (
+    IN_PROGRESS,
+    Ack,
+    Decline,
+    DeviceStatus,
+    Message,
+    Missing,
+    Refused,
+    RoundPlan,
+)
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client import rosters
+    from hushfleet.edge_client.board import new_samples
+    from hushfleet.edge_client.upload import Upload
+else:
+    new_samples = at_need("hushfleet.edge_client.board.new_samples")
+    rosters = at_need("hushfleet.edge_client.rosters")
 
 MAX_ATTEMPTS = 3
 """How many times in a row training may end abruptly: the client for one round, or the worker for one task."""
-MOST_RESENDS = 20
-"""How many times an update's chunks are sent again in one process: enough for a link that loses 19 of 20."""
 POLL_S = 0.1  # how soon the end of a worker is noticed
 
 RETRY_S = 3600.0  # after a declined buffered round, which may stay open until this device's update arrives
-_TRANSIENT = ("state-unknown", "store-full")
-_IN_PROGRESS = ("open", "unmask")
 
 Then = tuple[Event, Any]
 """The next event, and what its action is called with; None: nothing."""
@@ -76,19 +90,6 @@ class AnnouncedTraining:
     ends_at: float | None = None
 
 
-@dataclass(eq=False)
-class Sent:
-    """The last upload.
-
-    :param digest: its SHA-256; `round`: the latest round for which it was sent.
-    :param resent_chunks: how many of its chunks were sent again since then.
-    """
-
-    digest: bytes | None = None
-    round: int = 0
-    resent_chunks: int = 0
-
-
 class RoundHandler:
     """Handles the plan that the aggregator announced last.
 
@@ -115,24 +116,33 @@ class RoundHandler:
         listens: Callable[[], bool],
     ) -> None:
         self._device, self._memory_mib = config.device.id, config.memory_mib
+        self._federation, self._operator = config.device.federation, config.roster_key
         self._store, self._blobs, self._tasks, self._store_check = store, blobs, tasks, store_check
-        self._model = GlobalModel(store, blobs)
-        unlabelled = config.data.unlabelled is not None
-        self._own_heads = None if config.simulation else OwnHeads(store, self._model, unlabelled=unlabelled)
-        self._rosters = RosterSource(store, blobs, federation=config.device.federation, operator=config.roster_key)
-        self._new_samples = NewSamples.of(config.store_path.parent, tell=config.limits.tell_new)
+        self._model = GlobalModel(store, blobs, apply=self._applied)
+        self._own_heads = OwnHeads(store, self._model, unlabelled=config.data.unlabelled is not None)
+        self._has_owner = config.simulation is None  # in a simulation the simulator chooses heads
+        self._new_samples: new_samples.NewSamples | None = None
+        if config.limits.tell_new:
+            self._new_samples = new_samples.NewSamples(config.store_path.parent)
+        else:  # earlier notes
+            with suppress(OSError):
+                config.store_path.with_name(TRAINED_SAMPLES).unlink(missing_ok=True)
         self._handover, self._announce, self._quiet, self._clock = handover, announce, quiet, clock
         self._listens = listens if config.limits.budget.limits_periods else lambda: False
+        self.sending = Sending(self._device, store, store_check, clock)
         self.state: RoundState = "rest"
         self.plan: RoundPlan | None = None
         self.deadline = 0.0
         self.training: AnnouncedTraining | None = None
-        self.upload: Upload | None = None
         self.decline: Decline | None = None
         self.decline_due = False
         self._retry_at = 0.0  # when the round is considered again after `decline`
         self._round: AllowedRound | None = None  # the round of `plan`
-        self._sent = Sent()
+
+    @property
+    def upload(self) -> Upload | None:
+        """The update, or the member's answer, that is being sent."""
+        return self.sending.upload
 
     @property
     def finished(self) -> bool:
@@ -167,6 +177,10 @@ class RoundHandler:
             return "round", "a round"
         return "round", f"round {plan.round + (plan.phase == 'closed')} of {plan.rounds} of {plan.task}"
 
+    @cached_property
+    def _rosters(self) -> rosters.RosterSource:
+        return rosters.RosterSource(self._store, self._blobs, federation=self._federation, operator=self._operator)
+
     # events
 
     def take(self, event: Event, about: Any = None) -> None:
@@ -187,7 +201,9 @@ class RoundHandler:
 
     def advance(self) -> None:
         """Does what can be done now for the open round."""
-        self.take("look")
+        self._handover.rest(at_once=self.finished)
+        if not self._blobs.is_fetching or self.training is not None:
+            self.take("look")
 
     def resume(self) -> None:
         """Sends again what may have been lost, after the link or the aggregator came back."""
@@ -196,11 +212,13 @@ class RoundHandler:
     def stop(self) -> None:
         """Gives up what a worker does, because the client stops; what is committed is sent after the next start."""
         self.take("stop")
+        self._handover.give_up()
 
     def on_new_task(self) -> None:
         """Considers the plan again, because another task was announced and the plan may belong to it."""
         self._round = None
         self.take("task")
+        self._handover.rest(at_once=True)
 
     def decline_round(self, reason: DeclineReason) -> None:
         """Declines the open round, unless it is settled already."""
@@ -211,7 +229,7 @@ class RoundHandler:
         if not isinstance(plan, RoundPlan):
             raise Malformed(f"expected a round plan, got a {type(plan).__name__}")
         before, self.plan = self.plan, plan
-        same = before if before is not None and same_round(before, plan) else None
+        same = before if before is not None and plan.is_of(before.task, before.round) else None
         if self._tasks.runtime is not None and (same is None or plan.differences != same.differences):
             # parts of the global model of a round that is over, or that a restarted aggregator has lost
             self._blobs.drop()
@@ -232,69 +250,27 @@ class RoundHandler:
         self.deadline = self._clock() + plan.deadline_s
         self._tasks.retry_after_full_disk()
         fits = self._fits(plan, same)
-        self.take("fits" if fits else "opens" if plan.phase in _IN_PROGRESS else "ends")
+        self.take("fits" if fits else "opens" if plan.phase in IN_PROGRESS else "ends")
 
     def _fits(self, plan: RoundPlan, same: RoundPlan | None) -> bool:
         """Returns whether what is trained or sent also belongs to this plan.
 
         :param same: the plan before, if it is of the same round.
         """
-        buffered = plan.max_staleness > 0
-        if self.training is not None:
-            if same_round(plan, self.training.plan):
-                self.training.deadline = self.deadline
-            trained = self.training.plan
-            goes_on = plan.phase == "open" or (buffered and plan.phase == "closed")
-            return goes_on and plan.takes(trained.task, trained.round)
-        if self.upload is None:
-            return False
-        entry = self.upload.entry
-        if buffered and plan.phase != "finished" and plan.takes(entry.task, entry.round):
-            return True
-        goes_on = same is not None and (plan.phase, plan.secure) == (same.phase, same.secure)
-        return goes_on and plan.phase in _IN_PROGRESS
+        if self.training is None:
+            return self.sending.fits(plan, same)
+        trained = self.training.plan
+        if plan.is_of(trained.task, trained.round):
+            self.training.deadline = self.deadline
+        goes_on = plan.phase == "open" or (plan.max_staleness > 0 and plan.phase == "closed")
+        return goes_on and plan.takes(trained.task, trained.round)
 
     def on_answer(self, answer: Message) -> None:
         """Handles an answer to an update; ignores one about another update. Raises `Malformed` for other messages."""
         if not isinstance(answer, (Ack, Missing, Refused)):
             raise Malformed(f"expected an answer to an update, got a {type(answer).__name__}")
-        upload = self.upload or self._revived(answer)
-        if upload is None or not upload.concerns(answer.task, answer.round, answer.digest):
-            return
-        now = self._clock()
-        if isinstance(answer, Ack):
-            self.take("acked", (upload.entry, "acked"))
-        elif isinstance(answer, Missing):
-            # a recorded answer that somebody publishes endlessly must not use up a metered link
-            if answer.digest == upload.offer.digest and self._sent.resent_chunks < MOST_RESENDS * upload.chunks:
-                upload.resend(answer, now)
-                self._sent.resent_chunks += upload.queued
-                self.take("wanted", upload)
-        elif upload.entry.status == "acked" and answer.code not in _TRANSIENT:
-            _log.warning("round %d: acknowledged, so a refusal (%s) is ignored", answer.round, answer.code)
-        elif answer.code == "state-unknown" and isinstance(upload.entry, OutboxEntry) and not upload.with_public:
-            push = not upload.entry.attached_digest
-            self.take("wanted", self._noted(replace(upload, with_public=True, push=push, now=now)))
-        elif answer.code == "store-full":
-            _log.warning("the aggregator has no room for the update; it is offered again later")
-            upload.wait_longer(now)
-            self.take("wanted", upload)
-        else:
-            _log.warning("round %d: refused (%s): %s", answer.round, answer.code, answer.reason)
-            self.take("refused", (upload.entry, f"refused:{answer.code}"))
-            if answer.code == "duplicate":  # it is unclear which update the aggregator means
-                self._store_check.ask_again(now, doubt=True)
-
-    def _revived(self, answer: Ack | Missing | Refused) -> Upload | None:
-        """Returns the upload that an answer is about, if it is not being sent: the aggregator may have lost it."""
-        plan, task = self.plan, self._tasks.runtime
-        if plan is None or task is None or plan.phase not in _IN_PROGRESS or not same_round(plan, answer):
-            return None
-        stored = self._store.outbox if plan.phase == "open" else self._store.answers.of
-        entry = stored(plan.task, plan.round)
-        if entry is None or not entry.data or entry.status.startswith("refused"):
-            return None
-        return self._make_upload(plan, task, entry, push=False)
+        if (then := self.sending.answered(answer, self.plan, self._tasks.runtime)) is not None:
+            self.take(*then)
 
     # actions: the open round
 
@@ -302,7 +278,7 @@ class RoundHandler:
         plan, tasks = self.plan, self._tasks
         if plan is None or plan.task != tasks.name:
             return None  # a plan waits until its task is there
-        if plan.phase not in _IN_PROGRESS or not plan.names(self._device):
+        if plan.phase not in IN_PROGRESS or not plan.names(self._device):
             return "skip", None
         if tasks.declined is not None:
             raise Declined(*tasks.declined)
@@ -427,10 +403,12 @@ class RoundHandler:
 
     # actions: training
 
+    def _applied(self, chain: DifferenceChain) -> bytes:
+        assert self._tasks.runtime is not None
+        return self._handover.applied(self._tasks.runtime, chain)
+
     def _begin_training(self, model: bytes) -> Then:
-        plan, task, round = self.plan, self._tasks.runtime, self._round
-        assert plan is not None
-        assert task is not None
+        (plan, task), round = self._open, self._round
         assert round is not None
         attempts = self._store.count_attempt("round", f"{plan.task}/{plan.round}")
         if attempts > MAX_ATTEMPTS:
@@ -471,13 +449,11 @@ class RoundHandler:
         training = self._training_now
         task, plan = training.task, training.plan
         try:
-            if not isinstance(done, Finished):
-                raise Malformed("the worker has chosen a head where a round was wanted")
             training.outcome = entry = self._handover.commit(done, training.round, task)
             word = "answered" if training.round.asks else "trained"
             _log.info("round %d: %s and committed, %d bytes to send", plan.round, word, len(entry.data))
             task.deaths = 0
-            if self._new_samples is not None and done.samples:
+            if self._new_samples is not None and isinstance(done, Finished) and done.samples:
                 self._new_samples.note(done.samples, task=plan.task)
         except Exception as error:
             training.outcome = decline_reason(error)
@@ -492,15 +468,9 @@ class RoundHandler:
 
     def _died(self, died: Died) -> Then | None:
         training = self._training_now
-        task = training.task
-        task.deaths += 1
         _log.error("round %d: the worker %s", training.plan.round, died.why)
-        training.outcome = DeclineReason("memory", f"the training process {died.why}")
-        if task.deaths >= MAX_ATTEMPTS:
-            words = f"the training process {died.why}; it ended abruptly {MAX_ATTEMPTS} times in a row"
-            self._tasks.stop(DeclineReason("memory", words))
         self._handover.died(died)
-        return self._has_ended(training)
+        return self._in_vain(training, DeclineReason("memory", f"the training process {died.why}"))
 
     def _train_without_data(self, died: Died) -> None:
         """Trains as a device without data, after a worker that has died, perhaps because of them."""
@@ -517,12 +487,15 @@ class RoundHandler:
     def _too_late(self) -> Then | None:
         training = self._training_now
         self._handover.give_up()
-        training.task.deaths += 1
-        training.outcome = DeclineReason("busy", "the round's deadline passed before training had ended")
-        if training.task.deaths >= MAX_ATTEMPTS:
-            words = f"training did not end before the deadline {MAX_ATTEMPTS} times in a row"
-            self._tasks.stop(DeclineReason("busy", words))
         training.given_up = True  # at the deadline, which reveals nothing
+        return self._in_vain(training, DeclineReason("busy", "the round's deadline passed before training had ended"))
+
+    def _in_vain(self, training: AnnouncedTraining, why: DeclineReason) -> Then | None:
+        """Counts a training that had no outcome; after several in a row, each round of the task is declined."""
+        training.task.deaths += 1
+        training.outcome = why
+        if training.task.deaths >= MAX_ATTEMPTS:
+            self._tasks.stop(DeclineReason(why.code, f"{why.reason}, {MAX_ATTEMPTS} times in a row"))
         return self._has_ended(training)
 
     def _give_up(self) -> None:
@@ -531,6 +504,13 @@ class RoundHandler:
         self._handover.give_up()
         self._end_attempt()
         self._end_slot()
+
+    @property
+    def _open(self) -> tuple[RoundPlan, TaskRuntime]:
+        """The plan and its task, which are there at every action that works for them."""
+        assert self.plan is not None
+        assert self._tasks.runtime is not None
+        return self.plan, self._tasks.runtime
 
     @property
     def _training_now(self) -> AnnouncedTraining:
@@ -566,7 +546,7 @@ class RoundHandler:
         self._announce("ready")
         if isinstance(training.outcome, OutboxEntry):
             return "ready", training.outcome
-        is_newest = self.plan is not None and same_round(self.plan, training.plan)
+        is_newest = self.plan is not None and self.plan.is_of(training.plan.task, training.plan.round)
         return None if training.outcome is None or not is_newest else ("decline", training.outcome)
 
     def _end_attempt(self) -> None:
@@ -576,83 +556,44 @@ class RoundHandler:
             _log.error("%s", error)
 
     def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:
-        """Deletes what is no longer needed. It never fails a committed round: the next round meets the full disk."""
-        try:
-            if task.spec.training_rounds or self._store.task_digest is None:  # a question keeps the present model
-                self._store.set_current(task_digest=task.digest, global_digest=plan.global_digest)
-                if not task.spec.model.chooses_head:
-                    self._keep_model(plan, task)
-                needed = task.blobs() | blobs_of_models(self._store) | self._rosters.kept()
-                self._store.drop_blobs(keep=needed | {plan.global_digest})
-        except HushfleetError as error:
-            _log.error("%s", error)
-
-    def _keep_model(self, plan: RoundPlan, task: TaskRuntime) -> None:
-        """Stores that the device now predicts with this task's model: its own, or a shared one that is trained."""
-        if is_shared_whole(task.spec):
-            round = rounds_in(plan)
-            if not (round or task.spec.continues):
-                return
-        elif plan.phase in _IN_PROGRESS:
-            round = plan.round
-        else:
-            return
-        self._store.keep_model(KeptModel(plan.task, plan.global_digest, package=task.digest, round=round))
-        self._store.note_awaited("")
+        tidy(self._store, plan, task, rosters=self._rosters.kept() if task.spec.privacy.secure else set())
 
     # actions: the own head
 
     def _look_for_head(self) -> Then | None:
-        plan, task, heads = self.plan, self._tasks.runtime, self._own_heads
-        if heads is None or plan is None or task is None or plan.task != self._tasks.name:
+        plan, task = self.plan, self._tasks.runtime
+        if not self._has_owner or plan is None or task is None or plan.task != self._tasks.name:
             return None
-        found = heads.look(plan, task)
+        found = self._own_heads.look(plan, task)
         if found is True:
             self._tidy(plan, task)
         return None if isinstance(found, bool) else ("choose", found)
 
     def _begin_head(self, wanted: tuple[HeadJob, bytes]) -> None:
-        plan, task = self.plan, self._tasks.runtime
-        assert plan is not None
-        assert task is not None
+        plan, task = self._open
         self._handover.begin_head(task, plan, *wanted)
 
     def _keep_head(self, chosen: HeadChosen | Finished) -> None:
-        plan, task, heads = self.plan, self._tasks.runtime, self._own_heads
-        assert plan is not None
-        assert task is not None
-        assert heads is not None
-        try:
-            if not isinstance(chosen, HeadChosen):
-                raise Malformed("the worker has trained a round where a head was wanted")
-            heads.keep(plan, task, chosen)
-        except HushfleetError as error:
-            heads.failed(plan, str(error))
-        else:
+        plan, task = self._open
+        if self._own_heads.keep(plan, task, chosen):
             self._tidy(plan, task)
+        else:
+            self._handover.give_up()
 
     def _head_failed(self, why: Failed | Died) -> None:
-        if self.plan is not None and self._own_heads is not None:
-            self._own_heads.failed(self.plan, why.why if isinstance(why, Died) else why.reason)
+        self._own_heads.failed(self._open[0], why.why if isinstance(why, Died) else why.reason)
 
     def _give_up_head(self) -> None:
         self._handover.give_up()
-        if self._own_heads is not None:
-            self._own_heads.again()
+        self._own_heads.again()
 
     # actions: sending
 
     def _begin_upload(self, entry: OutboxEntry | AnswerEntry) -> None:
-        plan, task = self.plan, self._tasks.runtime
-        assert plan is not None
-        assert task is not None
-        if (is_first := entry.digest != self._sent.digest) or plan.round > self._sent.round:
-            self._sent = Sent(entry.digest, plan.round)
-        # If the plan came again, the aggregator answers which chunks it lacks, or that it has the update.
-        self.upload = self._make_upload(plan, task, entry, push=entry.pending and is_first)
+        self.sending.begin(*self._open, entry)
 
     def _send_wanted(self, upload: Upload) -> None:
-        self.upload = upload
+        self.sending.upload = upload
 
     def _offer_again(self) -> None:
         if self.upload is not None:
@@ -661,42 +602,15 @@ class RoundHandler:
     def _drop_upload(self) -> None:
         if self.upload is not None:
             _log.warning("round %d went on before what was being sent was acknowledged", self.upload.entry.round)
-        self.upload = None
+        self.sending.upload = None
 
     def drop_upload(self) -> None:
         """Does not send the update: the broker takes no chunk of its size."""
-        self.upload, self.state = None, "rest"
+        self.sending.upload, self.state = None, "rest"
 
     def _conclude(self, answered: tuple[OutboxEntry | AnswerEntry, str]) -> Then | None:
-        entry, status = answered
-        self.upload = None
-        if entry.status != status:
-            is_update = isinstance(entry, OutboxEntry)
-            _log.info("round %d: the %s is %s", entry.round, "update" if is_update else "member's answer", status)
-            (self._store if is_update else self._store.answers).set_status(entry.task, entry.round, status)
-        plan = self.plan
+        entry, plan = answered[0], self.plan
+        self.sending.conclude(*answered)
         # a buffered round that was announced meanwhile
-        is_older = plan is not None and not same_round(plan, entry) and plan.phase in _IN_PROGRESS
+        is_older = plan is not None and not plan.is_of(entry.task, entry.round) and plan.phase in IN_PROGRESS
         return ("opens", None) if is_older else None
-
-    def _make_upload(
-        self, plan: RoundPlan, task: TaskRuntime, entry: OutboxEntry | AnswerEntry, *, push: bool
-    ) -> Upload:
-        with_public = False
-        if plan.secure is None and isinstance(entry, OutboxEntry):
-            before = public_digest(entry.public_before, size=task.spec.model.layout.size)
-            # a buffered round's plan does not name the state that the aggregator holds; if it lacks one, it says so
-            with_public = not plan.max_staleness and plan.cohort.get(self._device) != before
-        chunk_bytes = task.spec.wire.chunk_bytes
-        return self._noted(Upload(entry, self._store.identity, chunk_bytes, with_public, push, self._clock()))
-
-    def _noted(self, upload: Upload) -> Upload:
-        """Stores the digest with the attached state before it is sent, so that the store later recognises it."""
-        entry, digest = upload.entry, upload.offer.digest
-        if upload.with_public and isinstance(entry, OutboxEntry) and entry.attached_digest != digest:
-            self._store.note_attached(entry.task, entry.round, digest)
-        return upload
-
-
-def same_round(plan: RoundPlan, other: RoundPlan | OutboxEntry | AnswerEntry | Ack | Missing | Refused) -> bool:
-    return (plan.task, plan.round) == (other.task, other.round)

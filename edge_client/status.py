@@ -31,10 +31,11 @@ from hushfleet.methods import method_of
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.question import rules_of
 from hushfleet.plain_json import to_json
-from hushfleet.privacy.budget import Budget, charges_on, describe_period, describe_since, windows_of
+from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.charge import Charge
-from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of, rounds_that_fit
+from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of
 from hushfleet.privacy.protection import QUESTIONS, protection, worth
+from hushfleet.privacy.spending import charges_on, describe_period, describe_since, rounds_that_fit, windows_of
 from hushfleet.privacy.terms import TRUST, TrustModel
 from hushfleet.schema import to_plain
 from hushfleet.secure.secure_round import assumption

@@ -12,8 +12,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hushfleet.at_need import at_need
 
 Array: TypeAlias = Any
 """A `numpy.ndarray` or a `torch.Tensor`: type checkers know no common type of the two."""
@@ -23,20 +24,11 @@ __all__ = ["BLOCK", "Array", "array_namespace", "blocks", "device", "np", "one_t
 BLOCK = 1 << 15
 
 
-class _AtFirstUse(ModuleType):
-    """A module that is imported when a name in it is used; the names that were used are then its own attributes."""
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(importlib.import_module(self.__name__), name)
-        setattr(self, name, found)
-        return found
-
-
 if TYPE_CHECKING:
     import numpy as np
 else:
-    np = _AtFirstUse("numpy")
-_compat: Any = _AtFirstUse("array_api_compat")
+    np = at_need("numpy")
+_compat = at_need("array_api_compat")
 
 
 def device(array: Array) -> Any:

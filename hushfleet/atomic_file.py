@@ -1,11 +1,13 @@
-"""Writes a file atomically: it is there whole or not at all, even if the process or the machine dies."""
+"""Writes a file atomically: it is there whole or not at all, even if the process or the machine dies. Reads notes."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from hushfleet.errors import StoreFull
 
@@ -50,3 +52,11 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON object; returns an empty one if there is none, or the file is damaged."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        content = json.loads(path.read_text("utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}

@@ -8,24 +8,22 @@ makes a value. Only two conversions happen: integer to float, and list to tuple.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import re
 import sys
 import threading
-import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import date
 from functools import cache
-from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from hushfleet.at_need import at_need
 from hushfleet.errors import BadInput, Malformed, format_value
 from hushfleet.rules import NO_RULES, check_rules
 
@@ -33,6 +31,11 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:  # the same parser, for boards
     import tomli as tomllib
+
+if TYPE_CHECKING:
+    from hushfleet import refusals
+else:
+    refusals = at_need("hushfleet.refusals")
 
 T = TypeVar("T")
 
@@ -76,7 +79,7 @@ class Checked:
         try:
             values = msgspec.structs.astuple(msgspec.convert(given, row, dec_hook=_decoded))
         except msgspec.ValidationError as error:
-            raise ValueError(_explained(error, kind, self, "", names)) from error
+            raise ValueError(refusals.explained(error, kind, self, "", names)) from error
         for name, before, value in zip(names, given, values, strict=True):
             if value is not before:
                 object.__setattr__(self, name, value)
@@ -113,9 +116,9 @@ def from_plain(kind: type[T], plain: object, *, where: str = "") -> T:
     try:
         value = msgspec.convert(plain, kind, dec_hook=_decoded)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise Malformed(_explained(error, kind, plain, where), code=_code_of(error)) from error
+        raise Malformed(refusals.explained(error, kind, plain, where), code=_code_of(error)) from error
     except UnicodeEncodeError as error:
-        raise Malformed(_halved(where, error.object)) from error
+        raise Malformed(refusals.halved(where, error.object)) from error
     _check_known(value, plain, where)
     return value
 
@@ -138,7 +141,7 @@ def unpack(kind: type[T], data: bytes | memoryview, *, what: str) -> T:
     try:
         value = _decoder(kind).decode(data)
     except msgspec.ValidationError as error:
-        raise Malformed(_explained(error, kind, _unchecked(data), kind.__name__)) from error
+        raise Malformed(refusals.explained(error, kind, _unchecked(data), kind.__name__)) from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Malformed(f"{what} is not msgpack: {error}") from error
     if pack(value) != data:
@@ -249,10 +252,10 @@ def _check_known(value: Any, plain: Any, where: str) -> None:
     if isinstance(plain, float) and math.isnan(plain):
         raise Malformed(f"{where}: expected a number, got nan")
     if isinstance(plain, str) and _HALF.search(plain):
-        raise Malformed(_halved(where, plain))
+        raise Malformed(refusals.halved(where, plain))
     if dataclasses.is_dataclass(value) and isinstance(plain, dict):
-        for refused in unknown(type(value), plain, where):
-            raise Malformed(refused)
+        if not plain.keys() <= {field.name for field in dataclasses.fields(value)}:
+            raise Malformed(next(refusals.unknown(type(value), plain, where)))
         for name, item in plain.items():
             _check_known(getattr(value, name), item, f"{where}.{name}")
     elif isinstance(value, tuple) and isinstance(plain, (list, tuple)):
@@ -262,154 +265,3 @@ def _check_known(value: Any, plain: Any, where: str) -> None:
 
 _HALF = re.compile("[\ud800-\udfff]")
 """A half of a character (a surrogate): JSON and names of files may have one, and no text in UTF-8 can."""
-
-
-def _halved(where: str, text: str) -> str:
-    return f"{where} = {format_value(text)}: must have whole characters, and one is half of a pair (a lone surrogate)"
-
-
-def missing(name: str, where: str = "") -> str:
-    """Returns the error text for a required field that is missing."""
-    return f"{where}{': ' if where else ''}missing field `{name}`"
-
-
-def unknown(kind: type, plain: dict[Any, Any], where: str = "") -> Iterator[str]:
-    """Yields an error text for each key that is no field of the dataclass: what is in its place, or a similar name."""
-    names = [f.name for f in dataclasses.fields(kind)]
-    for key in sorted(str(key) for key in plain if key not in names):
-        begin = f"{where}{': ' if where else ''}"
-        if key in (gone := getattr(kind, "gone", {})):
-            yield f"{begin}the field {key!r} is gone: {gone[key]}"
-            continue
-        close = difflib.get_close_matches(key, names, n=1) if len(key) <= _LONGEST_KEY else []
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        yield f"{begin}unknown field {format_value(key)}{hint}; known are {', '.join(names)}"
-
-
-def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequence[str] = ()) -> str:
-    """Returns msgspec's message with the name of the field, its value, and what it accepts, as far as known.
-
-    :param places: the names of the fields that msgspec calls by number, if a tuple of fields was converted.
-    """
-    message, _, path = str(error).partition(" - at `")
-    if message.startswith("Expected"):
-        message = _KINDS.sub(_in_words, message.replace(" | null`", "`"))
-    is_key = path.startswith("key` in ")
-    steps = [number or name for name, number in _STEP.findall(path)]
-    if places:
-        steps[0] = places[int(steps[0])]
-    value, known = plain, True
-    for place, step in enumerate(steps):
-        if get_origin(bare(kind)) in (typing.Union, types.UnionType):  # the intended type is not known
-            steps = steps[:place]
-            break
-        kind = _inner(kind, step)
-        try:
-            keyed = isinstance(value, dict)
-            value = value[int(step)] if step.isdigit() else value[step] if keyed else getattr(value, step)
-        except (KeyError, AttributeError, TypeError, IndexError):
-            known = False  # msgspec does not say which item of a table it was
-    name = "".join(f"[{step}]" if step.isdigit() else f".{step}" for step in steps if step != "...")
-    name = f"{where}{name}" if where else name.removeprefix(".")
-    accepted = _accepted((get_args(bare(kind)) or [None])[0] if is_key else kind)
-    if not message.startswith(("Expected", "Invalid", "Number")):  # from a `__post_init__`, or a field is missing
-        message = message.replace("Object missing required", "missing")
-        if "missing" in message and isinstance(value, dict):
-            message = "; ".join([message, *islice(unknown(bare(kind), value), 1)])
-        return _below(name, message, bare(kind))
-    message = f"{message[0].lower()}{message[1:]}"
-    if message == "number out of range" or (", got " not in message and _within(kind).startswith("in ")):
-        accepted = accepted or _within(kind)  # msgspec names one bound, or none beyond 64 bits
-    rule = f"must be {accepted}" if accepted else message
-    if accepted and ", got " in message:
-        rule += f" ({message})"
-    return f"{name} = {format_value(value)}: {rule}" if known and not is_key else f"{name}: {rule}"
-
-
-def _below(name: str, message: str, kind: Any) -> str:
-    """Returns the message of the type at `name`; if it begins with a field of this type, so that the field has its
-    whole name, as in the file."""
-    word = re.match(r"\w*", message)
-    names_field = dataclasses.is_dataclass(kind) and word is not None and word[0] in hints(kind)  # type: ignore[arg-type]
-    return f"{name}{'.' if names_field else ': '}{message}" if name else message
-
-
-def _in_words(kinds: re.Match[str]) -> str:
-    return " or ".join(_WORDS.get(kind, kind) for kind in kinds[1].split(" | "))
-
-
-_KINDS = re.compile(r"`([\w |]+)`")
-_WORDS = {
-    "object": "a table",
-    "array": "a list",
-    "str": "a text",
-    "int": "an integer",
-    "float": "a number",
-    "bool": "true or false",
-    "null": "nothing",
-    "date": "a date",
-    "datetime": "a date with a time",
-    "time": "a time",
-}
-_LONGEST_KEY = 40  # no similar name is searched for longer keys: keys from the network may be very long
-_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
-
-
-def bare(kind: Any) -> Any:
-    """Returns a type without its constraints, and without its None."""
-    if get_origin(kind) is Annotated:
-        return bare(get_args(kind)[0])
-    if _may_be_none(kind):
-        return bare(get_args(kind)[0])
-    return kind
-
-
-def _inner(kind: Any, step: str) -> Any:
-    """Returns the type that `step` leads to; None if it is not known."""
-    kind = bare(kind)
-    if dataclasses.is_dataclass(kind):
-        return hints(kind).get(step)  # type: ignore[arg-type]
-    if hasattr(kind, "_fields"):
-        return [*hints(kind).values()][int(step)]
-    arguments = get_args(kind)
-    if not arguments:
-        return None
-    if step.isdigit():
-        return arguments[0] if arguments[-1] is Ellipsis else arguments[int(step)]
-    return arguments[-1]
-
-
-def _within(kind: Any) -> str:
-    """Describes the bounds of a number: an interval such as `in [0, 1)`, or one bound; empty if there are none."""
-    inner = next((each for each in get_args(kind) if each is not type(None)), kind) if _may_be_none(kind) else kind
-    metas = [meta for meta in getattr(inner, "__metadata__", ()) if isinstance(meta, Meta)]
-    ends = {name: end for meta in metas for name in _SIGNS if (end := getattr(meta, name)) not in (None, MAX_COUNT)}
-    # Bounds that are equal may be integers or not: Python caches equal types.
-    shown = {name: f"{end:.0f}" if end == end // 1 and abs(end) < 1e15 else f"{end:g}" for name, end in ends.items()}
-    if len(shown) < 2:
-        return "".join(f"{_SIGNS[name]} {end}" for name, end in shown.items())
-    (below, low), (above, high) = shown.items()
-    return f"in {'[' if below == 'ge' else '('}{low}, {high}{']' if above == 'le' else ')'}"
-
-
-_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-
-
-def accepted(kind: Any) -> str:
-    """Describes in words what a setting accepts, with its bounds; empty if every value of its type is."""
-    return _accepted(kind) or _within(kind)
-
-
-def _may_be_none(kind: Any) -> bool:
-    return type(None) in get_args(kind)
-
-
-def _accepted(kind: Any) -> str:
-    """Describes in words what a type accepts; empty if only msgspec's own message is available."""
-    metadata = getattr(kind, "__metadata__", ())
-    said = [meta.description for meta in metadata if isinstance(meta, Meta) and meta.description]
-    for argument in get_args(kind) if _may_be_none(kind) else ():
-        said.append(_accepted(argument))
-    if get_origin(bare(kind)) is Literal:
-        said.append(f"one of {', '.join(map(repr, get_args(bare(kind))))}")
-    return next(filter(None, said), "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -61,9 +62,6 @@ def test_a_board_imports_what_its_extra_installs() -> None:
 
 LIGHT = ("edge_client.agent", "privacy.protection", "wire.link.mqtt", "wire.format.update")
 """What a board's guardian loads: specifications, costs, ledger, messages and keys, and no arithmetic on vectors."""
-MOST_LINES = 13_800
-"""Lines of ours in a guardian: whoever trusts a board must trust all of them."""
-NESTED = ("aggregator", "edge_client", "firmware_profiles", "models", "simulator")
 HEAVY = {"PIL", "array_api_compat", "numpy", "onnxruntime", "torch"}
 LOADED = """
 import importlib, sys
@@ -83,16 +81,19 @@ def test_a_guardian_loads_no_arithmetic() -> None:
     assert not loaded(*LIGHT) & HEAVY
 
 
-def test_a_guardian_is_small() -> None:
-    lines = 0
-    for module in loaded("edge_client.agent"):
-        root, *parts = module.split(".")
-        if root == "hushfleet":
-            place = ROOT / "hushfleet" if not parts or parts[0] not in NESTED else ROOT
-            file = place.joinpath(*parts)
-            file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
-            lines += len(file.read_text("utf-8").splitlines())
-    assert MOST_LINES - 1000 < lines <= MOST_LINES
+def test_a_guardian_at_rest_has_not_what_its_tasks_and_its_owner_do_not_ask_for() -> None:
+    at_need = set()
+    for file in files("hushfleet", "edge_client"):
+        at_need |= set(re.findall(r'at_need\("(hushfleet\.[\w.]+)"\)', file.read_text("utf-8")))
+    assert {"hushfleet.secure.secure_round", "hushfleet.wire.format.health", "hushfleet.refusals"} < at_need
+    assert not loaded("edge_client.agent", "wire.link.mqtt") & {*at_need, "email", "http.client", "urllib.request"}
+
+
+AT_NEED = {f"hushfleet.{each}" for each in ("edge_client.fleet.enrol", "edge_client.fleet.slots", "release.archive")}
+
+
+def test_a_board_of_a_fleet_loads_enrolment_at_need_and_no_installer() -> None:
+    assert not loaded("edge_client.fleet.membership") & AT_NEED
 
 
 CHARGES = """

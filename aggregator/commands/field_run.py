@@ -90,6 +90,8 @@ def resume_command(context: typer.Context, folder: Path) -> str:
         name, value = parameter.name or "", context.params.get(parameter.name or "")
         if name == "task_file" and value is not None:
             words.append(str(value))
+        elif value is True and not parameter.default and name != "resume":
+            words.append(parameter.opts[0])
         elif name not in ("out", "resume") and value is not None and value != parameter.default:
             for each in value if isinstance(value, list | tuple) else [value]:
                 words += [parameter.opts[0], without_password(each) if name == "broker" else str(each)]
@@ -156,10 +158,12 @@ def run_rounds(
     pause: Path | None = None,
     replaced: Callable[[], bool] = lambda: False,
     console: Console,
+    checks: bool = True,
     **how: Any,
 ) -> bool:
     """Runs the rounds with the display; returns True if the task was finished, False if it was stopped.
 
+    :param checks: whether Opacus is asked for a second opinion when they begin.
     :param pause: the file that pauses training.
     :param replaced: whether the fleet was given another task, for which this run is left.
     :param how: the other parameters of `Coordinator`.
@@ -175,7 +179,7 @@ def run_rounds(
     with _ShownLog(path, display) as events, _stop_on_signals() as stop:
         coordinator = Coordinator(engine, connect, identity=identity, rhythm=rhythm, events=events, **how)
         console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
-        if begins:
+        if begins and checks:
             _ask_for_a_second_opinion(engine, console)
         with display:
             display.replay(iterate_events(path))
@@ -356,11 +360,12 @@ def run_in_field(context: typer.Context, options: AggregatorOptions, task_file: 
             seen=seen,
             pause=None if fleet is None else fleet.folder.paused,
             replaced=replaced,
+            checks=not options.rounds_only,
             epoch=epoch,
             federation=options.federation,
             console=console,
         )
-        if finished:
+        if finished and not options.rounds_only:
             from hushfleet.aggregator.commands.field_results import (
                 write_results,  # with the plots: a run may last months
             )

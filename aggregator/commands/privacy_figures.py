@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Column, Table
 
+from hushfleet.aggregator.commands.privacy_options import PrivacyOptions
 from hushfleet.aggregator.commands.second_opinion import Opinion, second_opinion
 from hushfleet.aggregator.config.secure_sums import LEAST_SHARE
 from hushfleet.aggregator.report.console import Console
@@ -24,9 +25,6 @@ from hushfleet.privacy.ring import least_bits, scale_for
 from hushfleet.privacy.terms import TRUST, Accountant, Unit
 from hushfleet.secure.committee import least_honest
 from hushfleet.secure.prime_field import PRIMES
-
-if TYPE_CHECKING:
-    from hushfleet.aggregator.commands.privacy import PrivacyOptions
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hushfleet.data.form import OWN_DATA, form_rules, one_form
 from hushfleet.errors import HushfleetError
@@ -18,9 +18,6 @@ from hushfleet.secure.committee import committee_rule
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.messages import MAX_COHORT
 from hushfleet.wire.format.spec import MAX_ROUNDS, UNIT_NORM
-
-if TYPE_CHECKING:
-    from hushfleet.aggregator.config.task import Task
 
 _OF_NUMBERS = ", ".join(repr(name) for name, loss in LOSSES.items() if loss.of_numbers)
 
@@ -269,7 +266,7 @@ SEASON_OF_TASK: Rules = {
 }
 
 
-def _no_meaning_in_buffer(task: Task) -> dict[str, str]:
+def _no_meaning_in_buffer(task: Any) -> dict[str, str]:
     made = task.parts()
     refused = {
         "weighs updates by the model that they are added to": made.server.weighs,
@@ -280,11 +277,12 @@ def _no_meaning_in_buffer(task: Task) -> dict[str, str]:
     return next(({"words": words} for words, is_so in refused.items() if is_so), {})
 
 
-def _cohort(task: Task) -> int:
-    return task.round.cohort_size or (min(task.data.devices, MAX_COHORT) if _is_named(task) else task.data.devices)
+def _cohort(task: Any) -> int:
+    most: int = task.round.cohort_size or task.data.devices
+    return most if task.round.cohort_size or not _is_named(task) else min(most, MAX_COHORT)
 
 
-def _is_named(task: Task) -> bool:
+def _is_named(task: Any) -> bool:
     """Returns whether a round's plan names its devices: a cohort of secure sums follows from the roster."""
     return task.privacy.accounting != "secure" and not task.round.buffered
 
@@ -341,13 +339,13 @@ SECURE_SUMS: Rules = {
 }
 
 
-def _corrupt_committee(task: Task) -> dict[str, int]:
+def _corrupt_committee(task: Any) -> dict[str, int]:
     fraction = task.privacy.honest_fraction
     committee = committee_rule(_cohort(task), honest_fraction=fraction, roster=task.data.devices)
     return {} if committee.packed >= 1 else {"members": committee.members, "corrupt": committee.corrupt}
 
 
-def _without_classes(broken: Callable[[Task], object], sentence: str) -> Rule:
+def _without_classes(broken: Callable[[Any], object], sentence: str) -> Rule:
     """Returns a rule for losses without classes."""
     return (
         lambda task: not find_loss(task.model.loss).of_classes and broken(task),
@@ -355,7 +353,7 @@ def _without_classes(broken: Callable[[Task], object], sentence: str) -> Rule:
     )
 
 
-def _check_delta(task: Task) -> None:
+def _check_delta(task: Any) -> None:
     check_delta(task.delta, max(task.data.devices, 2), as_published=task.privacy.accounting == "as-published")
 
 
@@ -367,7 +365,7 @@ def _no_noise(key: str) -> Rule:
     )
 
 
-def _question(task: Task) -> str:
+def _question(task: Any) -> str:
     return "evaluation" if task.evaluation is not None else "statistic" if task.statistic is not None else ""
 
 

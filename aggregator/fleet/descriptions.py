@@ -19,8 +19,8 @@ from hushfleet.aggregator.report.readable import (
 )
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.aggregator.storage.activity import RefusedBirth
-from hushfleet.privacy.budget import describe_since
 from hushfleet.privacy.protection import protection
+from hushfleet.privacy.spending import describe_since
 from hushfleet.wire.format.health import Problem
 
 SHOWN_NAMES = 4

@@ -73,9 +73,7 @@ class _Session:
 
     def __init__(self, folder: FleetFolder, device: str, *, give_up: float) -> None:
         ca_file, key, now = folder.ca / "ca.pem", make_key(), datetime.datetime.now(datetime.UTC)
-        signed = Authority.load(ca_file, folder.ca / "ca.key").sign_client(
-            device, key.public_key(), days=_DAYS, now=now
-        )
+        signed = Authority.load(folder.ca).sign_client(device, key.public_key(), days=_DAYS, now=now)
         self._device, self._give_up = device, give_up
         self._files = tempfile.TemporaryDirectory(prefix="hushfleet-")
         cert_file, key_file = (Path(self._files.name) / name for name in ("cert.pem", "cert.key"))

@@ -79,7 +79,7 @@ def serve(path: Path, stop: threading.Event) -> None:
             folder.config,
             registry,
             register,
-            Authority.load(ca_file, folder.ca / "ca.key"),
+            Authority.load(folder.ca),
             on_granted=applied.apply,
         )
         federation, for_home = folder.config.federation, folder.config.home_assistant.enabled

@@ -14,10 +14,19 @@ from typing import Protocol
 
 from hushfleet.aggregator.fleet.trust.enrolment import Enroller
 from hushfleet.aggregator.storage.enrolment import TokenBucket
-from hushfleet.errors import BadSignature, LinkLost, Malformed, OtherVersion, StoreError, TooLarge, WireError
+from hushfleet.errors import (
+    BadSignature,
+    HushfleetError,
+    LinkLost,
+    Malformed,
+    OtherVersion,
+    StoreError,
+    TooLarge,
+    WireError,
+)
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.format.messages import Message, decode_message, encode_message
+from hushfleet.wire.format.messages import Message, decode_as, encode_message
 from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, LinkUp
 
@@ -55,11 +64,14 @@ class Service(Protocol):
 class ServicePart:
     """A task of the service besides enrolment.
 
-    :cvar every_s: seconds between two calls of `act`.
+    :cvar every_s: seconds between two calls of `act`; `again_s`: after an error.
+    :cvar fails_as: what an error of `act` means, for the log.
     """
 
-    every_s = 0.0
+    every_s = again_s = 0.0
+    fails_as = "a part of the fleet service fails"
     _act_at = 0.0
+    _told = ""
 
     def filters(self, topics: Topics) -> Sequence[str]:
         """Returns the topic filters that the part needs at the fleet's broker."""
@@ -71,12 +83,20 @@ class ServicePart:
     def advance(self, service: Service, now: float) -> None:
         """Acts if it is due; called several times a second while the link is up. `now`: monotonic seconds."""
         if now >= self._act_at:
-            self._act_at, begun = now + self.every_s, time.monotonic()
-            self.act(service, now)
+            self._act_at, begun, failure = now + self.every_s, time.monotonic(), ""
+            try:
+                self.act(service, now)
+            except LinkLost:
+                raise
+            except HushfleetError as error:  # boards must still be able to enrol
+                failure, self._act_at = str(error), now + max(self.every_s, self.again_s)
+            if failure and failure != self._told:
+                log.error("%s: %s", self.fails_as, failure)
+            self._told = failure
             self._act_at = max(self._act_at, now + REST * (time.monotonic() - begun))
 
     def act(self, service: Service, now: float) -> None:
-        """Does what is due."""
+        """Does what is due. A `HushfleetError` is logged, once until it changes; the other parts go on."""
         raise NotImplementedError
 
     def end(self, service: Service) -> None:
@@ -221,9 +241,7 @@ class FleetService:
             part.take(self, topic, delivery)
 
     def _answered(self, device: str, payload: bytes) -> EnrolAnswer:
-        request = decode_message(payload, federation=self.topics.federation)
-        if not isinstance(request, EnrolRequest):
-            raise Malformed(f"expected a request for a certificate, got a {type(request).__name__}")
+        request = decode_as(EnrolRequest, payload, federation=self.topics.federation)
         if request.device != device:
             raise BadSignature(f"a request of {request.device} came on the topic of {device}")
         return self._enroller.answer(request)

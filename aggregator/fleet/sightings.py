@@ -16,7 +16,7 @@ from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.board import Board
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.wire.format.health import Health
-from hushfleet.wire.format.messages import Birth, ServerState, decode_message
+from hushfleet.wire.format.messages import Birth, ServerState, decode_as, decode_message
 from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Delivery
 
@@ -46,9 +46,7 @@ class Listener(ServicePart):
         """Takes a message. Raises a `WireError` for one that is refused."""
         federation, payload = service.topics.federation, delivery.payload
         if topic.kind == "server" and payload:
-            state = decode_message(payload, federation=federation)
-            if not isinstance(state, ServerState):
-                raise Malformed(f"expected the aggregator's state, got a {type(state).__name__}")
+            state = decode_as(ServerState, payload, federation=federation)
             self._processes[AGGREGATOR] = "running" if state.state == "ready" else "stopped"
         elif topic.kind in ("state", "health") and topic.device is not None and payload:
             self._of_board(topic.device, payload, federation)
@@ -93,8 +91,7 @@ class Listener(ServicePart):
             return
         with self._registry.transaction():
             self._registry.hear(self._changed.values())
-            states = [(name, state, self._clock()) for name, state in self._processes.items()]
-            self._registry.write_all("INSERT OR REPLACE INTO processes VALUES (?, ?, ?)", states)
+            self._registry.note_processes(self._processes, at=self._clock())
         self._changed.clear()
         self._processes.clear()
 

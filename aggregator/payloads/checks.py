@@ -26,7 +26,8 @@ from hushfleet.secure.committee import MOST_MEMBERS
 from hushfleet.wire.format.codecs import codec_of, steps_for
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import TaskSpec
-from hushfleet.wire.format.update import SIGNED, UpdateFormat, UpdateHeader, max_update_bytes, read_public
+from hushfleet.wire.format.update import UpdateHeader, max_update_bytes, read_public
+from hushfleet.wire.format.update_values import SIGNED, UpdateFormat
 
 _TOLERANCE = 1e-6
 MOST_PARTS = 1 + MOST_MEMBERS // 8

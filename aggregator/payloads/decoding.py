@@ -9,7 +9,7 @@ import numpy as np
 from hushfleet.aggregator.payloads.checked_update import CheckedUpdate, Refusal
 from hushfleet.array_api import blocks
 from hushfleet.errors import WireError
-from hushfleet.wire.format.update import SIGNED, UpdateFormat
+from hushfleet.wire.format.update_values import SIGNED, UpdateFormat
 
 MAX_MAGNITUDE = 2.0**20
 """No value may be larger, because the exact sums depend on this limit."""

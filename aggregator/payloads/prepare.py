@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -284,13 +284,11 @@ def _load_own(task: Task) -> DataSet | None:
 
         data = load_arrays(path)
     else:
-        from hushfleet.data.csv_file import LABEL, load_csv_set
+        from hushfleet.data.csv_file import LABEL, CsvLayout, load_csv_set
 
-        outputs: dict[str, Any] = {}
-        if not targets.are_classes:
-            names = names or (LABEL,)
-            outputs = {"outputs": names, "series": targets.are_inputs}
-        data = load_csv_set(path, input_shape=shape, form=section.form, **outputs)
+        names = names or ((LABEL,) if not targets.are_classes else ())
+        outputs = () if targets.are_classes else names
+        data = load_csv_set(path, CsvLayout(section.form, shape, outputs, series=targets.are_inputs))
     normal = {"mean": section.mean, "std": section.std}
     dataset = data.dataset(
         section.name, class_names=names, **normal, targets=targets, form=section.form, where=str(path)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hushfleet.aggregator.config.question import noise_factor
 from hushfleet.aggregator.config.sections import PlanSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.planning.advice import Advice, ImagesBy, Question, verdict
@@ -71,7 +70,7 @@ def pay(
     privacy, plan, described = task.privacy, task.plan or PlanSection(), described or _described(task)
     if task.method.name != "hush" or privacy.unit != "device" or not task.noises_updates or described is None:
         return None
-    spent = [Step(task.privacy_spec().noise_multiplier / noise_factor(task), 1.0, task.round.rounds)]
+    spent = [Step(task.privacy_spec().noise_multiplier / task.noise_factor, 1.0, task.round.rounds)]
     in_a_round = min(task.round.cohort_size or math.inf, devices or task.data.devices)
     asked = Question(
         devices=int(in_a_round),
@@ -87,7 +86,7 @@ def pay(
     if plan.measured_on and plan.images == asked.images:
         table = GainTable.of_plan(plan, features=asked.measured_as, classes=asked.classes, delta=task.delta)
     # an evaluation takes its share of the budget, so that training has as much more noise
-    counted = math.sqrt(asked.devices * task.noise_split) / noise_factor(task)
+    counted = math.sqrt(asked.devices * task.noise_split) / task.noise_factor
     found = asked.estimate(table, counted=counted)
     found = found._replace(outside=(*found.outside, *_unlike_the_table(task, asked, counted)))
     return Advice(asked, found, table, images_by=images_by, data=task.data.name, lasts_s=lasts_s)

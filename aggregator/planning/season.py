@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from hushfleet.privacy.charge import Charge
-from hushfleet.privacy.ledger import rounds_left
+from hushfleet.privacy.spending import rounds_left
 
 MOST_SEASONS = 10_000
 _DAY = timedelta(days=1)

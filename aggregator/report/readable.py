@@ -11,8 +11,8 @@ from statistics import fmean, stdev
 from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow, WithError
 from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.result import Lifetime, WireInfo
-from hushfleet.privacy.budget import describe_since
 from hushfleet.privacy.protection import protection
+from hushfleet.privacy.spending import describe_since
 
 NOT_MEASURED = "not measured"
 NARROW = "\N{NO-BREAK SPACE}"

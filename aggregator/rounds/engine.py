@@ -39,7 +39,7 @@ from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import check_roster
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 from hushfleet.wire.format.spec import BlobRef
-from hushfleet.wire.format.update import SIGNED, UpdateFormat
+from hushfleet.wire.format.update_values import SIGNED, UpdateFormat
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.payloads.prepare import PreparedTask

@@ -18,7 +18,7 @@ from hushfleet.methods.question import rules_of
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.question import QuestionSpec
-from hushfleet.wire.format.update import UpdateFormat
+from hushfleet.wire.format.update_values import UpdateFormat
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.payloads.prepare import PreparedTask

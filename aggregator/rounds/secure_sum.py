@@ -29,7 +29,8 @@ from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import SecureSpec
-from hushfleet.wire.format.update import UpdateHeader, decode_masked
+from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import decode_masked
 
 _ABSURD = 4.0  # times the largest norm of honest updates with their noise
 

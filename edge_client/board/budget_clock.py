@@ -3,7 +3,7 @@
 A board without a battery starts with a wrong clock, and anyone who answers its time requests can set it. If a jump of
 the clock started a new period, a spent budget would be available again. Therefore counted time grows in only two ways:
 by the seconds that the client has run, on a clock that nobody sets; and up to the earlier of the board's clock and the
-newest signed time of the fleet service (`hushfleet.release.Newest.said_at`, once a day), which covers the time without
+newest signed time of the fleet service (`Newest.said_at`, once a day), which covers the time without
 power. Neither the clock nor the service can set it forward alone; the two must agree. Otherwise a broker that has kept
 old signed times, or a clock that is set step by step, could open the periods in which a board was off one after the
 other, and the budget of each period could be spent within days. Counted time never goes back.

@@ -264,6 +264,17 @@ class LimitsSection(Checked):
 
 
 @dataclass(frozen=True)
+class WorkerSection(Checked):
+    """The process that trains for the client, without keys and without a network.
+
+    :param keep_s: seconds that it waits for the next round of the same task after it has finished one. It then starts
+        faster, and its memory is free after this time. 0: each round has a new process.
+    """
+
+    keep_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
+
+
+@dataclass(frozen=True)
 class SimulationSection(Checked):
     """Settings FOR SIMULATION ONLY: a seed makes the noise predictable, so there is no privacy.
 
@@ -297,6 +308,7 @@ class DeviceConfig(Checked):
     broker: BrokerSection
     data: OwnDataSection
     limits: LimitsSection
+    worker: WorkerSection = WorkerSection()
     simulation: SimulationSection | None = None
     fleet: FleetSection | None = None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,15 +33,6 @@ class NewSamples:
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / TRAINED_SAMPLES
-
-    @classmethod
-    def of(cls, state_dir: Path, *, tell: bool) -> NewSamples | None:
-        """Returns None if the owner does not allow the device to report; earlier notes are then deleted."""
-        if tell:
-            return cls(state_dir)
-        with suppress(OSError):
-            (state_dir / TRAINED_SAMPLES).unlink(missing_ok=True)
-        return None
 
     @property
     def known(self) -> bytes:

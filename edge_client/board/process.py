@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 _LARGE_BYTES = 1 << 20  # model vectors are larger; the blocks of a training step are smaller, and in the heap
 _KEPT_BYTES = 8 << 20  # free at the heap's end: with less, each step would need new pages
 
@@ -23,6 +23,7 @@ def return_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
+    mallopt(_M_ARENA_MAX, 1)
     mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
     mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 

@@ -9,12 +9,11 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from hushfleet.data.arrays import opened
-from hushfleet.data.csv_file import LABEL, read_csv
+from hushfleet.data.csv_file import LABEL, CsvLayout, CsvTable, read_csv
 from hushfleet.data.form import one_form
 from hushfleet.data.measurements import warn_of_row_numbers
 from hushfleet.data.records import are_pixels, fitted
@@ -85,17 +84,22 @@ def load_csv(path: Path, model: ModelSpec, *, reading: Reading = STRICT, names: 
     :param names: receives the names of the values.
     """
     outputs = () if model.targets.are_classes else model.class_names
-    form: dict[str, Any] = {"input_shape": model.image_shape, "outputs": outputs, "cuts": reading.cuts}
-    form |= {"series": model.targets.are_inputs, "form": model.form, "in_utf8": reading.by_content}
+    layout = CsvLayout(
+        model.form,
+        model.image_shape,
+        outputs,
+        series=model.targets.are_inputs,
+        cuts=reading.cuts,
+        in_utf8=reading.by_content,
+    )
     if os.path.isdir(path):
-        values, labels, columns = _read_folder(path, form, reading)
+        table = _read_folder(path, layout, reading)
     else:
-        skipped, unfinished = reading.skipped, str(path) in reading.unfinished
-        values, labels, _, columns = read_csv(path, **form, skipped=skipped, unfinished=unfinished)
+        table = read_csv(path, layout, skipped=reading.skipped, unfinished=str(path) in reading.unfinished)
     if names is not None:
-        names += columns
-    warn_of_row_numbers(values, str(path), columns)
-    return _for_task(values, labels, model, model.form.labels or "names", (str(path), str(path)), reading)
+        names += table.names
+    warn_of_row_numbers(table.values, str(path), table.names)
+    return _for_task(table.values, table.targets, model, model.form.labels or "names", (str(path),) * 2, reading)
 
 
 def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> list[bytes]:
@@ -120,16 +124,12 @@ def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> 
     return [marks[places].tobytes() + row[places].tobytes() for row, places in zip(table, found, strict=True)]
 
 
-def _read_folder(
-    folder: Path, form: dict[str, Any], reading: Reading
-) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Reads values, labels and names of columns of the `.csv` files, in the order of their names; a file that does not
-    fit is skipped."""
-    if reading.by_content and not form["form"].columns:
+def _read_folder(folder: Path, layout: CsvLayout, reading: Reading) -> CsvTable:
+    """Reads the `.csv` files in the order of their names; a file that does not fit is skipped."""
+    if reading.by_content and not layout.form.columns:
         raise BadInput(f"{folder}: {FORM_OF_FOLDERS}")
-    parts: list[tuple[np.ndarray, np.ndarray]] = []
     skipped = [] if reading.skipped is None else reading.skipped
-    first, names = "", tuple[str, ...]()
+    parts: dict[str, CsvTable] = {}
     for file in sorted(files_below(folder, data=folder)):
         name, lines = Path(file).relative_to(folder).as_posix(), list[str]()
         if any(part.startswith(".") for part in name.split("/")):
@@ -137,20 +137,18 @@ def _read_folder(
         try:
             if not (name.lower().endswith(".csv") and os.path.isfile(file)):  # opening a pipe would block for ever
                 raise BadInput("no file whose name ends in .csv")
-            unfinished = file in reading.unfinished
-            values, labels, _, columns = read_csv(Path(file), **form, skipped=lines, unfinished=unfinished)
-            if parts and columns != names:
+            table = read_csv(Path(file), layout, skipped=lines, unfinished=file in reading.unfinished)
+            for first in [other for other in parts if parts[other].names != table.names][:1]:
                 raise BadInput(f"its columns of values are not those of {first}, in the same order")
         except BadInput as error:
             skipped.append(f"{name}: {str(error).removeprefix(file).lstrip(':, ')}")
             continue
         skipped += (f"{name}, {line}" for line in lines)
-        first, names = first or name, columns
-        parts.append((values, labels))
+        parts[name] = table
     if not parts:
         raise BadInput(f"{folder} holds no CSV file that can be read{': ' * bool(skipped)}{reasons(skipped)}")
-    values, labels = map(np.concatenate, zip(*parts, strict=True))
-    return values, labels, names
+    values, targets = (np.concatenate([table[at] for table in parts.values()]) for at in (0, 1))
+    return CsvTable(values, targets, None, next(iter(parts.values())).names)
 
 
 def _for_task(

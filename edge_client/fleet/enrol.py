@@ -17,14 +17,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import hushfleet
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection
 from hushfleet.edge_client.board.waiting import Kind
-from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.rate_limits import Backoff, RejectedMessages
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import HushfleetError, LinkLost, Malformed, StoreError, WireError
+from hushfleet.errors import LinkLost, Malformed, StoreError, WireError
+from hushfleet.version import __version__
 from hushfleet.wire.format.fields import NONCE_BYTES
 from hushfleet.wire.format.fleet_messages import (
     CarriedRounds,
@@ -35,16 +34,14 @@ from hushfleet.wire.format.fleet_messages import (
     token_seed,
 )
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.format.messages import decode_message, encode_message, peek_kind
-from hushfleet.wire.format.topics import ParsedTopic, Topics
+from hushfleet.wire.format.messages import decode_as, encode_message
+from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkUp
 
 FIRST_WAIT_S = 5.0
 LONGEST_WAIT_S = 300.0
 MOST_RETRY_S = 3600.0
 LONGEST_SLEEP_S = 1.0
-LOOK_EVERY_S = 3600.0  # between checks of the clock, which may be set in the meantime
-MOST_FAILURES = 8
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -93,16 +90,16 @@ class CertificateRequest:
             proof=self._proof(self._request, public_key),
             nonce=self._nonce,
             board=self._config.device.board,
-            version=hushfleet.__version__,
+            version=__version__,
             after=self._after,
         )
         return encode_message(request, self._store.identity, federation=self._federation)
 
     def take(self, payload: bytes) -> None:
         """Handles an answer, which may be forged. Raises a `WireError` if it is not valid, or `StoreError`."""
-        answer = decode_message(payload, federation=self._federation, public_key=self._service)
-        if not isinstance(answer, EnrolAnswer) or answer.device != self._tls.device:
-            raise Malformed(f"expected an answer to this board, got a {type(answer).__name__}")
+        answer = decode_as(EnrolAnswer, payload, federation=self._federation, public_key=self._service)
+        if answer.device != self._tls.device:
+            raise Malformed(f"an answer for {answer.device} came to this board")
         if answer.nonce != self._nonce:
             return  # it answers an earlier request
         if answer.verdict != "granted":
@@ -212,65 +209,3 @@ def read_token(file: str | None) -> bytes | None:
         return Path(file).read_bytes().strip() or None
     except OSError:
         return None
-
-
-class AskAgain(HushfleetError):
-    """The agent should end, and the board should ask for a certificate at the address for boards without one."""
-
-
-class Renewal(Duty):
-    """Renews the certificate over the fleet's own broker while the broker accepts the current one.
-
-    :param wall: unix seconds; `clock`: monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        config: DeviceConfig,
-        store: DeviceStore,
-        tls: TlsIdentity,
-        *,
-        wall: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._config, self._store, self._tls, self._wall, self._clock = config, store, tls, wall, clock
-        self._topics, self._device = Topics(config.device.federation), config.device.id
-        self.filters = (self._topics.fleet(self._device),)
-        self._asking: CertificateRequest | None = None
-        self._failures = 0
-        self.due_at = clock()
-
-    def connected(self) -> None:
-        self._failures = 0
-        self.due_at = self._clock()
-        if self._asking is not None:
-            self._asking.connected()
-
-    def lost(self) -> None:
-        """Raises `AskAgain` if the certificate has ended, or if connections fail repeatedly."""
-        self._failures += 1
-        if not self._tls.is_usable(now=self._wall()):
-            raise AskAgain("the certificate has ended")
-        if self._failures >= MOST_FAILURES:
-            raise AskAgain(f"{self._failures} connections in a row have failed")
-
-    def take(self, topic: ParsedTopic, payload: bytes) -> None:
-        if topic.kind == "fleet" and self._asking is not None and payload and peek_kind(payload) is EnrolAnswer:
-            self._asking.take(payload)
-            if self._asking.granted:
-                self._asking, self.due_at = None, self._clock() + LOOK_EVERY_S
-
-    def advance(self, link: Link, now: float, *, busy: bool) -> None:
-        validity = self._tls.validity()
-        if validity is None or self._wall() < validity.renew_at:
-            self.due_at = now + LOOK_EVERY_S
-            return
-        if self._asking is None:
-            _log.info("two thirds of the certificate's life are over; asking for the next one")
-            self._asking = CertificateRequest(self._config, self._store, self._tls, clock=self._clock)
-        if self._clock() >= self._asking.due_at:
-            try:
-                link.publish(self._topics.renewal(self._device), self._asking.frame())
-            except StoreError as error:
-                _log.error("%s", error)
-        self.due_at = self._asking.due_at

@@ -8,15 +8,15 @@ import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from hushfleet.atomic_file import write_whole
+from hushfleet.atomic_file import read_object, write_whole
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.fleet.client_files import read_inside
-from hushfleet.edge_client.fleet.slots import Slots, SlotsError, State, check_fits
+from hushfleet.edge_client.fleet.slot_state import ReleaseFolder, SlotsError, State, check_fits
 from hushfleet.edge_client.storage.state_files import HEALTHY, INCOMING, OFFERS, RELEASE_KEYS
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.errors import BadInput, StoreFull, WireError
-from hushfleet.release import Manifest, SignedManifest, Trust, this_platform
-from hushfleet.release.statements import TEXT_CAP
+from hushfleet.release.manifest import Manifest, SignedManifest, this_platform
+from hushfleet.release.statements import TEXT_CAP, Trust
 from hushfleet.wire.format.health import SlotState
 
 
@@ -62,7 +62,7 @@ class Installed:
     def state(self) -> State | None:
         """Reads the state. Returns None if no release is installed."""
         try:
-            return Slots(self._root, self._state_dir).read()
+            return ReleaseFolder(self._root).read()
         except (SlotsError, OSError):
             return None
 
@@ -126,8 +126,8 @@ class Installed:
         write_whole(self._file, json.dumps(asdict(last)).encode(), durable=True)
 
     def _last_offer(self) -> _LastOffer:
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
-            known = json.loads(self._file.read_text())
+        known = read_object(self._file)
+        with contextlib.suppress(ValueError, TypeError):
             return _LastOffer(
                 str(known.get("version", "")), int(known.get("attempt", -1)), int(known.get("newest", -1))
             )

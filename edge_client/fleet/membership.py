@@ -14,9 +14,9 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.waiting import WaitingNote
 from hushfleet.edge_client.duties import Duty
-from hushfleet.edge_client.fleet.enrol import AskAgain, CertificateRequest, Renewal, enrol
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.newest import News
+from hushfleet.edge_client.fleet.renewal import AskAgain, Renewal
 from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.fleet.updates import ReleaseDuty, RestartForRelease
@@ -55,6 +55,8 @@ def run_in_fleet(
         if doubt or not usable:
             if not usable:
                 _log.info("asking %s for a certificate", config.enrolment_address)
+            from hushfleet.edge_client.fleet.enrol import CertificateRequest, enrol  # an enrolled board needs neither
+
             patience_s = PATIENCE_S if usable else math.inf
             asking = CertificateRequest(config, store, tls)
             note = WaitingNote(config.store_path.with_name(WAITING), {}, clock=time.monotonic)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hushfleet.atomic_file import write_whole
+from hushfleet.atomic_file import read_object, write_whole
 
 FOLDER = "system"
 """Folder in a release that contains `slots.pyz` and the folder `units`."""
@@ -26,22 +26,13 @@ _REHEARSED = ("show", "begin", "check")
 
 def is_due(root: Path, version: str) -> bool:
     """Returns whether the good release `version` contains such files that were not handled yet."""
-    try:
-        manifest = json.loads((root / "releases" / version / "release.json").read_text("utf-8"))
-        if manifest["system"] is not True:
-            return False
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
-    return note(root).get("release") != version
+    manifest = read_object(root / "releases" / version / "release.json")
+    return manifest.get("system") is True and note(root).get("release") != version
 
 
 def note(root: Path) -> dict[str, str]:
     """Reads what was done last: `release`, and `refused`, which is empty after a renewal. Empty if nothing was done."""
-    try:
-        found = json.loads((root / NOTE).read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return read_object(root / NOTE)
 
 
 def renew(root: Path, version: str, *, units: Path) -> bool:

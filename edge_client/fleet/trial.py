@@ -42,7 +42,7 @@ _GRAPH = (
     "UXcNU/k/8gpUjsF+2aXFeq+8h6IYRdGFpEWwIYqtXXR5ypx4gm6vf88HpCQWcKW7XY5r8BzjMIfwmOKpurBfOUcoAz6bqtkM063sQ4yjTrbEj/tf"
     "WizgLPgbh7BIbw=="
 )
-_PARTS = ("agent", "trainer", "predict", "fleet.membership", "fleet.updates")
+_PARTS = ("agent", "trainer", "predict", "fleet.membership", "fleet.enrol", "fleet.updates")
 
 _log = logging.getLogger("hushfleet.edge")
 

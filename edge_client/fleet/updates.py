@@ -19,13 +19,13 @@ from hushfleet.atomic_file import sync_folder, write_whole
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.installed import Installed
-from hushfleet.edge_client.fleet.slots import SlotsError
+from hushfleet.edge_client.fleet.slot_state import SlotsError
 from hushfleet.edge_client.rate_limits import Backoff
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, BadSignature, HushfleetError, Malformed, StoreError, StoreFull, WireError
 from hushfleet.wire.format.chunks import Assembler, Ranges, chunk_count
 from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOffer
-from hushfleet.wire.format.messages import Want, decode_message, encode_message, peek_kind
+from hushfleet.wire.format.messages import Want, decode_as, encode_message, peek_kind
 from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Link
 
@@ -79,8 +79,7 @@ class ReleaseDuty(Duty):
             if self._file is not None and self._offer is not None and topic.digest == self._offer.digest:
                 self._on_chunk(self._file, self._offer, payload)
         elif topic.kind == "fleet" and payload and peek_kind(payload) is ReleaseOffer:
-            offer = decode_message(payload, federation=self._topics.federation, public_key=self._service)
-            assert isinstance(offer, ReleaseOffer)
+            offer = decode_as(ReleaseOffer, payload, federation=self._topics.federation, public_key=self._service)
             if offer.device != self._device:
                 raise Malformed(f"an offer for {offer.device} came to this board")
             self._on_offer(offer)

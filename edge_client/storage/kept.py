@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from hushfleet.array_api import np
 from hushfleet.learning.head_choice import HeadChoice
 from hushfleet.schema import Checked, Count, later
-from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.spec import Digest, TaskId
 
 if TYPE_CHECKING:
     from hushfleet.learning.own_head import DeviceHead
+    from hushfleet.secure.roster import Roster
 
 Accelerator = Literal["cpu", "cuda"]
 

@@ -43,7 +43,6 @@ from hushfleet.methods.public_bytes import public_digest
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.schema import pack, unpack
-from hushfleet.wire.format.fleet_messages import CarriedRounds
 from hushfleet.wire.format.identity import Identity
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
 
     from hushfleet.edge_client.storage.arrays import RoundCommit
     from hushfleet.methods.state import DeviceState
+    from hushfleet.wire.format.fleet_messages import CarriedRounds
 
 KEPT_TASKS = 4  # states and models of older tasks are dropped, so that years of tasks do not fill the card
 

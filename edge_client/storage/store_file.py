@@ -8,37 +8,39 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import sqlite3
-import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hushfleet.at_need import at_need
 from hushfleet.atomic_file import PART_SUFFIX, sync_folder
 from hushfleet.edge_client.storage import answers, arrivals
-from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.state_files import LOCK_SUFFIX, REMNANTS, SQLITE_SUFFIXES
-from hushfleet.errors import LostStore, Malformed, StoreError
+from hushfleet.errors import LostStore, StoreError
 from hushfleet.privacy.ledger import Ledger
-from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.identity import Identity
 
+if TYPE_CHECKING:
+    from hushfleet.edge_client.storage import migrations
+else:
+    migrations = at_need("hushfleet.edge_client.storage.migrations")
+
 SCHEMA_VERSION = b"6"
-OLDEST_SCHEMA = b"1"  # the oldest that `bring_up_to_date` upgrades
+OLDEST_SCHEMA = b"1"  # the oldest that `migrations` upgrades
 
 # A simulation writes thousands of stores. Larger pages make a model's bytes cheaper, and each of the seventeen tables
 # and indexes has at least one. A board keeps SQLite's small ones: most commits change a few bytes, and flash wears.
 _SIMULATED_PAGE_BYTES = 1 << 13
 
 # The digests of all public states that the device ever had: an aggregator holds one of them, or a newcomer's.
-_PUBLIC_DIGESTS = """
+PUBLIC_DIGESTS = """
 CREATE TABLE public_digests (task TEXT NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (task, digest)) WITHOUT ROWID;
 """
 
 # The models of the last tasks with which the device predicts (`KeptModel`), the newest in the last row.
-_OWN_MODELS = "CREATE TABLE own_models (task TEXT PRIMARY KEY, kept BLOB NOT NULL);"
+OWN_MODELS = "CREATE TABLE own_models (task TEXT PRIMARY KEY, kept BLOB NOT NULL);"
 
 _SCHEMA = f"""
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL);
@@ -50,10 +52,10 @@ CREATE TABLE outbox (
     task TEXT NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL, data BLOB,
     public_before BLOB NOT NULL, status TEXT NOT NULL, attached_digest BLOB, context BLOB,
     PRIMARY KEY (task, round));
-{_PUBLIC_DIGESTS}
+{PUBLIC_DIGESTS}
 {answers.SCHEMA}
 {arrivals.SCHEMA};
-{_OWN_MODELS}
+{OWN_MODELS}
 """
 
 
@@ -208,7 +210,7 @@ def checked_identity(connection: sqlite3.Connection, path: Path, *, device: str,
     schema, owner = facts["schema"], facts["device"].decode()
     if not inspect and owner == device:
         run("PRAGMA query_only = OFF")
-        schema = bring_up_to_date(connection, schema)
+        schema = schema if schema == SCHEMA_VERSION else migrations.bring_up_to_date(connection, schema)
     if schema != SCHEMA_VERSION:
         raise StoreError(
             f"the store {path} has version {schema.decode()}, this client reads {SCHEMA_VERSION.decode()}; "
@@ -219,71 +221,6 @@ def checked_identity(connection: sqlite3.Connection, path: Path, *, device: str,
             f"the store {path} belongs to the device {owner!r}, not to {device!r}; give each device its own state_dir"
         )
     return Identity.from_bytes(facts["identity"])
-
-
-def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
-    """Upgrades an older schema step by step, each in one transaction. Returns the schema afterwards."""
-    steps = (
-        (b"1", _keep_public_digests),
-        (b"2", _keep_answers),
-        (b"3", _keep_times),
-        (b"4", _keep_lag),
-        (b"5", _keep_own_models),
-    )
-    for older, upgrade in steps:
-        if schema == older:
-            schema = str(int(older) + 1).encode()
-            connection.execute("BEGIN IMMEDIATE")
-            upgrade(connection)
-            connection.execute("UPDATE facts SET value = ? WHERE name = 'schema'", (schema,))
-            connection.execute("COMMIT")
-    return schema
-
-
-def _keep_public_digests(connection: sqlite3.Connection) -> None:
-    """Upgrades schema 1, which forgot the public states of earlier rounds."""
-    run = connection.execute
-    run("ALTER TABLE outbox ADD COLUMN attached_digest BLOB")
-    run("UPDATE outbox SET attached_digest = x''")  # it may have been attached; nobody noted it
-    run(_PUBLIC_DIGESTS)
-    states = run("SELECT task, public_before FROM outbox UNION ALL SELECT task, public FROM states").fetchall()
-    for task, state in states:
-        # `PublicState.digest` of `PublicState.to_bytes`, which needs the model's size to be read as a whole
-        try:
-            digest = hashlib.sha256(state[:4] + zlib.decompress(state[4:])).digest()[:16]
-        except zlib.error as error:
-            raise sqlite3.DatabaseError(f"a public state of task {task} does not unpack: {error}") from error
-        run("INSERT OR IGNORE INTO public_digests VALUES (?, ?)", (task, digest))
-
-
-def _keep_answers(connection: sqlite3.Connection) -> None:
-    """Upgrades schema 2, which knew no secure sums."""
-    connection.execute("ALTER TABLE outbox ADD COLUMN context BLOB")
-    connection.execute(answers.SCHEMA)
-
-
-def _keep_times(connection: sqlite3.Connection) -> None:
-    """Upgrades schema 3, which knew neither when charges were made nor when samples arrived."""
-    connection.execute(arrivals.SCHEMA)
-    _keep_lag(connection)
-
-
-def _keep_lag(connection: sqlite3.Connection) -> None:
-    """Upgrades schema 4, which did not know how far the counted time is behind the true time."""
-    (device,) = connection.execute("SELECT value FROM facts WHERE name = 'device'").fetchone()
-    Ledger(connection, device=device.decode()).upgrade_schema()
-
-
-def _keep_own_models(connection: sqlite3.Connection) -> None:
-    """Upgrades schema 5, which kept one own head, of the task in use if the device predicted with it."""
-    run = connection.execute
-    run(_OWN_MODELS)
-    facts = dict(run("SELECT name, value FROM facts WHERE name IN ('mixture', 'task_digest')"))
-    with contextlib.suppress(Malformed):  # a damaged head is made anew
-        if len(facts) == 2:
-            head = replace(unpack(KeptModel, facts["mixture"], what="the own head"), package=facts["task_digest"])
-            run("INSERT INTO own_models VALUES (?, ?)", (head.task, pack(head)))
-    run("DELETE FROM facts WHERE name IN ('mixture', 'own_head')")  # the second up to version 0.3.0
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from hushfleet.at_need import at_need
 from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import allowed_charge, check_trust
@@ -14,18 +15,22 @@ from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.declines import Declined
 from hushfleet.errors import BadInput, Malformed, PrivacyError
 from hushfleet.methods.cost import RoundTerms
-from hushfleet.methods.question import rules_of
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.charge import Charge
-from hushfleet.secure.agreement import KeyAgreement
-from hushfleet.secure.member_answer import AnswerHeader, encode_answer
-from hushfleet.secure.roster import Roster
-from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import BlobRef, TaskSpec
 
 if TYPE_CHECKING:
     from hushfleet.edge_client.storage.arrays import RoundStore
+    from hushfleet.methods import question
+    from hushfleet.secure import agreement as key_agreement
+    from hushfleet.secure import member_answer, secure_round
+    from hushfleet.secure.roster import Roster
+else:
+    question = at_need("hushfleet.methods.question")
+    key_agreement = at_need("hushfleet.secure.agreement")
+    member_answer = at_need("hushfleet.secure.member_answer")
+    secure_round = at_need("hushfleet.secure.secure_round")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -44,7 +49,9 @@ class Party:
     spec: TaskSpec
     method: TaskMethod
     limits: LimitsSection
-    make_secure_round: Callable[..., SecureRound] = SecureRound
+    make_secure_round: Callable[..., secure_round.SecureRound] = lambda *given, size: secure_round.SecureRound(
+        *given, size=size
+    )
     now: Callable[[], int] = lambda: 0
 
     @cached_property
@@ -53,9 +60,9 @@ class Party:
         return BlobRef.of(self.spec.to_bytes()).digest
 
     @cached_property
-    def agreement(self) -> KeyAgreement:
+    def agreement(self) -> key_agreement.KeyAgreement:
         """The device's keys with its peers in secure sums."""
-        return KeyAgreement(self.store.identity, task=self.package)
+        return key_agreement.KeyAgreement(self.store.identity, task=self.package)
 
 
 class AllowedRound:
@@ -67,7 +74,9 @@ class AllowedRound:
     def __init__(self, party: Party, plan: RoundPlan, roster: Roster | None = None) -> None:
         self.party, self.plan, self.roster = party, plan, roster
         self.store, self.asks = party.store, party.spec.asks(plan.round)
-        self.spec, self.method = rules_of(party.spec, party.method, plan.round)
+        self.spec, self.method = party.spec, party.method
+        if self.asks:
+            self.spec, self.method = question.rules_of(party.spec, party.method, plan.round)
         preference = party.limits.noise_preference
         # A question has its own noise, which no plan changes.
         self.terms = RoundTerms() if self.asks else RoundTerms(plan.noise_split, plan.controls, preference)
@@ -112,7 +121,7 @@ class AllowedRound:
         return self.charge.noise_multiplier > 0 and not self.charge.raw
 
     @cached_property
-    def secure(self) -> SecureRound:
+    def secure(self) -> secure_round.SecureRound:
         """Cohort and committee of a round with a secure sum.
 
         Raises `Declined` if the task assumes more trust than the owner allows, and `BadInput` if task, plan or roster
@@ -139,11 +148,11 @@ class AllowedRound:
         if device not in self.secure.members or plan.secure is None:
             return None
         included = plan.secure.included
-        header = AnswerHeader.of(plan.task, plan.round, device, included, self.secure.spec.bits)
+        header = member_answer.AnswerHeader.of(plan.task, plan.round, device, included, self.secure.spec.bits)
         stored = store.answers.of(plan.task, plan.round)
         if stored is None:
             values = self.secure.answer(self.party.agreement, device, included)
-            data = encode_answer(header, values, identity=store.identity)
+            data = member_answer.encode_answer(header, values, identity=store.identity)
             return store.answers.commit(plan.task, plan.round, included=header.included, data=data)
         if stored.included != header.included:
             raise PrivacyError(

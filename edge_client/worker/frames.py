@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
 import struct
 from typing import Any, TypeVar
 
 import msgspec
 
-from hushfleet.edge_client.worker.job import Failed, Finished, HeadChosen, Job, Told
+from hushfleet.edge_client.worker.job import Applied, Failed, Finished, HeadChosen, Job, Told
 from hushfleet.errors import Malformed
 from hushfleet.schema import from_plain, to_plain
 
 _HEAD = struct.Struct("<BI")
-_KINDS: tuple[type, ...] = (Job, Told, Finished, HeadChosen, Failed)
+_KINDS: tuple[type, ...] = (Job, Told, Finished, HeadChosen, Applied, Failed)
 _MAX_TOLD_BYTES = 1 << 16
 
-Message = Job | Told | Finished | HeadChosen | Failed
+Message = Job | Told | Finished | HeadChosen | Applied | Failed
 M = TypeVar("M", bound=Message)
 
 
@@ -40,6 +41,10 @@ class Frames:
         """True if a whole message may be there, and no more is read before it is taken."""
         return len(self._data) > self._most_bytes
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._data
+
     def add(self, data: bytes) -> None:
         self._data += data
 
@@ -59,9 +64,10 @@ class Frames:
         return message
 
 
-def read_job(data: bytes) -> Job:
-    """Decodes the only message that a worker gets."""
-    return read(Job, data[_HEAD.size :])
+def read_job(data: bytes | mmap.mmap) -> Job:
+    """Decodes the only kind of message that a worker gets."""
+    with memoryview(data) as whole, whole[_HEAD.size :] as job:
+        return read(Job, job)
 
 
 def read(kind: type[M], data: bytes | memoryview) -> M:

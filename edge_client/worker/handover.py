@@ -8,37 +8,64 @@ values are clipped and noised is the worker's work, which nobody can check after
 from __future__ import annotations
 
 import logging
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.drift import has_become_worse, read_tests
 from hushfleet.edge_client.board.notes import notes_in
+from hushfleet.edge_client.download import DifferenceChain
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.allowed import AllowedRound
-from hushfleet.edge_client.worker.job import Died, Finished, HeadJob, Job, Outcome, Told, Workshop
+from hushfleet.edge_client.worker.job import Applied, Died, Finished, HeadChosen, HeadJob, Job, Outcome, Told, Workshop
 from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import Malformed, StoreError
 from hushfleet.methods.public_bytes import public_digest
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.spec import BlobRef
 from hushfleet.wire.format.update import max_public_bytes, max_update_bytes, read_header, signed
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.board import drift
+else:
+    drift = at_need("hushfleet.edge_client.board.drift")
 
 MAX_LINES = 200
 """Lines of the log that are taken from one job."""
 MOST_VECTORS = 16
 """A method's private state takes at most so many vectors of the model's size."""
-_ROOM_BYTES = 1 << 20
+MOST_APPLYING_S = 60.0
+"""The guardian waits so long for a worker that adds differences to a model."""
+_ROOM_BYTES, _LOOK_S = 1 << 20, 0.005
 
 _log = logging.getLogger("hushfleet.edge")
 
 
 class Handover:
-    """Makes jobs from the store, and checks and stores their outcomes."""
+    """Makes jobs from the store, and checks and stores their outcomes.
 
-    def __init__(self, config: DeviceConfig, store: DeviceStore, workshop: Workshop) -> None:
-        self._config, self._store, self._workshop = config, store, workshop
+    A worker that has finished its job is kept for the next one of the same task, `worker.keep_s` seconds.
+
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: DeviceConfig,
+        store: DeviceStore,
+        workshop: Workshop,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._store, self._workshop, self._clock = config, store, workshop, clock
+        self._kept_for: tuple[bytes, bool] | None = None  # what a worker serves without a new start
+        self._kept_until: float | None = None  # None: it works, or there is none
         self._state_dir = config.store_path.parent
         self._data_note, self._training_note = notes_in(None if config.simulation else self._state_dir)
         self._lines = 0
@@ -83,7 +110,7 @@ class Handover:
                 entries=tuple(self._store.ledger.entries(plan.task)),
                 hides=task.constant_time,
                 nominal_s=nominal_s,
-                worse=has_become_worse(read_tests(self._state_dir)) if tells_drift else None,
+                worse=drift.has_become_worse(drift.read_tests(self._state_dir)) if tells_drift else None,
                 accelerator=None if accelerator is None else pack(accelerator),
                 processor_only=again or task.deaths > 0,
                 trained_samples=known,
@@ -97,21 +124,61 @@ class Handover:
         package, graphs = task.package()
         self._begin(Job(self._config, package, graphs, plan, model, task.party.now(), head=head))
 
+    def applied(self, task: TaskRuntime, chain: DifferenceChain) -> bytes:
+        """Returns the model that differences lead to, as the worker says that trains with it. Raises `Malformed`."""
+        if "numpy" in sys.modules:  # a simulation, which has no memory to spare
+            from hushfleet.wire.format.difference import apply_all
+
+            return apply_all(chain.base, chain.differences, chain.plan.task, chain.counts)
+        package, _ = task.package()
+        job = Job(self._config, package, (), chain.plan, chain.base, task.party.now())
+        adding = replace(job, processor_only=task.deaths > 0, differences=chain.differences, counts=chain.counts)
+        self._begin(adding)
+        last = self._clock() + MOST_APPLYING_S
+        while (outcome := self.poll(task)) is None and self._clock() < last:
+            time.sleep(_LOOK_S)
+        if not isinstance(outcome, Applied):
+            self.give_up()
+            why = getattr(outcome, "reason", "") or getattr(outcome, "why", "it took too long")
+            raise Malformed(f"the differences were not added: {why}")
+        return outcome.model
+
     def _begin(self, job: Job) -> None:
-        self._lines = 0
+        self._lines, self._kept_until = 0, None
+        serves = BlobRef.of(job.package).digest, job.processor_only
+        if serves != self._kept_for:
+            self._workshop.give_up()
+        self._kept_for = serves
         self._workshop.begin(job)
         # Only what the outcome is compared with is kept: model and graphs are megabytes.
-        self._job = replace(job, package=b"", graphs=(), model=b"", roster=None, earlier=None, arrivals=())
+        self._job = replace(
+            job, package=b"", graphs=(), model=b"", roster=None, earlier=None, arrivals=(), differences=()
+        )
 
     def poll(self, task: TaskRuntime | None) -> Outcome | None:
         """Returns the outcome, once; None while the worker works."""
         outcome = self._workshop.poll()
+        if outcome is not None:  # after a failure nobody knows what state it is in
+            keep_s = self._config.worker.keep_s if isinstance(outcome, Finished | HeadChosen) else 0.0
+            if isinstance(outcome, Applied):  # the round begins now
+                keep_s = max(MOST_APPLYING_S, self._config.worker.keep_s)
+            self._kept_until = self._clock() + keep_s
+            self.rest()
         for told in self._workshop.told():
             self._hear(told, task)
         return outcome
 
+    def rest(self, *, at_once: bool = False) -> None:
+        """Ends a worker without a job that has waited for the next one long enough.
+
+        :param at_once: whether no next one is expected.
+        """
+        if self._kept_until is not None and (at_once or self._clock() >= self._kept_until):
+            self.give_up()
+
     def give_up(self) -> None:
-        """Ends the job; nothing was spent."""
+        """Ends the worker, also with a job; nothing was spent."""
+        self._kept_until = None
         self._workshop.give_up()
 
     def died(self, died: Died) -> None:
@@ -120,12 +187,18 @@ class Handover:
         if kept is not None and kept.used == "cuda":
             self._store.keep_accelerator(replace(kept, failed=f"the training process {died.why}"))
 
-    def commit(self, done: Finished, round: AllowedRound, task: TaskRuntime) -> OutboxEntry:
+    def commit(self, done: Finished | HeadChosen, round: AllowedRound, task: TaskRuntime) -> OutboxEntry:
         """Signs and stores a trained round. Raises `Malformed` for one that is not what was ordered, and `StoreError`.
 
         The keys of new samples are on the disk before the round is.
         """
-        coded = self._checked(done, round, task)
+        try:
+            if not isinstance(done, Finished):
+                raise Malformed("the worker has chosen a head where a round was wanted")
+            coded = self._checked(done, round, task)
+        except Malformed:
+            self.give_up()
+            raise
         if done.arrived:
             self._store.arrivals.of(done.arrived, now=round.at)
         entry = self._store.commit_coded(coded)

@@ -1,8 +1,8 @@
 """Defines what a guardian hands to a worker, and what a worker hands back: frozen messages of bytes, without arrays.
 
 The guardian is the board's client: it has the keys, the store and the network. A worker has neither. It gets one job,
-which is one round or the choice of one own head, and gives one outcome. An outcome is untrusted input: the guardian
-checks it as it checks a message from the network.
+which is one round, the choice of one own head, or a model and differences to add to it, and gives one outcome. An
+outcome is untrusted input: the guardian checks it as it checks a message from the network.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class Job:
     :param blank: train as a device without data: an earlier worker of the round has died, perhaps because of them, and
         a decline would reveal this.
     :param head: None for a round.
+    :param differences: are added to `model`, which has layers of `counts` values, and nothing is trained; none for a
+        round and for a head.
     """
 
     config: DeviceConfig
@@ -83,6 +85,8 @@ class Job:
     arrivals: tuple[tuple[bytes, int], ...] = ()
     blank: bool = False
     head: HeadJob | None = None
+    differences: tuple[bytes, ...] = ()
+    counts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,13 @@ class HeadChosen:
 
 
 @dataclass(frozen=True)
+class Applied:
+    """The model to which a job's differences lead, in its wire form."""
+
+    model: bytes
+
+
+@dataclass(frozen=True)
 class Failed:
     """The worker declines the job, in words that may be public.
 
@@ -156,18 +167,19 @@ class Died:
     why: str
 
 
-Outcome = Finished | HeadChosen | Failed | Died
+Outcome = Finished | HeadChosen | Applied | Failed | Died
 
 
 class Workshop(Protocol):
     """Does one job at a time, while the guardian goes on.
 
-    `ChildProcess` starts a worker process for each job, as boards do. `InProcess` works in `begin`, for simulations and
+    `ChildProcess` does it in a process of its own, as boards do. `InProcess` works in `begin`, for simulations and
     tests; a world with its own clock gives the same outcome later, from its `poll`.
     """
 
     def begin(self, job: Job) -> None:
-        """Starts a job; none is under way. Raises `OSError` if no worker can be started."""
+        """Starts a job; none is under way. Without `give_up` since then, what an earlier job has loaded may be used
+        again. Raises `OSError` if no worker can be started."""
 
     def poll(self) -> Outcome | None:
         """Returns the outcome of the job, once; None while the worker works, or if there is no job."""
@@ -176,4 +188,4 @@ class Workshop(Protocol):
         """Returns what the worker has told since the last call."""
 
     def give_up(self) -> None:
-        """Ends the job without an outcome; nothing was spent. Does nothing without a job."""
+        """Ends the worker, and its job without an outcome; nothing was spent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,11 @@ class JobStore:
         self.commit: CodedRound | None = None
         self.new: dict[bytes, None] = {}
         self._known = dict(job.arrivals)
+
+    def release(self) -> None:
+        """Drops what only this job needs: a process that waits for the next one keeps its memory small."""
+        self.job = replace(self.job, package=b"", graphs=(), model=b"", state=None, earlier=None, roster=None)
+        self.commit = None
 
     @property
     def answers(self) -> Answers:

@@ -3,17 +3,19 @@
 `begin` limits what no import needs. `close` comes after the imports: memory is counted from there, so that the limit is
 what DEVICE.toml gives to training, whatever the libraries have mapped. Then no new socket can be made, and no program
 started (seccomp), and only the data and the installed software can be read (Landlock). Both need no privilege. Where a
-kernel lacks one of them, the worker goes on without it (docs/security.md).
+kernel lacks one of them, the worker goes on without it (docs/security.md). `allow` comes before each job.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import resource
 import signal
 import struct
 import sys
+import time
 from pathlib import Path
 
 from hushfleet.edge_client.worker.job import Job
@@ -39,17 +41,22 @@ def begin() -> None:
 
 
 def close(job: Job) -> None:
-    """Limits memory and processor time to the job's, and closes what a job does not need."""
+    """Limits memory to what the board gives, and closes what no job needs."""
     memory_bytes = job.config.memory_mib << 20
     uses_gpu = job.config.simulation is None and "onnxruntime" in sys.modules and _has_gpu()
     if not uses_gpu:  # CUDA maps more address space than any board has memory
         _lower(resource.RLIMIT_AS, _address_space_bytes() + memory_bytes)
-    threads = os.cpu_count() or 1
-    _lower(resource.RLIMIT_CPU, int(threads * job.plan.deadline_s) + SPARE_CPU_S)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if job.config.simulation is None:
         _restrict_files(job)
     _forbid_calls()
+
+
+def allow(job: Job) -> None:
+    """Gives a job its processor time, from now on."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    most = math.ceil(time.process_time() + (os.cpu_count() or 1) * job.plan.deadline_s) + SPARE_CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def _has_gpu() -> bool:

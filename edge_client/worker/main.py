@@ -1,52 +1,73 @@
-"""The worker's process: it limits itself, reads its job, works, and sends the outcome to its guardian."""
+"""The worker's process: it limits itself, reads a job, works, sends the outcome, and waits for the next job."""
 
 from __future__ import annotations
 
 import logging
 import mmap
 import os
+import socket
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from hushfleet.edge_client.worker import limits
-from hushfleet.edge_client.worker.frames import frame, read_job
-from hushfleet.edge_client.worker.job import MAX_TEXT_CHARS, Failed, Finished, HeadChosen, Job, Told
+from hushfleet.edge_client.worker.frames import Message, frame, read_job
+from hushfleet.edge_client.worker.job import MAX_TEXT_CHARS, Job, Told
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.worker.work import JobWork
 
 
-def main(pipe_fd: int, job_fd: int) -> None:
-    """Does the job in `job_fd`, and writes to `pipe_fd`; ends the process."""
+def main(pipe_fd: int) -> None:
+    """Does the jobs whose descriptors come from the pipe, and answers to it; ends the process with the pipe."""
     limits.begin()
-    with mmap.mmap(job_fd, 0, access=mmap.ACCESS_READ) as data:
-        job = read_job(data[:])
-    os.close(job_fd)
-
-    def send(message: Told | Finished | HeadChosen | Failed) -> None:
-        view = memoryview(frame(message))
-        while view:
-            view = view[os.write(pipe_fd, view) :]
-
+    pipe = socket.socket(fileno=pipe_fd)
     logging.getLogger("hushfleet").setLevel(logging.INFO)
+
+    def send(message: Message) -> None:
+        pipe.sendall(frame(message))
+
     logging.getLogger("hushfleet").addHandler(_Telling(send))
-    send(_outcome(job, send))
+    work: JobWork | None = None
+    while (job := _next_job(pipe)) is not None:
+        try:
+            work = work or _prepared(job, send)
+            limits.allow(job)
+            outcome = work.do(job)
+        except Exception as error:  # also of an import
+            from hushfleet.edge_client.storage.declines import decline_reason
+            from hushfleet.edge_client.worker.job import Failed
+
+            outcome = Failed(*decline_reason(error))
+        del job  # the memory is free while the next one comes
+        send(outcome)
+        del outcome
     os._exit(0)  # nothing here needs an orderly end, which takes ONNX Runtime some time
 
 
-def _outcome(job: Job, tell: Callable[[Told], None]) -> Finished | HeadChosen | Failed:
-    try:
-        if job.config.device.accelerator != "cpu" and job.config.simulation is None:
-            from hushfleet.edge_client.board.installed_runtime import use_installed_runtime
+def _next_job(pipe: socket.socket) -> Job | None:
+    """Returns the next job; None when the guardian has closed the pipe."""
+    _, descriptors, _, _ = socket.recv_fds(pipe, 1, 1)
+    if not descriptors:
+        return None
+    (descriptor,) = descriptors
+    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
+        os.close(descriptor)
+        return read_job(data)
 
-            use_installed_runtime(sys.path)
-        from hushfleet.edge_client.board.process import return_freed_memory
-        from hushfleet.edge_client.worker.work import JobWork
 
-        return_freed_memory()
-        limits.close(job)
-        return JobWork(tell).do(job)
-    except Exception as error:  # also of an import
-        from hushfleet.edge_client.storage.declines import decline_reason
+def _prepared(job: Job, tell: Callable[[Told], None]) -> JobWork:
+    """Imports what training needs, and then gives up what it does not need."""
+    if job.config.device.accelerator != "cpu" and job.config.simulation is None:
+        from hushfleet.edge_client.board.installed_runtime import use_installed_runtime
 
-        return Failed(*decline_reason(error))
+        use_installed_runtime(sys.path)
+    from hushfleet.edge_client.board.process import return_freed_memory
+    from hushfleet.edge_client.worker.work import JobWork
+
+    return_freed_memory()
+    limits.close(job)
+    return JobWork(tell)
 
 
 class _Telling(logging.Handler):

@@ -8,19 +8,24 @@ an earlier task answers, and the store keeps the graphs that it needs (`blobs_of
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hushfleet.array_api import np
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput
+from hushfleet.edge_client.worker.runtime import TaskRuntime
+from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods import method_of
 from hushfleet.methods.personal import Personal
+from hushfleet.wire.format.messages import IN_PROGRESS, RoundPlan
 from hushfleet.wire.format.spec import TaskSpec
 
 if TYPE_CHECKING:
     from hushfleet.data.samples import LabelledSamples
     from hushfleet.learning.evaluation import LogitsOf
+
+_log = logging.getLogger("hushfleet.edge")
 
 
 class OwnModel(NamedTuple):
@@ -118,6 +123,37 @@ def blobs_of_models(store: DeviceStore) -> set[bytes]:
     if own.kind == "global":
         needed |= {kept.global_digest for kept in store.own_models() if kept.task == own.spec.task}
     return needed
+
+
+def tidy(store: DeviceStore, plan: RoundPlan, task: TaskRuntime, *, rosters: set[bytes]) -> None:
+    """Notes the model that a round has left, and deletes what is no longer needed.
+
+    It never fails a committed round: the next round meets the full disk.
+
+    :param rosters: digests of those that stay.
+    """
+    try:
+        if task.spec.training_rounds or store.task_digest is None:  # a question keeps the present model
+            store.set_current(task_digest=task.digest, global_digest=plan.global_digest)
+            if not task.spec.model.chooses_head:
+                _keep_model(store, plan, task)
+            store.drop_blobs(keep=task.blobs() | blobs_of_models(store) | rosters | {plan.global_digest})
+    except HushfleetError as error:
+        _log.error("%s", error)
+
+
+def _keep_model(store: DeviceStore, plan: RoundPlan, task: TaskRuntime) -> None:
+    """Stores that the device now predicts with this task's model: its own, or a shared one that is trained."""
+    if is_shared_whole(task.spec):
+        round = plan.last_closed
+        if not (round or task.spec.continues):
+            return
+    elif plan.phase in IN_PROGRESS:
+        round = plan.round
+    else:
+        return
+    store.keep_model(KeptModel(plan.task, plan.global_digest, package=task.digest, round=round))
+    store.note_awaited("")
 
 
 def spec_of(store: DeviceStore, package: bytes | None) -> TaskSpec | None:

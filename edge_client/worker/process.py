@@ -1,7 +1,8 @@
-"""Starts a worker process for each job, watches it, and ends it: the guardian's side.
+"""Starts a worker process for jobs of one task, watches it, and ends it: the guardian's side.
 
-The worker gets a pipe and nothing else: no key, no other descriptor, no environment. Its job lies in memory that it
-reads once. It limits itself before it reads the job (`limits`), and dies with its guardian.
+The worker gets a pipe and nothing else: no key, no other descriptor, no environment. A job lies in memory that it reads
+once; the pipe carries its descriptor. The worker limits itself before it reads its first job (`limits`), waits for the
+next one after an outcome, and dies with its guardian.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ KEPT_VARIABLES = ("HUSHFLEET_METHOD_FILE", "LANG", "LC_ALL", "LD_LIBRARY_PATH", 
 MOST_OUTCOME_BYTES = 1 << 28
 _PART_BYTES = 1 << 16
 _ENTRY = (
-    "import sys; fds = [int(n) for n in sys.argv[1:3]]; sys.path[:] = sys.argv[3:]; "
-    "from hushfleet.edge_client.worker.main import main; main(*fds)"
+    "import sys; pipe = int(sys.argv[1]); sys.path[:] = sys.argv[2:]; "
+    "from hushfleet.edge_client.worker.main import main; main(pipe)"
 )
 
 
 class ChildProcess:
-    """A `Workshop` whose jobs run in processes of their own."""
+    """A `Workshop` whose jobs run in a process of their own, which stays until `give_up`."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -40,16 +41,34 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """The worker's process id; None without a job."""
+        """The worker's process id; None without one."""
         return None if self._process is None else self._process.pid
 
     def begin(self, job: Job) -> None:
+        if self._process is not None and not self._is_idle():
+            self.give_up()
+        with _in_memory(frame(job)) as memory:
+            if self._process is None:
+                self._start()
+            assert self._pipe is not None
+            try:
+                socket.send_fds(self._pipe, [b"j"], [memory.fileno()])
+            except OSError:
+                self.give_up()
+                raise
+
+    def _is_idle(self) -> bool:
+        """Whether a kept worker waits for a job: it lives, and has sent nothing after its outcome."""
+        assert self._pipe is not None
+        return self._receive(self._pipe) and self._frames.is_empty
+
+    def _start(self) -> None:
         ours, theirs = socket.socketpair()
         try:
-            with theirs, _in_memory(frame(job)) as memory:
+            with theirs:
                 self._process = subprocess.Popen(
-                    _command(theirs.fileno(), memory.fileno()),
-                    pass_fds=(theirs.fileno(), memory.fileno()),
+                    _command(theirs.fileno()),
+                    pass_fds=(theirs.fileno(),),
                     env=_environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -71,7 +90,6 @@ class ChildProcess:
                 if isinstance(message, Told):
                     self._heard.append(message)
                 elif not isinstance(message, Job):
-                    self._end()
                     return message
         except Malformed as error:
             self._end()
@@ -124,10 +142,10 @@ def _environment() -> dict[str, str]:
     return {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ} | {"MALLOC_ARENA_MAX": "1"}
 
 
-def _command(*descriptors: int) -> list[str]:
+def _command(pipe: int) -> list[str]:
     """Returns the command of a worker: the same Python, which looks for packages only where this one does."""
     flags = ["-I", *(["-B"] if sys.dont_write_bytecode else []), *["-O"] * sys.flags.optimize]
-    return [sys.executable, *flags, "-c", _ENTRY, *map(str, descriptors), *filter(None, sys.path)]
+    return [sys.executable, *flags, "-c", _ENTRY, str(pipe), *filter(None, sys.path)]
 
 
 @contextlib.contextmanager

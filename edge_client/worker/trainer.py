@@ -36,7 +36,8 @@ from hushfleet.secure import prime_field
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.codecs import codec_of, steps_for
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import SIGNED, UpdateFormat, UpdateHeader, encode_masked
+from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import SIGNED, UpdateFormat, encode_masked
 
 _log = logging.getLogger("hushfleet.edge")
 

@@ -18,7 +18,7 @@ from hushfleet.edge_client.board.notes import DataUse, Note
 from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason, ran_out_of_memory
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.edge_client.worker.head import chosen_head
-from hushfleet.edge_client.worker.job import MAX_TEXT_CHARS, Failed, Finished, HeadChosen, Job, Told
+from hushfleet.edge_client.worker.job import MAX_TEXT_CHARS, Applied, Failed, Finished, HeadChosen, Job, Told
 from hushfleet.edge_client.worker.job_store import JobStore
 from hushfleet.edge_client.worker.loaded_task import LoadedTask
 from hushfleet.edge_client.worker.trainer import DeviceRound
@@ -49,8 +49,10 @@ class JobWork:
         assert self._loaded is not None
         return self._loaded[2]
 
-    def do(self, job: Job) -> Finished | HeadChosen | Failed:
+    def do(self, job: Job) -> Finished | HeadChosen | Applied | Failed:
         """Returns the outcome of a job."""
+        if job.differences:
+            return _applied(job)
         try:
             store, task = self._task(job)
         except Exception as error:
@@ -59,6 +61,8 @@ class JobWork:
             return self._round(job, store, task) if job.head is None else chosen_head(job, job.head, task)
         except Exception as error:
             return Failed(*decline_reason(error))
+        finally:
+            store.release()
 
     def _task(self, job: Job) -> tuple[JobStore, LoadedTask]:
         digest = BlobRef.of(job.package).digest
@@ -127,6 +131,15 @@ class JobWork:
                 f"fewer than {spec.after_new} new samples since the last update; this device's owner lets it say so",
             )
         return b"".join(digests)
+
+
+def _applied(job: Job) -> Applied | Failed:
+    from hushfleet.wire.format.difference import apply_all
+
+    try:
+        return Applied(apply_all(job.model, job.differences, job.plan.task, job.counts))
+    except WireError as error:
+        return Failed("error", str(error)[:MAX_TEXT_CHARS])
 
 
 class _DataNote(Note):

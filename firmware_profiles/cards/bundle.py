@@ -16,6 +16,7 @@ import tempfile
 import zipfile
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib import resources
 from importlib.metadata import distributions
 from pathlib import Path
@@ -23,12 +24,13 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-import hushfleet
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.seed import write_system
-from hushfleet.release import Manifest, Signer, pack
+from hushfleet.release.archive import pack
+from hushfleet.release.manifest import Manifest, Signer
 from hushfleet.user_files import user_cache_dir
+from hushfleet.version import __version__
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 ARCHITECTURES = ("aarch64", "x86_64")
@@ -39,59 +41,9 @@ _OURS = {  # packages, and their folders that are not copied; an installation ha
     "hushfleet.edge_client": (),
     "hushfleet.firmware_profiles": ("cards",),
 }
-_PINS = resources.files("hushfleet.firmware_profiles.cards") / "wheels.txt"
+_FOLDER = resources.files("hushfleet.firmware_profiles.cards")
 _DATA = (".py", ".toml", ".typed", ".html", ".css", ".js")
 _START = "import sys\n\nfrom hushfleet.edge_client.__main__ import main\n\nsys.exit(main())\n"
-# Files of packages that a board never imports: half of a release (`docs/boards/index.md` has the sizes). A file stays
-# unless a pattern matches it, so a new version of a package can only make a release larger.
-DROPPED = (
-    # every package
-    "*/tests/*",
-    "*.pyi",
-    "*.pxd",
-    "*.h",
-    "*.a",
-    "*.c",
-    "*/RECORD",
-    "*/WHEEL",
-    "*/sboms/*",
-    "bin/*",
-    # NumPy: the Fortran binder, modules that only its own tests load, the plug-in of PyInstaller
-    "numpy/f2py/*",
-    "numpy/_pyinstaller/*",
-    "numpy/conftest.py",
-    "numpy/_core/_*tests*.so",
-    "numpy/_core/_simd.*.so",
-    # ONNX Runtime: its C library, which the Python module does not link; tools that make and convert models
-    "onnxruntime/capi/libonnxruntime.so*",
-    "onnxruntime/capi/convert_npz_to_onnx_adapter.py",
-    "onnxruntime/backend/*",
-    "onnxruntime/datasets/*",
-    "onnxruntime/quantization/*",
-    "onnxruntime/tools/*",
-    "onnxruntime/transformers/*",
-    # Pillow: AVIF, text, colour profiles, Tk; photographs are JPEG, PNG, TIFF, WebP, ...
-    "PIL/_avif.*.so",
-    "PIL/_imagingcms.*.so",
-    "PIL/_imagingft.*.so",
-    "PIL/_imagingmath.*.so",
-    "PIL/_imagingmorph.*.so",
-    "PIL/_imagingtk.*.so",
-    "pillow.libs/libavif-*",
-    "pillow.libs/libbrotli*",
-    "pillow.libs/libfreetype-*",
-    "pillow.libs/libharfbuzz-*",
-    "pillow.libs/liblcms2-*",
-    "pillow.libs/libpng16-*",
-    # cryptography only needs cffi's C part, and msgpack and msgspec contain their sources
-    "cffi/*",
-    "cffi-*/entry_points.txt",
-    "*.pyx",
-    # array-api-compat: only NumPy is used
-    "array_api_compat/cupy/*",
-    "array_api_compat/dask/*",
-    "array_api_compat/torch/*",
-)
 
 
 def build(
@@ -100,7 +52,7 @@ def build(
     key: Signer | None,
     python: str,
     arch: str = "aarch64",
-    version: str = hushfleet.__version__,
+    version: str = __version__,
     wheels: Path | None = None,
     system: bool = False,
     **downgrade: Any,
@@ -146,7 +98,7 @@ def build(
 def pinned_wheels(python: str) -> dict[str, list[str]]:
     """Reads `wheels.txt` for this Python: `numpy==2.4.6` -> SHA-256 of each wheel that may be used."""
     pinned = {}
-    for line in _PINS.read_text("utf-8").replace("\\\n", " ").splitlines():
+    for line in (_FOLDER / "wheels.txt").read_text("utf-8").replace("\\\n", " ").splitlines():
         need, *hashes = re.split(r"\s+--hash=sha256:", line)
         if hashes:
             wanted = Requirement(need)
@@ -211,9 +163,15 @@ def _whole(folder: Path, pinned: Mapping[str, Collection[str]]) -> list[Path]:
     return wheels if sound and len(wheels) == len(pinned) else []
 
 
+@cache
+def _dropped() -> list[str]:
+    lines = (_FOLDER / "dropped.txt").read_text("utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
 def is_dropped(name: str) -> bool:
-    """Returns whether a file of a wheel, by its path in the wheel, is left out of a release."""
-    return any(fnmatchcase(name, pattern) for pattern in DROPPED)
+    """Returns whether a file of a wheel, by its path in the wheel, is left out of a release (`dropped.txt`)."""
+    return any(fnmatchcase(name, pattern) for pattern in _dropped())
 
 
 def _unpack_wheel(wheel: Path, folder: Path) -> str:
@@ -238,7 +196,7 @@ def _licence() -> str:
 
 
 def _copy_ours(folder: Path, version: str) -> None:
-    """Copies our packages for a board from this installation; `hushfleet.__version__` becomes `version`."""
+    """Copies our packages for a board from this installation; `hushfleet.version.__version__` becomes `version`."""
     for package, left_out in _OURS.items():
         source = Path(importlib.import_module(package).__path__[0])
         for path in sorted(source.rglob("*")):
@@ -248,7 +206,7 @@ def _copy_ours(folder: Path, version: str) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(path.read_bytes())
     (folder / "hushfleet" / "LICENSE").write_text(_licence(), "utf-8")
-    start = folder / "hushfleet" / "__init__.py"
+    start = folder / "hushfleet" / "version.py"
     text, count = re.subn(r'(?m)^__version__ = ".*"$', f'__version__ = "{version}"', start.read_text("utf-8"))
     assert count == 1, start
     start.write_text(text, "utf-8")

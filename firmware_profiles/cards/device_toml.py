@@ -9,10 +9,11 @@ from typing import Any
 from hushfleet.edge_client.board.config import DeviceConfig, LimitsSection
 from hushfleet.edge_client.board.consent import check_stored, check_trust
 from hushfleet.edge_client.storage.declines import Declined
+from hushfleet.faults import faults
 from hushfleet.privacy.charge import Charge
-from hushfleet.schema import bare, from_plain, hints, missing, parse_toml, require
+from hushfleet.refusals import bare, missing
+from hushfleet.schema import from_plain, hints, parse_toml, require
 from hushfleet.wire.format.spec import SecureSpec
-from hushfleet.written import faults
 
 _OF_FLEET = ("device", "broker", "data", "limits", "fleet")
 """The sections that fleet.toml may set. `simulation` would make the noise of every board predictable."""

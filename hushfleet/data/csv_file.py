@@ -28,10 +28,10 @@ import io
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,82 +45,93 @@ from hushfleet.paths import no_file
 LABEL, DEVICE = "label", "device"
 MOST_CHARACTERS = 1 << 23  # in a line: longer ones are not brought into a board's memory
 _SEPARATORS = ",;\t"
-_BLOCK = 1 << 12  # lines
 
 
-def load_csv_set(
-    path: Path,
-    *,
-    input_shape: tuple[int, int, int] | None = None,
-    outputs: Sequence[str] = (),
-    series: bool = False,
-    form: SampleForm = ANY_FORM,
-) -> Data:
-    """Reads a file, or a folder with `train.csv` and `test.csv`; parameters as `read_csv`. Raises `BadInput`."""
+@dataclass(frozen=True)
+class CsvLayout:
+    """The content of a CSV file, by the words of a task.
+
+    :param form: what the task, or the owner of a board, has fixed.
+    :param input_shape: (C, H, W) of a sample; None: a vector of all columns of values.
+    :param outputs: the columns that are the targets; these then replace the labels.
+    :param series: for a task without labels: these columns may be missing, and a line may be a step of a series.
+    :param cuts: whether a series may be cut; if lines are removed, the windows after them change.
+    :param owners: whether the column `device` counts, as in a simulation. On a board all lines are of one device.
+    :param in_utf8: whether UTF-16 is refused. There, half a character makes all later lines unreadable.
+    """
+
+    form: SampleForm = ANY_FORM
+    input_shape: tuple[int, int, int] | None = None
+    outputs: Sequence[str] = ()
+    series: bool = False
+    cuts: bool = True
+    owners: bool = False
+    in_utf8: bool = False
+
+    @property
+    def needed(self) -> Sequence[str]:
+        """The columns that a header must name, besides those of values."""
+        return () if self.series else self.outputs or (LABEL,)
+
+
+class CsvTable(NamedTuple):
+    """The samples of a file.
+
+    :param values: float32 or, for pixels, uint8 `[n, F]`, or `[n, C, H, W]` for a given shape.
+    :param targets: labels, text `[n]`; or the columns of outputs, float32 `[n, outputs]`.
+    :param owners: text `[n]`, the device of each sample; None if the file does not name them.
+    :param names: the names of the values.
+    """
+
+    values: np.ndarray
+    targets: np.ndarray
+    owners: np.ndarray | None
+    names: tuple[str, ...]
+
+
+ANY_LAYOUT = CsvLayout()
+
+
+def load_csv_set(path: Path, layout: CsvLayout = ANY_LAYOUT) -> Data:
+    """Reads a file, or a folder with `train.csv` and `test.csv`, for a simulation. Raises `BadInput`."""
     one = path.suffix == ".csv" or path.is_file()
     parts = {"train": path} if one else {part: path / f"{part}.csv" for part in ("train", "test")}
     if len(parts) == 2 and not parts["train"].exists():  # an aggregator in the field has a test part alone
         del parts["train"]
-    found = {
-        part: read_csv(file, input_shape=input_shape, outputs=outputs, series=series, form=form, owners=True)
-        for part, file in parts.items()
-    }
-    if len({each[3] for each in found.values()}) > 1:
+    found = {part: read_csv(file, replace(layout, owners=True)) for part, file in parts.items()}
+    if len({each.names for each in found.values()}) > 1:
         raise BadInput(f"{parts['test']} must have the columns of values of {parts['train']}, in the same order")
     arrays: dict[str, Any] = {
-        f"{part}_{key}": value for part, each in found.items() for key, value in zip("xy", each, strict=False)
+        f"{part}_{key}": value
+        for part, each in found.items()
+        for key, value in zip(("x", "y", "device"), each, strict=False)
     }
-    names = next(iter(found.values()))[3]
-    arrays |= {f"{part}_device": each[2] for part, each in found.items()}
-    return Data(**arrays, column_names=names)
+    return Data(**arrays, column_names=next(iter(found.values())).names)
 
 
 def read_csv(
-    path: Path,
-    *,
-    input_shape: tuple[int, int, int] | None = None,
-    outputs: Sequence[str] = (),
-    series: bool = False,
-    cuts: bool = True,
-    form: SampleForm = ANY_FORM,
-    owners: bool = False,
-    skipped: list[str] | None = None,
-    unfinished: bool = False,
-    in_utf8: bool = False,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[str, ...]]:
-    """Returns values `[n, F]`, or `[n, C, H, W]` for a given shape, float32 or, for pixels, uint8; labels and devices,
-    text `[n]`; and the names of the values.
+    path: Path, layout: CsvLayout = ANY_LAYOUT, *, skipped: list[str] | None = None, unfinished: bool = False
+) -> CsvTable:
+    """Reads a file.
 
-    :param outputs: the columns that are the targets; these then replace the labels, float32 `[n, outputs]`.
-    :param series: for a task without labels: these columns may be missing, and a line may be a step of a series.
-    :param cuts: whether a series may be cut; if lines are removed, the windows after them change.
-    :param form: what the task, or the owner of a board, has fixed.
-    :param owners: whether the column `device` counts, as in a simulation. On a board all lines are of one device.
     :param skipped: the list that receives a text for each unusable line, which is left out; None: it is an error.
     :param unfinished: whether the file is still being written: an incomplete last line is then left out.
-    :param in_utf8: whether UTF-16 is refused. There, half a character makes all later lines unreadable.
     :raises BadInput: names the file, the line and the column.
     """
-    outputs = [one_form(name) for name in outputs]
+    layout = replace(layout, outputs=list(map(one_form, layout.outputs)))
     if what := no_file(path):
         raise BadInput(f"{path} is {what}, and no CSV file")
     try:
         errors = "strict" if skipped is None and not unfinished else "replace"  # a character may be half written
         with path.open("rb") as raw, io.TextIOWrapper(raw, _encoding(raw), errors) as file:
-            if in_utf8 and file.encoding == "utf-16":
+            if layout.in_utf8 and file.encoding == "utf-16":
                 raise BadInput(f"{path} is UTF-16, where a damaged line damages all after it; save it as CSV UTF-8")
             lines = _lines(file, unfinished)
-            separator, header, before = _header(path, lines, () if series else outputs or (LABEL,))
-            columns = _columns(path, header, input_shape, outputs, series=series, wanted=form.columns)
-            targets = [header.index(name) for name in outputs if name in header]
-            wanted = [LABEL] * (not outputs) + [DEVICE] * owners
-            texts = {name: header.index(name) for name in wanted if name in header}
-            is_cut = input_shape is not None and len(columns) < math.prod(input_shape)
-            decimal, pixels = form.decimal or "." * (separator == ","), form.values == "pixels"
-            table = _Table(header, columns + targets, len(columns), texts, decimal, separator, pixels)
+            separator, header, before = _header(path, lines, layout.needed)
+            rows = _Rows(header, separator, _columns(path, header, layout), layout, are_alike=skipped is None)
             for number, line in enumerate(lines, before + 1):
                 try:
-                    table.add(number, line, is_step=is_cut, are_alike=skipped is None)
+                    rows.add(number, line)
                 except BadInput as error:
                     if skipped is None:
                         raise BadInput(f"{path}, line {number}: {error}") from error
@@ -129,32 +140,26 @@ def read_csv(
         raise BadInput(f"{path} is not {error.encoding.upper()} ({error.reason}); save it as CSV UTF-8") from error
     except (OSError, csv.Error) as error:
         raise BadInput(f"{path} cannot be read as a CSV file: {error}") from error
-    rows, names = table.rows(), tuple(header[place] for place in columns)
-    if len(targets) < len(outputs):  # no fault column: all samples are normal
-        rows = np.concatenate((rows, np.zeros((len(rows), len(outputs)), np.float32)), axis=1)
-    values, found = rows[:, : len(columns)], rows[:, len(columns) :]
-    # As objects: in an array of texts each takes the memory of the longest.
-    named = {name: np.array(table.texts[name], object) for name in texts}
-    owner = named.get(DEVICE)
-    if is_cut:
-        assert input_shape is not None
-        if not cuts:
+    values, targets, owners, names = rows.table()
+    if rows.is_step:
+        assert layout.input_shape is not None
+        size = math.prod(layout.input_shape)
+        if not layout.cuts:
             raise BadInput(
-                f"{path}: a line is one step of a series. With data.window write a whole sample of "
-                f"{math.prod(input_shape)} values into each line: samples that are cut of a series change when lines "
-                "go, and would come into a second window"
+                f"{path}: a line is one step of a series. With data.window write a whole sample of {size} values into "
+                "each line: samples that are cut of a series change when lines go, and would come into a second window"
             )
-        steps = math.prod(input_shape) // len(columns)
-        starts, broken = _windows(np.array(table.numbers, np.int64) - before - 1, owner, steps)
+        steps = size // len(names)
+        starts, broken = _windows(np.array(rows.numbers, np.int64) - before - 1, owners, steps)
         if skipped is not None:
             skipped += (f"line {before + 1 + line} and those after it: a step is unusable or empty" for line in broken)
         places = starts[:, None] + np.arange(steps)  # [windows, steps]
-        values, found = values[places].transpose(0, 2, 1), found[places].max(1, initial=0)
-        owner = None if owner is None else owner[starts]
+        values, targets = values[places].transpose(0, 2, 1), targets[places].max(1, initial=0)
+        owners = None if owners is None else owners[starts]
         names = tuple(name for name in names for _ in range(steps))
-    shaped = values if input_shape is None else values.reshape(-1, *input_shape)
-    typed = np.ascontiguousarray(shaped, np.uint8 if pixels else np.float32)  # ONNX Runtime takes no other order
-    return typed, found if outputs else named[LABEL], owner, names
+    values = values if layout.input_shape is None else values.reshape(-1, *layout.input_shape)
+    values = np.ascontiguousarray(values, np.uint8 if rows.are_pixels else np.float32)  # ONNX Runtime takes no other
+    return CsvTable(values, targets, owners, names)
 
 
 def _windows(lines: np.ndarray, owner: np.ndarray | None, steps: int) -> tuple[np.ndarray, list[int]]:
@@ -208,18 +213,10 @@ def _header(path: Path, lines: Iterator[str | None], names: Sequence[str]) -> tu
     return separator, [one_form(name.strip()) for name in next(reader, [])], reader.line_num
 
 
-def _columns(
-    path: Path,
-    header: Sequence[str],
-    input_shape: tuple[int, int, int] | None,
-    outputs: Sequence[str],
-    *,
-    series: bool,
-    wanted: Sequence[str],
-) -> list[int]:
+def _columns(path: Path, header: Sequence[str], layout: CsvLayout) -> list[int]:
     """Returns the places of the columns of values, in the order in which they are wanted.
 
-    :param wanted: `SampleForm.columns`. Raises `BadInput` for a header that does not fit.
+    Raises `BadInput` for a header that does not fit.
     """
     check_names(header, str(path))
     first: dict[str, int] = {}
@@ -228,21 +225,19 @@ def _columns(
             raise BadInput(
                 f"{path}: columns {before} and {number} are both named {name!r}; rename one, or leave it out"
             )
-    for name in () if series else outputs or (LABEL,):
+    for name in layout.needed:
         if name not in first:
             raise BadInput(
                 f"{path}: the first line must name the columns, one of them {name!r}; it is {header[:8]}"
                 + "; columns are separated by commas, semicolons or tabs" * (len(header) == 1)
             )
-    names = [name for name in header if name not in (LABEL, DEVICE, *outputs)]
-    size = len(names) if input_shape is None else math.prod(input_shape)
-    are_steps = series and input_shape is not None and len(names) == input_shape[0]
-    if not (len(names) == size or are_steps) or not names:
-        shown = "" if input_shape is None else f", the task wants {size}: {' x '.join(map(str, input_shape))}"
-        if series and input_shape is not None:
-            shown += f"; or {input_shape[0]}, where each line is one step of a series"
+    names, shape = [name for name in header if name not in (LABEL, DEVICE, *layout.outputs)], layout.input_shape
+    sizes = [len(names)] if shape is None else [math.prod(shape), *[shape[0]] * layout.series]
+    if len(names) not in sizes or not names:
+        shown = "" if shape is None else f", the task wants {sizes[0]}: {' x '.join(map(str, shape))}"
+        shown += "".join(f"; or {size}, where each line is one step of a series" for size in sizes[1:])
         raise BadInput(f"{path} has {len(names)} columns of values{shown}")
-    order = list(map(one_form, wanted)) or names
+    order = list(map(one_form, layout.form.columns)) or names
     if sorted(order) != sorted(names):
         other = sorted(set(names) ^ set(order))[0]
         lacks = "lacks the column" if other in order else "has the column"
@@ -254,74 +249,62 @@ def _columns(
     return [header.index(name) for name in order]
 
 
-@dataclass
-class _Table:
-    """The usable lines of a file. It takes at most twice the memory of its numbers.
+class _Rows:
+    """The usable lines of a file. It takes little more memory than its numbers.
 
-    :param places: the columns of numbers, of which the first `values` are those of the sample; `named`: those of texts.
-    :param decimal: the decimal mark; empty: a point or a comma, each line by itself.
-    :param pixels: whether the numbers are pixels.
+    :param columns: the places of the columns of values.
+    :param are_alike: whether all lines must have the decimal mark of the first that has one.
     """
 
-    header: Sequence[str]
-    places: Sequence[int]
-    values: int
-    named: dict[str, int]
-    decimal: str
-    separator: str
-    pixels: bool
-    texts: dict[str, list[str]] = field(default_factory=dict)
-    numbers: list[int] = field(default_factory=list)
-    """The number of each usable line in the file."""
-    _blocks: list[np.ndarray] = field(default_factory=list)
-    _empty: int | None = None
+    def __init__(
+        self, header: Sequence[str], separator: str, columns: Sequence[int], layout: CsvLayout, *, are_alike: bool
+    ) -> None:
+        self._header, self._separator, self._are_alike = header, separator, are_alike
+        self._names, self._outputs = tuple(header[place] for place in columns), layout.outputs
+        self._places = [*columns, *(header.index(name) for name in layout.outputs if name in header)]
+        texts = [LABEL] * (not layout.outputs) + [DEVICE] * layout.owners
+        self._texts = {name: (header.index(name), list[str]()) for name in texts if name in header}
+        self._decimal = layout.form.decimal or "." * (separator == ",")  # empty: each line by itself
+        self.are_pixels = layout.form.values == "pixels"
+        self.is_step = layout.input_shape is not None and len(columns) < math.prod(layout.input_shape)
+        """True if a line is a step of a series, so that no line between others may be empty."""
+        self.numbers: list[int] = []
+        """The number of each usable line in the file."""
+        self._found, self._empty = bytearray(), 0
 
-    def __post_init__(self) -> None:
-        self.texts = {name: [] for name in self.named}
-
-    def add(self, number: int, line: str | None, *, is_step: bool, are_alike: bool) -> None:
-        """Adds a line, unless it is empty. Raises `BadInput` for a line that cannot be used; it leaves nothing behind.
-
-        :param is_step: whether no line between others may be empty.
-        :param are_alike: whether all lines must have the decimal mark of the first that has one.
-        """
+    def add(self, number: int, line: str | None) -> None:
+        """Adds a line, unless it is empty. Raises `BadInput` for a line that cannot be used; it leaves nothing
+        behind."""
         if line is None:
             raise BadInput(f"it has more than {MOST_CHARACTERS} characters")
         try:
-            row = next(csv.reader([line], delimiter=self.separator, strict=True), [])
+            row = next(csv.reader([line], delimiter=self._separator, strict=True), [])
         except csv.Error as error:
             raise BadInput(str(error)) from error
         if not any(map(str.strip, row)):
             self._empty = self._empty or number
             return
-        empty, self._empty = self._empty, None
-        if empty and is_step and are_alike:
+        empty, self._empty = self._empty, 0
+        if empty and self.is_step and self._are_alike:
             raise BadInput(f"line {empty} before it is empty, and each line is one step of a series")
-        if len(row) != len(self.header):
-            raise BadInput(f"{len(row)} fields, and the header has {len(self.header)}")
-        count = len(self.numbers)
-        if count % _BLOCK == 0:  # a block whose first line was left out is still empty, and is replaced by this one
-            self._blocks[count // _BLOCK :] = [np.empty((_BLOCK, len(self.places)), np.float32)]
-        mark = self._read(row, out=self._blocks[-1][count % _BLOCK])
-        for name, place in self.named.items():
+        if len(row) != len(self._header):
+            raise BadInput(f"{len(row)} fields, and the header has {len(self._header)}")
+        mark, values = self._read([row[place] for place in self._places])
+        for name, (place, _) in self._texts.items():
             if not row[place].strip():
                 raise BadInput(f"{name!r} is empty; give it one, or leave the line out")
-        for name, place in self.named.items():
-            self.texts[name].append(sys.intern(row[place].strip()))  # few different texts, each many times
+        for place, texts in self._texts.values():
+            texts.append(sys.intern(row[place].strip()))  # few different texts, each many times
+        self._found += values.tobytes()
         self.numbers.append(number)
-        if are_alike:
-            self.decimal = self.decimal or mark
+        if self._are_alike:
+            self._decimal = self._decimal or mark
 
-    def rows(self) -> np.ndarray:
-        """Returns the numbers, float32 `[lines, places]`."""
-        return np.concatenate([np.empty((0, len(self.places)), np.float32), *self._blocks])[: len(self.numbers)]
-
-    def _read(self, row: Sequence[str], *, out: np.ndarray) -> str:
-        """Writes the numbers of a line into `out`, and returns its decimal mark, empty if it has none."""
-        cells = [row[place] for place in self.places]
-        mark = self.decimal or next((mark for mark in ",." if any(mark in cell for cell in cells)), "")
+    def _read(self, cells: Sequence[str]) -> tuple[str, np.ndarray]:
+        """Returns the decimal mark of a line, empty if it has none, and its numbers, float32 `[places]`."""
+        mark = self._decimal or next((mark for mark in ",." if any(mark in cell for cell in cells)), "")
         found = list[float]()
-        for place, cell in zip(self.places, cells, strict=True):
+        for place, cell in zip(self._places, cells, strict=True):
             try:
                 if mark == "," and "." in cell:
                     raise ValueError("one of the two separates thousands")
@@ -329,12 +312,22 @@ class _Table:
             except ValueError as error:
                 other = ",.".strip(mark)
                 hint = f"; the decimal mark is {mark!r}, see data.decimal" * (len(other) == 1 and other in cell)
-                raise BadInput(f"{self.header[place]!r} = {cell!r} is not a number{hint}") from error
+                raise BadInput(f"{self._header[place]!r} = {cell!r} is not a number{hint}") from error
         with np.errstate(over="ignore"):  # becomes infinite, which is refused below
-            out[:] = found
-        fits, accepted = np.isfinite(out), "finite"
-        if self.pixels and fits.all():
-            fits, accepted = are_pixels(out[: self.values]), "a pixel, 0 to 255"
+            values = np.array(found, np.float32)
+        fits, accepted = np.isfinite(values), "finite"
+        if self.are_pixels and fits.all():
+            fits, accepted = are_pixels(values[: len(self._names)]), "a pixel, 0 to 255"
         for wrong in np.flatnonzero(~fits)[:1]:
-            raise BadInput(f"{self.header[self.places[wrong]]!r} = {cells[wrong]!r}: must be {accepted}")
-        return mark
+            raise BadInput(f"{self._header[self._places[wrong]]!r} = {cells[wrong]!r}: must be {accepted}")
+        return mark, values
+
+    def table(self) -> CsvTable:
+        """Returns all lines; values `[n, F]`. Without the columns of targets all samples are normal."""
+        rows = np.frombuffer(self._found, np.float32).reshape(-1, len(self._places))
+        values, numbers = rows[:, : len(self._names)], rows[:, len(self._names) :]
+        if numbers.shape[1] < len(self._outputs):
+            numbers = np.zeros((len(rows), len(self._outputs)), np.float32)
+        # As objects: in an array of texts each takes the memory of the longest.
+        texts = {name: np.array(found, object) for name, (_, found) in self._texts.items()}
+        return CsvTable(values, numbers if self._outputs else texts[LABEL], texts.get(DEVICE), self._names)

@@ -1,7 +1,7 @@
 """Bounds the memory and work of a graph from its shapes, before ONNX Runtime reads a byte.
 
-Every size is tracked for all batch sizes at once (`hushfleet.learning.graph_sizes`), and evaluated at the largest batch, where
-it is largest. A graph is refused if a size is not known, or if it exceeds a cap:
+Every size is tracked for all batch sizes at once (`hushfleet.learning.graph_sizes`), and evaluated at the largest
+batch, where it is largest. A graph is refused if a size is not known, or if it exceeds a cap:
 
 - `memory`: the memory in use at once when nodes run in the file's order. Parameters and gradients, which belong to the
   caller, do not count; dropout masks, a teacher's logits and a kernel's own copies do. No single tensor may be larger

@@ -19,7 +19,6 @@ In any interval of true time that is as long as a period, at most twice the peri
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,35 +120,3 @@ class Budget:
         """Returns the counted time at which none of these charges counts any more."""
         latest = max((entry.at for entry in entries), default=now)
         return Period.of(max(now, latest), self.period_s).stop if sure else latest + int(self.period_s)
-
-
-def describe_period(spent: float, budget: Budget, *, left_s: float, sure: bool = True) -> str:
-    """Describes the current period: `1.2 of 2 in these 90 days, which end in 31 days`.
-
-    :param spent: epsilon in it.
-    :param left_s: seconds until it ends.
-    :param sure: as in `Budget.charged_in_period`; if false, the period is the last 90 days.
-    """
-    if not sure:
-        return f"{spent:.3g} of {budget.in_period:.3g} in the last {describe_duration(budget.period_s)}"
-    length, left = describe_duration(budget.period_s), describe_duration(max(1.0, left_s))
-    ending = f"in this {length[2:]}, which ends in" if length.startswith("1 ") else f"in these {length}, which end in"
-    return f"{spent:.3g} of {budget.in_period:.3g} {ending} {left}"
-
-
-def describe_since(at: int) -> str:
-    """Describes since when something is counted, by the local clock: ` since May 2026`; empty if it is not known."""
-    return time.strftime(" since %B %Y", time.localtime(at)) if at else ""
-
-
-def windows_of(entries: Sequence[LedgerEntry]) -> list[Period]:
-    """Returns the sample windows that were used for training, in order of time."""
-    return sorted({entry.window for entry in entries if entry.window is not None})
-
-
-def charges_on(window: Period, entries: Sequence[LedgerEntry]) -> list[Charge]:
-    """Returns the charges that count for a person who appears only in this sample window.
-
-    An entry without a window may have trained on any sample, so it counts in each window.
-    """
-    return [entry.charge for entry in entries if entry.window is None or entry.window.meets(window)]

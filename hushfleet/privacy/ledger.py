@@ -22,8 +22,6 @@ from __future__ import annotations
 import hashlib
 import math
 import sqlite3
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -416,21 +414,6 @@ def epsilon_server_of(
 ) -> float:
     """Returns epsilon as `Ledger.epsilon_server` does, for charges from any source."""
     return math.inf if any(charge.raw for charge in charges) else _epsilon_of(charges, delta, accountant, adjacency)
-
-
-def rounds_left(charges: Sequence[Charge], following: Charge, *, delta: float, limit: float, at_most: int) -> int:
-    """Returns how many more rounds, each with the charge `following`, stay within `limit`; at most `at_most`."""
-    return rounds_that_fit(charges, [following] * at_most, delta=delta, limit=limit)
-
-
-def rounds_that_fit(charges: Sequence[Charge], following: Sequence[Charge], *, delta: float, limit: float) -> int:
-    """Returns how many of the following rounds, in their order, stay within `limit` after `charges`."""
-
-    def exceeds(rounds: int) -> bool:
-        more = [replace(each, steps=each.steps * count) for each, count in Counter(following[:rounds]).items()]
-        return epsilon_server_of([*charges, *more], delta=delta) > limit
-
-    return bisect_left(range(1, len(following) + 1), True, key=exceeds)
 
 
 def _epsilon_of(

@@ -9,11 +9,9 @@ attributes of later formats into memory as a whole, without a limit on their siz
 from __future__ import annotations
 
 import compileall
-import contextlib
 import hashlib
 import io
 import itertools
-import json
 import lzma
 import os
 import shutil
@@ -24,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from hushfleet.atomic_file import sync_folder, write_whole
+from hushfleet.atomic_file import read_object, sync_folder, write_whole
 from hushfleet.errors import BadInput, Malformed, StoreFull, TooLarge
 from hushfleet.release.manifest import (
     HEAD_CAP,
@@ -194,9 +192,7 @@ def place(source: Path, releases: Path, *, trust: Trust | None) -> Manifest:
 
 def _has_payload(whole: Path, digest: str) -> bool:
     """Returns whether the folder of a release was unpacked from the payload with this SHA-256."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        return bool(json.loads((whole / MANIFEST_NAME).read_bytes())["payload_sha256"] == digest)
-    return False
+    return read_object(whole / MANIFEST_NAME).get("payload_sha256") == digest
 
 
 def _copy(theirs: BinaryIO, ours: BinaryIO) -> None:

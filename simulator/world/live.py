@@ -136,7 +136,7 @@ class LiveFleet:
             options[key.replace("_", "-")] = path
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         # rounds follow each other: a simulation does not wait for nights
-        command = [*self.aggregator, str(folder.task), "--resume", "--set", "schedule={}", *words]
+        command = [*self.aggregator, str(folder.task), "--resume", "--rounds-only", "--set", "schedule={}", *words]
         self._start("aggregator", command, folder.path / "aggregator.log")
 
     def _known_devices(self) -> Path:

@@ -26,7 +26,7 @@ from hushfleet.edge_client import verifier
 from hushfleet.methods import method_of
 from hushfleet.params import ParamLayout, is_linear
 from hushfleet.simulator.world.sizes import Sizes, sizes_of
-from hushfleet.wire.format import messages, update
+from hushfleet.wire.format import messages, update_values
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
 from hushfleet.wire.format.spec import BlobRef, TaskSpec
 from hushfleet.wire.link.interface import publish_packet_bytes
@@ -41,7 +41,7 @@ def short_cuts() -> Iterator[None]:
     replaced: list[tuple[Any, str, Any]] = [
         (Identity, "sign", lambda self, data: bytes(SIGNATURE_BYTES)),
         (TaskSpec, "from_bytes", staticmethod(lru_cache(16)(TaskSpec.from_bytes))),
-        *((module, "verify", lambda key, data, signature: None) for module in (messages, update)),
+        *((module, "verify", lambda key, data, signature: None) for module in (messages, update_values)),
         *((module, "decode_message", decode) for module in (verifier, enrolment, coordinator)),
     ]
     patches = [patch.object(*each) for each in replaced]

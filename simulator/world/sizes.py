@@ -23,7 +23,8 @@ from hushfleet.wire.format.difference import encode_difference
 from hushfleet.wire.format.identity import KEY_BYTES, Identity
 from hushfleet.wire.format.spec import SecureSpec
 from hushfleet.wire.format.topics import Topics
-from hushfleet.wire.format.update import UpdateHeader, encode_masked, encode_update
+from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import encode_masked, encode_update
 from hushfleet.wire.link.interface import publish_packet_bytes
 
 _TRIAL_VALUES = 1 << 16

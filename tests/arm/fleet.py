@@ -22,7 +22,8 @@ from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.firmware_profiles.cards import bundle
-from hushfleet.release import SignedManifest, pack, read_head
+from hushfleet.release.archive import pack, read_head
+from hushfleet.release.manifest import SignedManifest
 from support.desk import Board
 from support.ports import free_ports
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hushfleet.edge_client.download import RosterSource
+from hushfleet.edge_client.rosters import RosterSource
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
 from support.device import config, make_bench, package  # noqa: F401

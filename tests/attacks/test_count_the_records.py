@@ -20,7 +20,8 @@ from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.objectives import Objective
-from hushfleet.wire.format.messages import Health, decode_message
+from hushfleet.wire.format.health import Health
+from hushfleet.wire.format.messages import decode_message
 from hushfleet.wire.format.spec import BlobRef, PrivacySpec
 from hushfleet.wire.link.interface import Delivery
 from support.device import config, make_bench, package  # noqa: F401

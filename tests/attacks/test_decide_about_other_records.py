@@ -34,7 +34,7 @@ from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.params import ParamLayout
 from hushfleet.wire.format.spec import BlobRef, ModelSpec, PrivacySpec, WireSpec
-from hushfleet.wire.format.update import decode_update
+from hushfleet.wire.format.update_values import decode_update
 from support.device import config, linear, make_bench, package  # noqa: F401
 from support.edge import CHUNK_BYTES, Bench, Package
 

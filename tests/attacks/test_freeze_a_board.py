@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-import hushfleet
 from hushfleet.edge_client.board.config import (
     BrokerSection,
     DeviceConfig,
@@ -27,38 +26,33 @@ from hushfleet.edge_client.fleet import newest as freshness
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.edge_client.fleet.newest import FROZEN_AFTER_S, SAVE_EVERY_S, Freshness, News
-from hushfleet.edge_client.fleet.slots import Slots
 from hushfleet.edge_client.status import format_status, status
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadSignature, WireError
-from hushfleet.release import Newest, Signed, pack, this_platform
+from hushfleet.release.manifest import this_platform
+from hushfleet.release.statements import Newest, Signed
+from hushfleet.version import __version__
 from hushfleet.wire.format.fleet_messages import ReleaseNews
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import encode_message
 from hushfleet.wire.format.topics import Topics
-from support.releases import DAILY, put_trust, statement
+from support.releases import DAILY, statement
+from support.slots import KEY, ReleaseBoard
 
 DAY_S = 86400.0
 DAYS = int(FROZEN_AFTER_S / DAY_S)
 TOPICS = Topics("greenhouse")
-SERVICE, KEY = Identity.generate(), Identity.generate()
+SERVICE = Identity.generate()
 PLATFORM = "-".join(this_platform())
-NEWER, HERE = "99.0", hushfleet.__version__
+NEWER, HERE = "99.0", __version__
 
 
-class Board:
+class Board(ReleaseBoard):
     """Hears what the attacker lets through; its client runs a day after the other."""
 
     def __init__(self, folder: Path) -> None:
-        self.root, self.state, self.now = folder / "opt", folder / "state", 0.0
-        (folder / "content").mkdir()
-        (folder / "content" / "a.py").write_text("a = 1\n")
-        python, arch = this_platform()
-        first = folder / "first.hfr"
-        pack(folder / "content", first, key=KEY, version=HERE, python=python, arch=arch, oldest_store=1, store=5)
-        self.state.mkdir()
-        Slots(self.root, self.state).first(first)
-        put_trust(self.root, KEY.public_key.hex())
+        super().__init__(folder, HERE)
+        self.now = 0.0
         self.config = DeviceConfig(
             device=DeviceSection("greenhouse-01", str(self.state), federation="greenhouse"),
             broker=BrokerSection("mqtt://localhost"),
@@ -188,7 +182,7 @@ def test_a_thief_of_the_daily_key_makes_no_board_install_anything(board: Board) 
     """They can say that there is something newer, or that there is not, and nothing else."""
     before = {path: path.read_bytes() for path in board.root.rglob("*") if path.is_file()}
     board.hear(10**9, "1000.0")
-    assert not (board.state / "incoming").exists()
+    assert not list((board.state / "incoming").iterdir())
     assert {path: path.read_bytes() for path in board.root.rglob("*") if path.is_file()} == before
     with pytest.raises(WireError):  # nor name other keys
         board.hear(10**9 + 1, keys=statement(DAILY.public_key.hex(), newest_key="cd" * 32, root=DAILY).to_line())

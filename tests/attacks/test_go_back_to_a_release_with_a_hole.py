@@ -8,23 +8,20 @@ Update Framework (TUF) by rollback.
 from __future__ import annotations
 
 import json
-import os
 import random
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from hushfleet.edge_client.fleet import slots as module
-from hushfleet.edge_client.fleet.slots import MOST_CHECKS, STEADY_CHECKS, Slots, SlotsError, State, check_fits
-from hushfleet.release import Manifest, archive, pack, this_platform
-from hushfleet.wire.format.identity import Identity
-from support.releases import put_trust
+from hushfleet.edge_client.fleet.slot_state import SlotsError, State, check_fits
+from hushfleet.edge_client.fleet.slots import MOST_CHECKS
+from hushfleet.release import archive
+from hushfleet.release.manifest import Manifest
+from support.slots import KEY, ReleaseBoard, pack_files
 
-KEY = Identity.generate()
 HOLE, FIRST, FIXED = "0.3.1", "0.3.0", "0.4.0"
 
 
@@ -41,54 +38,20 @@ def rule_of_the_floor(manifest: Manifest, state: State, *, store: int | None) ->
         check_fits(manifest, replace(state, withdrawn=""), store=store)
 
 
-class Board:
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.root, self.state = folder, folder / "opt", folder / "state"
-        self.slots, self.beats = Slots(self.root, self.state), 0
-        (self.state / "incoming").mkdir(parents=True)
-        self.root.mkdir()
-        put_trust(self.root, KEY.public_key.hex())
-        (folder / "card").write_bytes(release(FIRST))
-        self.slots.first(folder / "card")
-
+class Board(ReleaseBoard):
     def offer(self, version: str, *downgrade_from: str, serial: int = 0) -> State:
-        (self.state / "incoming" / "x.hfr").write_bytes(release(version, downgrade_from, serial))
-        return self.slots.install()
+        return self.install(version, downgrade_from=downgrade_from, downgrade_serial=serial)
 
     def run(self, version: str, *downgrade_from: str, serial: int = 0) -> State:
         """It is offered, and healthy if it is taken."""
         state = self.offer(version, *downgrade_from, serial=serial)
-        if state.trial is None:
-            return state
-        self.slots.begin()
-        return self.proved(version)
-
-    def proved(self, version: str) -> State:
-        for _ in range(STEADY_CHECKS):
-            self.beats += 1
-            (self.state / "healthy").write_text(version)
-            os.utime(self.state / "healthy", ns=(0, self.beats))
-            state, _ = self.slots.check()
-        assert state.good == version
-        return state
-
-
-@cache
-def release(version: str, downgrade_from: tuple[str, ...] = (), serial: int = 0) -> bytes:
-    python, arch = this_platform()
-    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 5}
-    with tempfile.TemporaryDirectory() as name:
-        folder, out = Path(name, "content"), Path(name, "out")
-        folder.mkdir()
-        (folder / "a.py").write_text(f"VERSION = {version!r}\n")
-        pack(folder, out, key=KEY, version=version, downgrade_from=downgrade_from, downgrade_serial=serial, **fields)
-        return out.read_bytes()
+        return state if state.trial is None else self.prove(version)
 
 
 @pytest.fixture
 def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
     monkeypatch.setattr(archive.os, "sync", lambda: None)
-    return Board(tmp_path)
+    return Board(tmp_path, FIRST)
 
 
 @pytest.fixture
@@ -209,10 +172,8 @@ def test_another_release_under_a_version_that_is_there(board: Board) -> None:
     board.run(FIXED)
     (board.folder / "content").mkdir()
     (board.folder / "content" / "a.py").write_text("HOLE = None\n")
-    python, arch = this_platform()
-    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 5}
-    out = board.state / "incoming" / "x.hfr"
-    pack(board.folder / "content", out, key=KEY, version=HOLE, downgrade_from=(FIXED,), downgrade_serial=1, **fields)
+    out, permission = board.state / "incoming" / "new.hfr", {"downgrade_from": (FIXED,), "downgrade_serial": 1}
+    pack_files(board.folder / "content", out, HOLE, KEY, **permission)
     assert "another release 0.3.1 is installed" in board.slots.install().reason
     assert board.offer(HOLE, FIXED, serial=1).trial == HOLE, "the same one, which may be gone back to now"
 
@@ -306,7 +267,7 @@ def test_what_is_withdrawn_stays_so(board: Board, how: str) -> None:
         assert board.slots.back().good == "0.3.0.1"
     elif how == "its files are gone":
         (board.root / "releases" / "0.3.0.1").rename(board.folder / "gone")
-        assert board.slots.first(board.folder / "card").good == FIRST
+        assert board.slots.first(board.folder / "first.hfr").good == FIRST
     else:
         fields = json.loads((board.root / "slots.json").read_text())
         (board.root / "slots.json").write_text(json.dumps({**fields, "good": 5, "previous": [], "starts": "x"}))
@@ -358,9 +319,9 @@ def test_any_life_of_a_board(board: Board, seed: int) -> None:
         assert (state.trial == version) == takes, (version, names, serial, good, state.reason)
         if takes:
             serials.append(serial)
-            board.slots.begin()
             if draw.random() < 0.3:
+                board.slots.begin()
                 board.slots.back()
             else:
-                board.proved(version)
+                board.prove(version)
                 good.append((number, [module.version_order(each) for each in names]))

@@ -16,22 +16,15 @@ from typing import BinaryIO
 
 import pytest
 
-from hushfleet.edge_client.fleet.slots import Slots, State
-from hushfleet.release import Manifest, SignedManifest, archive, pack, this_platform
+from hushfleet.edge_client.fleet.slot_state import State
+from hushfleet.edge_client.fleet.slots import Slots
+from hushfleet.release import archive
+from hushfleet.release.manifest import Manifest, SignedManifest, this_platform
 from hushfleet.wire.format.identity import Identity
-from support.releases import put_trust
+from support.slots import KEY, ReleaseBoard, pack_files, packed
 
-KEY, STRANGER = Identity.generate(), Identity.generate()
+STRANGER = Identity.generate()
 PYTHON, ARCH = this_platform()
-
-
-def packed(tmp_path: Path, version: str, *, key: Identity = KEY, downgrade_from: tuple[str, ...] = ()) -> bytes:
-    content, out = tmp_path / f"content-{version}", tmp_path / f"{version}.hfr"
-    content.mkdir(exist_ok=True)
-    (content / "a.py").write_text("a = 1\n")
-    fields = {"python": PYTHON, "arch": ARCH, "oldest_store": 1, "store": 5, "downgrade_serial": len(downgrade_from)}
-    pack(content, out, key=key, version=version, downgrade_from=downgrade_from, **fields)
-    return out.read_bytes()
 
 
 def around(entries: list[tarfile.TarInfo], *, unpacked: int = 1000, count: int = 10) -> bytes:
@@ -54,13 +47,7 @@ def entry(name: str, *, size: int = 0, kind: bytes = tarfile.REGTYPE, target: st
 
 @pytest.fixture
 def slots(tmp_path: Path) -> Slots:
-    made = Slots(tmp_path / "opt", tmp_path / "state")
-    (tmp_path / "state" / "incoming").mkdir(parents=True)
-    (tmp_path / "opt").mkdir()
-    put_trust(tmp_path / "opt", KEY.public_key.hex())
-    packed(tmp_path, "1.0")
-    made.first(tmp_path / "1.0.hfr")
-    return made
+    return ReleaseBoard(tmp_path).slots
 
 
 def offered(slots: Slots, tmp_path: Path, data: bytes) -> State:
@@ -73,17 +60,17 @@ def offered(slots: Slots, tmp_path: Path, data: bytes) -> State:
 
 
 def test_what_another_key_has_signed(slots: Slots, tmp_path: Path) -> None:
-    assert "not signed" in offered(slots, tmp_path, packed(tmp_path, "2.0", key=STRANGER)).reason
+    assert "not signed" in offered(slots, tmp_path, packed("2.0", STRANGER)).reason
 
 
 def test_an_older_release_with_a_known_hole(slots: Slots, tmp_path: Path) -> None:
-    assert "older" in offered(slots, tmp_path, packed(tmp_path, "0.9")).reason
-    wanted = packed(tmp_path, "0.9", downgrade_from=("1.0",))
+    assert "older" in offered(slots, tmp_path, packed("0.9")).reason
+    wanted = packed("0.9", downgrade_from=("1.0",), downgrade_serial=1)
     assert offered(slots, tmp_path, wanted).trial == "0.9", "its signer wants that"
 
 
 def test_a_release_with_other_content_or_cut_off(slots: Slots, tmp_path: Path) -> None:
-    data = packed(tmp_path, "2.0")
+    data = packed("2.0")
     for changed in (data[:-1], data + b"x", data[:-20] + bytes([data[-20] ^ 1]) + data[-19:], data[:50], b""):
         assert offered(slots, tmp_path, changed).outcome == "refused"
     for place in range(8, data.index(b"\xfd7zXZ"), 17):  # manifest and signature
@@ -121,12 +108,10 @@ def test_a_file_that_changes_after_it_was_checked(
 ) -> None:
     """The client owns the file that root checks and unpacks, and so can write another into it at any time."""
     (tmp_path / "evil").mkdir()
-    (tmp_path / "evil" / "a.py").write_text("a = 'evil'\n")
-    evil = tmp_path / "evil.hfr"
-    manifest = {"python": PYTHON, "arch": ARCH, "oldest_store": 1, "store": 5}
-    pack(tmp_path / "evil", evil, key=STRANGER, version="2.0", **manifest)
+    (tmp_path / "evil" / "whole").write_text("evil")
+    evil = pack_files(tmp_path / "evil", tmp_path / "evil.hfr", "2.0", STRANGER)
     path = tmp_path / "state" / "incoming" / "x.hfr"
-    path.write_bytes(packed(tmp_path, "2.0"))
+    path.write_bytes(packed("2.0"))
     check = getattr(archive, after)
 
     def check_then_lose_the_race(file: BinaryIO, *arguments: Manifest) -> object:
@@ -140,7 +125,7 @@ def test_a_file_that_changes_after_it_was_checked(
 
     monkeypatch.setattr(archive, after, check_then_lose_the_race)
     assert slots.install().trial == "2.0"
-    assert (tmp_path / "opt" / "releases" / "2.0" / "a.py").read_text() == "a = 1\n"
+    assert (tmp_path / "opt" / "releases" / "2.0" / "whole").read_text() == "2.0"
 
 
 def test_a_link_in_place_of_the_release(slots: Slots, tmp_path: Path) -> None:
@@ -153,4 +138,4 @@ def test_a_link_in_place_of_the_release(slots: Slots, tmp_path: Path) -> None:
     (tmp_path / "state" / "incoming").symlink_to(tmp_path)
     assert slots.install().outcome == "refused"
     assert secret.read_text() == "secret"
-    assert (tmp_path / "1.0.hfr").exists()
+    assert (tmp_path / "first.hfr").exists()

@@ -85,7 +85,7 @@ def fleet(tmp_path: Path) -> FleetFolder:
 def with_certificate(fleet: FleetFolder, home: Path) -> Board:
     board = Board(fleet, home, DEVICE)
     key = read_request(board.tls.request(), device=DEVICE)
-    authority = Authority.load(fleet.ca / "ca.pem", fleet.ca / "ca.key")
+    authority = Authority.load(fleet.ca)
     board.tls.keep(authority.sign_client(DEVICE, key, days=1, now=datetime.datetime.now(datetime.UTC)).pem)
     return board
 

@@ -24,11 +24,11 @@ from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
 
 WITHOUT_RULES = """
-import sys; fds = [int(n) for n in sys.argv[1:3]]; sys.path[:] = sys.argv[3:]
+import sys; pipe = int(sys.argv[1]); sys.path[:] = sys.argv[2:]
 import hushfleet.edge_client.worker.loaded_task as loaded_task
 loaded_task.check_cost = lambda *_, **__: None
 from hushfleet.edge_client.worker.main import main
-main(*fds)
+main(pipe)
 """
 
 

@@ -25,7 +25,7 @@ from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.aggregator.storage.roster_signing import read_roster
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput, BadSignature, HushfleetError, Malformed
-from hushfleet.release import ReleaseKeys, Signed, Trust
+from hushfleet.release.statements import ReleaseKeys, Signed, Trust
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.fleet_messages import EnrolRequest
 from hushfleet.wire.format.identity import Identity

@@ -10,36 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.edge_client.fleet.slots import Slots, State
-from hushfleet.release import ReleaseKeys, Signed, add_signature, pack, this_platform
+from hushfleet.edge_client.fleet.slot_state import State
+from hushfleet.release.statements import ReleaseKeys, Signed
 from hushfleet.wire.format.identity import Identity
-from support.releases import ROOT, put_trust, statement
+from support.releases import ROOT, statement
+from support.slots import ReleaseBoard, pack_files
 
 STOLEN, FRESH, SECOND = Identity.generate(), Identity.generate(), Identity.generate()
 
 
-class Board:
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.root, self.state = folder, folder / "opt", folder / "state"
-        (self.state / "incoming").mkdir(parents=True)
-        (folder / "content").mkdir()
-        (folder / "content" / "a.py").write_text("a = 1\n")
-        self.slots = Slots(self.root, self.state)
-        self.slots.first(self.release("1.0", STOLEN))
-        put_trust(self.root, STOLEN.public_key.hex())
-
-    def release(self, version: str, *keys: Identity) -> Path:
-        python, arch = this_platform()
-        out = self.folder / f"{version}.hfr"
-        pack(self.folder / "content", out, key=None, version=version, python=python, arch=arch, oldest_store=1, store=5)
-        for key in keys:
-            add_signature(out, key)
-        return out
-
-    def install(self, version: str, *keys: Identity) -> State:
-        (self.state / "incoming" / "x.hfr").write_bytes(self.release(version, *keys).read_bytes())
-        return self.slots.install()
-
+class Board(ReleaseBoard):
     def hear(self, *statements: Signed[ReleaseKeys]) -> None:
         """What the client leaves for root, or who has become the client."""
         (self.state / "release_keys").write_text("".join(f"{each.to_line()}\n" for each in statements))
@@ -48,7 +28,7 @@ class Board:
 
 @pytest.fixture
 def board(tmp_path: Path) -> Board:
-    return Board(tmp_path)
+    return Board(tmp_path, "1.0", STOLEN)
 
 
 def test_until_root_names_others_the_stolen_key_is_as_good_as_ever(board: Board) -> None:
@@ -121,16 +101,11 @@ def test_a_stolen_root_that_was_replaced(board: Board) -> None:
 
 def test_what_runs_as_root_is_renewed_by_root_alone(board: Board) -> None:
     """A release key, or all of them, must not reach what is above every release."""
-    (board.folder / "content" / "system").mkdir()
+    (board.folder / "content" / "system").mkdir(parents=True)
     (board.folder / "content" / "system" / "slots.pyz").write_bytes(b"evil")
 
     def renewing(*keys: Identity) -> State:
-        python, arch = this_platform()
-        out = board.state / "incoming" / "x.hfr"
-        fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 5}
-        pack(board.folder / "content", out, key=None, version="2.0", system=True, **fields)
-        for key in keys:
-            add_signature(out, key)
+        pack_files(board.folder / "content", board.state / "incoming" / "x.hfr", "2.0", *keys, system=True)
         return board.slots.install()
 
     assert "root has not signed" in renewing(STOLEN).reason

@@ -18,4 +18,10 @@ def test_a_sum_opens_without_who_is_lost(tmp_path: Path) -> None:
     figures = json.loads((tmp_path / "f.json").read_text())
     assert [finding["promise"] for finding in figures["findings"] if not finding["kept"]] == []
     assert figures["in the last sum"] in (10, 11, 12)
-    assert {row["process"] for row in figures["processes"]} == {"aggregator", "broker", "host-0", "host-1", "lost"}
+    assert {row["process"] for row in figures["processes"]} == {
+        "aggregator",
+        "broker",
+        "generator-0",
+        "generator-1",
+        "lost",
+    }

@@ -36,7 +36,8 @@ from hushfleet.wire.format.messages import (
     encode_message,
 )
 from hushfleet.wire.format.topics import Topics
-from hushfleet.wire.format.update import UpdateHeader, attach_public, encode_masked, encode_update
+from hushfleet.wire.format.update import UpdateHeader, attach_public
+from hushfleet.wire.format.update_values import encode_masked, encode_update
 
 _SHARE = 0.15  # of messages that are tampered with
 _MOST = 60  # then the stranger goes away: who forges for ever can hold up a transfer for ever

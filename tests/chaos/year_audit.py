@@ -16,10 +16,10 @@ from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.durations import Period
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of
-from hushfleet.release import pack, this_platform
 from hushfleet.schema import unpack
 from hushfleet.wire.format.identity import Identity
 from support.desk import adopt
+from support.slots import packed
 
 STOLEN, REFLASHED = 1, 2
 """Places of boards in the list of names."""
@@ -56,11 +56,8 @@ def play(year: Year, folder: Path) -> None:
 
 def release(year: Year, folder: Path, version: str) -> None:
     """The operator offers a release; how boards install it is another test (`test_rollout_whole`)."""
-    content, out = folder / f"content-{version}", folder / f"{version}.hfr"
-    content.mkdir()
-    (content / "__main__.py").write_text("version = 1\n")
-    python, arch = this_platform()
-    pack(content, out, key=RELEASE_KEY, version=version, python=python, arch=arch, oldest_store=1, store=1)
+    out = folder / f"{version}.hfr"
+    out.write_bytes(packed(version, RELEASE_KEY))
     add_release(year.desk.folder, year.desk.registry, out)
 
 

@@ -18,7 +18,8 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.methods.state import PublicState
 from hushfleet.privacy.ledger import Ledger, epsilon_server_of
 from hushfleet.wire.format.messages import Ack, Refused, ServerState
-from hushfleet.wire.format.update import decode_update, read_header
+from hushfleet.wire.format.update import read_header
+from hushfleet.wire.format.update_values import decode_update
 from support.edge import DEVICE, Bench, Package, write_samples
 from support.stores import sql
 

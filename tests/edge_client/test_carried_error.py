@@ -14,7 +14,7 @@ from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.question import QuestionSpec
 from hushfleet.wire.format.spec import WireSpec
-from hushfleet.wire.format.update import SIGNED, decode_update
+from hushfleet.wire.format.update_values import SIGNED, decode_update
 from support.edge import DEVICE, Bench, Package
 
 

@@ -34,7 +34,7 @@ from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import SecureNoise
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
-from hushfleet.wire.format.update import decode_update
+from hushfleet.wire.format.update_values import decode_update
 from support.kill import CALL, KillPoints, forked
 
 ROUNDS = 3

@@ -38,15 +38,16 @@ from hushfleet.methods.answer import evaluation_answer
 from hushfleet.methods.hush_rule import signal
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
-from hushfleet.privacy.budget import charges_on
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise_for import noise_multiplier_for
+from hushfleet.privacy.spending import charges_on
 from hushfleet.schema import pack
 from hushfleet.wire.format.question import QuestionSpec
 from hushfleet.wire.format.spec import BlobRef, EarlierTask, PrivacySpec, SecureSpec, TaskSpec
-from hushfleet.wire.format.update import UpdateHeader, decode_update, read_header
+from hushfleet.wire.format.update import UpdateHeader, read_header
+from hushfleet.wire.format.update_values import decode_update
 from support.edge import DEVICE, Bench, Package, Waiting
 from support.stores import sql
 

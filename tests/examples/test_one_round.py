@@ -23,7 +23,7 @@ from hushfleet.edge_client.worker.randomness import SeededRandomness
 from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.methods import method_of
 from hushfleet.params import ParamLayout
-from hushfleet.wire.format.update import decode_update
+from hushfleet.wire.format.update_values import decode_update
 from support.fleet import prepared_task
 
 FILE = Path(__file__).parents[2] / "examples" / "one_round.py"

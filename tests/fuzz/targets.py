@@ -37,7 +37,8 @@ from hushfleet.learning.graph_safety import check_graph
 from hushfleet.learning.graph_shapes import check_cost
 from hushfleet.methods.state import PublicState
 from hushfleet.params import ParamLayout
-from hushfleet.release import Manifest, SignedManifest, unpack
+from hushfleet.release.archive import unpack
+from hushfleet.release.manifest import Manifest, SignedManifest
 from hushfleet.secure import prime_field
 from hushfleet.secure.member_answer import AnswerHeader, decode_answer, encode_answer
 from hushfleet.secure.roster import Roster
@@ -51,14 +52,8 @@ from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
 from hushfleet.wire.format.quantized import decode_values, encode_values
 from hushfleet.wire.format.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.wire.format.topics import Topics
-from hushfleet.wire.format.update import (
-    UpdateHeader,
-    decode_masked,
-    decode_update,
-    encode_masked,
-    encode_update,
-    read_header,
-)
+from hushfleet.wire.format.update import UpdateHeader, read_header
+from hushfleet.wire.format.update_values import decode_masked, decode_update, encode_masked, encode_update
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = Identity.from_bytes(bytes(range(32)))

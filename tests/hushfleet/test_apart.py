@@ -7,13 +7,11 @@ import subprocess
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hushfleet.apart import apart
 from hushfleet.errors import HushfleetError
 from hushfleet.privacy.accountant import Step, epsilon
-from hushfleet.wire.format.difference import encode_difference
 
 HISTORY = [[0.9, 0.02, 300], [4.0, 1.0, 12]]
 
@@ -32,20 +30,6 @@ def test_epsilon_of_sampled_steps_has_the_same_bits() -> None:
         json.dumps(HISTORY),
     )
     assert found == epsilon([Step(*row) for row in HISTORY], delta=1e-6)
-
-
-def test_a_model_of_differences_has_the_same_bits() -> None:
-    base, rng = np.zeros(40, np.float32), np.random.default_rng(1)
-    first = encode_difference(base, rng.normal(size=40).astype(np.float32), task="t", round=1, counts=[40], steps=[0.1])
-    again = first.result + rng.normal(size=40).astype(np.float32)
-    second = encode_difference(first.result, again, task="t", round=2, counts=[40], steps=[0.2])
-    found = without_numpy(
-        "from hushfleet.apart import apart\n"
-        "base, *chain = map(bytes.fromhex, sys.argv[1:])\n"
-        "found = apart('hushfleet.wire.format.difference:apply_all', base, chain, 't', [40]).hex()",
-        *(data.hex() for data in (base.tobytes(), first.data, second.data)),
-    )
-    assert bytes.fromhex(found) == second.result.tobytes()
 
 
 def test_an_error_comes_with_its_text() -> None:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from hushfleet.errors import BadInput, Malformed
+from hushfleet.faults import faults
 from hushfleet.schema import Checked, from_plain, require
-from hushfleet.written import faults, read_written
+from hushfleet.written import read_written
 
 
 @dataclass(frozen=True)

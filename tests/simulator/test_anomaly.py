@@ -17,7 +17,7 @@ from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.arrays import Data, load_arrays
-from hushfleet.data.csv_file import load_csv_set, read_csv
+from hushfleet.data.csv_file import CsvLayout, load_csv_set, read_csv
 from hushfleet.errors import BadInput
 from hushfleet.simulator.fleet import make_fleet
 
@@ -116,24 +116,25 @@ def test_lines_that_are_steps_become_windows_of_one_device(tmp_path: Path) -> No
     lines = ["device,a,b,fault", *(f"x,{n},{n / 10},{int(n == 4)}" for n in range(7)), "y,10,1,0", "y,11,1.1,0"]
     (tmp_path / "train.csv").write_text("\n".join(lines))
     (tmp_path / "test.csv").write_text("\n".join(lines))
-    form: dict[str, Any] = {"input_shape": (2, 1, 2), "outputs": ("fault",), "series": True}
-    values, faults, devices, names = read_csv(tmp_path / "train.csv", **form, owners=True)
+    layout = CsvLayout(input_shape=(2, 1, 2), outputs=("fault",), series=True)
+    values, faults, devices, names = read_csv(tmp_path / "train.csv", replace(layout, owners=True))
     np.testing.assert_allclose(values[:, :, 0, :], [[[n, n + 1], [n / 10, (n + 1) / 10]] for n in (0, 2, 4, 10)])
     assert faults.ravel().tolist() == [0, 0, 1, 0]
     assert devices is not None
     assert devices.tolist() == ["x", "x", "x", "y"]
     assert names == ("a", "a", "b", "b")
-    both = load_csv_set(tmp_path, input_shape=(2, 1, 2), outputs=("fault",), series=True)
+    both = load_csv_set(tmp_path, layout)
     assert both.test_device.tolist() == devices.tolist()
 
 
 def test_a_file_without_labels_is_all_normal_and_a_line_may_be_a_whole_window(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a;b\n1,5;2\n3;4\n")
-    values, faults, _, _ = read_csv(tmp_path / "a.csv", input_shape=(1, 1, 2), outputs=("fault",), series=True)
+    layout = CsvLayout(input_shape=(1, 1, 2), outputs=("fault",))
+    values, faults, _, _ = read_csv(tmp_path / "a.csv", replace(layout, series=True))
     np.testing.assert_allclose(values[:, 0, 0], [[1.5, 2], [3, 4]])
     assert faults.tolist() == [[0], [0]]
     with pytest.raises(BadInput, match="one of them 'fault'"):
-        read_csv(tmp_path / "a.csv", input_shape=(1, 1, 2), outputs=("fault",))
+        read_csv(tmp_path / "a.csv", layout)
 
 
 def test_each_fault_of_the_example_shows_where_its_physics_says(tmp_path: Path) -> None:

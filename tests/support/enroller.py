@@ -34,7 +34,7 @@ class Desk:
     def open(self) -> None:
         """Also again, after `close`."""
         self.registry, self.register = FleetRegistry(self.folder.path), ActivityStore(self.folder.aggregator)
-        self.authority = Authority.load(self.folder.ca / "ca.pem", self.folder.ca / "ca.key")
+        self.authority = Authority.load(self.folder.ca)
         self.applied = 0
         self.enroller = Enroller(
             self.folder.config,

@@ -25,7 +25,8 @@ from hushfleet.wire.format.codecs import steps_for
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import BlobRef, ModelSpec, TaskSpec
-from hushfleet.wire.format.update import EncodedUpdate, UpdateHeader, encode_update
+from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import EncodedUpdate, encode_update
 
 LAYOUT = layout_of(hidden=(12, 16), out=(4, 12))  # 204 and 52 parameters
 CLIP_NORM = 0.5

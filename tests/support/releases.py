@@ -11,8 +11,9 @@ from typing import Any
 from hushfleet.edge_client.storage.state_files import INCOMING
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
 from hushfleet.firmware_profiles.cards.bundle import _START, _copy_ours
-from hushfleet.release import ReleaseKeys, Signed, Trust, pack, this_platform
-from hushfleet.release.statements import KEYS_FILE, ROOT_FILE
+from hushfleet.release.archive import pack
+from hushfleet.release.manifest import this_platform
+from hushfleet.release.statements import KEYS_FILE, ROOT_FILE, ReleaseKeys, Signed, Trust
 from hushfleet.wire.format.identity import Identity
 
 Change = Callable[[Path], None]

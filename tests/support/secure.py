@@ -26,7 +26,8 @@ from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import BlobRef, SecureSpec
-from hushfleet.wire.format.update import UpdateHeader, encode_masked
+from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import encode_masked
 from support.fleet import LAYOUT, prepared_task
 
 

@@ -15,7 +15,8 @@ from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 from hushfleet.wire.format.spec import BlobRef, PrivacySpec, SecureSpec, TaskSpec, WireSpec
-from hushfleet.wire.format.update import UpdateHeader, decode_masked
+from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import decode_masked
 from support.edge import CHUNK_BYTES, DEVICE, Bench, Package
 
 BITS = 16

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hushfleet.edge_client.fleet.slots import State
+from hushfleet.edge_client.fleet.slot_state import State
 from hushfleet.firmware_profiles.cards.seed import slots_archive
-from hushfleet.release import Trust
+from hushfleet.release.statements import Trust
 
 RESTART_S = 0.3
 TURN_S = 0.05

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.setup import Dir
+from hushfleet.aggregator.fleet.commands.options import Dir
 from hushfleet.errors import BadInput
 
 app = typer.Typer()
@@ -93,7 +93,7 @@ def _drift(path: Dir, epsilon: Epsilon = 0.5, dry_run: DryRun = False, now: Now 
 
 def _ask(path: Dir, kind: str, epsilon: float, *, dry_run: bool, now: bool, **asked: Any) -> None:
     """:param asked: fields of the task's section `statistic`."""
-    from hushfleet.aggregator.config.question import StatisticSection
+    from hushfleet.aggregator.config.sections import StatisticSection
     from hushfleet.aggregator.fleet import descriptions
     from hushfleet.aggregator.fleet.tasks.ask import ask, expected_error, statistic_task
     from hushfleet.aggregator.fleet.trust.folder import FleetFolder
@@ -114,9 +114,8 @@ def _ask(path: Dir, kind: str, epsilon: float, *, dry_run: bool, now: bool, **as
     )
     if dry_run:
         return
-    watch = FleetWatch(folder)
-    run = watch.view().run
-    watch.close()
+    with FleetWatch(folder) as watch:
+        run = watch.view().run
     if run is not None and not run.finished and not now:
         raise BadInput(f"{descriptions.progress(run)}; wait for the others, or say --now to ask before it goes on")
     result = ask(folder, task)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from hushfleet.aggregator.fleet.commands.options import FleetDir, IdsFile, ImagesFolder, WheelsFolder, opened
 from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput
 from hushfleet.schema import AtLeast1
@@ -23,18 +24,18 @@ class FlashOptions:
     """The SD card images to write, and their content."""
 
     # fmt: off
-    fleet: Annotated[Path, Option(metavar="DIR", help="The fleet's folder.")]
+    fleet: FleetDir
     image: Annotated[Path | None, Option(metavar="FILE", help="A stock image, .img or .img.xz: each board gets a copy of it with its own seed.")] = None
     boot: Annotated[Path | None, Option(metavar="MOUNT", help="The mounted boot partition of a card that holds the stock system already.")] = None
     out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder for the images, with --image.")] = None
     count: Annotated[AtLeast1 | None, Option(help="Number of cards to write, for boards without one. Default: all of them.")] = None
     device: Annotated[list[str] | None, Option(metavar="ID", help="Write the card of this board, or of those that match a pattern in quotes; may be repeated.")] = None
-    file: Annotated[Path | None, Option(metavar="IDS.txt", help="File with the ids of boards, one a line.", exists=True, dir_okay=False)] = None
+    file: IdsFile = None
     python: Annotated[str | None, Option(metavar="3.X", help="Python version of the system. Default: found from the image.")] = None
-    images: Annotated[Path | None, Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id, with a folder for each class.", exists=True, file_okay=False)] = None
+    images: ImagesFolder = None
     ssh_key: Annotated[Path | None, Option(metavar="KEY.pub", help="Public SSH key whose owner may log in. Default: nobody may.")] = None
     ssh_user: Annotated[str, Option(help="User name for that key.")] = "hushfleet-admin"
-    wheels: Annotated[Path | None, Option(metavar="FOLDER", help="Folder with the wheels for the release; default: the package index.", exists=True, file_okay=False)] = None
+    wheels: WheelsFolder = None
     force: Annotated[bool, Option("--force", help="Also write cards for boards that have one; the old token becomes invalid.")] = False
     # fmt: on
 
@@ -58,7 +59,6 @@ def flash(
 
     `hushfleet flash --fleet greenhouse --device greenhouse-07 --boot /media/me/bootfs`
     """
-    from hushfleet.aggregator.fleet.commands.setup import opened
     from hushfleet.aggregator.fleet.software import cards as content
     from hushfleet.aggregator.report.console import Console
     from hushfleet.aggregator.report.progress import show_progress

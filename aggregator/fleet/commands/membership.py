@@ -11,23 +11,20 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.setup import Dir
+from hushfleet.aggregator.fleet.commands.options import Dir, DirOrRun, IdsFile
+from hushfleet.aggregator.report.options import with_options
 from hushfleet.errors import BadInput
 
 app = typer.Typer()
 
 BOARDS = "Boards, in and out"
-DirOrRun = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, or that of a run without a fleet.")]
 Ids = Annotated[
     list[str] | None, typer.Argument(metavar="ID", help="The boards' ids, or patterns in quotes: 'greenhouse-0*'.")
-]
-IdsFile = Annotated[
-    Path | None,
-    typer.Option("--file", metavar="IDS.txt", help="File with more ids, one a line.", exists=True, dir_okay=False),
 ]
 
 
 @app.command("approve", rich_help_panel=BOARDS)
+@with_options
 def _approve(
     path: DirOrRun,
     ids: Ids = None,
@@ -74,6 +71,7 @@ def _approve(
 
 
 @app.command("renew", rich_help_panel=BOARDS)
+@with_options
 def _renew(
     path: Dir,
     ids: Ids = None,
@@ -137,7 +135,7 @@ def _renew_own(path: Path, *, drop_names: bool) -> None:
             f"{path / FILE_NAME}, or say --drop-names"
         )
     with locked(folder):
-        authority = Authority.load(folder.ca / "ca.pem", folder.ca / "ca.key")
+        authority = Authority.load(folder.ca)
         write_own(folder.path, folder.config, authority, now=datetime.datetime.now(datetime.UTC))
         asked = reload_brokers(folder)
     end = datetime.datetime.fromtimestamp(ends(folder)["broker/broker"]).astimezone()
@@ -149,6 +147,7 @@ def _renew_own(path: Path, *, drop_names: bool) -> None:
 
 
 @app.command("block", rich_help_panel=BOARDS)
+@with_options
 def _block(
     path: DirOrRun,
     ids: Ids = None,
@@ -175,6 +174,7 @@ def _block(
 
 
 @app.command("unblock", rich_help_panel=BOARDS)
+@with_options
 def _unblock(path: DirOrRun, ids: Ids = None, file: IdsFile = None) -> None:
     """Take back boards that an operator or the aggregator has locked out."""
     from hushfleet.aggregator.fleet.trust.membership import membership
@@ -192,6 +192,7 @@ def _unblock(path: DirOrRun, ids: Ids = None, file: IdsFile = None) -> None:
 
 
 @app.command("forget", rich_help_panel=BOARDS)
+@with_options
 def _forget(path: DirOrRun, ids: Ids = None, file: IdsFile = None) -> None:
     """Remove boards. What a fleet's board has spent stays recorded under its id, in case the id returns.
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import shlex
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hushfleet.aggregator.fleet.commands.options import FleetDir, ImagesFolder, WheelsFolder, opened
+from hushfleet.aggregator.report.options import with_options
 from hushfleet.errors import BadInput
 
 
+@with_options
 def push(
     destination: Annotated[str, typer.Argument(metavar="USER@HOST", help="Destination for ssh. USER must be root, or may use sudo.")],
-    fleet: Annotated[Path, typer.Option(metavar="DIR", help="The fleet's folder.")],
+    fleet: FleetDir,
     device: Annotated[str, typer.Option(metavar="ID", help="Id of the board in the fleet.")],
     ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="Options of ssh, such as '-p 2222 -i key'.")] = "",
-    images: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id.", exists=True, file_okay=False)] = None,
-    wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder with the wheels for the release; default: the package index.", exists=True, file_okay=False)] = None,
+    images: ImagesFolder = None,
+    wheels: WheelsFolder = None,
     force: Annotated[bool, typer.Option("--force", help="Also install a board that has a card or was installed before.")] = False,
 ) -> None:  # fmt: skip
     """Install the client on a board that runs already: what a card does, by ssh. For Jetsons, and for single boards.
@@ -28,7 +30,6 @@ def push(
 
     `hushfleet push me@jetson.local --fleet greenhouse --device greenhouse-41`
     """
-    from hushfleet.aggregator.fleet.commands.setup import opened
     from hushfleet.aggregator.fleet.software.cards import (
         ReleasePlatform,
         card_of,

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import hushfleet
-from hushfleet.aggregator.fleet.commands.setup import Dir, opened
+from hushfleet.aggregator.fleet.commands.options import FILE, Dir, WheelsFolder, Yes, opened
+from hushfleet.aggregator.report.options import with_options
 from hushfleet.errors import BadInput, BadSignature
+from hushfleet.version import __version__
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
-    from hushfleet.release import ReleaseKeys
-
-_FILE = {"exists": True, "dir_okay": False}
+    from hushfleet.release.statements import ReleaseKeys
 
 release = typer.Typer(
     no_args_is_help=True,
@@ -38,12 +37,13 @@ release = typer.Typer(
 
 
 @release.command("make")
+@with_options
 def _make(
     path: Dir,
     python: Annotated[str, typer.Option(metavar="3.X", help="Python of the boards' system: 3.13 on Raspberry Pi OS Trixie, 3.11 on Bookworm.")] = "3.13",
     arch: Annotated[str, typer.Option(help="Architecture of the boards: aarch64 or x86_64.")] = "aarch64",
-    version: Annotated[str, typer.Option(help="Version that boards will report: two to four numbers.")] = hushfleet.__version__,
-    wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder with the wheels of other packages; default: the package index.", exists=True, file_okay=False)] = None,
+    version: Annotated[str, typer.Option(help="Version that boards will report: two to four numbers.")] = __version__,
+    wheels: WheelsFolder = None,
     downgrade_from: Annotated[list[str] | None, typer.Option(metavar="VERSION", help="Boards that run this version take it although it is not newer; it withdraws all versions up to this one; repeatable.")] = None,
     system: Annotated[bool, typer.Option("--system", help="It also renews what runs as root on a board, slots.pyz and the units; root must sign it, too.")] = False,
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Leave the release unsigned, although a key is here, to be signed elsewhere.")] = False,
@@ -88,10 +88,11 @@ def _make(
 
 
 @release.command("sign")
+@with_options
 def _sign(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A release, or the statement on release keys of `release keys` or `fleet init`. The signature is added to it.", **_FILE)],
-    key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The private key: a release key, or root's.", **_FILE)],
-    yes: Annotated[bool, typer.Option("--yes", help="Sign without asking.")] = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A release, or the statement on release keys of `release keys` or `fleet init`. The signature is added to it.", **FILE)],
+    key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The private key: a release key, or root's.", **FILE)],
+    yes: Yes = False,
 ) -> None:  # fmt: skip
     """Sign a release, or with root's key a statement of who signs releases, after showing it. Needs no fleet's folder.
 
@@ -106,7 +107,7 @@ def _sign(
     """
     from hushfleet import atomic_file
     from hushfleet.aggregator.storage.identity_file import load
-    from hushfleet.release import add_signature, check_payload, read_head
+    from hushfleet.release.archive import add_signature, check_payload, read_head
     from hushfleet.release.statements import read_keys
 
     identity = load(key)
@@ -142,7 +143,7 @@ def _sign(
 @release.command("add")
 def _add(
     path: Dir,
-    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Releases, or signed statements on release keys. Default: list the known releases.", **_FILE)] = None,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Releases, or signed statements on release keys. Default: list the known releases.", **FILE)] = None,
 ) -> None:  # fmt: skip
     """Make releases known to the fleet, or who signs them, after checking the signatures.
 
@@ -178,7 +179,7 @@ def _keys(
     new: Annotated[bool, typer.Option("--new", help="Name a new release key in DIR, in place of all earlier ones.")] = False,
     key: Annotated[list[str] | None, typer.Option(metavar="FILE|PUBLIC", help="Key that signs releases from now on, in place of all earlier ones; name all of them.")] = None,
     threshold: Annotated[int, typer.Option(min=1, help="Number of keys that must sign each release.")] = 1,
-    root_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Root's private key. Default: DIR/root.key; without either the statement waits to be signed.", **_FILE)] = None,
+    root_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Root's private key. Default: DIR/root.key; without either the statement waits to be signed.", **FILE)] = None,
     next_root: Annotated[str | None, typer.Option(metavar="FILE", help="Private key of another root, which replaces the present one; with PUBLIC, 64 hex digits, the statement waits for its signature.")] = None,
     daily_key: Annotated[bool, typer.Option("--daily-key", help="Also make a new key for the daily statement of the newest release.")] = False,
 ) -> None:  # fmt: skip

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.setup import Dir, opened
+from hushfleet.aggregator.fleet.commands.options import FILE, Dir, DirOrRun, Yes, opened
+from hushfleet.aggregator.report.options import with_options
 from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.storage.roster_signing import RosterChanges
     from hushfleet.secure.roster import Roster
-
-_FILE = {"exists": True, "dir_okay": False}
-
 
 app = typer.Typer()
 KEYS = "Who signs"
@@ -61,7 +59,7 @@ def _key(
 
 @roster.command("export")
 def _export(
-    path: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, or that of a run without a fleet.")],
+    path: DirOrRun,
     out: Annotated[Path, typer.Option(metavar="FILE", help="File to write, for the machine that has the operator's key.")],
     federation: Annotated[str, typer.Option(help="Of a run: name of its federation, as in the devices' files.")] = "default",
     honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of a run: least share of honest devices. Boards decline a task that assumes more.")] = HONEST_FRACTION,
@@ -116,11 +114,12 @@ def _export(
 
 
 @roster.command("sign")
+@with_options
 def _sign(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="List that `fleet roster export` wrote.", **_FILE)],
-    key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The operator's private key.", **_FILE)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="List that `fleet roster export` wrote.", **FILE)],
+    key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The operator's private key.", **FILE)],
     out: Annotated[Path, typer.Option(metavar="FILE", help="File to write: the signed list, for `fleet roster import`.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Sign without asking.")] = False,
+    yes: Yes = False,
 ) -> None:  # fmt: skip
     """Sign a list of boards, after showing what it changes. Needs no fleet's folder.
 
@@ -153,7 +152,7 @@ def _sign(
 
 
 @roster.command("import")
-def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="List that `fleet roster sign` wrote.", **_FILE)]) -> None:  # fmt: skip
+def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="List that `fleet roster sign` wrote.", **FILE)]) -> None:  # fmt: skip
     """Import a list of boards that the operator has signed; it is used from the next round on.
 
     It refuses a list that is not signed by this fleet's operator, is of another federation, is not newer than the valid

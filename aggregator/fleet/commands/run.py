@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.setup import RUN_IT, Dir
+from hushfleet.aggregator.fleet.commands.options import FILE, RUN_IT, Dir
 from hushfleet.errors import BadInput
 
 app = typer.Typer()
@@ -33,7 +33,7 @@ def _up(path: Dir) -> None:
 @app.command("task", rich_help_panel=RUN_IT)
 def _task(
     path: Dir,
-    task: Annotated[Path, typer.Argument(metavar="TASK.toml", help="The next task, with a name of its own.", exists=True, dir_okay=False)],
+    task: Annotated[Path, typer.Argument(metavar="TASK.toml", help="The next task, with a name of its own.", **FILE)],
     now: Annotated[bool, typer.Option("--now", help="Change the task even if the present one is not finished; it can go on later.")] = False,
 ) -> None:  # fmt: skip
     """Give the fleet its next task. Each run has its own folder, DIR/runs/NAME; boards go on with their ledgers.
@@ -55,9 +55,9 @@ def _task(
     from hushfleet.aggregator.fleet.watching.watch import FleetWatch
 
     folder = FleetFolder(path)
-    before, watch = folder.run.name, FleetWatch(folder)
-    run = watch.view().run
-    watch.close()
+    before = folder.run.name
+    with FleetWatch(folder) as watch:
+        run = watch.view().run
     if run is not None and not run.finished and not now:
         raise BadInput(f"{descriptions.progress(run)}; wait for the others, or say --now to leave it for later")
     goes_on = set_task(folder, task)

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from msgspec import Meta
 
+from hushfleet.aggregator.fleet.commands.options import FILE, RUN_IT, Dir, opened
 from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 from hushfleet.schema import Port
 
-if TYPE_CHECKING:
-    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
-    from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
-
 app = typer.Typer()
-
-Dir = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]
-RUN_IT = "Make it and let it learn"
-_FILE = {"exists": True, "dir_okay": False}
-
-
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[tuple[FleetFolder, FleetRegistry]]:
-    """Yields the fleet's folder and its registry."""
-    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
-    from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
-
-    folder = FleetFolder(path)
-    with FleetRegistry(folder.path) as registry:
-        yield folder, registry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +25,7 @@ class FleetOptions:
 
     # fmt: off
     broker_name: Annotated[list[str], Option(help="Host name or address of the broker for the boards. May be repeated: the certificate has all names, boards use the first.")]
-    task: Annotated[Path, Option(metavar="TASK.toml", help="Task file that the fleet trains.", **_FILE)]
+    task: Annotated[Path, Option(metavar="TASK.toml", help="Task file that the fleet trains.", **FILE)]
     federation: Annotated[str | None, Option(help="Name of the federation on the broker. Default: the folder's name.")] = None
     port: Annotated[Port, Option(help="Port of the broker for boards with a certificate.")] = 8883
     enrolment_port: Annotated[Port, Option(help="Port for boards that enrol, without a certificate yet.")] = 8884
@@ -144,11 +124,11 @@ def _add(
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of new boards.")] = None,
     key: Annotated[str | None, typer.Option(help="Public key of one board, 64 hex digits. Default: the first key that it shows.")] = None,
     count: Annotated[int | None, typer.Option(help="Number of boards; they are named PREFIX-01, PREFIX-02, ...")] = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="CSV file with the columns id, board, place, wifi, labels (name=value;...), key.", **_FILE)] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="CSV file with the columns id, board, place, wifi, labels (name=value;...), key.", **FILE)] = None,
     board: Annotated[str | None, typer.Option(help="Board profile; `hushfleet boards` lists them.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Prefix of the boards' names. Default: the federation's name.")] = None,
     place: Annotated[str, typer.Option(help="Place of the boards.")] = "",
-    wifi: Annotated[Path | None, typer.Option(metavar="WIFI.toml", help="File with the Wi-Fi network for the cards: ssid, password, country.", **_FILE)] = None,
+    wifi: Annotated[Path | None, typer.Option(metavar="WIFI.toml", help="File with the Wi-Fi network for the cards: ssid, password, country.", **FILE)] = None,
 ) -> None:  # fmt: skip
     """Name the boards of the fleet. Their cards are written by `hushfleet flash --fleet DIR`.
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.setup import RUN_IT
+from hushfleet.aggregator.fleet.commands.options import RUN_IT, DirOrRun
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.trust.membership import Membership
@@ -25,7 +24,7 @@ app = typer.Typer()
 
 @app.command("status", rich_help_panel=RUN_IT)
 def _status(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, or that of a run without a fleet.")],
+    folder: DirOrRun,
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Show all facts on these boards alone; ids, or patterns in quotes.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Also show epsilon by adversary, bytes and certificates.")] = False,
@@ -62,8 +61,7 @@ def _status(
 
         print(page_url(FleetFolder(folder)))
         return
-    source = FleetWatch(FleetFolder(folder))
-    try:
+    with FleetWatch(FleetFolder(folder)) as source:
         if ids:
             view = source.view()
             shown = {board.device: board for board in view.boards}
@@ -81,8 +79,6 @@ def _status(
                 while True:
                     live.update(table(source.view(), details=details), refresh=True)
                     time.sleep(REDRAW_S)
-    finally:
-        source.close()
 
 
 def _print_board(board: Board, view: FleetView) -> None:

@@ -22,7 +22,7 @@ from hushfleet.aggregator.storage.board import ACTIVITIES, Board
 
 PARTS = ("summary", "attention", "round", "releases", "boards", "answers", "figures")
 TEMPLATES = Path(__file__).parent / "templates"
-LOOK = Path(__file__).parents[2] / "results" / "report" / "templates" / "page.css"
+LOOK = Path(__file__).parents[2] / "report" / "templates" / "page.css"
 MOST_BOARDS = 500
 """At most so many boards are listed, because the list is sent again whenever one of them changes."""
 _COLUMNS = [column for column in TABLE if column.name != "place"]  # it stands below the board's name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable
 
@@ -15,15 +14,13 @@ from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.release import Newest, Signed
+from hushfleet.release.statements import Newest, Signed
 from hushfleet.wire.format.fleet_messages import ReleaseNews
 
 LOOK_EVERY_S = 1.0
 SIGN_EVERY_S = 86400.0
 TELL_AGAIN_S = 3600.0
 """A board that stays connected receives the news again after this time, because a message may be lost."""
-
-_log = logging.getLogger("hushfleet.fleet")
 
 
 class TellingNewest(ServicePart):
@@ -35,6 +32,7 @@ class TellingNewest(ServicePart):
     """
 
     every_s = LOOK_EVERY_S
+    fails_as = "boards are not told which release is the newest"
 
     def __init__(self, folder: FleetFolder, registry: FleetRegistry, *, wall: Callable[[], float] = time.time) -> None:
         self._folder, self._registry, self._wall = folder, registry, wall
@@ -42,18 +40,9 @@ class TellingNewest(ServicePart):
         self._made_of: object = None  # the values that the news was made from
         self._sign_at = 0.0  # monotonic seconds
         self._sent: dict[str, tuple[ReleaseNews, float]] = {}  # device -> what, and when in monotonic seconds
-        self._complaint = ""
 
     def act(self, service: Service, now: float) -> None:
-        try:
-            news = self._newest_news(now)
-        except HushfleetError as error:  # boards must still be able to enrol
-            if str(error) != self._complaint:
-                _log.error("boards are not told which release is the newest: %s", error)
-            self._complaint = str(error)
-            return
-        self._complaint = ""
-        wall = self._wall()
+        news, wall = self._newest_news(now), self._wall()
         for seen in self._registry.boards():
             device = seen.device
             if seen.standing != "enrolled" or seen.health_at is None or wall - seen.health_at > HEARD_S:

@@ -20,9 +20,9 @@ from hushfleet.aggregator.fleet.trust.keys import read_public
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load, load_or_create
 from hushfleet.errors import BadInput, WireError
-from hushfleet.release import Manifest, ReleaseKeys, Signed, SignedManifest, Trust, check_payload, read_head
-from hushfleet.release.manifest import highest, version_order
-from hushfleet.release.statements import read_keys
+from hushfleet.release.archive import check_payload, read_head
+from hushfleet.release.manifest import Manifest, SignedManifest, highest, version_order
+from hushfleet.release.statements import ReleaseKeys, Signed, Trust, read_keys
 from hushfleet.wire.format.identity import Identity
 
 _COLUMNS = "version, platform, file, head, digest, size"

@@ -22,11 +22,10 @@ from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.fleet.view import RolloutView
 from hushfleet.aggregator.payloads.blobs import ChunkServer
 from hushfleet.aggregator.storage.board import Board
-from hushfleet.errors import BadInput, BadSignature, Malformed
-from hushfleet.release import Manifest
-from hushfleet.release.manifest import VERSION, version_order
+from hushfleet.errors import BadInput, BadSignature
+from hushfleet.release.manifest import VERSION, Manifest, version_order
 from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOffer
-from hushfleet.wire.format.messages import Want, decode_message
+from hushfleet.wire.format.messages import Want, decode_as
 from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Delivery
 
@@ -273,9 +272,7 @@ class Updating(ServicePart):
         key = self._registry.key_of(topic.device)
         if key is None:
             raise BadSignature(f"no key of {topic.device} is known")
-        want = decode_message(delivery.payload, federation=service.topics.federation, public_key=key)
-        if not isinstance(want, Want):
-            raise Malformed(f"expected a board's request for a release, got a {type(want).__name__}")
+        want = decode_as(Want, delivery.payload, federation=service.topics.federation, public_key=key)
         self._chunks.want(topic.device, want, now=time.monotonic())
 
     def advance(self, service: Service, now: float) -> None:
@@ -291,7 +288,7 @@ class Updating(ServicePart):
         if not 0 <= wall - self._looked < GAP_S:
             self._listen_anew(rollout, wall)
         if not 0 <= wall - self._noted < HEARTBEAT_S:
-            self._registry.write("INSERT OR REPLACE INTO processes VALUES (?, 'running', ?)", (LOOKED, wall))
+            self._registry.note_processes({LOOKED: "running"}, at=wall)
             self._noted = wall
         self._looked = wall
         known = releases(self._registry)
@@ -333,7 +330,7 @@ class Updating(ServicePart):
         """
         away = wall - HEARD_S
         with self._registry.transaction():
-            self._registry.write("INSERT OR REPLACE INTO processes VALUES (?, 'running', ?)", (LISTENING, wall))
+            self._registry.note_processes({LISTENING: "running"}, at=wall)
             self._registry.write("UPDATE boards SET health_at = ?2 WHERE health_at > ?1", (wall, away))
             # not after `health_at`: a board that was heard after the offer has taken it
             self._registry.write(

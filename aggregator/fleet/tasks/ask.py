@@ -15,9 +15,15 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.config.question import StatisticSection, question_of
+from hushfleet.aggregator.config.question import question_of
 from hushfleet.aggregator.config.schedule import ScheduleSection
-from hushfleet.aggregator.config.sections import MethodSection, ModelSection, PrivacySection, WireSection
+from hushfleet.aggregator.config.sections import (
+    MethodSection,
+    ModelSection,
+    PrivacySection,
+    StatisticSection,
+    WireSection,
+)
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.fleet.tasks.next_task import set_task
 from hushfleet.aggregator.fleet.tasks.spending import Spending

@@ -13,7 +13,8 @@ from hushfleet.durations import describe_duration
 from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.charge import Charge
-from hushfleet.privacy.ledger import epsilon_server_of, rounds_left
+from hushfleet.privacy.ledger import epsilon_server_of
+from hushfleet.privacy.spending import rounds_left
 
 _CHANGE = (
     "Put more noise into the task; or have the boards' owners raise [limits] in DEVICE.toml, and raise [device.limits] "

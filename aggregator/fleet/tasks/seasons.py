@@ -30,7 +30,7 @@ from hushfleet.aggregator.payloads.start import newest_model
 from hushfleet.aggregator.planning.season import SeasonCalendar, seasons_paid
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.results.fleet_state import RunState
-from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.errors import BadInput
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.schema import read_file
 from hushfleet.toml_text import to_toml
@@ -215,21 +215,13 @@ class SeasonStarter(ServicePart):
     :param clock: unix seconds.
     """
 
-    every_s = LOOK_S
+    every_s, again_s = LOOK_S, AGAIN_S
+    fails_as = "the next season does not begin"
 
     def __init__(self, folder: FleetFolder, *, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
-        self._told, self._again_at = "", 0.0
 
     def act(self, service: Service, now: float) -> None:
-        if now < self._again_at:
-            return
-        try:
-            name, said = begin_season(self._folder, self._clock()), ""
-        except HushfleetError as error:  # boards must still be able to enrol
-            name, said, self._again_at = "", f"the next season does not begin: {error}", now + AGAIN_S
+        name = begin_season(self._folder, self._clock())
         if name and (season := season_view(self._folder, self._clock())) is not None:
             log.info("the fleet's task is %s: %s", name, descriptions.season(season, now=self._clock()))
-        if said and said != self._told:
-            log.error("%s", said)
-        self._told = said

@@ -16,9 +16,10 @@ from hushfleet.aggregator.fleet.view import PrivacyLeft
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.aggregator.storage.activity import ActivityStore, counted_charges
 from hushfleet.durations import Period, describe_duration
-from hushfleet.privacy.budget import DEFAULT_DELTA, Budget, describe_period
+from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.charge import Charge
-from hushfleet.privacy.ledger import epsilon_server_of, rounds_that_fit
+from hushfleet.privacy.ledger import epsilon_server_of
+from hushfleet.privacy.spending import describe_period, rounds_that_fit
 from hushfleet.schema import unpack
 
 MOST_ROUNDS = 1000  # at most so many further rounds are counted

@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import Any
 
 from hushfleet.aggregator.config.calendar import Schedule
-from hushfleet.aggregator.config.question import noise_factor
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.fleet.tasks.pay import told_images
 from hushfleet.aggregator.fleet.tasks.payment import Payment, pace
@@ -185,7 +184,7 @@ def mean_charge(task: Task) -> Charge:
     """Returns the charge of a training round with its part of the task's evaluations. All training rounds at this
     charge cost as much as the whole task."""
     charge = first_charge(task)
-    return replace(charge, noise_multiplier=charge.noise_multiplier / noise_factor(task))
+    return replace(charge, noise_multiplier=charge.noise_multiplier / task.noise_factor)
 
 
 def season_charge(task: Task) -> Charge:

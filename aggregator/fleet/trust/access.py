@@ -143,7 +143,7 @@ def _write_admissions(folder: FleetFolder, boards: Sequence[Board], *, anew: boo
 
     :param anew: sign it in any case, with a higher number: the folder may be an older copy.
     """
-    authority, federation = Authority.load(folder.ca / "ca.pem", folder.ca / "ca.key"), folder.config.federation
+    authority, federation = Authority.load(folder.ca), folder.config.federation
     before = None
     with contextlib.suppress(OSError, WireError):
         before = read_admissions(
@@ -165,7 +165,7 @@ def _write_revoked(folder: FleetFolder, registry: FleetRegistry) -> bool:
         if 0 <= (now - before.date).total_seconds() < 1:
             time.sleep(1)  # the broker distinguishes lists by their date in seconds
             now = datetime.datetime.now(datetime.UTC)
-    authority = Authority.load(folder.ca / "ca.pem", folder.ca / "ca.key")
+    authority = Authority.load(folder.ca)
     atomic_file.write_whole(file, authority.revocation_list(serials, now=now), durable=True)
     return True
 

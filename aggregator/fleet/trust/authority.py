@@ -83,8 +83,9 @@ class Authority:
         return cls(certificate, key)
 
     @classmethod
-    def load(cls, certificate_file: Path, key_file: Path) -> Authority:
-        """Loads both files. Raises `BadInput` for files that are missing or have other content."""
+    def load(cls, folder: Path) -> Authority:
+        """Loads `ca.pem` and `ca.key`. Raises `BadInput` for files that are missing or have other content."""
+        certificate_file, key_file = folder / "ca.pem", folder / "ca.key"
         try:
             certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
         except (OSError, ValueError) as error:

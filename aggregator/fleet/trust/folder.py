@@ -181,7 +181,12 @@ class FleetFolder:
         if not file.exists():
             raise BadInput(f"{path} is not the folder of a fleet: there is no {FILE_NAME}; see: hushfleet fleet init")
         self.config: FleetConfig = read_written(FleetConfig, file)
-        check_ports(self.config.broker, self.config.page)
+        broker = self.config.broker
+        check_ports(broker, self.config.page)
+        here, outside = (f"mqtts://{url_host(each)}" for each in (broker.connect, broker.names[0]))
+        # for the aggregator and the fleet service, and for boards
+        self.local_broker, self.local_enrolment = f"{here}:{broker.port}", f"{here}:{broker.enrolment_port}"
+        self.broker_url, self.enrolment_url = f"{outside}:{broker.port}", f"{outside}:{broker.enrolment_port}"
         if (self.path / "devices.sqlite").exists():
             raise BadInput(
                 "the list of devices is in the aggregator's own folder now. While nothing of the fleet runs: "
@@ -201,23 +206,6 @@ class FleetFolder:
     def run(self) -> Path:
         """The run folder, named after the task in `task.toml`. Raises `BadInput` for a file without a name."""
         return self.path / "runs" / check_name(str(read_file(self.task).get("name")), f"name in {self.task}")
-
-    @property
-    def local_broker(self) -> str:
-        """URL for the aggregator and the fleet service."""
-        return f"mqtts://{url_host(self.config.broker.connect)}:{self.config.broker.port}"
-
-    @property
-    def local_enrolment(self) -> str:
-        return f"mqtts://{url_host(self.config.broker.connect)}:{self.config.broker.enrolment_port}"
-
-    @property
-    def broker_url(self) -> str:
-        return f"mqtts://{url_host(self.config.broker.names[0])}:{self.config.broker.port}"
-
-    @property
-    def enrolment_url(self) -> str:
-        return f"mqtts://{url_host(self.config.broker.names[0])}:{self.config.broker.enrolment_port}"
 
 
 def url_host(name: str) -> str:

@@ -52,7 +52,7 @@ def write_home_assistant(folder: FleetFolder) -> None:
     pem, key_file = (folder.service / f"{HOME_ASSISTANT}.{end}" for end in ("pem", "key"))
     if pem.exists():
         return
-    authority, key = Authority.load(folder.ca / "ca.pem", folder.ca / "ca.key"), make_key()
+    authority, key = Authority.load(folder.ca), make_key()
     issued = authority.sign_client(
         HOME_ASSISTANT_NAME, key.public_key(), days=CLIENT_DAYS, now=datetime.datetime.now(datetime.UTC)
     )

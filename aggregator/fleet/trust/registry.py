@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from hushfleet.aggregator.fleet.trust.authority import Issued, tls_key_of
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
@@ -144,24 +145,17 @@ class FleetRegistry(SqliteFile):
         """Stores what was heard of boards; call it inside `transaction`. A board that has another key now has none."""
         self.write_all(
             f"UPDATE boards SET ({_HEARD}) = (?, ?, ?, ?, ?, ?) WHERE id = ? AND public_key = ?",
-            [
-                (
-                    b.state,
-                    b.session,
-                    b.version,
-                    b.seen,
-                    b.health and pack(b.health),
-                    b.health_at,
-                    b.device,
-                    b.public_key,
-                )
-                for b in boards
-            ],
+            [(*_heard(board), board.device, board.public_key) for board in boards],
         )
 
     def processes(self) -> dict[str, tuple[str, float]]:
         """Returns the state of the fleet's processes, and since when it is known (unix seconds)."""
         return {name: (state, at) for name, state, at in self.rows("SELECT name, state, at FROM processes")}
+
+    def note_processes(self, states: Mapping[str, str], *, at: float) -> None:
+        """Notes the state of processes, known at `at` (unix seconds); call it inside `transaction`."""
+        rows = [(name, state, at) for name, state in states.items()]
+        self.write_all("INSERT OR REPLACE INTO processes VALUES (?, ?, ?)", rows)
 
     def add(self, boards: Iterable[Board], *, along: Callable[[], None] | None = None) -> None:
         """Adds all boards or none. Raises `BadInput` if the fleet has one of them, or its key, already.
@@ -354,6 +348,12 @@ class FleetRegistry(SqliteFile):
 def _key_of_token_digest(digest: bytes) -> bytes:
     """Returns the public key of the token with this SHA-256."""
     return Identity.from_bytes(token_seed(digest)).public_key
+
+
+def _heard(board: Board) -> tuple[Any, ...]:
+    """Returns the values of `_HEARD`."""
+    packed = board.health and pack(board.health)
+    return board.state, board.session, board.version, board.seen, packed, board.health_at
 
 
 def _board(row: Row) -> Board:

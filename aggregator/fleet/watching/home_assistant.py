@@ -9,7 +9,6 @@ messages over a restart.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +16,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-import hushfleet
 from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.fleet.watching.metrics import METRICS
-from hushfleet.errors import HushfleetError, LinkLost
+from hushfleet.errors import LinkLost
+from hushfleet.version import __version__
 from hushfleet.wire.link.interface import Will
 
 CONFIGS = "homeassistant/device"
@@ -38,8 +37,6 @@ UNITS: dict[str, dict[str, str]] = {
     "_ratio": {"unit_of_measurement": "%", "state_class": "measurement"},
 }
 """Properties of a sensor for Home Assistant, by the end of its metric's name; the first that matches is used."""
-
-_log = logging.getLogger("hushfleet.fleet")
 
 
 def availability(federation: str) -> str:
@@ -58,22 +55,15 @@ class HomeAssistant(ServicePart):
     """
 
     every_s = EVERY_S
+    fails_as = "Home Assistant is told nothing new"
 
     def __init__(self, federation: str, make_view: Callable[[], FleetView]) -> None:
         self._federation, self._make_view = federation, make_view
         self._published: dict[str, bytes] = {}
         self._again_at = 0.0
-        self._complaint = ""
 
     def act(self, service: Service, now: float) -> None:
-        try:
-            messages, again = messages_of(self._make_view()), now >= self._again_at
-        except HushfleetError as error:  # boards must still be able to enrol
-            if str(error) != self._complaint:
-                _log.error("Home Assistant is told nothing new: %s", error)
-            self._complaint = str(error)
-            return
-        self._complaint = ""
+        messages, again = messages_of(self._make_view()), now >= self._again_at
         for topic in self._published.keys() - messages.keys():  # Home Assistant then forgets a board
             service.clear(topic)
         for topic, payload in messages.items():
@@ -148,7 +138,7 @@ def _device(
             "manufacturer": "Hushfleet",
             **{name: text for name, text in about.items() if text},
         },
-        "origin": {"name": "Hushfleet", "sw_version": hushfleet.__version__},
+        "origin": {"name": "Hushfleet", "sw_version": __version__},
         "state_topic": states,
         "availability_topic": availability(federation),
         "qos": 1,

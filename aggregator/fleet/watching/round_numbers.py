@@ -82,11 +82,8 @@ def _check(folder: FleetFolder, task: Task, given: Given) -> None:
 
 def _now(folder: FleetFolder, task: Task, given: Given | None = None) -> tuple[Thresholds, int]:
     """Returns the present numbers, and how many boards are not locked out."""
-    watch = FleetWatch(folder)
-    try:
+    with FleetWatch(folder) as watch:
         view = watch.view()
-    finally:
-        watch.close()
     able = [board for board in view.boards if board.standing != "blocked"]
     enrolled = sum(board.standing == "enrolled" for board in able)
     begun = view.run is not None and view.run.rounds_closed > 0

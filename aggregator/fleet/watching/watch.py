@@ -107,8 +107,8 @@ class Course(RunState):
         self.points.append(RoundPoint(self.rounds_closed, event.get("participants") or 0, sent, accuracy))
 
 
-class FleetWatch:
-    """Makes a `FleetView` of a fleet's folder, as often as it is asked; used by one thread.
+class FleetWatch(contextlib.AbstractContextManager["FleetWatch"]):
+    """Makes a `FleetView` of a fleet's folder, as often as it is asked, until it is closed; used by one thread.
 
     Raises `StoreError` if a file is damaged.
     """
@@ -140,6 +140,9 @@ class FleetWatch:
             if run is not None and len(noise) == run.rounds:
                 return tuple(noise[run.rounds_closed :])
         return ()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._registry.close()

@@ -6,10 +6,10 @@ Adaptive Clipping". Equations (5) to (14), Algorithms 1 and 2.
 Local training starts from the global model, with the loss alpha CE + (1 - alpha) (KL of target and rest + N KL of the
 rest) against the device's own last model; the result is the personal model. The update is clipped to C^t as a whole and
 gets noise of variance (sigma C^t)^2 / |P|. `clipping` says how C^t is chosen: `ppo` by the paper's agent
-(`hushfleet.methods.papers.clip_agent`), which learns from the devices' accuracies and losses; `fixed` not at all (DP-pFSD);
-`quantile` by the AQC baseline of Table 3 (Andrew, Thakkar, McMahan, Ramaswamy: "Differentially Private Learning with
-Adaptive Clipping", NeurIPS 2021, Algorithm 1; Theorem 1 splits the charge). Without noise and with `clip_norm = inf` it
-is pFSD.
+(`hushfleet.methods.papers.clip_agent`), which learns from the devices' accuracies and losses; `fixed` not at all (DP-
+pFSD); `quantile` by the AQC baseline of Table 3 (Andrew, Thakkar, McMahan, Ramaswamy: "Differentially Private Learning
+with Adaptive Clipping", NeurIPS 2021, Algorithm 1; Theorem 1 splits the charge). Without noise and with `clip_norm =
+inf` it is pFSD.
 
 Reading: alpha is not stated; here it is 1/2. KT is stated for pFedSD only, as 3; the same value is used here.
 Reading: "Q = 5 local training iterations" are five batches in Algorithm 2 (`local_steps = 5`) and five passes over the

@@ -16,15 +16,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hushfleet.errors import Malformed, PrivacyError
 from hushfleet.wire.format.codec import MIN_STEP, Codec, Coding
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from hushfleet.wire.format.spec import WireSpec
 
 _PLACES = {
     "quantized": ("quantized", "QUANTIZED"),
@@ -63,7 +61,18 @@ def codecs() -> tuple[Codec, ...]:
     return tuple(map(codec_of, _PLACES))
 
 
-def steps_for(wire: WireSpec, *, noise_stds: Sequence[float], layer_rms: Sequence[float]) -> tuple[float, ...]:
+class _Wire(Protocol):
+    """A `WireSpec`, which has a codec's name among its types."""
+
+    @property
+    def codec(self) -> str: ...
+    @property
+    def step(self) -> float: ...
+    @property
+    def relative_step(self) -> float: ...
+
+
+def steps_for(wire: _Wire, *, noise_stds: Sequence[float], layer_rms: Sequence[float]) -> tuple[float, ...]:
     """Returns the `steps` of a header: from each layer's noise, or from its values if the update has no noise.
 
     :param noise_stds: standard deviation of the noise in each layer; all 0 or all positive.

@@ -12,10 +12,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from msgspec import Meta
 
+from hushfleet.at_need import at_need
 from hushfleet.errors import BadSignature, Malformed, OtherVersion, TooLarge
 from hushfleet.schema import Checked, Count, Finite, NotNegative, Share, later, pack, require, unpack
 from hushfleet.wire.format.chunks import BlobSize, Ranges, check_ranges
@@ -28,11 +29,15 @@ from hushfleet.wire.format.fields import (
     Text,
     WithReason,
 )
-from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, ReleaseNews, ReleaseOffer
-from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.format.spec import BlobRef, Digest, RoundNumber, Rounds, TaskId
 from hushfleet.wire.format.topics import NAME_RULE, Name, is_name
+
+if TYPE_CHECKING:
+    from hushfleet.wire.format import fleet_messages, health
+else:
+    fleet_messages = at_need("hushfleet.wire.format.fleet_messages")
+    health = at_need("hushfleet.wire.format.health")
 
 MAGIC = b"HF"
 VERSION = 3
@@ -48,8 +53,11 @@ MAX_INCLUDED_BYTES = 100_000 // 8
 MAX_INT = (1 << 63) - 1
 
 _HEAD = struct.Struct("<2sBBI")
+M = TypeVar("M")
 
 Phase = Literal["open", "unmask", "closed", "finished"]
+IN_PROGRESS = ("open", "unmask")
+"""The phases of an open round."""
 DeviceStatus = Literal["ready", "training", "sleeping", "lost"]
 RefusedCode = Literal[
     "late", "not-in-cohort", "unknown-device", "bad-signature", "malformed", "wrong-shape", "non-finite",
@@ -176,6 +184,15 @@ class RoundPlan(Checked):
     def names(self, device: str) -> bool:
         """Returns whether the plan alone allows the device in the round; a secure sum's roster decides further."""
         return self.secure is not None or self.max_staleness > 0 or device in self.cohort
+
+    @property
+    def last_closed(self) -> int:
+        """The number of the last closed round in the global model."""
+        return self.round if self.phase in ("closed", "finished") else self.round - 1
+
+    def is_of(self, task: str, round: int) -> bool:
+        """Returns whether this plan is of that round."""
+        return (self.task, self.round) == (task, round)
 
     def takes(self, task: str, round: int) -> bool:
         """Returns whether an update of that round belongs to this plan: it is for the same round, or not too old."""
@@ -341,15 +358,32 @@ class Known(Checked):
         require(len(self.last_digest) == expected, "last_digest", self.last_digest.hex(), f"{expected} bytes")
 
 
-Message = (
-    ServerState | TaskNotice | RoundPlan | Birth | Want | Offer | Decline | Ack | Missing | Refused | NotEnrolled
-    | Ask | Known | EnrolRequest | EnrolAnswer | Health | ReleaseOffer | ReleaseNews
-)  # fmt: skip
+Message: TypeAlias = (
+    "ServerState | TaskNotice | RoundPlan | Birth | Want | Offer | Decline | Ack | Missing | Refused | NotEnrolled"
+    " | Ask | Known | fleet_messages.EnrolRequest | fleet_messages.EnrolAnswer | health.Health"
+    " | fleet_messages.ReleaseOffer | fleet_messages.ReleaseNews"
+)
 
-KINDS: dict[int, type[Message]] = dict(enumerate(get_args(Message), start=1))
-_NUMBERS = {cls: number for number, cls in KINDS.items()}
-_OF_FLEET = {_NUMBERS[cls] for cls in (Want, EnrolRequest, EnrolAnswer, Health, ReleaseOffer)}
-_WITH_KEY = (Birth, ServerState, EnrolRequest)
+# Each name with its place; its kind on the wire is its number here, from 1 on. Messages of a fleet are imported if one
+# comes or goes.
+_PLACES: dict[str, Any] = {
+    **{
+        each.__name__: each
+        for each in (
+            *(ServerState, TaskNotice, RoundPlan, Birth, Want, Offer, Decline, Ack, Missing, Refused, NotEnrolled),
+            *(Ask, Known),
+        )
+    },
+    "EnrolRequest": fleet_messages,
+    "EnrolAnswer": fleet_messages,
+    "Health": health,
+    "ReleaseOffer": fleet_messages,
+    "ReleaseNews": fleet_messages,
+}
+KINDS = tuple(_PLACES)
+"""The names of all messages."""
+_OF_FLEET = ("Want", "EnrolRequest", "EnrolAnswer", "Health", "ReleaseOffer")
+_WITH_KEY = ("ServerState", "Birth", "EnrolRequest")
 
 
 def encode_message(message: Message, identity: Identity, *, federation: str) -> bytes:
@@ -380,11 +414,19 @@ def peek_kind(data: bytes) -> type[Message]:
     if version != expected:
         older = "the sender" if version < expected else "this side"
         raise OtherVersion(f"the message has wire version {version}, this side speaks {expected}; update {older}")
-    if kind not in KINDS:
+    if not 0 < kind <= len(KINDS):
         raise Malformed(f"the message kind {kind} is not known")
     if body_bytes != len(data) - _HEAD.size - SIGNATURE_BYTES:
         raise Malformed(f"the frame says {body_bytes} bytes of body, but {len(data)} bytes came in all")
-    return KINDS[kind]
+    return type_of(kind)
+
+
+def type_of(kind: int) -> type[Message]:
+    """Returns the type of the messages of this kind, from 1 on."""
+    name = KINDS[kind - 1]
+    place = _PLACES[name]
+    found: type[Message] = place if isinstance(place, type) else getattr(place, name)
+    return found
 
 
 def decode_message(data: bytes, *, federation: str, public_key: bytes | None = None) -> Message:
@@ -400,24 +442,34 @@ def decode_message(data: bytes, *, federation: str, public_key: bytes | None = N
     signed, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
     if public_key is not None:
         _verify(public_key, signed, signature, federation)
-    elif cls not in _WITH_KEY:
+    elif cls.__name__ not in _WITH_KEY:
         raise BadSignature(f"a {cls.__name__} cannot be checked, since its sender's key is not known yet")
     message: Message = unpack(cls, signed[_HEAD.size :], what=f"the body of the {cls.__name__}")
-    if isinstance(message, _WITH_KEY):
+    if cls.__name__ in _WITH_KEY:
+        announced = cast("Birth", message).public_key
         if public_key is None:
-            _verify(message.public_key, signed, signature, federation)
-        elif message.public_key != public_key:
+            _verify(announced, signed, signature, federation)
+        elif announced != public_key:
             raise BadSignature(f"the {cls.__name__} announces another key than the one that is pinned")
+    return message
+
+
+def decode_as(kind: type[M], data: bytes, *, federation: str, public_key: bytes | None = None) -> M:
+    """Decodes a message as `decode_message` does; raises `Malformed` also if it is of another kind."""
+    message = decode_message(data, federation=federation, public_key=public_key)
+    if not isinstance(message, kind):
+        raise Malformed(f"expected a {kind.__name__}, got a {type(message).__name__}")
     return message
 
 
 def version_of(kind: int) -> int:
     """Returns the wire version of messages of this kind: the version of fleet messages, or of round messages."""
-    return FLEET_VERSION if kind in _OF_FLEET else VERSION
+    of_fleet = 0 < kind <= len(KINDS) and KINDS[kind - 1] in _OF_FLEET
+    return FLEET_VERSION if of_fleet else VERSION
 
 
 def _head_and_body(message: Message) -> bytes:
-    body, kind = pack(message), _NUMBERS[type(message)]
+    body, kind = pack(message), KINDS.index(type(message).__name__) + 1
     return _HEAD.pack(MAGIC, version_of(kind), kind, len(body)) + body
 
 

@@ -1,4 +1,4 @@
-"""Encodes the update blob, which a device sends once per round, whole and signed.
+"""Defines the update blob, which a device sends once per round, whole and signed; `update_values` encodes its values.
 
     "HU", version, 0 | u32 header length | header (msgpack) | u32 values length | values
                      | u32 public length | public state (may be empty) | Ed25519 signature over all before it
@@ -17,14 +17,13 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from hushfleet.array_api import np
 from hushfleet.errors import Malformed
-from hushfleet.schema import Checked, Finite, NotNegative, PositiveOrInf, later, pack, require, unpack
-from hushfleet.wire.format.codec import MAX_VALUES, Coding, LayerStep, check_finite
+from hushfleet.schema import Checked, Finite, NotNegative, PositiveOrInf, later, require, unpack
+from hushfleet.wire.format.codec import MAX_VALUES, Coding, LayerStep
 from hushfleet.wire.format.codecs import codec_of, max_bytes
 from hushfleet.wire.format.fields import StateDigest
 from hushfleet.wire.format.headed import HEAD_BYTES, MAX_HEADER_BYTES, MAX_LAYERS, cut, cut_header, headed
-from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
+from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
 from hushfleet.wire.format.spec import Form, RoundNumber, TaskId
 from hushfleet.wire.format.topics import Name
 
@@ -88,22 +87,9 @@ class UpdateHeader(Checked):
         return Coding(counts, self.steps, self.dither_key)
 
 
-class EncodedUpdate(NamedTuple):
-    """An encoded update: the aggregator decodes exactly `sent`, float32 `[k]`, from `data`."""
+class Sections(NamedTuple):
+    """The parts of a blob, as views of its bytes."""
 
-    data: bytes
-    sent: np.ndarray
-
-
-class DecodedUpdate(NamedTuple):
-    """A decoded update: `values` float32 `[k]` are finite; `public` is the attached public state, if any."""
-
-    header: UpdateHeader
-    values: np.ndarray
-    public: bytes | None
-
-
-class _Sections(NamedTuple):
     header: memoryview
     values: memoryview
     public: memoryview
@@ -111,137 +97,32 @@ class _Sections(NamedTuple):
     signature: memoryview
 
 
-def encode_update(
-    header: UpdateHeader,
-    values: np.ndarray,
-    *,
-    counts: Sequence[int],
-    identity: Identity | None,
-    public: bytes | None = None,
-) -> EncodedUpdate:
-    """Returns the signed blob for `values` float32 `[k]`.
-
-    :param counts: how many of the k values belong to each layer, in order.
-    :param identity: None leaves zeros in place of the signature, for `signed`.
-    :param public: the device's public state, if the aggregator does not hold it.
-
-    Raises `Malformed` for values that are not finite or do not fit the header, and `TooLarge`.
-    """
-    values = np.ascontiguousarray(values, dtype="<f4")
-    _check_counts(header, counts)
-    if values.shape != (header.value_count,):
-        raise Malformed(f"values of shape {values.shape} came with value_count = {header.value_count}")
-    sent = np.empty(values.size, np.float32)
-    coded = codec_of(header.codec).encode(values, header.coding(counts), sent)
-    return EncodedUpdate(_assembled(pack(header), coded, public or b"", identity), sent)
-
-
-class UpdateFormat:
-    """The format of an update for a plain sum on its way to the aggregator: encoded and signed, as on real devices."""
-
-    def encode(
-        self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity | None
-    ) -> EncodedUpdate:
-        """Encodes an update as `encode_update` does."""
-        return encode_update(header, values, counts=counts, identity=identity)
-
-    def authenticate(self, data: bytes, *, public_key: bytes) -> tuple[UpdateHeader, bytes]:
-        """Returns the header, and `payload_digest`, if the owner of the key sent the update.
-
-        Raises `BadSignature`, `Malformed` or `TooLarge`.
-        """
-        sections = _sections(data)
-        header, payload = _header(sections.header), payload_digest(data)
-        verify(public_key, sections.signed, sections.signature)
-        return header, payload
-
-    def values(self, header: UpdateHeader, data: bytes, *, counts: Sequence[int]) -> np.ndarray:
-        """Returns the values of an authenticated update, float32 `[k]`, NaN included. Raises `Malformed`."""
-        return _values(header, _sections(data), counts, None)
-
-    def sent_bytes(self, data: bytes) -> int:
-        """Returns the number of bytes that an update takes on the wire; 0: not known."""
-        return len(data)
-
-
-SIGNED = UpdateFormat()
-
-
-def unsigned(header: UpdateHeader, values: bytes) -> bytes:
-    """Assembles a blob of encoded values, with zeros as the signature. FOR SIMULATION ONLY."""
-    return _assembled(pack(header), values, b"", None)
-
-
-def read_coded(data: bytes) -> memoryview:
-    """Reads the encoded values alone; the signature is NOT checked. Raises `Malformed` or `TooLarge`."""
-    return _sections(data).values
-
-
 def signed(data: bytes, *, identity: Identity) -> bytes:
     """Returns a blob that was encoded without an identity, with the signature. Raises `Malformed` or `TooLarge`."""
-    unsigned_part = bytes(_sections(data).signed)
+    unsigned_part = bytes(sections_of(data).signed)
     return unsigned_part + identity.sign(unsigned_part)
-
-
-def encode_masked(header: UpdateHeader, values: bytes, *, identity: Identity | None) -> bytes:
-    """Returns the signed blob of an update for a secure sum.
-
-    :param values: masked values and then corrections, each in the format of
-        `hushfleet.secure.prime_field.to_bytes`.
-    """
-    return _assembled(pack(header), values, b"", identity)
-
-
-def decode_masked(data: bytes, *, public_key: bytes) -> tuple[UpdateHeader, memoryview]:
-    """Decodes the blob of `encode_masked`. Raises `BadSignature`, `Malformed` or `TooLarge`."""
-    sections = _sections(data)
-    verify(public_key, sections.signed, sections.signature)
-    return _header(sections.header), sections.values
 
 
 def attach_public(data: bytes, public: bytes | None, *, identity: Identity) -> bytes:
     """Replaces the public section (None: without one), keeps header and values, and signs the blob again."""
-    sections = _sections(data)
-    return _assembled(sections.header, sections.values, public or b"", identity)
+    sections = sections_of(data)
+    return assembled(sections.header, sections.values, public or b"", identity)
 
 
 def payload_digest(data: bytes) -> bytes:
     """Returns the SHA-256 of header and values, for the ledger: the same with and without the public section."""
-    sections = _sections(data)
+    sections = sections_of(data)
     return hashlib.sha256(sections.signed[: -_LENGTH.size - len(sections.public)]).digest()
 
 
 def read_header(data: bytes) -> UpdateHeader:
     """Reads the header alone; the signature is NOT checked. Raises `Malformed` or `TooLarge`."""
-    return _header(_sections(data).header)
+    return header_of(sections_of(data).header)
 
 
 def read_public(data: bytes) -> bytes | None:
     """Reads the attached public state alone; the signature is NOT checked. Raises `Malformed` or `TooLarge`."""
-    return bytes(_sections(data).public) or None
-
-
-def decode_update(
-    data: bytes, *, public_key: bytes, counts: Sequence[int], out: np.ndarray | None = None
-) -> DecodedUpdate:
-    """Decodes the update if the owner of `public_key` signed it.
-
-    :param counts: how many values of each layer the aggregator expects, from the device's mask.
-    :param out: float32 `[k]`, memory for the values; after an error its content is undefined.
-
-    Raises `BadSignature`, `Malformed` or `TooLarge`, and nothing else.
-    """
-    sections = _sections(data)
-    verify(public_key, sections.signed, sections.signature)
-    header = _header(sections.header)
-    values = _values(header, sections, counts, out)
-    check_finite(values)
-    return DecodedUpdate(header, values, bytes(sections.public) or None)
-
-
-def _values(header: UpdateHeader, sections: _Sections, counts: Sequence[int], out: np.ndarray | None) -> np.ndarray:
-    _check_counts(header, counts)
-    return codec_of(header.codec).decode(sections.values, header.coding(counts), out)
+    return bytes(sections_of(data).public) or None
 
 
 def max_public_bytes(size: int) -> int:
@@ -259,15 +140,17 @@ def max_update_bytes(size: int) -> int:
     return fixed + MAX_HEADER_BYTES + max_bytes(size) + max_public_bytes(size)
 
 
-def _assembled(
+def assembled(
     header: bytes | memoryview, values: bytes | memoryview, public: bytes, identity: Identity | None
 ) -> bytes:
+    """Returns the blob; without an identity, with zeros as the signature."""
     sections = (_LENGTH.pack(len(values)), values, _LENGTH.pack(len(public)), public)
     signed = b"".join((headed(MAGIC, VERSION, header), *sections))
     return signed + (bytes(SIGNATURE_BYTES) if identity is None else identity.sign(signed))
 
 
-def _sections(data: bytes | memoryview) -> _Sections:
+def sections_of(data: bytes | memoryview) -> Sections:
+    """Returns the parts of a blob; nothing is verified. Raises `Malformed` or `TooLarge`."""
     view = memoryview(data)
     if len(view) < HEAD_BYTES + 2 * _LENGTH.size + SIGNATURE_BYTES:
         raise Malformed(f"an update of {len(view)} bytes is too short")
@@ -277,7 +160,7 @@ def _sections(data: bytes | memoryview) -> _Sections:
     public, rest = _cut_counted(rest)
     if rest:
         raise Malformed(f"the update has {len(rest)} extra bytes")
-    return _Sections(header, values, public, signed, signature)
+    return Sections(header, values, public, signed, signature)
 
 
 def _cut_counted(view: memoryview) -> tuple[memoryview, memoryview]:
@@ -285,13 +168,6 @@ def _cut_counted(view: memoryview) -> tuple[memoryview, memoryview]:
     return cut(rest, _LENGTH.unpack(length)[0])
 
 
-def _header(packed: memoryview) -> UpdateHeader:
+def header_of(packed: memoryview) -> UpdateHeader:
+    """Unpacks a header. Raises `Malformed`."""
     return unpack(UpdateHeader, packed, what="the update's header")
-
-
-def _check_counts(header: UpdateHeader, counts: Sequence[int]) -> None:
-    if len(counts) != len(header.noise_stds) or sum(counts) != header.value_count:
-        raise Malformed(
-            f"the update has {header.value_count} values in {len(header.noise_stds)} layers, expected {sum(counts)} "
-            f"in {len(counts)}"
-        )

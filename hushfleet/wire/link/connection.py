@@ -13,12 +13,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion, LogLevel
-
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import Delivery, Will
 from hushfleet.wire.link.mailbox import Mailbox
+from hushfleet.wire.link.paho_client import CallbackAPIVersion, LogLevel, paho
 
 FILTERS_A_PACKET = 8  # AWS IoT takes no more in one SUBSCRIBE
 PACKETS_A_TURN = 64

@@ -27,7 +27,7 @@ from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import SIGNED
+from hushfleet.wire.format.update_values import SIGNED
 
 ALL_SPENT = "too few devices have privacy budget left for another round"
 

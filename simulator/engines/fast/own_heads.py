@@ -1,7 +1,8 @@
 """Chooses and tests, in a simulation, the heads that devices keep after the last round with the final global model.
 
-In the field a device does the same with its own images (`hushfleet.learning.own_head`), and nobody else learns the result.
-Here the result is a line in the device's metrics, like the measures of its rounds, and the head is kept in its store.
+In the field a device does the same with its own images (`hushfleet.learning.own_head`), and nobody else learns the
+result. Here the result is a line in the device's metrics, like the measures of its rounds, and the head is kept in
+its store.
 """
 
 from __future__ import annotations

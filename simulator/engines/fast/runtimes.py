@@ -18,10 +18,11 @@ from hushfleet.learning.draws import samples_trained
 from hushfleet.learning.graph_session import GradientGraph
 from hushfleet.learning.optim import Optimizer
 from hushfleet.learning.optim import make_optimizer as make_numpy_optimizer
-from hushfleet.models import get_model, is_offered, is_own, native
+from hushfleet.models import get_model, is_own, native
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 from hushfleet.params import ParamLayout
+from hushfleet.paths import is_offered
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
 
 if TYPE_CHECKING:

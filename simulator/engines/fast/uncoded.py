@@ -18,15 +18,8 @@ from hushfleet.errors import Malformed, StoreError, StoreFull
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.symbols import BLOCK
-from hushfleet.wire.format.update import (
-    EncodedUpdate,
-    UpdateFormat,
-    UpdateHeader,
-    payload_digest,
-    read_coded,
-    read_header,
-    unsigned,
-)
+from hushfleet.wire.format.update import UpdateHeader, payload_digest, read_header
+from hushfleet.wire.format.update_values import EncodedUpdate, UpdateFormat, read_coded, unsigned
 
 _CODED = struct.Struct("<II")
 """The blob's values section: the number of the file, and the bytes that the encoded values would take."""

@@ -6,13 +6,11 @@ ledger's epsilon, the code does not add the noise that is charged.
 
 bounds    computes epsilon from error counts, independent of any mechanism
 claims    the epsilon of charges at each delta, and the largest noise that a measured point allows
-controls  the controls of each round of a simulated run, if they follow from the run
 canary    the inserted worst case: an update, or records' gradients
 subject   the audited device
 game      the game of two worlds
-device    its form for a device's whole update, or answer
-sums      its form for an update, an answer or a record, if a server sees only sums
-record    its form for records, if each gradient is noised
+updates   the game for what a device sends: an update, an answer, its part of a sum
+record    the game for records, if each gradient is noised
 finding   compares the scores of a game with the claim
 games     the games for a task
 """

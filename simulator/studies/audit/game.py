@@ -1,34 +1,27 @@
 """Plays the game on which a claim is defined: in one world the canary is in, in the other it is not.
 
-Each world has its own devices, which run the code of a board: store, ledger, release, codec. The server requests each
-round twice, as after a lost acknowledgement; if the bytes differ, it uses the mean of both.
-
-The score is the likelihood ratio of two normal distributions with the same variances: the projection on the values that
-the method sends without noise, weighted by each value's precision; a round with more noise than another has less
-weight. Variances are measured in trials that are not counted. They are not taken from the header, which may state noise
-that is missing.
+Each world has its own devices, which run the code of a board: store, ledger, release, codec. A game defines what is
+inserted and what the adversary sees; it yields trials, in each of which an adversary has a score, and here they are
+counted. The server requests each round twice, as after a lost acknowledgement.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hushfleet.edge_client.worker.trainer import Trainer
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
+from hushfleet.methods.local_round import Trained
+from hushfleet.methods.state import DeviceState
 from hushfleet.simulator.studies.audit.subject import Subject
 
 MEASURED = 32  # trials of each world in which variances are measured
 FLOOR = 1e-12
 _ROUNDS_A_LIFE = 32  # rounds before a new store, because each entry reads the whole ledger
-_SHOWN_OUTRIGHT = 1e6
-_LEAST_FACTOR = 1e-4
 
 KeepGoing = Callable[[int], bool]
 """Called with the number of finished trials; returns whether to continue."""
@@ -41,107 +34,39 @@ class Scores(NamedTuple):
     outside: np.ndarray
 
 
-class Seen(NamedTuple):
-    """The server's view of a round: float64 values `[n]`, and the header's fields about the noise."""
-
-    round: int
-    vector: np.ndarray
-    header: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Canary:
-    """The canary in the rounds with the same terms.
-
-    :param expected: float64 `[n]`, the server's view of it without noise.
-    :param noise: standard deviation of the charged noise, up to a factor that all rounds have in common.
-    :param weight: of these rounds in the score; 1 for those with the least noise.
-    """
-
-    expected: np.ndarray
-    noise: float
-    weight: float
-
-
-AnyCanary = TypeVar("AnyCanary", bound=Canary)
-
-
-class TwoWorlds(ABC, Generic[AnyCanary]):
-    """A game for a device that sends one update, or answer, a round.
+class Game(ABC):
+    """The game of two worlds.
 
     :param rounds: numbers of rounds that all train or all ask; they are played in turn.
-    :param adversaries: by the words that describe it, the number of values that an adversary sees; None: all, and the
-        header.
+    :param adversaries: by the words that describe it, how many of the seen values an adversary looks at; None: all.
     """
-
-    first_life = 1
 
     def __init__(self, subject: Subject, rounds: Sequence[int], adversaries: Mapping[str, int | None]) -> None:
         self.subject, self.rounds, self.adversaries = subject, rounds, adversaries
-        self._least_noise = min(map(subject.noise, rounds))
-        self._canaries: dict[Hashable, AnyCanary] = {}
 
     @abstractmethod
-    def device(self, life: int, *, inside: bool) -> AbstractContextManager[Trainer]:
-        """Opens a device of one world."""
+    def measure(self) -> None:
+        """Measures the noise, in trials that are not counted. It is not taken from the header, which may state noise
+        that is missing."""
 
     @abstractmethod
-    def make_canary(self, round: int) -> AnyCanary: ...
-
-    @abstractmethod
-    def see(self, trainer: Trainer, round: int, *, inside: bool) -> Seen:
-        """Plays a round that is requested twice."""
-
-    def canary(self, round: int) -> AnyCanary:
-        key = self.subject.kind(round)
-        if key not in self._canaries:
-            self._canaries[key] = self.make_canary(round)
-        return self._canaries[key]
-
-    def noise_and_weight(self, round: int, values: np.ndarray) -> tuple[float, float]:
-        """:param values: the noised ones of `Canary.expected`."""
-        noise = self.subject.noise(round)
-        return float(np.linalg.norm(values)) * noise, (self._least_noise / noise) ** 2
+    def trials(self, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields trials, `count` or more in each world: whether the canary was in, bool `[n]`, and each adversary's
+        scores, float64 `[adversaries, n]`."""
 
     def play(self, trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
-        """Returns each adversary's scores: `trials` rounds in each world, or fewer if `keep_going` returns False."""
-        measured, headers = MeasuredNoise(), defaultdict[tuple[int, bool], set[tuple[float, ...]]](set)
-        for seen, inside in self._trials(1, MEASURED, lambda _: True):
-            canary = self.canary(seen.round)
-            measured.add(self.subject.kind(seen.round), inside, (seen.vector - canary.expected * inside) / canary.noise)
-            headers[seen.round, inside].add(seen.header)
-        scores: dict[bool, list[list[float]]] = {True: [], False: []}
-        for seen, inside in self._trials(2, trials, keep_going):
-            with_canary, without = headers[seen.round, True], headers[seen.round, False]
-            tells = len(with_canary) == len(without) == 1 and seen.header in with_canary - without
-            scores[inside].append(self._score(seen, measured, _SHOWN_OUTRIGHT * tells))
-        found = (np.array(scores[world]).reshape(-1, len(self.adversaries)).T for world in (True, False))
-        return dict(zip(self.adversaries, map(Scores, *found), strict=True))
-
-    def _score(self, seen: Seen, measured: MeasuredNoise, told: float) -> list[float]:
-        """Returns each adversary's score: without noise 1/2 for the canary and -1/2 for an empty update, in a round
-        with the least noise."""
-        canary, factor = self.canary(seen.round), measured.factor(self.subject.kind(seen.round))
-        means, floor = canary.expected, np.maximum(FLOOR * canary.expected**2, 1e-300)
-        weights = means / np.maximum(measured.variances * factor * canary.noise**2, floor)
-        projected, signal = weights * seen.vector, weights * means
-        ends = self.adversaries.values()
-        shares = (float(projected[:end].sum() / max(signal[:end].sum(), 1e-300)) for end in ends)
-        scores = [canary.weight / factor * (share - 0.5) for share in shares]
-        return [score + told * (end is None) for score, end in zip(scores, ends, strict=True)]
-
-    def _trials(self, stage: int, count: int, keep_going: KeepGoing) -> Iterator[tuple[Seen, bool]]:
-        """Yields trials of both worlds in turn, and whether the canary was in."""
-        life, done = (stage << 32) + self.first_life, 0
-        for rounds in lives(self.rounds, count):
-            with self.device(life, inside=True) as one, self.device(life + 1, inside=False) as other:
-                for round in rounds:
-                    if not keep_going(done):
-                        return
-                    yield self.see(one, round, inside=True), True
-                    yield self.see(other, round, inside=False), False
-                    done += 1
-            life += 2
+        """Returns each adversary's scores: `trials` in each world, or fewer if `keep_going` returns False."""
+        self.measure()
+        found: dict[bool, list[np.ndarray]] = {True: [], False: []}
+        done = 0
+        for inside, scores in self.trials(trials):
+            for world, those in found.items():
+                those.append(scores[:, inside == world])
+            done = min(sum(each.shape[1] for each in those) for those in found.values())
+            if not keep_going(done):
+                break
+        of_worlds = (np.concatenate(found[world], axis=1)[:, :done] for world in (True, False))
+        return dict(zip(self.adversaries, map(Scores, *of_worlds), strict=True))
 
 
 def lives(rounds: Sequence[int], count: int) -> Iterator[Sequence[int]]:
@@ -152,6 +77,30 @@ def lives(rounds: Sequence[int], count: int) -> Iterator[Sequence[int]]:
             if life:
                 yield life
             count -= len(life)
+
+
+class CanaryRound(DeviceRound):
+    """A round that a device starts as if it had never taken part, so that all rounds are equal.
+
+    :param ends_with: the result that replaces training, or the answer; None to train.
+    """
+
+    def __init__(self, trainer: Trainer, subject: Subject, round: int, ends_with: Trained | None = None) -> None:
+        super().__init__(trainer, subject.plan(round), subject.roster)
+        self.ends_with = ends_with
+
+    def state(self) -> DeviceState:
+        return self.trainer.method.init_state()
+
+    def train(self, published: np.ndarray, *arguments: Any, **more: Any) -> Trained:
+        if self.ends_with is None:
+            return super().train(published, *arguments, **more)
+        _ = self.charge  # raises if the device declines the round
+        return self.ends_with
+
+    def answer_question(self, published: np.ndarray) -> Trained:
+        assert self.ends_with is not None, "an answer protects a device, so it is scripted"
+        return self.train(published)
 
 
 @dataclass
@@ -171,32 +120,3 @@ class Moments:
     def spread(self) -> np.ndarray:
         """Sum of squared deviations from the mean."""
         return np.maximum(self.squares - self.total**2 / self.count, 0.0)
-
-
-class MeasuredNoise:
-    """Measures the noise of a game's rounds, in units of the noise that is charged.
-
-    Each value has a variance, measured in rounds of all kinds; each kind has a factor on it, measured in all values.
-    """
-
-    def __init__(self) -> None:
-        self._worlds = {True: Moments(), False: Moments()}
-        self._kinds: defaultdict[Hashable, list[float]] = defaultdict(list)
-
-    def add(self, kind: Hashable, inside: bool, noise: np.ndarray) -> None:
-        """:param noise: float64 `[n]`, in units of the charged noise."""
-        self._worlds[inside].add(noise)
-        self._kinds[kind].append(float(np.mean(noise * noise)))
-
-    @cached_property
-    def variances(self) -> np.ndarray:
-        """The variance of each value, float64 `[n]`, over rounds of all kinds."""
-        inside, outside = self._worlds[True], self._worlds[False]
-        return (inside.spread + outside.spread) / (inside.count + outside.count - 2)
-
-    def factor(self, kind: Hashable) -> float:
-        """Returns the factor for rounds of this kind; 1 if none of them was measured."""
-        every = [square for squares in self._kinds.values() for square in squares]
-        mean = sum(every) / len(every)
-        own = self._kinds[kind] or [mean]
-        return max(sum(own) / len(own) / mean, _LEAST_FACTOR) if mean > 0 else 1.0

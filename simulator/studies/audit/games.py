@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.payloads.prepare import PreparedTask
-from hushfleet.simulator.studies.audit.controls import simulated_controls
-from hushfleet.simulator.studies.audit.device import VALUES, UpdateGame
+from hushfleet.aggregator.results.events import EventLog
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.run_folder import begin
 from hushfleet.simulator.studies.audit.finding import Finding, two_worlds
 from hushfleet.simulator.studies.audit.game import KeepGoing
 from hushfleet.simulator.studies.audit.record import RecordGame
 from hushfleet.simulator.studies.audit.subject import Subject
-from hushfleet.simulator.studies.audit.sums import SumGame
+from hushfleet.simulator.studies.audit.updates import VALUES, UpdateGame
+from hushfleet.wire.format.messages import RoundPlan
 
 _LEAST_TRIALS = 60
 
@@ -52,6 +58,25 @@ def subject_of(
     )
 
 
+def simulated_controls(task: Task, *, data_dir: Path | None) -> dict[int, Mapping[str, float]]:
+    """Simulates the task to its last round, for devices without a budget; returns the controls of each round's plan.
+
+    Raises `BadInput` for a task without data.
+    """
+    task = replace(task, privacy=replace(task.privacy, budget=math.inf), round=replace(task.round, patience=0))
+    controls: dict[int, Mapping[str, float]] = {}
+
+    def note(plan: RoundPlan) -> None:
+        controls[plan.round] = plan.controls
+
+    with tempfile.TemporaryDirectory(prefix="audit-") as folder, Workers() as workers:
+        simulation = begin(task, Path(folder) / "run", data_dir=data_dir)
+        with EventLog(simulation.folder.events) as events:
+            every = task.round.rounds + 1
+            run_rounds(simulation, workers, events, evaluate_every=every, evaluate_last=0, on_opened=note)
+    return controls
+
+
 def findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda done: True) -> Iterator[Finding]:
     """Plays the game of two worlds with the rounds that train, then with those that ask; yields a finding for each
     adversary.
@@ -78,7 +103,7 @@ def _findings(
 
     privacy, claim = subject.rules(rounds[0]).spec.privacy, subject.claim(rounds)
     of_device, summed = privacy.unit == "device", privacy.secure is not None
-    game = (SumGame if summed else UpdateGame if of_device else RecordGame)(subject, rounds)
+    game = (UpdateGame if summed or of_device else RecordGame)(subject, rounds)
     canary = "answer" if asks else "update" if of_device else "record" if summed else "records"
     for adversary, scores in game.play(effort.trials, keep_going).items():
         of = claim.of_noised_values if adversary == VALUES else claim

@@ -12,22 +12,18 @@ case.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from hushfleet.edge_client.board.local_data import zero_samples
-from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
+from hushfleet.edge_client.worker.trainer import Trainer
 from hushfleet.learning.own_samples import OwnSamples
 from hushfleet.methods.local_round import LocalRound
-from hushfleet.methods.state import DeviceState
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, disjoint_blocks, finite
-from hushfleet.simulator.studies.audit.game import FLOOR, KeepGoing, Moments, Scores, lives
+from hushfleet.simulator.studies.audit.canary import LENGTH, finite
+from hushfleet.simulator.studies.audit.game import FLOOR, CanaryRound, Game, Moments, lives
 from hushfleet.simulator.studies.audit.subject import Subject
-from hushfleet.wire.format.messages import RoundPlan
 
 GRADIENTS = "sees every noised gradient"
 UPDATE = "server: update"
@@ -40,7 +36,7 @@ Keep = Callable[[np.ndarray], Any]
 """Returns the part of a noised gradient, float32 `[d]`, that is kept."""
 
 
-class RecordGame:
+class RecordGame(Game):
     """The game, for an adversary that sees each noised gradient, and one that sees the round's update.
 
     Canaries of one round have disjoint coordinates; half of them are among the device's records. Each record's gradient
@@ -51,88 +47,66 @@ class RecordGame:
     """
 
     def __init__(self, subject: Subject, rounds: Sequence[int]) -> None:
-        self._subject, self._rounds = subject, rounds
-        layout = subject.spec.model.layout
+        super().__init__(subject, rounds, {GRADIENTS: None, UPDATE: None})
         self._rng = np.random.default_rng(subject.seed)
-        self._canaries = max(1, min(_CANARIES_A_ROUND, layout.size // _LEAST_WIDTH))
-        self._directions, self._places = blocks = disjoint_blocks(layout, self._canaries, self._rng)
-        length = LENGTH * finite(subject.spec.privacy.clip_norm)
-        self._gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=length * 3)
+        self._canaries = max(1, min(_CANARIES_A_ROUND, subject.spec.model.layout.size // _LEAST_WIDTH))
+        length = 3 * LENGTH * finite(subject.spec.privacy.clip_norm)
+        self._gradient = subject.canary_records(self._canaries, self._rng, length=length)
+        self._directions, self._places = self._gradient.blocks
 
-    def play(self, trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
-        """Plays at least `trials` canaries in each world, or fewer if `keep_going` returns False."""
-        variances, rate = self._variances(), self._subject.spec.privacy.sample_rate
-        scores: dict[bool, list[np.ndarray]] = {True: [], False: []}
-        done = 0
-        for included, trainer, round in self._trials(trials):
-            if not keep_going(done):
-                break
-            weights, spreads = self._weights(round, variances)
-            batches, update = self._see(trainer, round, _projection(weights, self._places))
-            ratios = np.broadcast_to(log_ratio(batches, rate, spreads), included.shape)
-            moved = (update[self._places] * -self._directions).sum(axis=1)  # a step goes against the gradient
-            for world, those in scores.items():
-                those.append(np.stack((ratios, moved))[:, included == world])
-            done = min(sum(each.shape[1] for each in those) for those in scores.values())
-        inside, outside = (np.concatenate(scores[world], axis=1)[:, :done] for world in (True, False))
-        return {name: Scores(inside[at], outside[at]) for at, name in enumerate((GRADIENTS, UPDATE))}
-
-    def _variances(self) -> np.ndarray:
-        """Returns the measured variance of each value of a canary's block, float64 `[m, b]`, without a canary, in units
-        of a round's charged noise."""
-        moments, first = Moments(), self._rounds[:MEASURED]
-        with self._device(0, np.zeros(0, np.int64)) as trainer:
-            for unit, round in ((self._signal(round) * self._subject.noise(round), round) for round in first):
+    def measure(self) -> None:
+        """Measures the variance of each value of a canary's block, float64 `[m, b]`, without a canary, in units of a
+        round's charged noise."""
+        moments, first = Moments(), self.rounds[:MEASURED]
+        with self.subject.device(0, (self._gradient, np.arange(0))) as trainer:
+            for unit, round in ((self._signal(round) * self.subject.noise(round), round) for round in first):
                 self._see(trainer, round, lambda noised: moments.add(noised.astype(np.float64) / unit))  # noqa: B023
-        return (moments.spread / max(moments.count - 1, 1))[self._places]
+        self._variances = (moments.spread / max(moments.count - 1, 1))[self._places]
 
-    def _weights(self, round: int, variances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def trials(self, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        done = 0.0
+        for life, rounds in enumerate(lives(self.rounds, 2 * count), start=1):
+            if self._canaries == 1:
+                included = np.array([life % 2 == 0])
+            else:
+                included = self._rng.permutation(self._canaries) < self._canaries // 2
+            with self.subject.device(life, (self._gradient, np.flatnonzero(included))) as trainer:
+                for round in rounds:
+                    yield included, self._scores(trainer, round)
+                    done += self._canaries / 2
+                    if done >= count and self._canaries > 1:
+                        return
+
+    def _scores(self, trainer: Trainer, round: int) -> np.ndarray:
+        weights, spreads = self._weights(round)
+        batches, update = self._see(trainer, round, lambda noised: (noised[self._places] * weights).sum(axis=1))
+        moved = (update[self._places] * -self._directions).sum(axis=1)  # a step goes against the gradient
+        ratios = log_ratio(batches, self.subject.spec.privacy.sample_rate, spreads)
+        return np.stack((np.broadcast_to(ratios, moved.shape), moved))
+
+    def _weights(self, round: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the weight of each value of a canary's block, float64 `[m, b]`, and the standard deviation `[m]` of
         the weighted sum of the noise alone. The weighted sum of a canary's clipped gradient is 1."""
         signal = self._signal(round)
         expected = self._directions.astype(np.float64) * signal
-        variances = np.maximum(variances * (signal * self._subject.noise(round)) ** 2, FLOOR * expected**2)
+        variances = np.maximum(self._variances * (signal * self.subject.noise(round)) ** 2, FLOOR * expected**2)
         weights = expected / variances
         weights /= (weights * expected).sum(axis=1, keepdims=True)
         return weights, np.sqrt((weights**2 * variances).sum(axis=1))
 
     def _signal(self, round: int) -> float:
         """Returns the norm that a canary's clipped gradient has in a noised mean."""
-        mechanism = _mechanism(self._subject, round)
+        mechanism = self.subject.method.record_mechanism(self.subject.terms(round))
+        assert mechanism is not None, "the game is for the unit `record`"
         return finite(mechanism.clip_norm) / mechanism.batch_size
-
-    def _trials(self, count: int) -> Iterator[tuple[np.ndarray, Trainer, int]]:
-        """Yields which canaries are in, the device, and its next round, until each world has `count`."""
-        done = 0.0
-        for life, rounds in enumerate(lives(self._rounds, 2 * count), start=1):
-            if self._canaries == 1:
-                included = np.array([life % 2 == 0])
-            else:
-                included = self._rng.permutation(self._canaries) < self._canaries // 2
-            with self._device(life, np.flatnonzero(included)) as trainer:
-                for round in rounds:
-                    yield included, trainer, round
-                    done += self._canaries / 2
-                    if done >= count and self._canaries > 1:
-                        return
-
-    def _device(self, life: int, inserted: np.ndarray) -> AbstractContextManager[Trainer]:
-        """Opens a device whose records are the canaries `inserted`."""
-        samples = zero_samples(self._subject.spec.model, inserted + self._subject.classes)
-        return self._subject.device(life, gradient=self._gradient, samples=samples, logits_of=_no_logits)
 
     def _see(self, trainer: Trainer, round: int, keep: Keep) -> tuple[list[np.ndarray], np.ndarray]:
         """Returns the adversary's view of a round requested twice: all noised gradients, and the last update."""
-        watched, moved = _WatchedRound(trainer, self._subject.plan(round), keep), list[np.ndarray]()
+        watched, moved = _WatchedRound(trainer, self.subject, round, keep), list[np.ndarray]()
         trainer.observer = lambda _, __, noised: moved.append(noised.values)
         for _ in range(2):
-            watched.run(self._subject.initial)
+            watched.run(self.subject.initial)
         return [np.array(batch, np.float64) for batch in watched.batches], moved[-1]
-
-
-def _projection(weights: np.ndarray, places: np.ndarray) -> Keep:
-    """Returns a function of a noised gradient, float32 `[d]`: its projection on each canary's direction, `[m]`."""
-    return lambda noised: (noised[places] * weights).sum(axis=1)
 
 
 def log_ratio(batches: list[np.ndarray], rate: float, spread: np.ndarray | float) -> Any:
@@ -171,33 +145,18 @@ class _WatchedMechanism(RecordMechanism):
         return noised
 
 
-def _mechanism(subject: Subject, round: int) -> RecordMechanism:
-    mechanism = subject.method.record_mechanism(subject.terms(round))
-    assert mechanism is not None, "the game is for the unit `record`"
-    return mechanism
-
-
-class _WatchedRound(DeviceRound):
+class _WatchedRound(CanaryRound):
     """A round with an adversary that receives each noised gradient.
-
-    A device starts it as if it had never taken part, so that all rounds are equal.
 
     :param keep: computes the part of a noised gradient that is kept, in `batches`.
     """
 
-    def __init__(self, trainer: Trainer, plan: RoundPlan, keep: Keep) -> None:
-        super().__init__(trainer, plan)
+    def __init__(self, trainer: Trainer, subject: Subject, round: int, keep: Keep) -> None:
+        super().__init__(trainer, subject, round)
         self.keep, self.batches = keep, list[list[Any]]()
-
-    def state(self) -> DeviceState:
-        return self.method.init_state()
 
     def begun(self, published: np.ndarray, samples: OwnSamples) -> LocalRound:
         """Returns the device's local round, with a mechanism that records its noised gradients."""
         begun = super().begun(published, samples)
         begun.record = _WatchedMechanism(**vars(begun.record), seen=self.batches, keep=self.keep)
         return begun
-
-
-def _no_logits(params: np.ndarray, x: np.ndarray) -> np.ndarray:
-    return np.zeros((len(x), 1), np.float32)

@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import LimitsSection
+from hushfleet.edge_client.board.local_data import zero_samples
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.trainer import Trainer
-from hushfleet.learning.batch import GradientFunction
-from hushfleet.learning.evaluation import LogitsOf
 from hushfleet.methods import method_of
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.question import RoundRules, rules_of
@@ -26,7 +24,8 @@ from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from hushfleet.secure.roster import Roster
-from hushfleet.simulator.engines.fast.sums import key_of
+from hushfleet.simulator.engines.fast.sums import UnmaskedRound, key_of
+from hushfleet.simulator.studies.audit.canary import CanaryGradient, disjoint_blocks
 from hushfleet.simulator.studies.audit.claims import Claim
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 from hushfleet.wire.format.spec import BlobRef, TaskSpec
@@ -132,36 +131,42 @@ class Subject:
         return [DEVICE, *(f"other-{number}" for number in range(1, count))]
 
     @contextmanager
-    def device(
-        self,
-        life: int,
-        *,
-        gradient: GradientFunction | None = None,
-        logits_of: LogitsOf | None = None,
-        samples: LabelledSamples | None = None,
-    ) -> Iterator[Trainer]:
+    def device(self, life: int, records: tuple[CanaryGradient, np.ndarray] | None = None) -> Iterator[Trainer]:
         """Opens a device with an empty store; each `life` has its own noise.
 
         It accepts all terms of its task: the audit measures how much privacy they give.
+
+        :param records: its gradient function, and the canaries that are its only records, int `[n]`; None: the game
+            needs no data and no network.
         """
-        privacy = self.spec.privacy
+        privacy, (gradient, inserted) = self.spec.privacy, records or (_not_asked, np.arange(0))
         with (
             tempfile.TemporaryDirectory(prefix="audit-") as folder,
             DeviceStore(
                 Path(folder) / "store.sqlite", device=DEVICE, durable=False, identity=key_of(self.seed, 0)
             ) as store,
         ):
-            yield Trainer(
+            trainer = Trainer(
                 device=DEVICE,
                 store=store,
                 spec=self.spec,
                 method=self.method,
-                gradient=_not_asked if gradient is None else gradient,
-                logits_of=_not_asked if logits_of is None else logits_of,
-                samples=_not_asked if samples is None else lambda: samples,
+                gradient=gradient,
+                logits_of=_not_asked if records is None else lambda params, x: np.zeros((len(x), 1), np.float32),
+                samples=lambda: zero_samples(self.spec.model, inserted + self.classes),
                 randomness=FreshNoise(self.seed, life, self.field_noise),
                 limits=LimitsSection.of_simulation(privacy),
             )
+            if self.roster is not None:
+                trainer.make_secure_round = UnmaskedRound
+            yield trainer
+
+    def canary_records(self, count: int, rng: np.random.Generator, *, length: float) -> CanaryGradient:
+        """Returns the gradient function of a device whose records may be canaries, `count` different ones.
+
+        :param length: norm of a canary's gradient.
+        """
+        return CanaryGradient(self.classes, disjoint_blocks(self.spec.model.layout, count, rng), length)
 
 
 def _not_asked(*_: Any, **__: Any) -> Any:

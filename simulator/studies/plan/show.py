@@ -8,7 +8,7 @@ from dataclasses import asdict
 from rich.markup import escape
 from rich.table import Table
 
-from hushfleet.aggregator.config.question import EvaluationSection
+from hushfleet.aggregator.config.sections import EvaluationSection
 from hushfleet.aggregator.planning.advice import Advice, Question
 from hushfleet.aggregator.planning.evaluation_error import EvaluationError
 from hushfleet.aggregator.planning.gain_errors import Answer, gain_errors

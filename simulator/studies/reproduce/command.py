@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.markup import escape
@@ -22,14 +22,12 @@ from hushfleet.simulator.command import interrupted
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of, missing_data
 from hushfleet.simulator.studies.reproduce.draw import draw
 from hushfleet.simulator.studies.reproduce.kept import Kept
+from hushfleet.simulator.studies.reproduce.options import ReproduceOptions
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper
 from hushfleet.simulator.studies.reproduce.report import write_report
 from hushfleet.simulator.studies.reproduce.run import Failure, Shares, run_cells
 from hushfleet.simulator.studies.reproduce.show import print_table
 from hushfleet.simulator.studies.reproduce.table import CellProgress, PaperTable, make_table
-
-if TYPE_CHECKING:
-    from hushfleet.simulator.studies.reproduce.cli import ReproduceOptions
 
 FAILED = 1
 

@@ -8,9 +8,10 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import matplotlib
+import pandas as pd
 from matplotlib.figure import Figure
 
-from hushfleet.simulator.studies.reproduce.table import Block, PaperTable
+from hushfleet.simulator.studies.reproduce.table import PaperTable
 
 _PRINTED, _OURS = "#8a8a8a", "#1b6ca8"
 _MARKS = "os^Dv"
@@ -60,8 +61,8 @@ def draw_paper(points: Sequence[Point], path: Path) -> None:
 
 def draw(table: PaperTable, path: Path) -> None:
     """Writes an SVG: a panel for each group and reading with a run of its own, and in it a line for each place."""
-    blocks = with_own_runs(table.blocks)
-    heights = [block.places.ours.notna().sum() for block in blocks]
+    blocks = with_own_runs(table.finished)
+    heights = [len(block) for block in blocks]
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(7, 0.6 + 0.24 * sum(heights) + 0.45 * len(blocks)), layout="constrained")
         panels = figure.subplots(len(blocks), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
@@ -73,17 +74,15 @@ def draw(table: PaperTable, path: Path) -> None:
         figure.savefig(path, metadata={"Date": None, "Creator": None})
 
 
-def with_own_runs(blocks: Sequence[Block]) -> list[Block]:
-    """Drops each block whose runs are all in earlier blocks: readings share the runs that they do not change."""
-    drawn, seen = list[Block](), set[tuple[str, str, str]]()
-    for block in blocks:
-        places = block.places[block.places.ours.notna()]
-        found = zip(places.row, places.runs, strict=True)
-        runs = {(block.group.id, row, digest) for row, digests in found for digest in digests}
-        if runs - seen:
-            drawn.append(block)
-        seen |= runs
-    return drawn
+def with_own_runs(places: pd.DataFrame) -> list[pd.DataFrame]:
+    """Returns the finished places by block, without each block whose runs are all in earlier ones: readings share the
+    runs that they do not change.
+
+    :param places: `PaperTable.finished`.
+    """
+    runs = places.explode("runs")
+    own = runs.drop_duplicates(["group", "row", "runs"]).block.unique()
+    return [block for number, block in places.groupby("block") if number in own]
 
 
 def _settle(figure: Figure) -> None:
@@ -94,15 +93,14 @@ def _settle(figure: Figure) -> None:
         axes.set_position(tuple(round(each, 6) for each in axes.get_position().bounds))
 
 
-def _panel(axes: Any, block: Block) -> None:
-    places = block.places[block.places.ours.notna()].sort_values(["column", "row"], kind="stable")
+def _panel(axes: Any, places: pd.DataFrame) -> None:
     lines = range(len(places))
     axes.scatter(places.paper, lines, s=28, facecolors="none", edgecolors=_PRINTED, label="the paper")
     axes.scatter(places.ours, lines, s=22, color=_OURS, label="ours")
     for line, values in zip(lines, places["values"], strict=True):
         axes.plot((min(values), max(values)), (line, line), color=_OURS, linewidth=1.2)
     axes.set_yticks(lines, [f"{place.method}, {place.at}" for place in places.itertuples()])
-    axes.set_title(block.title, loc="left", fontsize=8)
+    axes.set_title(places.title.iloc[0], loc="left", fontsize=8)
     axes.set_ylim(len(places) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

@@ -27,7 +27,7 @@ SCHEMA = 1
 CELLS = "cells"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KeptCell:
     """A finished cell.
 
@@ -53,9 +53,9 @@ class KeptCell:
     accuracies: dict[str, list[float | None]]
     epsilon_server: float
     epsilon_release: float
-    noise_multiplier: float
-    rounds: int
-    uplink_bytes: int
+    noise_multiplier: float = 0.0
+    rounds: int = 0
+    uplink_bytes: int = 0
     seconds: float
     runtime: str
     processor: str

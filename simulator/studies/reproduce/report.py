@@ -11,8 +11,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from hushfleet.aggregator.results.result import write_whole
@@ -31,8 +32,8 @@ from hushfleet.simulator.studies.reproduce.recipe import (
     recipes_folder,
 )
 from hushfleet.simulator.studies.reproduce.show import epsilons
-from hushfleet.simulator.studies.reproduce.table import Block, CellProgress, PaperTable, make_table, window_of
-from hushfleet.simulator.studies.reproduce.verdict import ELSEWHERE, FAR, LEAD, NEAR, PlaceVerdict, verdict
+from hushfleet.simulator.studies.reproduce.table import CellProgress, PaperTable, make_table
+from hushfleet.simulator.studies.reproduce.verdict import ELSEWHERE, FAR, LEAD, NEAR, verdict
 from hushfleet.simulator.studies.templates import filled
 
 FIGURES = "figures"
@@ -48,15 +49,6 @@ _MEASURED = {
 _MAY_STAND_ABOVE = ("data", "reading", "at", "seeds", "noise", "ε server", "ε release", "why")
 _CLAIMS = ["", "claim", "holds?", "numbers", "seeds", "what stands in the way"]
 _COUNTS = ["numbers printed", "run", "reproduced", "order only", "not"]
-
-
-class _Judged(NamedTuple):
-    """A finished place of a table, and its verdict; `beside` is the number of lines in the comparison."""
-
-    block: Block
-    place: Any
-    verdict: PlaceVerdict | None
-    beside: int
 
 
 class ReproductionReport:
@@ -105,19 +97,19 @@ class ReproductionReport:
         for recipe in (each for each in recipes if not each.open):
             table = self._made(recipe)
             measured = {(cell.digest, cell.metric) for cell in self._finished(recipe)}
-            places = self._each_run_once(list(self._judged(table)))
+            places = _each_run_once(self._judged(table))
             printed, run = _numbers(recipe, places)
             counts.update({"numbers printed": len(printed), "run": len(printed & run)})
             if measured <= shown:
                 continue
             shown |= measured
-            counts.update(each.verdict.word for each in places if each.verdict)
+            counts.update(found.word for found in places.verdict if found)
             folds.append(self._fold(paper, table, places, above))
             if not paper.method:
                 self.tables[figure] = table
-            points = [_point(recipe, each) for each in places if not math.isnan(each.place.paper)]
-            if points and recipe.metric != "round_time":
-                self.points[figure] += points
+            numbers = places[places.paper.notna()]
+            if len(numbers) and recipe.metric != "round_time":
+                self.points[figure] += [_point(recipe, each) for each in _each(numbers)]
         section = {
             "name": paper.name,
             "source": paper.source,
@@ -128,19 +120,23 @@ class ReproductionReport:
         }
         return section, counts
 
-    def _judged(self, table: PaperTable) -> Iterator[_Judged]:
-        """Yields the finished places with their verdicts, column by column."""
-        own = columns = _columns(table)
+    def _judged(self, table: PaperTable) -> pd.DataFrame:
+        """Returns the finished places with `verdict` (None: open, or outside of the order), and `beside`, the number of
+        lines in the comparison."""
+        others, without = table.finished, ""
         if table.recipe.judged_as:
             name, _, without = table.recipe.judged_as.partition("/")
-            others = _columns(self._made(load_recipe(recipes_folder() / table.recipe.paper / f"{name}.toml"))).items()
-            columns = {where: [each for each in lines if each[1].row != without] for where, lines in others}
-        for where, lines in own.items():
-            for block, place in lines:
-                beside = [each for _, each in columns.get(where, ()) if not each.outside]
-                rule = {"only_order": block.group.only_order, "other_data": block.group.other_data}
-                found = None if place.outside else verdict(place, beside, **rule)
-                yield _Judged(block, place, found, len(beside))
+            others = self._made(load_recipe(recipes_folder() / table.recipe.paper / f"{name}.toml")).finished
+        compared = others[~others.outside.astype(bool) & (others.row != without)]
+        columns = {key: list(lines.itertuples()) for key, lines in compared.groupby(["group", "reading", "column"])}
+        verdicts, beside = [], []
+        for place in _each(table.finished):
+            lines = columns.get((place.group, place.reading, place.column), [])
+            rule = {"only_order": place.only_order, "other_data": place.other_data}
+            verdicts.append(None if place.outside else verdict(place, lines, **rule))
+            beside.append(len(lines))
+        column = np.fromiter(verdicts, object, len(verdicts))
+        return table.finished.assign(verdict=column, beside=beside)
 
     def _made(self, recipe: Recipe) -> PaperTable:
         return make_table(recipe, self._finished(recipe), CellProgress(self._kept), quick=False)
@@ -149,29 +145,12 @@ class ReproductionReport:
         """Returns the finished cells of one table, with all seeds."""
         return [cell for cell in cells_of(recipe, seeds=SEEDS, quick=False) if self._kept.of(cell)]
 
-    @staticmethod
-    def _each_run_once(places: Sequence[_Judged]) -> list[_Judged]:
-        """Drops repeated lines: readings that do not change a run, such as one without noise, share the first's lines.
-
-        A line has the verdict from the reading in which it is compared with the most methods.
-        """
-        sharing = defaultdict[tuple[str, str], list[_Judged]](list)
-        for each in places:
-            sharing[each.block.group.id, each.place.runs[0]].append(each)
-        lines = []
-        for each in places:
-            those = sharing[each.block.group.id, each.place.runs[0]]
-            if each.block.reading == those[0].block.reading:
-                same = (other for other in those if other.place.column == each.place.column)
-                lines.append(each._replace(verdict=max(same, key=lambda other: other.beside).verdict))
-        return lines
-
-    def _fold(self, paper: Paper, table: PaperTable, places: Sequence[_Judged], told: set[str]) -> dict[str, Any]:
+    def _fold(self, paper: Paper, table: PaperTable, places: pd.DataFrame, told: set[str]) -> dict[str, Any]:
         """Returns a table as the template takes it.
 
         :param told: texts that are already above on the page; this call adds its own.
         """
-        recipe, blocks = table.recipe, table.blocks
+        recipe, groups = table.recipe, table.groups()
 
         def once(text: str, key: str = "") -> str:
             new = text if (key or text) not in told else ""
@@ -179,25 +158,24 @@ class ReproductionReport:
             return new
 
         settings = once(recipe.readings_text)
-        metrics = " or ".join(_MEASURED[metric] for metric in dict.fromkeys(block.metric for block in blocks))
+        metrics = " or ".join(_MEASURED[metric] for metric in table.places.metric.unique())
         is_time = recipe.metric == "round_time"
-        notes = [f"Time: {metrics}." if is_time else f"Accuracy: {metrics}, {window_of(recipe, blocks)}."]
+        notes = [f"Time: {metrics}." if is_time else f"Accuracy: {metrics}, {table.window(groups)}."]
         for row in recipe.rows:
-            if row.outside and any(each.place.row == row.id for each in places) and once(row.outside):
+            if row.outside and (places.row == row.id).any() and once(row.outside):
                 notes.append(f"{row.title} is outside of the order: {row.outside}.")
         for reading in recipe.readings:
-            if reading.note and any(block.reading == reading for block in blocks) and once(reading.note, reading.id):
+            if reading.note and (table.places.reading == reading.id).any() and once(reading.note, reading.id):
                 notes.append(f"Reading *{reading.title}*: {reading.note}.")
-        raw = dict.fromkeys(words for several in table.places.raw_values for words in several)
-        if raw and once(sent := ", ".join(raw)):
+        if sent := once(", ".join(table.raw_values)):
             notes.append(f"Without noise leave the device: {sent}.")
-        printed = any(not math.isnan(each.place.paper) for each in places)
-        shared, lines, why = self._lines(recipe, places) if printed else (*_side_by_side(table), [])
+        printed = places.paper.notna().any()
+        shared, lines, why = _lines(recipe, places) if printed else (*_side_by_side(table.finished), [])
         return {
             "label": recipe.label,
             "words": recipe.claim if paper.method and recipe.claim else recipe.title,
             "settings": settings,
-            "substitutions": list(dict.fromkeys(words for block in blocks for words in block.group.substitutions)),
+            "substitutions": list(dict.fromkeys(words for group in groups for words in group.substitutions)),
             "shared": shared,
             "lines": lines,
             "why": why,
@@ -205,36 +183,52 @@ class ReproductionReport:
             "figure": "" if paper.method else f"{recipe.paper}.svg",
         }
 
-    def _lines(self, recipe: Recipe, places: Sequence[_Judged]) -> tuple[str, str, list[str]]:
-        """Returns the values that all lines share, a line for each place, and the sentences to which `why` has
-        numbers."""
-        rows, sentences = [], dict[str, int]()
-        for block, place, found, _ in places:
-            here = {"group": block.group.id, "row": place.row, "column": place.column, "reading": block.reading_id}
-            reasons = [each.why for each in recipe.specials if each.why and each.applies(**here)]
-            why = [str(sentences.setdefault(each, len(sentences) + 1)) for each in reasons]
-            # the rounds of a time measurement store no epsilon
-            server, release = ("", "") if recipe.metric == "round_time" else _least_and_most(place)
-            rows.append(
-                {
-                    "data": block.group.title,
-                    "reading": block.reading.title if block.reading else "",
-                    "at": place.at,
-                    "method": place.method,
-                    "paper": "" if math.isnan(place.paper) else f"{place.paper:.2f}",
-                    "ours": _mean_and_spread(place),
-                    "seeds": len(place.seeds),
-                    "noise": f"{place.noise:.3g}" if place.noise > 0 else "",
-                    "ε server": server,
-                    "ε release": release,
-                    "verdict": "" if math.isnan(place.paper) else found or ("outside" if place.outside else "open"),
-                    "why": ", ".join(why),
-                }
-            )
-        lines = pd.DataFrame(rows)
-        same = [name for name in _MAY_STAND_ABOVE if lines[name].nunique() == 1]
-        shared = "; ".join(f"{name}: {lines[name].iloc[0]}" for name in same if lines[name].iloc[0])
-        return f"{shared}." if shared else "", markdown(_named_once(lines.drop(columns=same))), list(sentences)
+
+def _each(places: pd.DataFrame) -> Iterator[Any]:
+    """Yields each place, whose fields are the columns."""
+    return iter(places.itertuples())
+
+
+def _each_run_once(places: pd.DataFrame) -> pd.DataFrame:
+    """Drops repeated lines: readings that do not change a run, such as one without noise, share the first's lines.
+
+    A line has the verdict from the reading in which it is compared with the most methods.
+    """
+    same = ["group", "run", "column"]
+    places = places.assign(run=places.runs.str[0])
+    best = places.sort_values("beside", ascending=False, kind="stable").drop_duplicates(same)
+    first = places.groupby(same[:2]).reading.transform("first")
+    return places[places.reading == first].drop(columns="verdict").merge(best[[*same, "verdict"]], "left", on=same)
+
+
+def _lines(recipe: Recipe, places: pd.DataFrame) -> tuple[str, str, list[str]]:
+    """Returns the values that all lines share, a line for each place, and the sentences to which `why` has numbers."""
+    rows, sentences = [], dict[str, int]()
+    for place in _each(places):
+        here = {name: getattr(place, name) for name in ("group", "row", "column", "reading")}
+        reasons = [each.why for each in recipe.specials if each.why and each.applies(**here)]
+        # the rounds of a time measurement store no epsilon
+        server, release = ("", "") if recipe.metric == "round_time" else _least_and_most(place)
+        rows.append(
+            {
+                "data": place.data,
+                "reading": place.meaning,
+                "at": place.at,
+                "method": place.method,
+                "paper": "" if math.isnan(place.paper) else f"{place.paper:.2f}",
+                "ours": _mean_and_spread(place),
+                "seeds": len(place.seeds),
+                "noise": f"{place.noise:.3g}" if place.noise > 0 else "",
+                "ε server": server,
+                "ε release": release,
+                "verdict": "" if math.isnan(place.paper) else place.verdict or ("outside" if place.outside else "open"),
+                "why": ", ".join(str(sentences.setdefault(each, len(sentences) + 1)) for each in reasons),
+            }
+        )
+    lines = pd.DataFrame(rows)
+    same = [name for name in _MAY_STAND_ABOVE if lines[name].nunique() == 1]
+    shared = "; ".join(f"{name}: {lines[name].iloc[0]}" for name in same if lines[name].iloc[0])
+    return f"{shared}." if shared else "", markdown(_named_once(lines.drop(columns=same))), list(sentences)
 
 
 def write_report(kept: Kept, page: Path) -> ReproductionReport:
@@ -249,16 +243,7 @@ def write_report(kept: Kept, page: Path) -> ReproductionReport:
     return report
 
 
-def _columns(table: PaperTable) -> dict[tuple[str, str, str], list[tuple[Block, Any]]]:
-    """Returns the finished places by group, reading and column."""
-    columns = defaultdict[tuple[str, str, str], list[tuple[Block, Any]]](list)
-    for block in table.blocks:
-        for place in block.places[block.places.ours.notna()].sort_values("column", kind="stable").itertuples():
-            columns[block.group.id, block.reading_id, str(place.column)].append((block, place))
-    return dict(columns)
-
-
-def _numbers(recipe: Recipe, places: Sequence[_Judged]) -> tuple[set[Any], set[Any]]:
+def _numbers(recipe: Recipe, places: pd.DataFrame) -> tuple[set[Any], set[Any]]:
     """Returns the printed numbers, and those of the places. Groups with the same data set, such as with another
     network, share numbers; so do rows that only run another row in another way."""
     rows = {row.id: row for row in recipe.rows}
@@ -273,7 +258,7 @@ def _numbers(recipe: Recipe, places: Sequence[_Judged]) -> tuple[set[Any], set[A
         for row in rows
         for column in recipe.columns_of(group)
     )
-    return printed, numbers((each.place.row, each.place.column, each.place.paper) for each in places)
+    return printed, numbers(zip(places.row, places.column, places.paper, strict=True))
 
 
 def _least_and_most(place: Any) -> Iterator[str]:
@@ -283,10 +268,9 @@ def _least_and_most(place: Any) -> Iterator[str]:
         yield f"{least:.3g} to {words}" if least < 0.99 * most and not place.raw_values else words
 
 
-def _point(recipe: Recipe, judged: _Judged) -> Point:
-    place, first = judged.place, recipe.readings[:1]
-    apart = bool(recipe.judged_as) or (judged.block.reading is not None and judged.block.reading not in first)
-    return Point(f"{recipe.label.split(',')[0]}, {judged.block.group.title}", place.paper, tuple(place.values), apart)
+def _point(recipe: Recipe, place: Any) -> Point:
+    apart = bool(recipe.judged_as) or place.reading not in ("", *(each.id for each in recipe.readings[:1]))
+    return Point(f"{recipe.label.split(',')[0]}, {place.data}", place.paper, tuple(place.values), apart)
 
 
 def _named_once(lines: pd.DataFrame) -> pd.DataFrame:
@@ -305,20 +289,20 @@ def _mean_and_spread(place: Any, places: int = 2) -> str:
     return f"{place.ours:.{places}f}" + (f" ±{place.spread:.{places}f}" if len(place.seeds) > 1 else "")
 
 
-def _side_by_side(table: PaperTable) -> tuple[str, str]:
+def _side_by_side(places: pd.DataFrame) -> tuple[str, str]:
     """Returns a table without printed numbers, and the text above it: one line per row, best first; one column per
     group and column."""
-    most = max(map(len, table.places.seeds))
+    most = places.seeds.map(len).max()
 
     def word(place: Any) -> str:
         return _mean_and_spread(place, 1) + (f" ({len(place.seeds)})" if 0 < len(place.seeds) < most else "")
 
     columns = {
-        f"{block.title}, {at}": places.set_index("method")
-        for block in with_own_runs(table.blocks)
-        for at, places in block.places.groupby("at", sort=False, observed=True)
+        f"{block.title.iloc[0]}, {at}": lines.set_index("method")
+        for block in with_own_runs(places)
+        for at, lines in block.groupby("at", sort=False)
     }
-    words = pd.DataFrame({name: places.apply(word, axis=1) for name, places in columns.items()})
+    words = pd.DataFrame({name: lines.apply(word, axis=1) for name, lines in columns.items()})
     order = next(iter(columns.values())).ours.sort_values(ascending=False).index
     over = f"Mean ± standard deviation over {most} seeds, or over as many as stand in brackets."
     return over if most > 1 else "One seed.", markdown(words.reindex(order).fillna("").reset_index())

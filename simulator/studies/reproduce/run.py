@@ -191,14 +191,12 @@ def _kept(
     epsilons: tuple[float, float],
     seconds: float,
     runtime: str,
-    noise_multiplier: float = 0.0,
-    rounds: int = 0,
-    uplink_bytes: int = 0,
-    **of_rounds: float | None,
+    **of_rounds: Any,
 ) -> KeptCell:
-    """Makes the record of a cell; the figures with a default are of a cell without accuracies by round.
+    """Makes the record of a cell.
 
     :param epsilons: against the server, and of the release.
+    :param of_rounds: other fields; a cell that runs no rounds of its own has the defaults.
     """
     return KeptCell(
         cell=cell.key,
@@ -208,9 +206,6 @@ def _kept(
         accuracies={name: [rounded(value) for value in values] for name, values in accuracies.items()},
         epsilon_server=epsilons[0],
         epsilon_release=epsilons[1],
-        noise_multiplier=noise_multiplier,
-        rounds=rounds,
-        uplink_bytes=uplink_bytes,
         seconds=round(seconds, 1),
         runtime=runtime,
         processor=processor(runtime),

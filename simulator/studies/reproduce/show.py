@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -13,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hushfleet.aggregator.report.console import Console
-from hushfleet.simulator.studies.reproduce.table import NOT_RUN, Block, PaperTable, Ranking, measured_as
+from hushfleet.simulator.studies.reproduce.recipe import METRICS
+from hushfleet.simulator.studies.reproduce.table import NOT_RUN, PaperTable
 
 _HEAD = ("method", "", "paper", "ours", "difference", "paper's ε", "ε server", "ε release", "seeds")
 _NAMES = 2
@@ -29,9 +29,13 @@ def print_table(console: Console, table: PaperTable, paper: str) -> None:
         console.print(f"  {escape(label)}", style="yellow", highlight=False)
     for block in table.blocks:
         console.print(_fitting(block, console))
-        small = [measured_as(recipe, block), *(f"order at {words}" for words in _orders(block))]
-        console.print(Text("\n".join(f"  {words}" for words in small), style=_SMALL))
-    notes = [raw] if (raw := explain_raw(table.places)) else []
+        first = block.iloc[0]
+        rounds = table.window([group for group in recipe.groups if group.id == first.group])
+        measured = METRICS[first.metric] + ("" if first.metric == "round_time" else f", {rounds}")
+        console.print(Text(f"  {measured}", style=_SMALL))
+    raw = ", ".join(table.raw_values)
+    covered = f"inf (x): without noise leave the device {raw}; x is what the paper's accounting covers"
+    notes = [covered] if raw else []
     reasons = table.places[~table.places.open.isin(["", NOT_RUN])]
     for reason, places in reasons.groupby("open", sort=False):
         notes.append(f"open ({', '.join(sorted(set(places.row)))}): {reason}")
@@ -40,15 +44,14 @@ def print_table(console: Console, table: PaperTable, paper: str) -> None:
     console.print(f"{table.done} of {table.asked} cells are finished", highlight=False)
 
 
-def _fitting(block: Block, console: Console) -> Table:
+def _fitting(block: pd.DataFrame, console: Console) -> Table:
     """Returns the columns that fit: a column that follows from others, or from a column's name, is left out first."""
-    lines = [_table_row(line) for line in block.places.itertuples()]
+    lines = [_table_row(line) for line in block.itertuples()]
     filled = [place for place in range(len(_HEAD)) if any(words[place] for words in lines)]
     for left_out in ((), ("difference",), ("difference", "paper's ε")):
         kept = [place for place in filled if _HEAD[place] not in left_out]
-        shown = Table(
-            title=escape(block.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-        )
+        title = escape(block.title.iloc[0])
+        shown = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for place in kept:
             shown.add_column(_HEAD[place], justify="left" if place < _NAMES else "right", overflow="fold")
         for words in lines:
@@ -89,23 +92,3 @@ def epsilons(place: Any) -> tuple[str, str]:
     noised = place.noised_server, place.noised_release
     server, release = (f"inf ({_epsilon(each)})" if each != math.inf else "inf" for each in noised)
     return server, release
-
-
-def explain_raw(places: pd.DataFrame) -> str:
-    """Returns the reason why some epsilons are infinite, or an empty text."""
-    raw = dict.fromkeys(words for several in places.raw_values for words in several)
-    if not raw:
-        return ""
-    return f"inf (x): without noise leave the device {', '.join(raw)}; x is what the paper's accounting covers"
-
-
-def _orders(block: Block) -> Iterator[str]:
-    titles = dict(zip(block.places.column, block.places["at"], strict=True))
-    yield from (f"{titles[ranking.column]}: {_order(ranking)}" for ranking in block.rankings)
-
-
-def _order(ranking: Ranking) -> str:
-    if ranking.paper == ranking.ours:
-        return f"as in the paper: {' > '.join(ranking.paper)}"
-    tau = "" if ranking.agreement is None else f" (Kendall's tau {ranking.agreement:+.2f})"
-    return f"paper {' > '.join(ranking.paper)}; ours {' > '.join(ranking.ours)}{tau}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -12,66 +12,50 @@ import pandas as pd
 from hushfleet.plain_json import to_json
 from hushfleet.simulator.studies.reproduce.cells import Cell
 from hushfleet.simulator.studies.reproduce.kept import Kept
-from hushfleet.simulator.studies.reproduce.recipe import METRICS, WINDOWS, Axis, Recipe, RowGroup, TableColumn
+from hushfleet.simulator.studies.reproduce.recipe import WINDOWS, Axis, Recipe, RowGroup, TableColumn
 
 NOT_RUN = "not run yet"
-_NOT_IN_JSON = ["method", "at", "runs", "least_server", "least_release", "noise"]
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """The rows of one column from best to worst, if both sides have a number.
-
-    :param agreement: Kendall's tau-b between them: 1 is the same order, -1 the reverse; None if one has no order.
-    """
-
-    column: str
-    paper: tuple[str, ...]
-    ours: tuple[str, ...]
-    agreement: float | None
-
-
-@dataclass(frozen=True)
-class Block:
-    """The places of one group under one reading.
-
-    :param places: a line for each row and column of the paper's table; accuracies in percent, None or NaN if there
-        is no number. `paper`, `ours` (mean over seeds), `spread` (standard deviation, with two seeds or more),
-        `difference`, `values` (by seed), `seeds` (the finished ones out of `asked`), `runs` (their digests),
-        `chance` (by guessing), `outside` (not in the order), `paper_epsilon`, `epsilon_server`, `epsilon_release`,
-        `raw_values` (what the method sends without noise, in words: then both epsilons are infinite, and
-        `noised_server` and `noised_release` are the epsilons of the noised values alone, as papers count), `open` (the
-        reason if there is no number), and the titles `method` and `at`.
-    """
-
-    group: RowGroup
-    reading: Axis | None
-    metric: str
-    places: pd.DataFrame
-    rankings: tuple[Ranking, ...]
-
-    @property
-    def title(self) -> str:
-        return self.group.title + (f", {self.reading.title}" if self.reading else "")
-
-    @property
-    def reading_id(self) -> str:
-        return self.reading.id if self.reading else ""
+_PLACE = ["block", "group", "reading", "row", "column", "nth", "title", "metric"]
+_NOT_IN_JSON = [
+    *("block", "group", "reading", "nth", "title", "metric", "data", "meaning", "only_order", "other_data"),
+    *("method", "at", "runs", "least_server", "least_release", "noise"),
+]
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """The whole table, with the labels that must be shown with it."""
+    """The whole table, with the labels that must be shown with it.
+
+    :param places: a line for each row and column of the paper's table, under each reading of each group; both together
+        are a `block` (its number; `title`). Accuracies are in percent, None or NaN if there is no number: `paper`,
+        `ours` (mean over seeds), `spread` (standard deviation, with two seeds or more), `difference`, `values` (by
+        seed), `seeds` (the finished ones out of `asked`), `runs` (their digests), `chance` (by guessing), `outside`
+        (not in the order), `paper_epsilon`, `epsilon_server`, `epsilon_release`, `raw_values` (what the method sends
+        without noise, in words: then both epsilons are infinite, and `noised_server` and `noised_release` are the
+        epsilons of the noised values alone, as papers count), `open` (the reason if there is no number). `group`,
+        `reading`, `row` and `column` are ids, `data`, `meaning`, `method` and `at` their titles; `nth` is the number of
+        the column.
+    """
 
     recipe: Recipe
     quick: bool
     labels: tuple[str, ...]
-    blocks: tuple[Block, ...]
+    places: pd.DataFrame
 
     @property
-    def places(self) -> pd.DataFrame:
-        """The places of all blocks, with the block's title as `block`."""
-        return pd.concat([block.places.assign(block=block.title) for block in self.blocks])
+    def blocks(self) -> list[pd.DataFrame]:
+        """The places of each group and reading."""
+        return [places for _, places in self.places.groupby("block")]
+
+    @property
+    def finished(self) -> pd.DataFrame:
+        """The places with a number of ours, column by column."""
+        return self.places[self.places.ours.notna()].sort_values(["block", "nth"], kind="stable")
+
+    @property
+    def raw_values(self) -> list[str]:
+        """The values that methods of the table send without noise, in words."""
+        return list(dict.fromkeys(words for several in self.places.raw_values for words in several))
 
     @property
     def done(self) -> int:
@@ -81,20 +65,29 @@ class PaperTable:
     def asked(self) -> int:
         return int(self.places.asked.sum())
 
+    def groups(self) -> list[RowGroup]:
+        """Returns the groups that it shows."""
+        return [group for group in self.recipe.groups if group.id in set(self.places.group)]
+
+    def window(self, groups: Sequence[RowGroup]) -> str:
+        """Returns the rounds whose accuracy the groups show, in words."""
+        return "after the printed round" if any(group.rounds for group in groups) else WINDOWS[self.recipe.window]
+
     def to_plain(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
-        blocks = [
-            {
-                "dataset": block.group.id,
-                "title": block.title,
-                "reading": block.reading.id if block.reading else None,
-                "metric": block.metric,
-                "substitutions": list(block.group.substitutions),
-                "cells": to_json(block.places.drop(columns=_NOT_IN_JSON).to_dict("records")),
-                "rankings": [asdict(ranking) for ranking in block.rankings],
-            }
-            for block in self.blocks
-        ]
+        substitutions, blocks = {group.id: list(group.substitutions) for group in self.recipe.groups}, []
+        for places in self.blocks:
+            first = places.iloc[0]
+            blocks.append(
+                {
+                    "dataset": first.group,
+                    "title": first.title,
+                    "reading": first.reading or None,
+                    "metric": first.metric,
+                    "substitutions": substitutions[first.group],
+                    "cells": to_json(places.drop(columns=_NOT_IN_JSON).to_dict("records")),
+                }
+            )
         return {
             "schema": 1,
             "paper": self.recipe.paper,
@@ -129,32 +122,43 @@ class CellProgress:
 
 def make_table(recipe: Recipe, cells: Sequence[Cell], progress: CellProgress, *, quick: bool) -> PaperTable:
     """Makes the table of these cells."""
-    blocks = []
+    blocks: list[pd.DataFrame] = []
     for group in recipe.groups:
         for reading in recipe.readings or (None,):
             those = [cell for cell in cells if cell.group.id == group.id and cell.reading == reading]
             if those:
-                blocks.append(_block(recipe, group, reading, those, progress))
-    return PaperTable(recipe, quick, tuple(_labels(recipe, cells, progress.kept, quick=quick)), tuple(blocks))
+                blocks.append(_block(recipe, group, reading, those, progress).assign(block=len(blocks)))
+    places = pd.concat(blocks, ignore_index=True) if blocks else pd.DataFrame(columns=[*_PLACE, *_COMBINED])
+    return PaperTable(recipe, quick, tuple(_labels(recipe, cells, progress.kept, quick=quick)), places)
 
 
 def _block(
     recipe: Recipe, group: RowGroup, reading: Axis | None, cells: Sequence[Cell], progress: CellProgress
-) -> Block:
+) -> pd.DataFrame:
     columns = _columns(recipe, group, cells)
     runs = pd.DataFrame([line for cell in cells for line in _runs(cell, columns, progress)])
     order = {"row": [row.id for row in recipe.rows], "column": [column.id for column in columns]}
     for name, ids in order.items():
         runs[name] = pd.Categorical(runs[name], ids)
     places = runs.groupby(["row", "column"], observed=True).agg(**_COMBINED).reset_index()
-    places["paper"] = places.paper.astype(float)
+    places["nth"] = places.column.cat.codes
+    places = places.astype({"row": str, "column": str, "paper": float})
     places["difference"] = places.ours - places.paper
     raw = places.raw_values.map(bool)
     for view in ("server", "release"):
         places[f"epsilon_{view}"] = places[f"noised_{view}"].mask(raw, math.inf)
         places[f"noised_{view}"] = places[f"noised_{view}"].where(raw)
-    rankings = [_ranking(column, places[places.column == column.id]) for column in columns]
-    return Block(group, reading, recipe.metric_of(group), places, tuple(each for each in rankings if each))
+    meaning = reading.title if reading else ""
+    return places.assign(
+        group=group.id,
+        reading=reading.id if reading else "",
+        data=group.title,
+        meaning=meaning,
+        title=", ".join(filter(None, (group.title, meaning))),
+        metric=recipe.metric_of(group),
+        only_order=group.only_order,
+        other_data=group.other_data,
+    )
 
 
 def _columns(recipe: Recipe, group: RowGroup, cells: Sequence[Cell]) -> list[TableColumn]:
@@ -204,35 +208,19 @@ def _why(reasons: pd.Series) -> str:
 
 
 _COMBINED: dict[str, tuple[str, Any]] = {
-    "method": ("method", _first),
-    "at": ("at", _first),
-    "paper": ("paper", _first),
+    **{name: (name, _first) for name in ("method", "at", "paper")},
     "ours": ("value", "mean"),
     "spread": ("value", "std"),
     "values": ("value", lambda values: tuple(values.dropna())),
     "seeds": ("seed", lambda seeds: tuple(int(seed) for seed in seeds.dropna())),
     "runs": ("digest", lambda digests: tuple(digests.dropna())),
     "asked": ("seed", "size"),
-    "paper_epsilon": ("paper_epsilon", _first),
-    "noised_server": ("server", "max"),
-    "noised_release": ("release", "max"),
-    "least_server": ("server", "min"),
-    "least_release": ("release", "min"),
-    "noise": ("noise", _first),
+    **{f"noised_{view}": (view, "max") for view in ("server", "release")},
+    **{f"least_{view}": (view, "min") for view in ("server", "release")},
     "raw_values": ("raw", lambda raw: tuple(dict.fromkeys(words for each in raw for words in each))),
-    "chance": ("chance", _first),
-    "outside": ("outside", _first),
+    **{name: (name, _first) for name in ("paper_epsilon", "noise", "chance", "outside")},
     "open": ("open", _why),
 }
-
-
-def _ranking(column: TableColumn, places: pd.DataFrame) -> Ranking | None:
-    both = places.dropna(subset=["paper", "ours"])
-    if len(both) < 2:
-        return None
-    paper, ours = (tuple(both.sort_values(name, ascending=False, kind="stable").method) for name in ("paper", "ours"))
-    tau = both.paper.corr(both.ours, method="kendall")
-    return Ranking(column.id, paper, ours, None if math.isnan(tau) else float(tau))
 
 
 def _labels(recipe: Recipe, cells: Sequence[Cell], kept: Kept, *, quick: bool) -> Iterator[str]:
@@ -244,12 +232,3 @@ def _labels(recipe: Recipe, cells: Sequence[Cell], kept: Kept, *, quick: bool) -
             yield from (f"{group.title}: {words}" for words in group.substitutions)
     if seeds := {cell.seed for cell in cells if kept.of(cell)}:
         yield "one seed" if len(seeds) == 1 else f"up to {len(seeds)} seeds"
-
-
-def measured_as(recipe: Recipe, block: Block) -> str:
-    return METRICS[block.metric] + ("" if block.metric == "round_time" else f", {window_of(recipe, [block])}")
-
-
-def window_of(recipe: Recipe, blocks: Sequence[Block]) -> str:
-    """Returns the rounds whose accuracy the blocks take, in words."""
-    return "after the printed round" if any(block.group.rounds for block in blocks) else WINDOWS[recipe.window]

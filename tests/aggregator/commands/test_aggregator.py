@@ -168,7 +168,7 @@ def test_the_resume_command_repeats_what_matters(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").touch()
     given = [
         "a task.toml", "--broker", "mqtt://b", "--device", "cpu", "--set", "round.rounds=5", "--set", "seed=1",
-        "--ca-file", str(tmp_path / "ca.pem"), "--enrolment", "open",
+        "--ca-file", str(tmp_path / "ca.pem"), "--enrolment", "open", "--rounds-only",
     ]  # fmt: skip
     context = load_command("aggregator").make_context("aggregator", list(given))
     words = shlex.split(field_run.resume_command(context, Path("runs/a")))
@@ -196,19 +196,21 @@ def test_a_run_keeps_its_id(task_file: Path, tmp_path: Path) -> None:
 
 
 def test_opacus_is_asked_once_and_nothing_waits_for_it(make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a task's start, and not where a run goes on."""
+    """At a task's start, and neither where a run goes on nor where only its rounds are wanted."""
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(field_run, "check_in_background", lambda steps, **how: asked.append({"steps": steps, **how}))
     fleet, ended = make_fleet(method="dp-fedavg", accounting="strict"), threading.Event()
     ended.set()
     monkeypatch.setattr(field_run, "_stop_on_signals", lambda: nullcontext(ended))
-    for _ in range(2):
-        with DeviceRegister(fleet.folder, durable=False) as register:
+    other = make_fleet(method="dp-fedavg", accounting="strict")
+    for each in (fleet, fleet, other):
+        with DeviceRegister(each.folder, durable=False) as register:
             field_run.run_rounds(
-                fleet.engine,
+                each.engine,
                 lambda will: LocalHub().link("aggregator", will),
                 identity=Identity.generate(),
-                enrolment=Enrolment(fleet.store, register),
+                enrolment=Enrolment(each.store, register),
+                checks=each is fleet,
                 epoch=1,
                 federation="default",
                 console=Console(quiet=True),

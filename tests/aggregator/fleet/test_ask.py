@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.config.question import StatisticSection
+from hushfleet.aggregator.config.sections import StatisticSection
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.tasks import ask as asking
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder

@@ -171,7 +171,7 @@ def test_a_list_of_revoked_certificates_from_a_clock_that_was_ahead_is_written_a
     """OpenSSL takes no connection at all by a list that is not valid yet."""
     apply(folder, registry)
     now, file = datetime.datetime.now(datetime.UTC), folder.broker / "revoked.pem"
-    authority = Authority.load(folder.ca / "ca.pem", folder.ca / "ca.key")
+    authority = Authority.load(folder.ca)
     file.write_bytes(authority.revocation_list({5}, now=now + datetime.timedelta(days=365)))
     registry.write("INSERT INTO certificates VALUES ('5', ?, ?, ?, ?, 0, 2)", (ONE, KEY, KEY, b""))
     apply(folder, registry)

@@ -19,14 +19,14 @@ from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadSignature, Malformed
-from hushfleet.release import Newest, Signed, Trust, pack
-from hushfleet.release.statements import read_keys
+from hushfleet.release.statements import Newest, Signed, Trust, read_keys
 from hushfleet.schema import pack as packed
 from hushfleet.wire.format.fleet_messages import ReleaseNews
 from hushfleet.wire.format.health import Health, SlotState
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.topics import Topics
 from support.desk import TASK, make_folder
+from support.slots import AARCH64, pack_files
 
 NOW = 1_000_000.0
 
@@ -54,10 +54,7 @@ def release(folder: Path, version: str, *, system: bool = False, content: str = 
     files = folder / f"files-{version}"
     files.mkdir()
     (files / "a").write_text(content)
-    out = folder / f"{version}.hfr"
-    fields = {"python": "cp313", "arch": "aarch64", "oldest_store": 1, "store": 5, **manifest}
-    pack(files, out, key=None, version=version, system=system, **fields)
-    return out
+    return pack_files(files, folder / f"{version}.hfr", version, **AARCH64, system=system, **manifest)
 
 
 def elsewhere(tmp_path: Path, *names: str) -> dict[str, tuple[Path, str]]:

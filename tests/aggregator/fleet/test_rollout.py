@@ -42,17 +42,19 @@ from hushfleet.aggregator.fleet.trust.folder import FleetFolder, UpdatesPart
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.identity_file import load
-from hushfleet.edge_client.fleet.slots import SlotsError, State, check_fits
+from hushfleet.edge_client.fleet.slot_state import SlotsError, State, check_fits
 from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.firmware_profiles.cards import bundle
-from hushfleet.release import Manifest, add_signature
-from hushfleet.release import pack as pack_release
+from hushfleet.release.archive import add_signature
+from hushfleet.release.manifest import Manifest
 from hushfleet.schema import pack
 from hushfleet.wire.format.fleet_messages import ReleaseOffer
+from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.format.messages import Health, Message
+from hushfleet.wire.format.messages import Message
 from hushfleet.wire.format.topics import Topics
 from support.desk import adopt, make_folder
+from support.slots import AARCH64, pack_files
 
 KEY = Identity.generate()
 RULES = UpdatesPart(soak_minutes=0.0)
@@ -65,9 +67,7 @@ def release(
     files, out = folder / f"files-{version}-{content}", folder / f"{version}-{python}-{content}.hfr"
     files.mkdir(exist_ok=True)
     (files / "a").write_text(content)
-    fields = {"python": python, "arch": "aarch64", "oldest_store": 1, "store": 5, **manifest}
-    pack_release(files, out, key=key, version=version, **fields)
-    return out
+    return pack_files(files, out, version, key, **AARCH64 | {"python": python} | manifest)
 
 
 def health(device: str, **changes: Any) -> Health:

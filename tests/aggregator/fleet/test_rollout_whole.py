@@ -17,7 +17,7 @@ from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.edge_client.fleet.newest import Freshness
 from hushfleet.errors import BadSignature
-from hushfleet.release import Trust
+from hushfleet.release.statements import Trust
 from hushfleet.wire.format.identity import Identity
 from support.desk import Board, adopt, make_folder, served, until
 from support.releases import (

@@ -224,7 +224,7 @@ def test_an_obstacle_is_told_urgently_and_the_season_begins_when_it_is_gone(
     folder.task.write_text(text.replace("min_devices = 2", "min_devices = 3").replace("devices = 2", "devices = 3", 1))
     watch, starter = FleetWatch(folder), SeasonStarter(folder, clock=lambda: day(91))
     for at in (0.0, AGAIN_S + 1):
-        starter.act(None, at)  # type: ignore[arg-type]
+        starter.advance(None, at)  # type: ignore[arg-type]
     assert folder.run.name == "small"
     (said,) = [message for message in caplog.messages if "does not begin" in message]
     assert "a round of small-2 opens with 3 boards, and the fleet has 2" in said
@@ -234,7 +234,7 @@ def test_an_obstacle_is_told_urgently_and_the_season_begins_when_it_is_gone(
     folder.task.write_text(text)
     assert not [each for each in watch.view(day(91)).problems if "does not begin" in each.what]
     for at, name in ((2 * AGAIN_S, "small"), (2 * AGAIN_S + 2, "small-2")):
-        starter.act(None, at)  # type: ignore[arg-type]
+        starter.advance(None, at)  # type: ignore[arg-type]
         assert folder.run.name == name
     watch.close()
 

@@ -28,7 +28,7 @@ from hushfleet.errors import BadInput
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
-from hushfleet.privacy.ledger import rounds_left
+from hushfleet.privacy.spending import rounds_left
 from hushfleet.schema import pack
 from support.desk import TASK, make_folder
 

@@ -21,7 +21,7 @@ from hushfleet.aggregator.fleet.watching.round_numbers import change
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.privacy.ledger import rounds_left
+from hushfleet.privacy.spending import rounds_left
 from hushfleet.schema import pack
 from support.desk import TASK, make_folder, until
 from support.processes import rounds_closed, running, start_board

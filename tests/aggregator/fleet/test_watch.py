@@ -40,9 +40,9 @@ from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.roster import SEEN_NEWER
-from hushfleet.wire.format.health import SHOWN
+from hushfleet.wire.format.health import SHOWN, Health
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.format.messages import Birth, Health, Message, ServerState, encode_message
+from hushfleet.wire.format.messages import Birth, Message, ServerState, encode_message
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery
 from support.desk import TASK

@@ -23,7 +23,7 @@ from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage import board as boards
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.edge_client.agent import Agent
-from hushfleet.edge_client.fleet.enrol import Renewal
+from hushfleet.edge_client.fleet.renewal import Renewal
 from hushfleet.errors import BadInput, LinkLost
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.messages import ServerState, encode_message
@@ -67,7 +67,7 @@ def test_a_blank_board_enrols_and_is_known_to_all(fleet: FleetFolder, tmp_path: 
 
 def grow_old(fleet: FleetFolder, board: Board, *, days: float) -> None:
     """Gives it a certificate of 730 days that was signed so many days ago: in its first half none is renewed."""
-    authority = Authority.load(fleet.ca / "ca.pem", fleet.ca / "ca.key")
+    authority = Authority.load(fleet.ca)
     then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
     key = read_request(board.tls.request(), device=board.device)
     issued = authority.sign_client(board.device, key, days=730, now=then)

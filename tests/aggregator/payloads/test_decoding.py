@@ -11,7 +11,8 @@ from hushfleet.aggregator.payloads.checked_update import CheckedUpdate, Refusal
 from hushfleet.aggregator.payloads.decoding import decode
 from hushfleet.array_api import BLOCK
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
-from hushfleet.wire.format.update import UpdateHeader, encode_update
+from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import encode_update
 
 COUNTS = (3, 2 * BLOCK + 3, 1)
 SIZE = sum(COUNTS)

@@ -24,7 +24,8 @@ from hushfleet.errors import PrivacyError
 from hushfleet.secure.prime_field import to_bytes
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.format.update import UpdateHeader, encode_masked, encode_update, read_header
+from hushfleet.wire.format.update import UpdateHeader, read_header
+from hushfleet.wire.format.update_values import encode_masked, encode_update
 
 NAMES = [f"board-{number}" for number in range(10)]
 MOST = 20

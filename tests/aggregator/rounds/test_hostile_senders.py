@@ -22,7 +22,8 @@ from hushfleet.wire.format.messages import (
     Want,
     encode_message,
 )
-from hushfleet.wire.format.update import UpdateHeader, encode_update
+from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import encode_update
 from support.field import CHUNK_BYTES, Field
 
 MakeField = Callable[..., Field]

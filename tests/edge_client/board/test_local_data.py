@@ -298,7 +298,7 @@ def test_data_that_have_become_unusable_are_refused_each_time(tmp_path, model):
 def test_a_line_without_a_label_is_refused_and_makes_no_class(tmp_path):
     (tmp_path / "d.csv").write_text("label,a\nup,1\n ,2\n")
     with pytest.raises(BadInput, match="line 3: 'label' is empty"):
-        load_csv_set(tmp_path / "d.csv", input_shape=None)
+        load_csv_set(tmp_path / "d.csv")
 
 
 def test_both_files_of_a_set_have_their_columns_in_one_order(tmp_path):

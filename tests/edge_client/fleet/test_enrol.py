@@ -20,9 +20,10 @@ from hushfleet.aggregator.fleet.trust.authority import make_key
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.client_files import ChargeLine
-from hushfleet.edge_client.fleet.enrol import AskAgain, CertificateRequest, enrol
+from hushfleet.edge_client.fleet.enrol import CertificateRequest, enrol
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.membership import run_in_fleet
+from hushfleet.edge_client.fleet.renewal import AskAgain
 from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.storage.state_files import CHARGED
 from hushfleet.errors import BadSignature, CopiedStore, Malformed, StoreError

@@ -13,7 +13,8 @@ import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection
 from hushfleet.edge_client.fleet.health import EVERY_S, BoardHealth
-from hushfleet.wire.format.messages import Health, decode_message
+from hushfleet.wire.format.health import Health
+from hushfleet.wire.format.messages import decode_message
 from hushfleet.wire.link.interface import Delivery
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench

@@ -19,30 +19,23 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import CopiedStore
 from hushfleet.firmware_profiles.cards.seed import slots_archive
 from hushfleet.privacy.charge import Charge
-from hushfleet.release import pack, this_platform
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from support.edge import DEVICE
+from support.slots import ReleaseBoard
 
 KEY = Identity.generate().public_key.hex()
 CHARGE = Charge("record", "add-or-remove", "gaussian", 2.0)
 
 
-class Card:
+class Card(ReleaseBoard):
     """A board with slots, a store and a boot partition. `client` and `root` do what the units start."""
 
     def __init__(self, home: Path, config: DeviceConfig) -> None:
-        self.boot, self.opt, self.state = home / "boot/hushfleet", home / "opt", home / "state"
+        self.boot = home / "boot/hushfleet"
         self.boot.mkdir(parents=True)
-        python, arch = this_platform()
-        (home / "content").mkdir()
-        (home / "content/whole").touch()
-        (home / "content/file").write_text("a release")
-        pack(home / "content", home / "a.hfr", key=Identity.generate(), version="1.0", python=python, arch=arch,
-             oldest_store=1, store=5)  # fmt: skip
-        self.slots = Slots(self.opt, self.state, self.boot)
-        self.slots.first(home / "a.hfr")
-        self.fleet = FleetSection(KEY, "mqtts://localhost:1", releases=str(self.opt))
+        super().__init__(home, boot=self.boot)
+        self.fleet = FleetSection(KEY, "mqtts://localhost:1", releases=str(self.root))
         device = replace(config.device, state_dir=str(self.state))
         self.config = replace(config, device=device, simulation=None, fleet=self.fleet)
 
@@ -63,7 +56,7 @@ class Card:
         return {path: path.read_bytes() for path in self.state.iterdir() if path.is_file()}
 
     def put_back(self, files: dict[Path, bytes]) -> None:
-        for path in self.state.iterdir():
+        for path in self.files():
             path.unlink()
         for path, data in files.items():
             path.write_bytes(data)
@@ -135,10 +128,10 @@ def test_the_boot_partition_is_written_once_a_round(card: Card) -> None:
 
 
 def test_a_board_without_a_boot_partition_needs_none(card: Card) -> None:
-    card.slots = Slots(card.opt, card.state)
+    card.slots = Slots(card.root, card.state)
     card.start(rounds=2)
     assert not (card.boot / CHARGED).exists()
-    assert not (card.opt / CHARGED).exists()
+    assert not (card.root / CHARGED).exists()
     assert "boot partition" not in card.said()
 
 
@@ -153,6 +146,6 @@ def test_the_archive_outside_of_releases_does_it_alone(card: Card, tmp_path: Pat
     (card.boot / CHARGED).unlink()
     (tmp_path / "slots.pyz").write_bytes(slots_archive())
     for command in ("check", "begin"):
-        places = ["--root", str(card.opt), "--state", str(card.state), "--boot", str(card.boot)]
+        places = ["--root", str(card.root), "--state", str(card.state), "--boot", str(card.boot)]
         subprocess.run([sys.executable, "-I", str(tmp_path / "slots.pyz"), command, *places], check=True)
-    assert (card.boot / CHARGED).read_text() == (card.opt / CHARGED).read_text() == (card.state / CHARGED).read_text()
+    assert (card.boot / CHARGED).read_text() == (card.root / CHARGED).read_text() == (card.state / CHARGED).read_text()

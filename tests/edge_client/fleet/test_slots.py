@@ -2,81 +2,44 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hushfleet.edge_client.fleet import slots as module
-from hushfleet.edge_client.fleet.slots import MOST_CHECKS, MOST_STARTS, STEADY_CHECKS, Slots, SlotsError, State
+from hushfleet.edge_client.fleet.slot_state import SlotsError, State
+from hushfleet.edge_client.fleet.slots import MOST_CHECKS, MOST_STARTS, STEADY_CHECKS, Slots
 from hushfleet.firmware_profiles.cards.seed import slots_archive
-from hushfleet.release import Trust, archive, pack, this_platform
+from hushfleet.release import archive
+from hushfleet.release.statements import Trust
 from hushfleet.wire.format.identity import Identity
 from support.kill import CALL, KillPoints, forked
 from support.releases import put_trust, statement
-
-KEY = Identity.generate()
-
-
-@cache
-def packed(version: str, *, key: Identity = KEY, store: int = 3, **changes: Any) -> bytes:
-    """A small release for this Python."""
-    python, arch = this_platform()
-    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": store, **changes}
-    with tempfile.TemporaryDirectory() as folder:
-        content, out = Path(folder, "content"), Path(folder, "out.hfr")
-        content.mkdir()
-        (content / "whole").write_text(version)
-        pack(content, out, key=key, version=version, **fields)
-        return out.read_bytes()
+from support.slots import KEY, ReleaseBoard, packed
 
 
-def release(out: Path, version: str, **changes: Any) -> Path:
-    out.write_bytes(packed(version, **changes))
+def written(out: Path, version: str) -> Path:
+    out.write_bytes(packed(version, store=3))
     return out
 
 
-class Board:
-    def __init__(self, folder: Path) -> None:
-        self.root, self.state = folder / "opt", folder / "state"
-        self.slots = Slots(self.root, self.state)
-        self.beats = itertools.count(1)
-        (self.state / "incoming").mkdir(parents=True)
-        self.slots.first(release(folder / "first", "1.0"))
-        other = Identity.generate()
-        keys = [key.public_key.hex() for key in (other, KEY)]
-        put_trust(self.root, *keys)
-
-    def put(self, version: str, **changes: Any) -> None:
-        release(self.state / "incoming" / "new.hfr", version, **changes)
-
-    def healthy(self, version: str) -> None:
-        path = self.state / "healthy"
-        path.write_text(version)
-        os.utime(path, ns=(0, next(self.beats)))
-
-    def running(self) -> str:
-        assert (self.root / "current" / "whole").exists(), "what runs is there, and whole"
-        return (self.root / "current").readlink().name
-
-
 @pytest.fixture
-def board(tmp_path: Path) -> Board:
-    return Board(tmp_path)
+def board(tmp_path: Path) -> ReleaseBoard:
+    made = ReleaseBoard(tmp_path, store=3)
+    put_trust(made.root, Identity.generate().public_key.hex(), KEY.public_key.hex())
+    return made
 
 
-def test_a_release_is_installed_tried_and_made_good(board: Board) -> None:
+def test_a_release_is_installed_tried_and_made_good(board: ReleaseBoard) -> None:
     board.put("2.0")
     assert board.slots.install().trial == "2.0"
     assert board.running() == "1.0", "what runs is left alone until the next start"
@@ -93,7 +56,7 @@ def test_a_release_is_installed_tried_and_made_good(board: Board) -> None:
     assert board.running() == "1.0"
 
 
-def test_a_release_that_never_stays_up_is_taken_back(board: Board) -> None:
+def test_a_release_that_never_stays_up_is_taken_back(board: ReleaseBoard) -> None:
     board.put("2.0")
     board.slots.install()
     for _ in range(MOST_STARTS):
@@ -109,7 +72,9 @@ def test_a_release_that_never_stays_up_is_taken_back(board: Board) -> None:
 
 
 @pytest.mark.parametrize("said", ["", "1.0", "hangs"])
-def test_a_release_that_is_never_healthy_is_taken_back_and_the_client_started_anew(board: Board, said: str) -> None:
+def test_a_release_that_is_never_healthy_is_taken_back_and_the_client_started_anew(
+    board: ReleaseBoard, said: str
+) -> None:
     board.put("2.0")
     board.slots.install()
     assert board.slots.check() == (board.slots.read(), False), "before its first start nothing is counted"
@@ -127,7 +92,7 @@ def test_a_release_that_is_never_healthy_is_taken_back_and_the_client_started_an
 @pytest.mark.parametrize(
     ("version", "changes", "reason"),
     [
-        ("2.0", {"key": Identity.generate()}, "not signed"),
+        (packed("2.0", Identity.generate(), store=3), {}, "not signed"),
         ("2.0", {"python": "cp27"}, "cp27"),
         ("2.0", {"arch": "vax"}, "vax"),
         ("2.0", {"oldest_store": 4, "store": 5}, "4 to 5"),
@@ -137,7 +102,7 @@ def test_a_release_that_is_never_healthy_is_taken_back_and_the_client_started_an
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(
-    board: Board, version: str, changes: dict[str, Any], reason: str
+    board: ReleaseBoard, version: str | bytes, changes: dict[str, Any], reason: str
 ) -> None:
     board.put(version, **changes)
     state = board.slots.install()
@@ -150,18 +115,18 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize("content", [b"", b"HR", b"HR\x02\x00\xff\xff\xff\xff", bytes(1000)])
-def test_what_is_no_release_is_refused(board: Board, content: bytes) -> None:
+def test_what_is_no_release_is_refused(board: ReleaseBoard, content: bytes) -> None:
     (board.state / "incoming" / "new.hfr").write_bytes(content)
     assert board.slots.install().outcome == "refused"
     assert board.running() == "1.0"
 
 
-def test_a_downgrade_needs_its_own_word_in_what_was_signed(board: Board) -> None:
+def test_a_downgrade_needs_its_own_word_in_what_was_signed(board: ReleaseBoard) -> None:
     board.put("0.9", downgrade_from=("1.0",), downgrade_serial=1)
     assert board.slots.install().trial == "0.9"
 
 
-def test_after_a_release_that_brings_the_store_up_to_date_there_is_no_way_back(board: Board) -> None:
+def test_after_a_release_that_brings_the_store_up_to_date_there_is_no_way_back(board: ReleaseBoard) -> None:
     board.put("2.0", store=4)
     board.slots.install()
     board.slots.begin()
@@ -174,13 +139,13 @@ def test_after_a_release_that_brings_the_store_up_to_date_there_is_no_way_back(b
     assert [each.name for each in (board.root / "releases").iterdir()] == ["2.0"]
 
 
-def test_a_card_s_release_is_placed_once(board: Board, tmp_path: Path) -> None:
-    assert board.slots.first(release(tmp_path / "other", "0.5")).good == "1.0"
+def test_a_card_s_release_is_placed_once(board: ReleaseBoard, tmp_path: Path) -> None:
+    assert board.slots.first(written(tmp_path / "other", "0.5")).good == "1.0"
     assert board.running() == "1.0"
 
 
 def test_an_installation_that_ends_the_process_each_time_is_not_repeated_for_ever(
-    board: Board, monkeypatch: pytest.MonkeyPatch
+    board: ReleaseBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
         pass
@@ -197,9 +162,9 @@ def test_an_installation_that_ends_the_process_each_time_is_not_repeated_for_eve
     assert not list((board.state / "incoming").iterdir())
 
 
-def test_an_installation_that_is_killed_leaves_no_copy_behind(board: Board, tmp_path: Path) -> None:
+def test_an_installation_that_is_killed_leaves_no_copy_behind(board: ReleaseBoard, tmp_path: Path) -> None:
     board.put("2.0")
-    packed("2.0")
+    packed("2.0", store=3)
 
     def die() -> None:
         archive.unpack = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
@@ -211,7 +176,7 @@ def test_an_installation_that_is_killed_leaves_no_copy_behind(board: Board, tmp_
 
 @pytest.mark.parametrize("checks", [0, STEADY_CHECKS])
 def test_a_release_that_was_begun_or_made_good_while_another_is_unpacked_is_not_undone(
-    board: Board, monkeypatch: pytest.MonkeyPatch, checks: int
+    board: ReleaseBoard, monkeypatch: pytest.MonkeyPatch, checks: int
 ) -> None:
     """Else who is the client could go back to a release with a hole, below the one that has closed it."""
     board.put("3.0")
@@ -233,9 +198,9 @@ def test_a_release_that_was_begun_or_made_good_while_another_is_unpacked_is_not_
     assert (state.outcome, board.running()) == ("refused", "3.0")
 
 
-def test_links_and_pipes_in_the_state_directory_are_not_followed(board: Board, tmp_path: Path) -> None:
+def test_links_and_pipes_in_the_state_directory_are_not_followed(board: ReleaseBoard, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
-    release(secret, "2.0")
+    written(secret, "2.0")
     (board.state / "incoming" / "link.hfr").symlink_to(secret)
     assert board.slots.install().outcome == "refused"
     os.mkfifo(board.state / "incoming" / "pipe.hfr")
@@ -243,7 +208,7 @@ def test_links_and_pipes_in_the_state_directory_are_not_followed(board: Board, t
     assert not list((board.state / "incoming").iterdir())
     (board.state / "incoming").rmdir()
     (board.state / "incoming").symlink_to(tmp_path)
-    release(tmp_path / "mine.hfr", "2.0")
+    written(tmp_path / "mine.hfr", "2.0")
     assert board.slots.install().outcome == "refused"
     assert secret.exists()
     assert (tmp_path / "mine.hfr").exists()
@@ -256,7 +221,7 @@ def test_links_and_pipes_in_the_state_directory_are_not_followed(board: Board, t
 @pytest.mark.parametrize(
     "text", [None, "", "{", "[]", '{"good": "9.9"}', '{"good": 3}', '{"good": "../state"}', '{"unknown": 1}']
 )
-def test_without_the_truth_what_current_points_to_is_good(board: Board, text: str | None) -> None:
+def test_without_the_truth_what_current_points_to_is_good(board: ReleaseBoard, text: str | None) -> None:
     if text is not None:
         (board.root / "slots.json").write_text(text)
     assert board.slots.begin().good == "1.0"
@@ -274,7 +239,7 @@ STRANGE = ["[" * 100_000, '{"good": ' * 50_000, '{"starts": ' + "9" * 5000 + "}"
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(State)])
-def test_a_field_of_a_wrong_type_stops_no_start(board: Board, name: str) -> None:
+def test_a_field_of_a_wrong_type_stops_no_start(board: ReleaseBoard, name: str) -> None:
     """Whatever it is, the board runs a release that is there, and can be updated."""
     board.put("2.0")
     board.slots.install()
@@ -291,19 +256,19 @@ def test_a_field_of_a_wrong_type_stops_no_start(board: Board, name: str) -> None
 
 
 @pytest.mark.parametrize("text", STRANGE, ids=range(len(STRANGE)))
-def test_a_strange_file_stops_no_start(board: Board, text: str) -> None:
+def test_a_strange_file_stops_no_start(board: ReleaseBoard, text: str) -> None:
     (board.root / "slots.json").write_text(text)
     assert board.slots.begin() == State("1.0")
     (board.root / "slots.json").write_bytes(b"\xff\xfe\0")
     assert board.slots.begin() == State("1.0")
 
 
-def test_a_field_of_later_software_is_left_out(board: Board) -> None:
+def test_a_field_of_later_software_is_left_out(board: ReleaseBoard) -> None:
     (board.root / "slots.json").write_text('{"good": "1.0", "floor": "3.0", "later": 1}')
     assert board.slots.read() == State("1.0", floor="3.0")
 
 
-def test_a_release_whose_files_are_gone_is_not_run(board: Board) -> None:
+def test_a_release_whose_files_are_gone_is_not_run(board: ReleaseBoard) -> None:
     board.put("2.0")
     board.slots.install()
     board.slots.begin()
@@ -312,7 +277,7 @@ def test_a_release_whose_files_are_gone_is_not_run(board: Board) -> None:
     assert board.running() == "1.0"
 
 
-def test_the_file_runs_alone_and_without_the_project(board: Board) -> None:
+def test_the_file_runs_alone_and_without_the_project(board: ReleaseBoard) -> None:
     script = board.root / "slots.pyz"
     script.write_bytes(slots_archive())
 
@@ -340,7 +305,7 @@ NAMED = {
 }
 
 
-def play(board: Board) -> None:
+def play(board: ReleaseBoard) -> None:
     """One good update, one that is taken back, and a return by hand."""
     board.put("2.0")
     board.slots.install()
@@ -362,15 +327,15 @@ def test_killed_at_any_point_a_board_has_a_whole_release_and_can_be_updated(
     for name in ("sync", "fsync"):  # the machine lives on
         monkeypatch.setattr(module.os, name, lambda *_: None)
     for version in ("2.0", "3.0", "4.0"):
-        packed(version)  # not in the play
+        packed(version, store=3)  # not in the play
     points, result = (
         KillPoints(("edge_client/fleet", "hushfleet/release", "hushfleet/atomic_file.py"), NAMED),
         tmp_path / "result",
     )
-    calm = Board(tmp_path / "calm")
+    calm = ReleaseBoard(tmp_path / "calm", store=3)
     labels = points.labels(lambda: play(calm), result)
     for point in points.chosen(labels, spread=min(spread, len(labels))):
-        board = Board(tmp_path / str(point))
+        board = ReleaseBoard(tmp_path / str(point), store=3)
         points.kill(lambda: play(board), point, result)  # noqa: B023
         before = board.running()
         state = board.slots.begin()
@@ -398,8 +363,8 @@ def test_killed_while_it_takes_a_statement_a_board_has_the_former_or_the_newer_k
     )
     newer = statement(Identity.generate().public_key.hex(), number=2).to_line()
 
-    def hearing(folder: Path) -> Board:
-        board = Board(folder)
+    def hearing(folder: Path) -> ReleaseBoard:
+        board = ReleaseBoard(folder, store=3)
         (board.state / "release_keys").write_text(newer)
         return board
 
@@ -414,7 +379,7 @@ def test_killed_while_it_takes_a_statement_a_board_has_the_former_or_the_newer_k
 
 
 def test_whatever_is_renamed_was_synced_before_and_its_folder_is_afterwards(
-    board: Board, monkeypatch: pytest.MonkeyPatch
+    board: ReleaseBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[tuple[str, ...]] = []
 

@@ -15,15 +15,15 @@ import pytest
 
 from hushfleet.edge_client.fleet import slots as slots_module
 from hushfleet.edge_client.fleet import system_files as module
-from hushfleet.edge_client.fleet.slots import STEADY_CHECKS, Slots, State
+from hushfleet.edge_client.fleet.slot_state import State
+from hushfleet.edge_client.fleet.slots import STEADY_CHECKS, Slots
 from hushfleet.edge_client.fleet.system_files import is_due, note, renew
 from hushfleet.firmware_profiles.cards.seed import slots_archive, write_system
-from hushfleet.release import add_signature, pack, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.kill import KillPoints
-from support.releases import ROOT, put_trust
+from support.releases import ROOT
+from support.slots import KEY, ReleaseBoard, pack_files
 
-KEY = Identity.generate()
 OLD = slots_archive()
 UNIT = "[Unit]\nDescription=before\n[Service]\nExecStart=/bin/true\n"
 
@@ -40,37 +40,26 @@ def changed(text: str = "# another one\n", *, before: str = "") -> bytes:
     return out.getvalue()
 
 
-class Board:
+class Board(ReleaseBoard):
     def __init__(self, folder: Path, new: bytes | None = None) -> None:
-        self.folder, self.root, self.state, self.units = folder, folder / "opt", folder / "state", folder / "units"
-        for each in (self.state / "incoming", self.units):
-            each.mkdir(parents=True)
-        (folder / "content").mkdir()
-        (folder / "content" / "whole").write_text("whole")
-        self.slots = Slots(self.root, self.state)
-        self.slots.first(self.packed("1.0", KEY))
-        put_trust(self.root, KEY.public_key.hex())
+        super().__init__(folder)
+        self.units, self.content = folder / "units", folder / "content"
+        self.units.mkdir()
+        self.content.mkdir()
+        (self.content / "whole").write_text("whole")
         (self.root / "slots.pyz").write_bytes(OLD)
         (self.units / "hushfleet-check.timer").write_text(UNIT)
-        write_system(folder / "content" / "system")
+        write_system(self.content / "system")
         (self.root / "python").symlink_to(sys.executable)
-        for unit in (folder / "content" / "system" / "units").iterdir():
+        for unit in (self.content / "system" / "units").iterdir():
             unit.write_text(unit.read_text().replace("/opt/hushfleet", str(self.root)))
-        (folder / "content" / "system" / "slots.pyz").write_bytes(changed() if new is None else new)
-        self.beats = 0
+        (self.content / "system" / "slots.pyz").write_bytes(changed() if new is None else new)
 
     def packed(self, version: str, *keys: Identity, system: bool = False) -> Path:
-        out, (python, arch) = self.folder / f"{version}.hfr", this_platform()
-        fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 5}
-        pack(self.folder / "content", out, key=None, version=version, system=system, **fields)
-        for key in keys:
-            add_signature(out, key)
-        return out
+        return pack_files(self.content, self.folder / f"{version}.hfr", version, *keys, system=system)
 
-    def install(self, version: str, *keys: Identity, system: bool = True) -> State:
-        release = self.packed(version, *keys, system=system)
-        (self.state / "incoming" / "x.hfr").write_bytes(release.read_bytes())
-        return self.slots.install()
+    def renew(self, version: str, *keys: Identity, system: bool = True) -> State:
+        return self.install(self.packed(version, *keys, system=system).read_bytes())
 
     def run(self, command: str) -> State:
         """As the units do."""
@@ -82,21 +71,15 @@ class Board:
         return State(**json.loads(done.stdout))
 
     def prove_to_others(self) -> None:
-        """As `prove`, without what follows: renewing is still due."""
-        self.slots.begin()
-        for beat in range(1, STEADY_CHECKS + 1):
-            (self.state / "healthy").write_text("2.0")
-            os.utime(self.state / "healthy", ns=(0, beat))
-            self.slots.check()
+        """As `prove_itself`, without what follows: renewing is still due."""
+        self.prove("2.0")
         assert is_due(self.root, "2.0")
 
-    def prove(self) -> State:
-        """The release on trial becomes good."""
+    def prove_itself(self) -> State:
+        """The release on trial becomes good, as the units see to it."""
         self.run("begin")
         for _ in range(STEADY_CHECKS):
-            self.beats += 1
-            (self.state / "healthy").write_text(str(self.slots.read().trial))
-            os.utime(self.state / "healthy", ns=(0, self.beats))
+            self.healthy(str(self.slots.read().trial))
             self.run("check")
         return self.slots.read()
 
@@ -110,11 +93,11 @@ def board(tmp_path: Path) -> Board:
 
 
 def test_a_release_that_has_proved_itself_renews_slots_and_units(board: Board) -> None:
-    assert board.install("2.0", KEY, ROOT).trial == "2.0"
+    assert board.renew("2.0", KEY, ROOT).trial == "2.0"
     board.run("begin")
     board.run("check")
     assert (board.root / "slots.pyz").read_bytes() == OLD, "on trial it changes nothing"
-    assert board.prove().good == "2.0"
+    assert board.prove_itself().good == "2.0"
     assert (board.root / "slots.pyz").read_bytes() == changed()
     assert (board.root / "slots.pyz").stat().st_mode & 0o777 == 0o755
     assert (board.units / "hushfleet-check.timer").read_text() != UNIT
@@ -130,8 +113,8 @@ def test_a_release_that_has_proved_itself_renews_slots_and_units(board: Board) -
 
 def test_a_release_that_does_not_say_so_renews_nothing(board: Board) -> None:
     """Else release keys alone would reach what runs as root: the folder is there, and root has signed nothing."""
-    assert board.install("2.0", KEY, system=False).trial == "2.0"
-    board.prove()
+    assert board.renew("2.0", KEY, system=False).trial == "2.0"
+    board.prove_itself()
     assert (board.root / "slots.pyz").read_bytes() == OLD
     assert not is_due(board.root, "2.0")
 
@@ -153,8 +136,8 @@ def test_a_release_that_does_not_say_so_renews_nothing(board: Board) -> None:
 )
 def test_a_new_slots_that_does_not_run_is_not_taken(tmp_path: Path, new: bytes, why: str) -> None:
     board = Board(tmp_path, new)
-    board.install("2.0", KEY, ROOT)
-    assert board.prove().good == "2.0"
+    board.renew("2.0", KEY, ROOT)
+    assert board.prove_itself().good == "2.0"
     assert (board.root / "slots.pyz").read_bytes() == OLD
     assert (board.units / "hushfleet-check.timer").read_text() == UNIT
     assert why in note(board.root)["refused"]
@@ -164,11 +147,9 @@ def test_a_new_slots_that_does_not_run_is_not_taken(tmp_path: Path, new: bytes, 
 
 @pytest.mark.needs("systemd")
 def test_a_unit_that_systemd_refuses_is_not_taken(board: Board) -> None:
-    (board.folder / "content" / "system" / "units" / "hushfleet-client.service").write_text(
-        "[Service]\nUser=hushfleet\n"
-    )
-    board.install("2.0", KEY, ROOT)
-    board.prove()
+    (board.content / "system" / "units" / "hushfleet-client.service").write_text("[Service]\nUser=hushfleet\n")
+    board.renew("2.0", KEY, ROOT)
+    board.prove_itself()
     assert "systemd refuses a new unit" in note(board.root)["refused"]
     assert (board.root / "slots.pyz").read_bytes() == OLD
 
@@ -200,7 +181,7 @@ def test_killed_at_any_point_there_is_one_slots_that_runs_and_the_next_check_goe
     monkeypatch.setattr(slots_module.os, "sync", lambda: None)
     monkeypatch.setattr(module, "_rehearsed", lambda *_: _tried())  # it has tests of its own, and takes a second
     board = Board(tmp_path / "board")
-    board.install("2.0", KEY, ROOT)
+    board.renew("2.0", KEY, ROOT)
     board.prove_to_others()
     points, result = (
         KillPoints(("edge_client/fleet", "hushfleet"), NAMED),
@@ -226,7 +207,7 @@ def test_killed_at_any_point_there_is_one_slots_that_runs_and_the_next_check_goe
             play()
         assert (at / "opt" / "slots.pyz").read_bytes() == changed(), what
         assert (at / "opt" / "before" / "slots.pyz").read_bytes() in (OLD, changed()), what
-        for unit in (board.folder / "content" / "system" / "units").iterdir():
+        for unit in (board.content / "system" / "units").iterdir():
             assert (at / "units" / unit.name).read_bytes() == unit.read_bytes(), what
 
 
@@ -237,7 +218,7 @@ def _tried() -> str:
 def test_whatever_is_renamed_was_synced_before_and_its_folder_is_afterwards(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    board.install("2.0", KEY, ROOT)
+    board.renew("2.0", KEY, ROOT)
     board.prove_to_others()
     events: list[tuple[str, ...]] = []
 

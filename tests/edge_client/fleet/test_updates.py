@@ -23,31 +23,29 @@ from hushfleet.edge_client.board.config import (
 )
 from hushfleet.edge_client.fleet import updates as release_file_module
 from hushfleet.edge_client.fleet.installed import Installed
-from hushfleet.edge_client.fleet.slots import Slots, State
+from hushfleet.edge_client.fleet.slot_state import State
 from hushfleet.edge_client.fleet.updates import PATIENCE_S, WINDOW, ReleaseDuty, ReleaseFile, RestartForRelease
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.errors import BadSignature, Malformed, StoreError, StoreFull
-from hushfleet.release import SignedManifest, pack, read_head, this_platform
+from hushfleet.release.archive import read_head
+from hushfleet.release.manifest import SignedManifest
 from hushfleet.wire.format.chunks import chunk_count, expand, split
 from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOffer
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Want, decode_message, encode_message
 from hushfleet.wire.format.topics import Topics
-from support.releases import put_trust, statement
+from support.releases import statement
+from support.slots import KEY, ReleaseBoard, pack_files
 
 DEVICE, TOPICS = "greenhouse-01", Topics("greenhouse")
-KEY, OPERATOR = Identity.generate(), Identity.generate()
+OPERATOR = Identity.generate()
 
 
 def release(out: Path, version: str, *, key: Any = KEY, kib: int = 1, **changes: Any) -> bytes:
-    python, arch = this_platform()
     content = out.with_suffix(".content")
     content.mkdir(exist_ok=True)
     (content / "noise").write_bytes(os.urandom(1024 * kib))  # nothing that xz makes smaller
-    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": int(SCHEMA_VERSION), **changes}
-    pack(content, out, key=key, version=version, **fields)
-    return out.read_bytes()
+    return pack_files(content, out, version, key, **changes).read_bytes()
 
 
 class RecordingLink:
@@ -65,15 +63,11 @@ class RecordingLink:
         self.topics.discard(topic)
 
 
-class Bench:
+class Bench(ReleaseBoard):
     def __init__(self, tmp_path: Path) -> None:
-        self.tmp_path, self.root, self.state_dir = tmp_path, tmp_path / "opt", tmp_path / "state"
+        super().__init__(tmp_path)
+        self.tmp_path, self.state_dir = tmp_path, self.state
         self.service, self.now, self.link = Identity.generate(), 1000.0, RecordingLink()
-        self.slots = Slots(self.root, self.state_dir)
-        self.root.mkdir()
-        release(tmp_path / "first.hfr", "1.0")
-        self.slots.first(tmp_path / "first.hfr")
-        put_trust(self.root, KEY.public_key.hex())
         self.config = DeviceConfig(
             device=DeviceSection(DEVICE, str(self.state_dir), federation="greenhouse"),
             broker=BrokerSection("mqtt://localhost"),

@@ -26,9 +26,10 @@ from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection, OwnDataSection
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.waiting import WaitingNote
-from hushfleet.edge_client.fleet.enrol import CertificateRequest, Renewal
+from hushfleet.edge_client.fleet.enrol import CertificateRequest
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.newest import News
+from hushfleet.edge_client.fleet.renewal import Renewal
 from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.fleet.slots import Slots
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
@@ -37,10 +38,10 @@ from hushfleet.edge_client.fleet.updates import ReleaseDuty
 from hushfleet.edge_client.storage import state_files
 from hushfleet.edge_client.storage.state_files import BEFORE_THE_STORE, LOCK_SUFFIX, REMNANTS, SQLITE_SUFFIXES, STORE
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.errors import LostStore
-from hushfleet.release import Newest, Signed, pack, read_head, this_platform
+from hushfleet.release.archive import read_head
+from hushfleet.release.statements import Newest, Signed
 from hushfleet.simulator.world.hub import LocalHub, LocalLink
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, ReleaseNews, ReleaseOffer
 from hushfleet.wire.format.identity import Identity
@@ -49,6 +50,7 @@ from hushfleet.wire.format.question import QuestionSpec
 from hushfleet.wire.link.interface import LinkEvent
 from support.edge import DEVICE, Bench, Clock, Package, ScriptedAggregator, Stop
 from support.releases import DAILY, put_in, put_trust, statement
+from support.slots import pack_files
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_EARLIER_VERSIONS = {"data.txt"}
@@ -126,14 +128,10 @@ class Board:
         self.look()
 
     def release(self, version: str) -> Path:
-        python, arch = this_platform()
-        content, out = self.home / f"content-{version}", self.home / f"{version}.hfr"
+        content = self.home / f"content-{version}"
         content.mkdir()
         (content / "file").write_bytes(os.urandom(1000))
-        pack(
-            content, out, key=KEY, version=version, python=python, arch=arch, oldest_store=1, store=int(SCHEMA_VERSION)
-        )
-        return out
+        return pack_files(content, self.home / f"{version}.hfr", version, KEY)
 
     def try_release(self) -> None:
         """The release that was handed over is installed, started and found good."""

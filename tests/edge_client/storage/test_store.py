@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hushfleet.edge_client.storage import store_file
+from hushfleet.edge_client.storage import migrations
 from hushfleet.edge_client.storage.arrays import RoundCommit, pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.store import KEPT_TASKS, DeviceStore
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
@@ -427,7 +427,7 @@ def test_a_migration_that_is_interrupted_leaves_the_first_schema(path: Path, mon
         commit(store, 1)
     as_schema_1(path)
     with monkeypatch.context() as patch:
-        patch.setattr(store_file.zlib, "decompress", lambda _: (_ for _ in ()).throw(zlib.error("a bit has flipped")))
+        patch.setattr(migrations.zlib, "decompress", lambda _: (_ for _ in ()).throw(zlib.error("a bit has flipped")))
         with pytest.raises(StoreError, match="damaged"):
             DeviceStore(path, device="a")
     with DeviceStore(path, device="a") as store:

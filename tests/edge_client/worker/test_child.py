@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,12 +14,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from hushfleet.aggregator.fleet.trust.device_file import device_toml
 from hushfleet.aggregator.storage.board import Board
-from hushfleet.edge_client.board.config import DeviceConfig, load_config
+from hushfleet.edge_client.board.config import DeviceConfig, WorkerSection, load_config
 from hushfleet.edge_client.worker import process
 from hushfleet.edge_client.worker.frames import frame, read_job
 from hushfleet.edge_client.worker.job import Job
@@ -53,14 +53,14 @@ def open_and_wait(bench: Bench, round: int = 1) -> None:
 def runs(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers run this before they work, after they have limited themselves: `job` is the job."""
     patched = (
-        "import sys; fds = [int(n) for n in sys.argv[1:3]]; sys.path[:] = sys.argv[3:]\n"
+        "import sys; pipe = int(sys.argv[1]); sys.path[:] = sys.argv[2:]\n"
         "from hushfleet.edge_client.worker import limits, main\n"
         "import hushfleet.edge_client.worker.work as work\n"
         "close = limits.close\n"
         "def closed(job):\n"
         "    import ctypes, json, os, signal, socket, subprocess, time\n"
         "    close(job)\n" + "".join(f"    {line}\n" for line in code.splitlines()) + "limits.close = closed\n"
-        "main.main(*fds)\n"
+        "main.main(pipe)\n"
     )
     monkeypatch.setattr(process, "_ENTRY", patched)
 
@@ -72,6 +72,7 @@ def test_a_round_is_trained_in_a_child(in_children: MakeBench, config: DeviceCon
         open_and_wait(bench, round)
     assert bench.server.declines == []
     assert [entry.round for entry in bench.store.ledger.entries()] == [1, 2]
+    bench.agent.close()
     assert bench.workshop.pid is None, "no process is left"
 
 
@@ -95,12 +96,90 @@ def test_a_board_of_a_fleet_trains_in_a_child(in_children: MakeBench, config: De
 def test_a_child_sends_the_same_bits(
     in_children: MakeBench, make_bench: MakeBench, config: DeviceConfig, tmp_path: Path
 ) -> None:
-    one = in_children()
-    open_and_wait(one)
-    other = make_bench(config=replace(config, device=replace(config.device, state_dir=str(tmp_path / "other"))))
-    open_and_wait(other)
-    assert [payload_digest(data) for data in one.server.updates] == [payload_digest(d) for d in other.server.updates]
-    np.testing.assert_array_equal(one.store.load_state("digits-test").own, other.store.load_state("digits-test").own)
+    """Rounds of a kept worker, of one process a round, and of the guardian's own process are equal."""
+    sent, own = [], []
+    for place, make, keep_s in (("kept", in_children, 30.0), ("new", in_children, 0.0), ("own", make_bench, 0.0)):
+        device = replace(config.device, state_dir=str(tmp_path / place))
+        bench = make(config=replace(config, device=device, worker=WorkerSection(keep_s)))
+        pids = set()
+        for round in (1, 2, 3):
+            open_and_wait(bench, round)
+            pids.add(getattr(bench.workshop, "pid", None))
+        assert (None in pids) == (keep_s == 0)
+        assert len(pids) == 1
+        sent.append([payload_digest(data) for data in bench.server.updates])
+        own.append(bench.store.load_state("digits-test").own.tobytes())
+    assert sent[0] == sent[1] == sent[2]
+    assert own[0] == own[1] == own[2]
+
+
+def kept(bench: Bench) -> int:
+    """Trains a round; returns the worker that waits for the next one."""
+    open_and_wait(bench)
+    assert bench.workshop.pid is not None
+    return bench.workshop.pid
+
+
+@pytest.mark.parametrize("why", ["time", "finished", "task", "closed"])
+def test_a_kept_worker_ends(in_children: MakeBench, package: Package, why: str) -> None:
+    bench = in_children()
+    pid = kept(bench)
+    if why == "time":
+        bench.clock.now += 29
+        bench.steps()
+        assert bench.workshop.pid == pid
+        bench.clock.now += 2
+    elif why == "finished":
+        bench.server.open_round(1, phase="finished", cohort={})
+    elif why == "task":
+        bench.server.package = package.with_spec(task="another")
+        bench.server.announce()
+    else:
+        bench.agent.close()
+    bench.steps()
+    assert bench.workshop.pid is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("how", ["killed", "talking"])
+def test_a_kept_worker_that_is_not_idle_is_replaced(
+    in_children: MakeBench, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its end between two rounds is no failure of either."""
+    if how == "talking":
+        more = "main.frame = lambda message, plain=main.frame: plain(message) + b'?' * isinstance(message, Finished)"
+        runs(f"from hushfleet.edge_client.worker.job import Finished\n{more}", monkeypatch)
+    bench = in_children()
+    pid = kept(bench)
+    if how == "killed":
+        os.kill(pid, signal.SIGKILL)
+    monkeypatch.undo()
+    open_and_wait(bench, 2)
+    assert bench.server.declines == []
+    assert bench.workshop.pid not in (None, pid)
+
+
+def test_each_job_has_its_processor_time(in_children: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs(
+        "import resource, logging\n"
+        "def seen(self, job, do=work.JobWork.do):\n"
+        "    limits_ = resource.getrlimit(resource.RLIMIT_CPU)\n"
+        "    logging.getLogger('hushfleet.edge').warning('limit %d used %d', limits_[0], time.process_time())\n"
+        "    while job.plan.round == 1 and time.process_time() < 5: pass\n"
+        "    return do(self, job)\n"
+        "work.JobWork.do = seen",
+        monkeypatch,
+    )
+    logged: list[str] = []
+    monkeypatch.setattr("hushfleet.edge_client.worker.handover._log.log", lambda level, form, text: logged.append(text))
+    bench = in_children()
+    for round in (1, 2):
+        open_and_wait(bench, round)
+    found = [line.split() for line in logged if line.startswith("limit")]
+    left = [int(limit) - int(used) for _, limit, _, used in found]
+    assert int(found[1][3]) >= 5
+    assert abs(left[0] - left[1]) <= 1
 
 
 def test_an_own_head_is_chosen_in_a_child(in_children: MakeBench, config: DeviceConfig, linear: Package) -> None:
@@ -177,7 +256,7 @@ def test_a_worker_dies_with_its_guardian(tmp_path: Path) -> None:
 import os, sys, time
 from hushfleet.edge_client.worker import process
 process._ENTRY = "import sys, time; from hushfleet.edge_client.worker import limits; limits.begin(); time.sleep(600)"
-started = process.subprocess.Popen(process._command(0, 0))
+started = process.subprocess.Popen(process._command(0))
 print(started.pid, flush=True)
 time.sleep(1)
 os._exit(0)

@@ -24,7 +24,7 @@ from hushfleet.edge_client.worker.process import ChildProcess
 from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import SIGNED
+from hushfleet.wire.format.update_values import SIGNED
 from support.device import config, package  # noqa: F401
 from support.edge import DEVICE, Package
 from support.kill import CALL, KillPoints, forked
@@ -162,7 +162,7 @@ def dying(where: str, name: str, when: str) -> str:
     module = places[where]
     owner = module if where == "limits" else f"{module}.{where}"
     return f"""
-import os, resource, sys; fds = [int(n) for n in sys.argv[1:3]]; sys.path[:] = sys.argv[3:]
+import os, resource, sys; pipe = int(sys.argv[1]); sys.path[:] = sys.argv[2:]
 import ctypes, {module}
 plain = {owner}.{name}
 def die():
@@ -174,12 +174,12 @@ def call(*args, **more):
     die()
 {owner}.{name} = call
 from hushfleet.edge_client.worker.main import main
-main(*fds)
+main(pipe)
 """
 
 
 HALF = """
-import sys; fds = [int(n) for n in sys.argv[1:3]]; sys.path[:] = sys.argv[3:]
+import sys; pipe = int(sys.argv[1]); sys.path[:] = sys.argv[2:]
 import os
 from hushfleet.edge_client.worker import main
 from hushfleet.edge_client.worker.job import Finished
@@ -188,10 +188,10 @@ def half(message):
     data = plain(message)
     if not isinstance(message, Finished):
         return data
-    os.write(fds[0], data[: len(data) // 2])
+    os.write(pipe, data[: len(data) // 2])
     os._exit(1)
 main.frame = half
-main.main(*fds)
+main.main(pipe)
 """
 
 ENTRIES = {name: dying(*point) for name, point in WORKER_POINTS.items()} | {"half of the outcome is sent": HALF}

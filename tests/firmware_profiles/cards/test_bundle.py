@@ -17,7 +17,8 @@ import hushfleet
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards import bundle
 from hushfleet.firmware_profiles.cards.bundle import is_dropped
-from hushfleet.release import place, this_platform
+from hushfleet.release.archive import place
+from hushfleet.release.manifest import this_platform
 from hushfleet.wire.format.identity import Identity
 from support.pin_wheels import needed
 from support.releases import trust_in

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.firmware_profiles.cards.boot_partition import MountedBoot
 from hushfleet.firmware_profiles.cards.bundle import PYTHONS
 from hushfleet.firmware_profiles.cards.cloud_init import write_card
 from hushfleet.firmware_profiles.cards.seed import Card
 from hushfleet.firmware_profiles.cards.wifi import Wifi
-from hushfleet.release import pack, this_platform
+from hushfleet.release.manifest import this_platform
 from hushfleet.wire.format.identity import Identity
+from support.slots import pack_files
 from support.stock import TRIXIE
 
 TOKEN = "token-" * 7
@@ -73,17 +73,7 @@ class Board:
         payload, key = folder / "payload", Identity.generate()
         payload.mkdir()
         (payload / "__main__.py").write_text("print('the client')\n")
-        release = folder / "a.hfr"
-        pack(
-            payload,
-            release,
-            key=key,
-            version="1.2.3",
-            python=PYTHON,
-            arch=arch,
-            oldest_store=1,
-            store=int(SCHEMA_VERSION),
-        )
+        release = pack_files(payload, folder / "a.hfr", "1.2.3", key, arch=arch)
         card = Card(
             device="greenhouse-07",
             release=release,

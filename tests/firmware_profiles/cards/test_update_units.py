@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from hushfleet.edge_client.fleet.slots import Slots
-from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.firmware_profiles.cards.seed import slots_archive
-from hushfleet.release import pack, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.own_systemd import OwnSystemd
 from support.releases import put_trust
+from support.slots import packed
 
 UNITS = Path(str(resources.files("hushfleet.firmware_profiles.cards") / "kit" / "units"))
 BROKEN = "#!/bin/sh\nexit 1\n"
@@ -36,21 +35,8 @@ def unit(name: str, opt: Path, state: Path) -> str:
 def test_after_installations_that_failed_at_once_releases_are_installed_again(tmp_path: Path) -> None:
     """Five starts within ten seconds, and systemd lets the path unit fail: nothing would look for releases any more."""
     opt, state, key = tmp_path / "opt", tmp_path / "state", Identity.generate()
-    python, arch = this_platform()
-    (tmp_path / "content").mkdir()
-    (tmp_path / "content" / "whole").write_text("whole")
     for version in ("1.0", "2.0"):
-        out = tmp_path / f"{version}.hfr"
-        pack(
-            tmp_path / "content",
-            out,
-            key=key,
-            version=version,
-            python=python,
-            arch=arch,
-            oldest_store=1,
-            store=int(SCHEMA_VERSION),
-        )
+        (tmp_path / f"{version}.hfr").write_bytes(packed(version, key))
     Slots(opt, state).first(tmp_path / "1.0.hfr")
     (opt / "slots.pyz").write_bytes(slots_archive())
     put_trust(opt, key.public_key.hex())

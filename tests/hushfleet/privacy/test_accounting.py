@@ -20,11 +20,11 @@ from hushfleet.errors import PrivacyError
 from hushfleet.privacy import accountant as accounting
 from hushfleet.privacy import noise_for
 from hushfleet.privacy.accountant import Step
-from hushfleet.privacy.budget import charges_on
 from hushfleet.privacy.charge import RECORD_ADJACENCY, Charge
 from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of
 from hushfleet.privacy.noise_for import check_delta
 from hushfleet.privacy.renyi import DEFAULT_ORDERS, _log_erfc, rdp
+from hushfleet.privacy.spending import charges_on
 
 epsilon = partial(accounting.epsilon, accountant="rdp")
 noise_multiplier_for = partial(noise_for.noise_multiplier_for, accountant="rdp")

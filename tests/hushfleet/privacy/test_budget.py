@@ -14,9 +14,10 @@ import pytest
 from hushfleet.durations import Period
 from hushfleet.errors import BudgetExceeded
 from hushfleet.privacy.accountant import Step, epsilon
-from hushfleet.privacy.budget import Budget, charges_on, describe_since, windows_of
+from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.ledger import CountedTime, Ledger, epsilon_server_of
 from hushfleet.privacy.mechanism import GaussianMechanism
+from hushfleet.privacy.spending import charges_on, describe_since, windows_of
 
 DAY = 86400
 BUDGET = Budget(delta=1e-5, lifetime=8.0, in_period=2.0, period_s=90 * DAY)

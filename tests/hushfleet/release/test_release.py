@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, OtherVersion, StoreFull, TooLarge, WireError
-from hushfleet.release import Manifest, SignedManifest, archive, pack, place, read_head, this_platform, unpack
-from hushfleet.release.manifest import HEAD_CAP, MOST_SIGNATURES
+from hushfleet.release import archive
+from hushfleet.release.archive import pack, place, read_head, unpack
+from hushfleet.release.manifest import HEAD_CAP, MOST_SIGNATURES, Manifest, SignedManifest, this_platform
 from hushfleet.wire.format.fleet_messages import MAX_MANIFEST_BYTES
 from hushfleet.wire.format.identity import Identity
 from support.releases import trust_in

@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 from hushfleet.errors import BadInput, BadSignature, HushfleetError, Malformed, TooLarge
-from hushfleet.release import Newest, ReleaseKeys, Signed, Trust
-from hushfleet.release.statements import KEYS_FILE, LINE_CAP, ROOT_FILE, TEXT_CAP, read_keys
+from hushfleet.release.statements import (
+    KEYS_FILE,
+    LINE_CAP,
+    ROOT_FILE,
+    TEXT_CAP,
+    Newest,
+    ReleaseKeys,
+    Signed,
+    Trust,
+    read_keys,
+)
 from hushfleet.wire.format.identity import Identity
 from support.releases import DAILY, ROOT, put_trust, statement, trust_in
 

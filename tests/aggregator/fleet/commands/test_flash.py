@@ -19,10 +19,10 @@ from hushfleet.aggregator.fleet.trust.members import counted
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.release import pack
 from hushfleet.wire.format.fleet_messages import token_seed
 from hushfleet.wire.format.identity import Identity
 from support.desk import make_folder
+from support.slots import AARCH64, pack_files
 from support.stock import BOOKWORM, TRIXIE, make_image, needs_mtools, put_root, read_back
 
 pytestmark = needs_mtools
@@ -54,8 +54,7 @@ def fleet(tmp_path: Path) -> FleetFolder:
     with FleetRegistry(folder.path) as registry:
         registry.add(counted("greenhouse", 40, known=[], board="raspberry-pi-4-4gb", place="", wifi="home"))
         for python in ("cp313", "cp311"):
-            out = tmp_path / "a.hfr"
-            pack(payload, out, key=key, version="1.2.3", python=python, arch="aarch64", oldest_store=1, store=5)
+            out = pack_files(payload, tmp_path / "a.hfr", "1.2.3", key, **AARCH64 | {"python": python})
             add_release(folder, registry, out)
     return folder
 

@@ -53,7 +53,8 @@ from hushfleet.wire.format.messages import (
     Want,
 )
 from hushfleet.wire.format.spec import BlobRef
-from hushfleet.wire.format.update import UpdateHeader, decode_masked, decode_update, encode_masked, encode_update
+from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import decode_masked, decode_update, encode_masked, encode_update
 from support import independent_reader
 
 encode_message = partial(messages.encode_message, federation="demo")
@@ -342,7 +343,7 @@ def header(codec: str) -> UpdateHeader:
 
 def read_independently(golden: bytes, message: Message) -> None:
     kind, read = independent_reader.message(golden, "demo")
-    assert messages.KINDS[kind] is type(message)
+    assert messages.type_of(kind) is type(message)
     assert from_plain(type(message), read.fields) == message
     verify(DEVICE.public_key, read.signed, read.signature)
 

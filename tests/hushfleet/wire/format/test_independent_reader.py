@@ -13,7 +13,8 @@ from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.chunks import parse_frame, split
 from hushfleet.wire.format.difference import apply_difference, encode_difference
 from hushfleet.wire.format.identity import Identity, verify
-from hushfleet.wire.format.update import UpdateHeader, decode_update, encode_update
+from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import decode_update, encode_update
 from support import independent_reader
 
 DEVICE = Identity.from_bytes(bytes(range(32)))

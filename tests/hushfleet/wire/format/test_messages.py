@@ -35,6 +35,7 @@ from hushfleet.wire.format.messages import (
     TaskNotice,
     Want,
     peek_kind,
+    type_of,
 )
 
 encode_message = partial(messages.encode_message, federation="demo")
@@ -127,12 +128,12 @@ def test_every_message_comes_back_equal(message: Message) -> None:
 
 
 def test_the_kinds_have_the_numbers_of_the_specification() -> None:
-    names = [KINDS[number].__name__ for number in sorted(KINDS)]
+    names = [type_of(number).__name__ for number in range(1, len(KINDS) + 1)]
     assert names == [
         "ServerState", "TaskNotice", "RoundPlan", "Birth", "Want", "Offer", "Decline", "Ack", "Missing", "Refused",
         "NotEnrolled", "Ask", "Known", "EnrolRequest", "EnrolAnswer", "Health", "ReleaseOffer", "ReleaseNews",
     ]  # fmt: skip
-    assert sorted(KINDS) == list(range(1, 19))
+    assert len(KINDS) == 18
 
 
 def test_a_frame_written_by_hand_is_read() -> None:

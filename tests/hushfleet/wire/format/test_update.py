@@ -20,12 +20,11 @@ from hushfleet.wire.format.update import (
     MAX_HEADER_BYTES,
     UpdateHeader,
     attach_public,
-    decode_update,
-    encode_update,
     max_update_bytes,
     payload_digest,
     read_header,
 )
+from hushfleet.wire.format.update_values import decode_update, encode_update
 
 FORMS = [codec.name for codec in codecs()]
 DEVICE = Identity.from_bytes(bytes(range(32)))

@@ -31,7 +31,8 @@ from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.wire.format.codec import Coding
 from hushfleet.wire.format.codecs import codec_of, codecs
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.format.update import SIGNED, UpdateHeader, encode_update
+from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import SIGNED, encode_update
 from support.kill import CALL, KillPoints
 
 DEVICES, ROUNDS = 4, 3

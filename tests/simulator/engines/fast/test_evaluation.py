@@ -39,7 +39,8 @@ from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.simulator.world.on_boards import run_on_boards
 from hushfleet.wire.format.question import QuestionSpec
 from hushfleet.wire.format.spec import TaskSpec
-from hushfleet.wire.format.update import decode_update, read_header
+from hushfleet.wire.format.update import read_header
+from hushfleet.wire.format.update_values import decode_update
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Package
 

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from hushfleet.errors import BadInput
 from hushfleet.privacy.discrete_gaussian import DiscreteGaussian
 from hushfleet.simulator.studies.audit import game
 from hushfleet.simulator.studies.audit.finding import Finding
 from hushfleet.simulator.studies.audit.games import Effort, findings
 from hushfleet.simulator.studies.audit.subject import Subject
-from hushfleet.simulator.studies.audit.sums import SumGame
 from hushfleet.wire.format.question import QuestionSpec
 from hushfleet.wire.format.spec import SecureSpec
 
@@ -79,8 +77,3 @@ def test_noise_that_is_missing_in_the_sum_of_answers_is_found(
     assert measured.asks
     assert measured.noise_claimed == 0.6
     assert measured.verdict == ("VIOLATED" if fault is a_third_of_the_noise else "holds")
-
-
-def test_a_task_without_sums_has_no_such_game(audited: Any) -> None:
-    with pytest.raises(BadInput, match="needs a task of secure sums"):
-        SumGame(audited(), (1,))

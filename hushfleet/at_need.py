@@ -1,0 +1,33 @@
+"""Imports a module at the first use of a name in it, so that a board loads only what its tasks and its owner ask for.
+
+The name stands at the top of a file, where imports are:
+
+    if TYPE_CHECKING:
+        from hushfleet.secure import roster
+    else:
+        roster = at_need("hushfleet.secure.roster")
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+
+class _AtNeed(ModuleType):
+    """The names that were used are its own attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(importlib.import_module(self.__name__), name)
+        setattr(self, name, found)
+        return found
+
+
+def at_need(module: str) -> Any:
+    """Returns a stand-in for a module.
+
+    >>> at_need("fractions").Fraction("1/4")
+    Fraction(1, 4)
+    """
+    return _AtNeed(module)
