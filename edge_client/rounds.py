@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import ANSWER_S, announced_at
 from hushfleet.edge_client.board.waiting import Kind
 from hushfleet.edge_client.download import BlobSource, DifferenceChain, GlobalModel
+from hushfleet.edge_client.optional import new_samples, rosters
 from hushfleet.edge_client.own_head import OwnHeads
 from hushfleet.edge_client.protocol import ROUND, Event, RoundState
 from hushfleet.edge_client.sending import Sending
@@ -34,24 +34,10 @@ from hushfleet.edge_client.worker.job import Died, Failed, Finished, HeadChosen,
 from hushfleet.edge_client.worker.own_model import tidy
 from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import BadInput, CopiedStore, HushfleetError, Malformed, WireError
-from hushfleet.wire.format.messages import (
-    IN_PROGRESS,
-    Ack,
-    Decline,
-    DeviceStatus,
-    Message,
-    Missing,
-    Refused,
-    RoundPlan,
-)
+from hushfleet.wire.format.messages import IN_PROGRESS, Decline, DeviceStatus, Message, RoundPlan
 
 if TYPE_CHECKING:
-    from hushfleet.edge_client import rosters
-    from hushfleet.edge_client.board import new_samples
     from hushfleet.edge_client.upload import Upload
-else:
-    new_samples = at_need("hushfleet.edge_client.board.new_samples")
-    rosters = at_need("hushfleet.edge_client.rosters")
 
 MAX_ATTEMPTS = 3
 """How many times in a row training may end abruptly: the client for one round, or the worker for one task."""
@@ -266,8 +252,6 @@ class RoundHandler:
 
     def on_answer(self, answer: Message) -> None:
         """Handles an answer to an update; ignores one about another update. Raises `Malformed` for other messages."""
-        if not isinstance(answer, (Ack, Missing, Refused)):
-            raise Malformed(f"expected an answer to an update, got a {type(answer).__name__}")
         if (then := self.sending.answered(answer, self.plan, self._tasks.runtime)) is not None:
             self.take(*then)
 

@@ -284,7 +284,7 @@ def _cohort(task: Any) -> int:
 
 def _is_named(task: Any) -> bool:
     """Returns whether a round's plan names its devices: a cohort of secure sums follows from the roster."""
-    return task.privacy.accounting != "secure" and task.round.has_cohort
+    return bool(task.privacy.accounting != "secure" and task.round.has_cohort)
 
 
 _UPDATES_FIT = (

@@ -21,7 +21,7 @@ MOST_EXTENSIONS = 3
 """Most extensions of the deadline for a committee's answers: a few silent members must not delay a fleet."""
 _STREAM = 0x434F4852
 _PLAN_FIXED_BYTES = 2048  # with the most controls and differences that a plan may have
-_PLAN_ENTRY_BYTES = 20
+PLAN_ENTRY_BYTES = 20  # and its name
 
 FOR_GOOD = frozenset({"budget", "graph", "no-privacy"})
 """Declines that a device repeats if it is asked again in the same round. Others may change: a longer deadline is enough
@@ -43,7 +43,7 @@ def choose_cohort(present: Iterable[str], *, size: int, seed: int, round: int) -
     order = np.random.Generator(np.random.Philox(key)).permutation(len(names))
     chosen, room = [], MAX_MESSAGE_BYTES - _PLAN_FIXED_BYTES
     for index in order[:wanted]:
-        room -= len(names[index]) + _PLAN_ENTRY_BYTES
+        room -= len(names[index]) + PLAN_ENTRY_BYTES
         if room < 0:
             break
         chosen.append(names[index])

@@ -13,7 +13,7 @@ from hushfleet.aggregator.results.metrics import RoundSummary, eq20_bytes, snr_d
 from hushfleet.aggregator.rounds.round_sum import AnswerCounts, RoundSum
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.learning.evaluation import Evaluation
-from hushfleet.methods.answer import scale_of
+from hushfleet.methods.answer_scale import scale_of
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.wire.format.messages import RoundPlan

@@ -32,6 +32,12 @@ from hushfleet.wire.format.update_values import SIGNED
 ALL_SPENT = "too few devices have privacy budget left for another round"
 
 
+def run_logged(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx", evaluate_every: int = 1) -> None:
+    """Runs the rounds as `run_rounds` does, and writes their events into the run folder."""
+    with EventLog(simulation.folder.events) as events:
+        run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=evaluate_every)
+
+
 def run_rounds(
     simulation: Simulation,
     workers: WorkerPool,
