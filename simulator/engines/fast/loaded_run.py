@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -168,3 +169,17 @@ class LoadedRun:
 def loaded_run(path: Path, runtime: str) -> LoadedRun:
     """Returns this process's loaded run of a folder."""
     return LoadedRun(path, runtime)
+
+
+@dataclass(frozen=True)
+class DeviceJob:
+    """A worker's job for one device; all that it does not name is in the run folder `path`."""
+
+    path: Path
+    runtime: str
+    device: str
+
+    @property
+    def run(self) -> LoadedRun:
+        """The run, loaded once in each process."""
+        return loaded_run(self.path, self.runtime)
