@@ -50,7 +50,7 @@ MAX_IN_FLIGHT = 20
 
 @dataclass(frozen=True)
 class Roughness:
-    """What a bad network adds to a link, in each direction. TCP hides a lost packet, so a loss is a stall: nothing
+    """The jitter and the stalls of a bad network, in each direction. TCP hides a lost packet, so a loss is a stall: nothing
     arrives for a while, and then everything in its order.
 
     :param jitter_s: largest additional delay of a packet.
