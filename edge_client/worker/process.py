@@ -25,7 +25,10 @@ KEPT_VARIABLES = ("HUSHFLEET_METHOD_FILE", "LANG", "LC_ALL", "LD_LIBRARY_PATH", 
 MOST_OUTCOME_BYTES = 1 << 28
 _PART_BYTES = 1 << 16
 _ENTRY = (
-    "import sys; pipe = int(sys.argv[1]); sys.path[:] = sys.argv[2:]; "
+    # Python's own hashes, where it has them: OpenSSL's take 4 MiB of memory
+    "import importlib.util, sys; sys.modules.update({'_hashlib': None} if importlib.util.find_spec('_sha256') or "
+    "importlib.util.find_spec('_sha2') else {}); "
+    "pipe = int(sys.argv[1]); sys.path[:] = sys.argv[2:]; "
     "from hushfleet.edge_client.worker.main import main; main(pipe)"
 )
 
