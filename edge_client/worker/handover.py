@@ -151,9 +151,9 @@ class Handover:
         self._kept_for = serves
         self._workshop.begin(job)
         # Only what the outcome is compared with is kept: model and graphs are megabytes.
-        self._job = replace(
-            job, package=b"", graphs=(), model=b"", roster=None, earlier=None, arrivals=(), differences=()
-        )
+        state = None if job.state is None else replace(job.state, own=None, private=b"")
+        large = {"package": b"", "graphs": (), "model": b"", "roster": None, "earlier": None}
+        self._job = replace(job, state=state, arrivals=(), differences=(), **large)
 
     def poll(self, task: TaskRuntime | None) -> Outcome | None:
         """Returns the outcome, once; None while the worker works."""

@@ -152,7 +152,7 @@ def _command(pipe: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _in_memory(data: bytes) -> Iterator[FileIO]:
+def _in_memory(data: bytearray) -> Iterator[FileIO]:
     """Yields a file in memory with these bytes; the card has no part in it."""
     with open(os.memfd_create("hushfleet-job"), "wb", buffering=0) as file:
         view = memoryview(data)
