@@ -81,8 +81,10 @@ def demo(
     chosen = {name: HALVES[name] for name in HALVES if half in ("both", name)}
     _check_folder(folder, chosen, resume=resume)
     with Workers() as workers:
-        how = {"broker": broker, "short": short, "resume": resume}
-        results = {each.title: _run(each, folder, name, workers, console, **how) for name, each in chosen.items()}
+        results = {
+            each.title: _run(each, folder, name, workers, console, broker=broker, short=short, resume=resume)
+            for name, each in chosen.items()
+        }
     if len(results) == 1:
         return
     reports = {each.title: f"{name}/report.html" for name, each in chosen.items()}

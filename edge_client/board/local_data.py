@@ -27,7 +27,7 @@ import numpy as np
 
 from hushfleet.at_need import at_need
 from hushfleet.data.held_out import held_out_part, training_part
-from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
+from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples, inputs_of
 from hushfleet.data.walk import ENDINGS, files_below
 from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import OwnDataSection
@@ -264,11 +264,6 @@ def _warn_of_another_unit(samples: Samples, path: Path) -> None:
             "that is another unit, save pixels of 0 to 255 as uint8, and values of sensors as float32",
             str(path), found, distance, list(samples.mean),
         )  # fmt: skip
-
-
-def inputs_of(samples: Samples, features: FeatureGraph | None, *, skipped: list[str] | None = None) -> LabelledSamples:
-    """Returns the network's inputs for images: their features if the task has some; see `FeatureGraph.of`."""
-    return samples if features is None else features.of(samples, skipped=skipped)
 
 
 def zero_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSamples:

@@ -34,6 +34,7 @@ from hushfleet.learning.graph_shapes import check_cost
 from hushfleet.methods import method_of
 from hushfleet.methods.local_round import Trained
 from hushfleet.methods.privatize import NoisedUpdate
+from hushfleet.paths import features_folder
 from hushfleet.wire.format.spec import TaskSpec
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class LoadedTask:
                 spec.model.features,
                 given=spec.model.input_shape[0],
                 threads=threads,
-                cache=None if shared is None else graph_features.features_folder(shared.parent),
+                cache=None if shared is None else features_folder(shared.parent),
                 loaded=return_small_blocks,
             )
         self.data = LocalData(
