@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hushfleet.at_need import at_need
 from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.durations import Period
 from hushfleet.edge_client.board.local_data import zero_samples
@@ -19,24 +21,30 @@ from hushfleet.edge_client.worker.allowed import AllowedRound, Party
 from hushfleet.edge_client.worker.randomness import Randomness
 from hushfleet.errors import BadInput, LedgerError, Malformed, PrivacyError, StoreError
 from hushfleet.learning.batch import GradientFunction
-from hushfleet.learning.carry_over import carry_over, output_names
 from hushfleet.learning.draws import Inputs
 from hushfleet.learning.evaluation import LogitsOf
 from hushfleet.learning.optim import make_optimizer
 from hushfleet.learning.own_samples import LoadedSamples, OwnSamples
-from hushfleet.methods.answer import drift_answer, evaluation_answer, statistic_answer
 from hushfleet.methods.local_round import LocalRound, MakeOptimizer, Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.noise import NoiseSource
-from hushfleet.secure import prime_field
-from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.codecs import codec_of, steps_for
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import UpdateHeader
 from hushfleet.wire.format.update_values import EncodeUpdate, encode_masked, encode_update
+
+if TYPE_CHECKING:
+    from hushfleet.learning import carry_over
+    from hushfleet.methods import answer
+    from hushfleet.secure import prime_field
+    from hushfleet.secure.roster import Roster
+else:
+    carry_over = at_need("hushfleet.learning.carry_over")
+    answer = at_need("hushfleet.methods.answer")
+    prime_field = at_need("hushfleet.secure.prime_field")
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -169,11 +177,11 @@ class DeviceRound(AllowedRound):
             return state
         softmax, layout = model.targets.loss == "cross-entropy", model.layout
         names, to_names = (
-            output_names(each, layout, are_inputs=model.targets.are_inputs)
+            carry_over.output_names(each, layout, are_inputs=model.targets.are_inputs)
             for each in (earlier.class_names, model.class_names)
         )
         try:
-            own = carry_over(before.own, names, layout=layout, to_names=to_names, softmax=softmax)
+            own = carry_over.carry_over(before.own, names, layout=layout, to_names=to_names, softmax=softmax)
         except BadInput:  # another network: its own parts start like everyone's
             return state
         return replace(state, own=own)
@@ -190,14 +198,16 @@ class DeviceRound(AllowedRound):
         trainer, question = self.trainer, self.spec.question
         assert question is not None
         if question.kind == "drift":
-            return self._as_update(drift_answer(trainer.worse()))
+            return self._as_update(answer.drift_answer(trainer.worse()))
         samples = trainer.samples()
         if question.kind != "evaluation":
             assert isinstance(samples, Samples)
-            return self._as_update(statistic_answer(question, samples, self.spec.model.class_names, trainer.left_out()))
+            return self._as_update(
+                answer.statistic_answer(question, samples, self.spec.model.class_names, trainer.left_out())
+            )
         assert trainer.held_out is not None
         params, _ = trainer.method.split(published)
-        return self._as_update(evaluation_answer(trainer.spec, params, samples, trainer.held_out()))
+        return self._as_update(answer.evaluation_answer(trainer.spec, params, samples, trainer.held_out()))
 
     def _as_update(self, answer: np.ndarray) -> Trained:
         """Returns an answer, float32 `[k]`, as the update of a model that is zero."""
