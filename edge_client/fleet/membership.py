@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.notes import WaitingNote
 from hushfleet.edge_client.board.process import Supervisor
-from hushfleet.edge_client.board.waiting import WaitingNote
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.newest import News
