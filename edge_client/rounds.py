@@ -43,7 +43,7 @@ MAX_ATTEMPTS = 3
 """How many times in a row training may end abruptly: the client for one round, or the worker for one task."""
 POLL_S = 0.1  # how soon the end of a worker is noticed
 
-RETRY_S = 3600.0  # after a declined buffered round, which may stay open until this device's update arrives
+RETRY_S = 3600.0  # after a declined round that waits for whoever comes: perhaps until this device's update arrives
 
 Then = tuple[Event, Any]
 """The next event, and what its action is called with; None: nothing."""
@@ -248,8 +248,7 @@ class RoundHandler:
         trained = self.training.plan
         if plan.is_of(trained.task, trained.round):
             self.training.deadline = self.deadline
-        goes_on = plan.phase == "open" or (plan.max_staleness > 0 and plan.phase == "closed")
-        return goes_on and plan.takes(trained.task, trained.round)
+        return plan.waits_for(trained.task, trained.round)
 
     def on_answer(self, answer: Message) -> None:
         """Handles an answer to an update; ignores one about another update. Raises `Malformed` for other messages."""
@@ -274,20 +273,18 @@ class RoundHandler:
             return None
         if plan.secure is not None and round.secure.key_of(self._device) is None:
             return "skip", None
-        if plan.max_staleness:
-            if (waiting := self._unsent(plan)) is not None:
-                return self._ready(task, waiting)
-        elif plan.secure is None:
-            held = plan.cohort[self._device]
-            if held != task.newcomer_digest and not self._store.has_been(plan.task, held):
-                if not self._store_check.may_train():
-                    return None  # the state may come from an earlier card, until the aggregator knows this one
-                self._store_check.stop(
-                    f"the plan of round {plan.round} of {plan.task} says that the aggregator holds a state of this "
-                    "device that this store has never been in"
-                )
-        elif plan.phase == "unmask":
+        if (waiting := self._unsent(plan)) is not None:
+            return self._ready(task, waiting)
+        if plan.phase == "unmask":
             return self._ready(task, round.answer()) if self._store_check.may_train() else None
+        held = plan.cohort.get(self._device, task.newcomer_digest)
+        if held != task.newcomer_digest and not self._store.has_been(plan.task, held):
+            if not self._store_check.may_train():
+                return None  # the state may come from an earlier card, until the aggregator knows this one
+            self._store_check.stop(
+                f"the plan of round {plan.round} of {plan.task} says that the aggregator holds a state of this "
+                "device that this store has never been in"
+            )
         entry = self._store.outbox(plan.task, plan.round)
         if entry is None:
             return self._would_train(plan, task, round)
@@ -298,7 +295,7 @@ class RoundHandler:
         return self._ready(task, entry)
 
     def _unsent(self, plan: RoundPlan) -> OutboxEntry | None:
-        """Returns the unacknowledged update of an earlier round that a buffered round still accepts, or None."""
+        """Returns the unacknowledged update of an earlier round that the open one still accepts, or None."""
         taken = (each for each in self._store.waiting() if plan.takes(*each) and each[1] != plan.round)
         return next((self._store.outbox(*each) for each in taken), None)
 
@@ -377,7 +374,7 @@ class RoundHandler:
         self.decline, self.decline_due = None, False
 
     def _retry(self) -> Then | None:
-        """Considers a declined buffered round again after a time: it may stay open until this device takes part."""
+        """Considers a declined round again after a time, if it may stay open until this device takes part."""
         plan = self.plan
         if plan is None or not plan.max_staleness or self._clock() < self._retry_at:
             return None
@@ -595,6 +592,6 @@ class RoundHandler:
     def _conclude(self, answered: tuple[OutboxEntry | AnswerEntry, str]) -> Then | None:
         entry, plan = answered[0], self.plan
         self.sending.conclude(*answered)
-        # a buffered round that was announced meanwhile
+        # a round that was announced meanwhile, and also accepts older updates
         is_older = plan is not None and not plan.is_of(entry.task, entry.round) and plan.phase in IN_PROGRESS
         return ("opens", None) if is_older else None

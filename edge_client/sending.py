@@ -65,8 +65,7 @@ class Sending:
         """
         if self.upload is None:
             return False
-        entry = self.upload.entry
-        if plan.max_staleness and plan.phase != "finished" and plan.takes(entry.task, entry.round):
+        if plan.max_staleness and plan.waits_for(self.upload.entry.task, self.upload.entry.round):
             return True
         goes_on = same is not None and (plan.phase, plan.secure) == (same.phase, same.secure)
         return goes_on and plan.phase in IN_PROGRESS
@@ -128,8 +127,8 @@ class Sending:
         with_public = False
         if plan.secure is None and isinstance(entry, OutboxEntry):
             before = public_digest(entry.public_before, size=task.spec.model.layout.size)
-            # a buffered round's plan does not name the state that the aggregator holds; if it lacks one, it says so
-            with_public = not plan.max_staleness and plan.cohort.get(self._device) != before
+            # a plan without a cohort does not name the state that the aggregator holds; if it lacks one, it says so
+            with_public = plan.cohort.get(self._device, before) != before
         chunk_bytes = task.spec.wire.chunk_bytes
         return self._noted(Upload(entry, self._store.identity, chunk_bytes, with_public, push, self._clock()))
 

@@ -43,7 +43,15 @@ _GRAPH = (
     "UXcNU/k/8gpUjsF+2aXFeq+8h6IYRdGFpEWwIYqtXXR5ypx4gm6vf88HpCQWcKW7XY5r8BzjMIfwmOKpurBfOUcoAz6bqtkM063sQ4yjTrbEj/tf"
     "WizgLPgbh7BIbw=="
 )
-_PARTS = ("agent", "worker.trainer", "worker.predict", "fleet.membership", "fleet.enrol", "fleet.updates")
+_PARTS = (
+    "agent",
+    "worker.trainer",
+    "worker.predict",
+    "fleet.membership",
+    "fleet.enrol",
+    "fleet.updates",
+    "fleet.release_file",
+)
 
 _log = logging.getLogger("hushfleet.edge")
 

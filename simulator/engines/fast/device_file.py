@@ -11,7 +11,7 @@ import hashlib
 import struct
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgpack
 import numpy as np
@@ -31,6 +31,9 @@ from hushfleet.schema import pack, unpack
 from hushfleet.simulator.run_folder import DeviceFolder
 from hushfleet.wire.format.identity import Identity
 
+if TYPE_CHECKING:
+    from hushfleet.edge_client.storage.store import DeviceStore
+
 _LENGTH = struct.Struct("<I")
 
 
@@ -41,6 +44,8 @@ def store_of(files: DeviceFolder, device: str, *, inspect: bool = True) -> Devic
     """
     if files.state.exists():
         return DeviceFile(files.state, device=device)
+    from hushfleet.edge_client.storage.store import DeviceStore
+
     return DeviceStore(files.store, device=device, durable=False, inspect=inspect)
 
 
