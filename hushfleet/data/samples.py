@@ -199,6 +199,19 @@ class FeatureSamples:
         return replace(self, features=self.features[indices], labels=self.labels[indices])
 
 
+class MakesFeatures(Protocol):
+    """Computes the features of images."""
+
+    def of(self, samples: Samples, *, skipped: list[str] | None = None) -> FeatureSamples:
+        """Returns the samples with features in place of images."""
+        ...
+
+
+def inputs_of(samples: Samples, features: MakesFeatures | None, *, skipped: list[str] | None = None) -> LabelledSamples:
+    """Returns the network's inputs for images: their features if the task has some; see `FeatureGraph.of`."""
+    return samples if features is None else features.of(samples, skipped=skipped)
+
+
 @dataclass(frozen=True, eq=False)
 class DataSet:
     """A named data set with its fixed training and test parts.

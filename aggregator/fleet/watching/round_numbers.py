@@ -58,7 +58,7 @@ def _read(folder: FleetFolder, setting: str) -> tuple[str, int | None]:
 
 def _check(folder: FleetFolder, task: Task, given: Given) -> None:
     found, boards = _now(folder, task, given)
-    if task.round.buffered:
+    if not task.round.has_cohort:
         raise BadInput('round.mode = "buffered": a buffered round waits for no number of boards, so none can be set')
     for key, number in zip(KEYS, (given.min_devices, given.min_updates), strict=True):
         if number is not None and number > boards:

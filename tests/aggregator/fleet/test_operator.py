@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.aggregator.commands.field_run import members_of
+from hushfleet.aggregator.commands.of_fleet import members_of
 from hushfleet.aggregator.fleet.lock_out import LockOut
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.software.cards import choose_boards

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cryptography.x509 import DNSName, GeneralName, SubjectAlternativeName, load_pem_x509_certificate
 
-from hushfleet.aggregator.commands.field_run import members_of
+from hushfleet.aggregator.commands.of_fleet import members_of
 from hushfleet.aggregator.fleet.trust.access import apply, reload_brokers
 from hushfleet.aggregator.fleet.trust.authority import Authority, read_request
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
