@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hushfleet.at_need import at_need
 from hushfleet.data.arrays import opened
-from hushfleet.data.csv_file import LABEL, CsvLayout, CsvTable, read_csv
 from hushfleet.data.form import one_form
 from hushfleet.data.measurements import warn_of_row_numbers
 from hushfleet.data.records import are_pixels, fitted
@@ -22,6 +23,12 @@ from hushfleet.data.walk import files_below, named
 from hushfleet.edge_client.board.by_content import FORM_OF_ARRAYS, FORM_OF_FOLDERS
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from hushfleet.data import csv_file
+    from hushfleet.data.csv_file import CsvLayout, CsvTable
+else:
+    csv_file = at_need("hushfleet.data.csv_file")
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ def load_csv(path: Path, model: ModelSpec, *, reading: Reading = STRICT, names: 
     :param names: receives the names of the values.
     """
     outputs = () if model.targets.are_classes else model.class_names
-    layout = CsvLayout(
+    layout = csv_file.CsvLayout(
         model.form,
         model.image_shape,
         outputs,
@@ -95,7 +102,7 @@ def load_csv(path: Path, model: ModelSpec, *, reading: Reading = STRICT, names: 
     if os.path.isdir(path):
         table = _read_folder(path, layout, reading)
     else:
-        table = read_csv(path, layout, skipped=reading.skipped, unfinished=str(path) in reading.unfinished)
+        table = csv_file.read_csv(path, layout, skipped=reading.skipped, unfinished=str(path) in reading.unfinished)
     if names is not None:
         names += table.names
     warn_of_row_numbers(table.values, str(path), table.names)
@@ -116,7 +123,7 @@ def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> 
         return [(row.astype(np.uint8) if are_pixels(row).all() else row).tobytes() for row in rows]
     columns = {name: rows[:, place] for place, name in enumerate(names)}
     columns |= {one_form(name): samples.labels[:, place] for place, name in enumerate(outputs)}
-    columns.pop(LABEL, None)
+    columns.pop(csv_file.LABEL, None)
     order = sorted(columns)
     table = np.stack([columns[name] for name in order], axis=1).astype("<f4")
     marks = np.array([hashlib.sha256(name.encode()).digest()[:8] for name in order], "S8")
@@ -137,7 +144,7 @@ def _read_folder(folder: Path, layout: CsvLayout, reading: Reading) -> CsvTable:
         try:
             if not (name.lower().endswith(".csv") and os.path.isfile(file)):  # opening a pipe would block for ever
                 raise BadInput("no file whose name ends in .csv")
-            table = read_csv(Path(file), layout, skipped=lines, unfinished=file in reading.unfinished)
+            table = csv_file.read_csv(Path(file), layout, skipped=lines, unfinished=file in reading.unfinished)
             for first in [other for other in parts if parts[other].names != table.names][:1]:
                 raise BadInput(f"its columns of values are not those of {first}, in the same order")
         except BadInput as error:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hushfleet.at_need import at_need
 from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.durations import Period
-from hushfleet.edge_client.board.local_data import zero_samples
 from hushfleet.edge_client.storage.arrays import RoundCommit
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.worker.allowed import AllowedRound, Party
@@ -25,7 +26,6 @@ from hushfleet.learning.draws import Inputs
 from hushfleet.learning.evaluation import LogitsOf
 from hushfleet.learning.optim import make_optimizer
 from hushfleet.learning.own_samples import LoadedSamples, OwnSamples
-from hushfleet.methods.answer import drift_answer, evaluation_answer, statistic_answer
 from hushfleet.methods.local_round import LocalRound, MakeOptimizer, OnBatch, Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.state import DeviceState, RoundContext
@@ -38,6 +38,13 @@ from hushfleet.wire.format.codecs import codec_of, steps_for
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import UpdateHeader
 from hushfleet.wire.format.update_values import SIGNED, UpdateFormat, encode_masked
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.board import local_data
+    from hushfleet.methods import answer as answers
+else:
+    local_data = at_need("hushfleet.edge_client.board.local_data")
+    answers = at_need("hushfleet.methods.answer")
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -127,7 +134,7 @@ class DeviceRound(AllowedRound):
             return self._as_update(np.zeros(self.spec.model.layout.size, np.float32))
         model, by_record = self.spec.model, self.method.by_record
         count = 0 if by_record else self.method.config.batch_size
-        blank = zero_samples(model, model.targets.blank(count, len(model.class_names)))
+        blank = local_data.zero_samples(model, model.targets.blank(count, len(model.class_names)))
         trained = self.train(published, blank, on_batch=on_batch)
         return trained if by_record else trained.without_training()  # with the unit `record`, training adds the noise
 
@@ -191,14 +198,16 @@ class DeviceRound(AllowedRound):
         trainer, question = self.trainer, self.spec.question
         assert question is not None
         if question.kind == "drift":
-            return self._as_update(drift_answer(trainer.worse()))
+            return self._as_update(answers.drift_answer(trainer.worse()))
         samples = trainer.samples()
         if question.kind != "evaluation":
             assert isinstance(samples, Samples)
-            return self._as_update(statistic_answer(question, samples, self.spec.model.class_names, trainer.left_out()))
+            return self._as_update(
+                answers.statistic_answer(question, samples, self.spec.model.class_names, trainer.left_out())
+            )
         assert trainer.held_out is not None
         params, _ = trainer.method.split(published)
-        return self._as_update(evaluation_answer(trainer.spec, params, samples, trainer.held_out()))
+        return self._as_update(answers.evaluation_answer(trainer.spec, params, samples, trainer.held_out()))
 
     def _as_update(self, answer: np.ndarray) -> Trained:
         """Returns an answer, float32 `[k]`, as the update of a model that is zero."""
