@@ -130,7 +130,7 @@ def tasks_at(task: Task, multipliers: Sequence[float], *, clocked: bool) -> dict
     """Returns the task at each noise multiplier, in ascending order. Raises `BadInput` if it cannot be swept."""
     if multipliers and task.statistic is not None:
         raise BadInput("--sweep: a statistic trains nothing, so there is no accuracy to compare; leave --sweep out")
-    if multipliers and task.round.buffered and not clocked:
+    if multipliers and not task.round.has_cohort and not clocked:
         raise BadInput(
             '--sweep runs in the fast engine, which has no time, and round.mode = "buffered" is about who comes when: '
             "give the devices boards (--boards, without --engine live), or leave --sweep out"

@@ -15,8 +15,7 @@ import numpy as np
 from hushfleet.at_need import at_need
 from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.durations import Period
-from hushfleet.edge_client.storage.arrays import RoundCommit
-from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.worker.allowed import AllowedRound, Party
 from hushfleet.edge_client.worker.randomness import Randomness
 from hushfleet.errors import BadInput, LedgerError, Malformed, PrivacyError, StoreError

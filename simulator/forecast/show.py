@@ -76,6 +76,13 @@ def print_forecasts(
         )
     console.print(table)
     _print_boards(console, forecasts)
+    for each in forecasts:
+        if each.simulated < each.devices:
+            console.print(
+                f"{each.policy}: {each.simulated} of {each.devices:,} devices were simulated, each for "
+                f"{each.devices / each.simulated:.3g} of its kind; epsilon is that of the worst of these.",
+                highlight=False,
+            )
     step, measured = f"a step {1000 * step_s:.3g} ms", "measured here, scaled to one core of generic-x86"
     told = f"given: {step}; {measured}: the" if given else f"{measured}: {step}, the"
     console.print(

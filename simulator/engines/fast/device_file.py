@@ -19,9 +19,10 @@ import numpy as np
 from hushfleet.atomic_file import write_whole
 from hushfleet.durations import Period
 from hushfleet.edge_client.storage.answers import Answers
-from hushfleet.edge_client.storage.arrays import RoundCommit, pack_arrays, unpack_arrays
+from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.kept import KeptModel
-from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError, LedgerError, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.charge import Charge
@@ -130,7 +131,7 @@ class DeviceFile:
         kept = unpack_arrays(self._kept["residual"]) if self._kept else {}
         return kept.get("", np.zeros(size, np.float32))
 
-    def commit_round(self, commit: RoundCommit) -> OutboxEntry:
+    def commit_round(self, commit: RoundCommit[DeviceState]) -> OutboxEntry:
         if any(entry.round == commit.round for entry in self.ledger.entries()):
             raise LedgerError(f"round {commit.round} of task {commit.task!r} is already charged")
         digest, state = hashlib.sha256(commit.update).digest(), commit.state

@@ -60,7 +60,7 @@ def run_rounds(
     :param on_closed: called after each round, before any device trains again; first with the last round of an earlier
         part of the run, or 0.
     """
-    if simulation.task.round.buffered:
+    if not simulation.task.round.has_cohort:
         raise BadInput(
             'round.mode = "buffered" is about who comes when, and the fast engine has no time: give the devices boards '
             "(--boards, with the virtual clock), or take --engine live"

@@ -271,10 +271,10 @@ def test_a_policy_of_another_mode_leaves_out_what_has_no_meaning_in_it(short_tas
     buffered = {"rounds": 7, "min_updates": 1, "mode": "buffered", "buffer_size": 2}
     text = "mode=buffered,buffer_size=3"
     rules = read_policies([text], short_task(**strict, round=waiting))[text]
-    assert (rules.buffered, rules.buffer_size, rules.min_updates, rules.quorum) == (True, 3, 1, 1.0)
+    assert (rules.has_cohort, rules.buffer_size, rules.min_updates, rules.quorum) == (False, 3, 1, 1.0)
     text = "mode=synchronous,min_devices=2"
     rules = read_policies([text], short_task(**strict, round=buffered))[text]
-    assert (rules.buffered, rules.buffer_size, rules.max_staleness, rules.min_devices) == (False, None, None, 2)
+    assert (rules.has_cohort, rules.buffer_size, rules.max_staleness, rules.min_devices) == (True, None, None, 2)
 
 
 @pytest.mark.parametrize(
