@@ -15,7 +15,6 @@ import numpy as np
 from hushfleet.at_need import at_need
 from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.durations import Period
-from hushfleet.edge_client.board.local_data import zero_samples
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.worker.allowed import AllowedRound, Party
 from hushfleet.edge_client.worker.randomness import Randomness
@@ -37,11 +36,13 @@ from hushfleet.wire.format.update import UpdateHeader
 from hushfleet.wire.format.update_values import EncodeUpdate, encode_masked, encode_update
 
 if TYPE_CHECKING:
+    from hushfleet.edge_client.board import local_data
     from hushfleet.learning import carry_over
     from hushfleet.methods import answer
     from hushfleet.secure import prime_field
     from hushfleet.secure.roster import Roster
 else:
+    local_data = at_need("hushfleet.edge_client.board.local_data")
     carry_over = at_need("hushfleet.learning.carry_over")
     answer = at_need("hushfleet.methods.answer")
     prime_field = at_need("hushfleet.secure.prime_field")
@@ -134,7 +135,7 @@ class DeviceRound(AllowedRound):
             return self._as_update(np.zeros(self.spec.model.layout.size, np.float32))
         model, by_record = self.spec.model, self.method.by_record
         count = 0 if by_record else self.method.config.batch_size
-        blank = zero_samples(model, model.targets.blank(count, len(model.class_names)))
+        blank = local_data.zero_samples(model, model.targets.blank(count, len(model.class_names)))
         trained = self.train(published, blank)
         return trained if by_record else trained.without_training()  # with the unit `record`, training adds the noise
 
