@@ -131,13 +131,14 @@ def _invert(task: Task, result: Result, folder: Path, images: int, console: Cons
     """Adds the images that the server could see to the report, once."""
     from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.aggregator.report.render import write_report
+    from hushfleet.simulator.studies.invert.cli import InvertOptions
     from hushfleet.simulator.studies.invert.show import table
     from hushfleet.simulator.studies.invert.study import PICTURE, invert
 
     if (folder / PICTURE).exists():
         return
     with show_progress(console):
-        seen = invert(task, images=images)
+        seen = invert(task, InvertOptions(images=images))
     seen.save(folder)
     write_report(result, folder / "report.html", seen=folder / PICTURE)
     console.print(table("what the server could see of a training image", seen.views))
