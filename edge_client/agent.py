@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
@@ -25,6 +24,7 @@ from hushfleet.edge_client.board.waiting import Kind, WaitingNote, advice_on_sil
 from hushfleet.edge_client.download import BlobSource
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.listening import Listening
+from hushfleet.edge_client.optional import retention
 from hushfleet.edge_client.rate_limits import EnrolmentRetry, RejectedMessages
 from hushfleet.edge_client.rounds import RoundHandler
 from hushfleet.edge_client.storage.declines import decline_reason
@@ -39,7 +39,6 @@ from hushfleet.edge_client.worker.job import Workshop
 from hushfleet.edge_client.worker.process import ChildProcess
 from hushfleet.errors import CopiedStore, HushfleetError, LinkLost, StoreError, TooLarge, WireError
 from hushfleet.version import __version__
-from hushfleet.wire.format.health import ErrorCode
 from hushfleet.wire.format.messages import (
     Birth,
     Decline,
@@ -57,11 +56,8 @@ from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, L
 LONGEST_SLEEP_S = 1.0  # how soon a stop is noticed; nothing is sent for it
 
 if TYPE_CHECKING:
-    from hushfleet.edge_client.board import retention
     from hushfleet.edge_client.fleet.health import BoardHealth
     from hushfleet.wire.format.health import ErrorCode
-else:
-    retention = at_need("hushfleet.edge_client.board.retention")
 
 _log = logging.getLogger("hushfleet.edge")
 

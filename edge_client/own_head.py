@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
-from hushfleet.at_need import at_need
 from hushfleet.edge_client.download import MOST_ASKS, GlobalModel
+from hushfleet.edge_client.optional import drift
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.job import Finished, HeadChosen, HeadJob
@@ -28,11 +27,6 @@ from hushfleet.learning.head_choice import takes_unlabelled
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import TaskSpec
-
-if TYPE_CHECKING:
-    from hushfleet.edge_client.board import drift
-else:
-    drift = at_need("hushfleet.edge_client.board.drift")
 
 _log = logging.getLogger("hushfleet.edge")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -93,6 +94,7 @@ def board_names() -> tuple[str, ...]:
     return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
 
 
+@cache
 def load_board(name: str) -> Board:
     """Returns the profile of one board.
 

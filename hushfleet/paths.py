@@ -80,6 +80,11 @@ def in_file(name: str) -> bool:
     return ".py:" in name
 
 
+def features_folder(run: Path) -> Path:
+    """Returns the folder for features in a simulation's run folder."""
+    return run / "features"
+
+
 def is_offered(name: str) -> bool:
     """Returns whether this names an object that a Python program has offered, in any process.
 

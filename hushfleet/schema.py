@@ -47,6 +47,7 @@ PositiveOrInf = Annotated[float, Meta(gt=0, description="positive")]
 MAX_COUNT = (1 << 63) - 1
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 AtLeast1 = Annotated[int, Meta(ge=1)]
+Port = Annotated[int, Meta(ge=1, le=65535, description="a port, 1 to 65535")]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Probability = Annotated[float, Meta(gt=0, lt=1, description="between 0 and 1")]
@@ -96,16 +97,30 @@ def later(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"default": default})
 
 
+_SCALARS = frozenset({bool, int, float, str, bytes, type(None)})
+
+
 def to_plain(value: Any) -> Any:
     """Converts a dataclass (which may be nested) to dicts, lists and scalars, ready for msgpack or JSON."""
+    kind: type = type(value)
+    if kind in _SCALARS:
+        return value
     if hasattr(value, "to_wire"):
         return value.to_wire()
     if dataclasses.is_dataclass(value):
-        items = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
-        return {f.name: to_plain(item) for f, item in items if f.metadata.get("default", items) != item}
-    if type(value) is tuple and value and dataclasses.is_dataclass(value[0]):
+        items = [(name, default, getattr(value, name)) for name, default in _written(kind)]
+        return {
+            name: to_plain(item) for name, default, item in items if default is dataclasses.MISSING or default != item
+        }
+    if kind is tuple and value and dataclasses.is_dataclass(value[0]):
         return [to_plain(item) for item in value]
     return str(value) if isinstance(value, Path | date) else value
+
+
+@cache
+def _written(kind: type) -> tuple[tuple[str, Any], ...]:
+    """Returns the fields of a dataclass, each with the value with which it is left out."""
+    return tuple((field.name, field.metadata.get("default", dataclasses.MISSING)) for field in dataclasses.fields(kind))
 
 
 def from_plain(kind: type[T], plain: object, *, where: str = "") -> T:

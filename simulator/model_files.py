@@ -14,7 +14,7 @@ import onnxruntime
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.edge_client.board.local_data import inputs_of
+from hushfleet.data.samples import inputs_of
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.learning.own_head import inputs_of_own, own_logits
 from hushfleet.models import get_model

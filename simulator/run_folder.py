@@ -32,7 +32,7 @@ from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.atomic_file import write_whole
 from hushfleet.data.form import OWN_DATA
 from hushfleet.errors import BadInput
-from hushfleet.learning.graph_features import features_folder
+from hushfleet.paths import features_folder
 from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.fleet import Fleet, make_fleet, save_device, save_samples
@@ -160,9 +160,16 @@ def open_simulation(
 
 
 def repeated(simulation: Simulation, task: Task, folder: RunFolder) -> Simulation:
-    """Opens the same run with another task, in a folder of its own: started, or continued."""
+    """Opens the same run with another task, in a folder of its own: started, or continued.
+
+    Under the virtual clock its boards are as fast as in the first run.
+    """
     how: dict[str, Any] = {"data_dir": simulation.data_dir, "mix": simulation.mix}
-    return open_simulation(task, folder.path, **how, resume=folder.task.exists())
+    again = open_simulation(task, folder.path, **how, resume=folder.task.exists())
+    first = simulation.folder.clock
+    if first.exists() and not folder.clock.exists():
+        write_whole(folder.clock, first.read_bytes(), durable=False)
+    return again
 
 
 def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None = None) -> Simulation:

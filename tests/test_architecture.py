@@ -89,7 +89,15 @@ def test_a_guardian_at_rest_has_not_what_its_tasks_and_its_owner_do_not_ask_for(
     assert not loaded("edge_client.agent", "wire.link.mqtt") & {*at_need, "email", "http.client", "urllib.request"}
 
 
-AT_NEED = {f"hushfleet.{each}" for each in ("edge_client.fleet.enrol", "edge_client.fleet.slots", "release.archive")}
+AT_NEED = {
+    f"hushfleet.{each}"
+    for each in (
+        "edge_client.fleet.enrol",
+        "edge_client.fleet.release_file",
+        "edge_client.fleet.slots",
+        "release.archive",
+    )
+}
 
 
 def test_a_board_of_a_fleet_loads_enrolment_at_need_and_no_installer() -> None:

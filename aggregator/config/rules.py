@@ -174,7 +174,7 @@ DATA: Rules = {
 
 def _without(name: str, default: object) -> Rule:
     return (
-        lambda round: round.buffered and getattr(round, name) != default,
+        lambda round: not round.has_cohort and getattr(round, name) != default,
         f"{name} = {{{name}}}: mode = 'buffered' waits for nobody; leave it out",
     )
 
@@ -186,18 +186,18 @@ ROUND: Rules = {
         "it is the share of the updates that is left out at either end, for example 0.1",
     ),
     "round.buffered-needs-size": (
-        lambda round: round.buffered and round.buffer_size is None,
+        lambda round: not round.has_cohort and round.buffer_size is None,
         'mode = "buffered" needs buffer_size, the updates that make a new model, for example 10',
     ),
     "round.buffered-without-cohort-size": _without("cohort_size", 0),
     "round.buffered-without-quorum": _without("quorum", 1.0),
     "round.buffered-without-min-updates": _without("min_updates", 1),
     "round.buffered-needs-mean": (
-        lambda round: round.buffered and round.aggregation != "mean",
+        lambda round: not round.has_cohort and round.aggregation != "mean",
         "aggregation = {aggregation!r}: a stale update counts less, which needs the 'mean'",
     ),
     "round.buffer-needs-buffered": (
-        lambda round: not round.buffered and (round.buffer_size, round.max_staleness) != (None, None),
+        lambda round: round.has_cohort and (round.buffer_size, round.max_staleness) != (None, None),
         'buffer_size = {buffer_size}, max_staleness = {max_staleness}: need mode = "buffered"',
     ),
     "round.patience-below-rounds": (
@@ -284,7 +284,7 @@ def _cohort(task: Any) -> int:
 
 def _is_named(task: Any) -> bool:
     """Returns whether a round's plan names its devices: a cohort of secure sums follows from the roster."""
-    return task.privacy.accounting != "secure" and not task.round.buffered
+    return bool(task.privacy.accounting != "secure" and task.round.has_cohort)
 
 
 _UPDATES_FIT = (
@@ -295,18 +295,18 @@ _UPDATES_FIT = (
 
 SUMS_OF_TASK: Rules = {
     "task.buffered-not-secure": (
-        lambda task: task.round.buffered and task.privacy.accounting == "secure",
+        lambda task: not task.round.has_cohort and task.privacy.accounting == "secure",
         'round.mode = "buffered": masks cancel within one cohort that is settled before, so privacy.accounting = '
         '"secure" has no buffer. The sum over whoever comes in a window is round.mode = "synchronous" with deadline_s '
         "and min_updates",
     ),
     "task.buffered-not-as-published": (
-        lambda task: task.round.buffered and task.privacy.accounting == "as-published",
+        lambda task: not task.round.has_cohort and task.privacy.accounting == "as-published",
         'round.mode = "buffered": privacy.accounting = "as-published" divides the noise among a cohort, and each '
         'update of a buffer has its whole noise; take privacy.accounting = "strict"',
     ),
     "task.buffered-method": (
-        lambda task: task.round.buffered and _no_meaning_in_buffer(task),
+        lambda task: not task.round.has_cohort and _no_meaning_in_buffer(task),
         'round.mode = "buffered": method.name = {method.name!r} {words}, which has no meaning where a sum has updates '
         "of "
         "several versions; take for example 'dp-fedavg' or 'hush'",
@@ -510,7 +510,7 @@ TASK: Rules = {
         "'strict' or 'secure'",
     ),
     "task.question-not-buffered": (
-        lambda task: _question(task) and task.round.buffered and {"question": _question(task)},
+        lambda task: _question(task) and not task.round.has_cohort and {"question": _question(task)},
         'round.mode = "buffered": {question} asks all devices in one round, and a buffer has whoever comes; take mode '
         '= "synchronous"',
     ),

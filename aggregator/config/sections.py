@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from hushfleet.aggregator.config import rules
-from hushfleet.data.form import OWN_DATA, Columns, DecimalMark, LabelKind, SampleForm, ValueKind
-from hushfleet.data.sets import SOURCES
+from hushfleet.data.form import OWN_DATA, PUBLIC_DATA, Columns, DecimalMark, LabelKind, SampleForm, ValueKind
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
 from hushfleet.errors import HushfleetError
@@ -30,7 +29,7 @@ from hushfleet.wire.format.spec import UNIT_NORM, Augment, ClassNames, PrivacySp
 if TYPE_CHECKING:
     DataSetName = str
 else:
-    DataSetName = Literal[(*SOURCES, *OWN_DATA)]
+    DataSetName = Literal[(*PUBLIC_DATA, *OWN_DATA)]
 StatisticKind = Literal["counts", "mean", "histogram", "drift"]
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
 _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30, as float32 numbers can be")]

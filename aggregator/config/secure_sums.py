@@ -8,7 +8,6 @@ from typing import Literal, Protocol
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.sections import DataSection, MethodSection, PrivacySection
 from hushfleet.errors import PrivacyError
-from hushfleet.privacy.ring import least_bits
 from hushfleet.secure.committee import least_honest
 from hushfleet.secure.prime_field import PRIMES
 from hushfleet.wire.format.spec import MAX_SECURE_ROUNDS, SecureSpec
@@ -71,6 +70,8 @@ def spec_of(task: SecureTask, *, noise_multiplier: float, size: int | None) -> S
 
 
 def _bits(task: SecureTask, noise_multiplier: float, *, honest: int, most: int, size: int) -> Literal[16, 24, 32]:
+    from hushfleet.privacy.ring import least_bits  # for tasks with secure sums
+
     records = task.method.config().batch_size if task.privacy.unit == "record" else 0
     try:
         return least_bits(

@@ -17,16 +17,10 @@ import numpy as np
 from hushfleet.aggregator.config.question import question_of
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.payloads.start import EarlierModel
-from hushfleet.data.arrays import load_arrays
-from hushfleet.data.csv_file import LABEL, CsvLayout, load_csv_set
-from hushfleet.data.folder import load_folder_set
 from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, SampleForm, ValueKind
-from hushfleet.data.measurements import advise_normalisation
 from hushfleet.data.samples import DataSet, LabelledSamples
-from hushfleet.data.sets import load
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.learning.evaluation import Evaluation, evaluate
-from hushfleet.learning.graph_features import FeatureGraph
 from hushfleet.learning.graph_session import InferenceGraph
 from hushfleet.methods import make_method
 from hushfleet.methods.task_method import TaskMethod
@@ -41,6 +35,7 @@ from hushfleet.wire.format.headed import MAX_HEADER_BYTES, MAX_LAYERS
 from hushfleet.wire.format.spec import MAX_SPEC_BYTES, BlobRef, DropoutSpec, ModelSpec, TaskSpec
 
 if TYPE_CHECKING:
+    from hushfleet.learning.graph_features import FeatureGraph
     from hushfleet.models.features import FeatureExtractor
 
 
@@ -164,6 +159,8 @@ def prepare(
     inference = InferenceGraph(graphs.inference, model.layout)
     features, blobs = None, [package, graphs.gradient, graphs.inference]
     if extractor is not None and spec.model.features is not None:
+        from hushfleet.learning.graph_features import FeatureGraph
+
         made = extractor.graph
         features = FeatureGraph(lambda: made, spec.model.features, given=input_shape[0], cache=features_cache)
         blobs.append(made)
@@ -259,9 +256,13 @@ def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
             return None
         mean, std = _normalisation(task, section.input_shape[0])
         shape, names = section.input_shape, section.class_names
+        from hushfleet.data.folder import load_folder_set
+
         return load_folder_set(section.path, input_shape=shape, class_names=names, mean=mean, std=std)
     if section.name in OWN_DATA:
         return _load_own(task)
+    from hushfleet.data.sets import load
+
     dataset = load(section.name, data_dir=data_dir)
     if not task.model.takes_pixels:
         return dataset
@@ -276,9 +277,15 @@ def _load_own(task: Task) -> DataSet | None:
     path, shape, names = section.path, section.input_shape, task.class_names
     if path is None:
         return None
+    from hushfleet.data.measurements import advise_normalisation
+
     if section.name == "arrays":
+        from hushfleet.data.arrays import load_arrays
+
         data = load_arrays(path)
     else:
+        from hushfleet.data.csv_file import LABEL, CsvLayout, load_csv_set
+
         names = names or ((LABEL,) if not targets.are_classes else ())
         outputs = () if targets.are_classes else names
         data = load_csv_set(path, CsvLayout(section.form, shape, outputs, series=targets.are_inputs))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hushfleet.aggregator.config.question import question_of
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.results.answers import USEFUL_BELOW
-from hushfleet.methods.answer import scale_of
+from hushfleet.methods.answer_scale import scale_of
 from hushfleet.wire.format.question import EVALUATED, QuestionSpec
 
 DISAGREEMENT = 0.3

@@ -14,7 +14,6 @@ from hushfleet.aggregator.planning.gain_table import GainTable, gain_table
 from hushfleet.aggregator.report.readable import evaluated
 from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.data.form import OWN_DATA
-from hushfleet.data.sets import SOURCES
 from hushfleet.methods.hush_rule import rule
 from hushfleet.privacy.accountant import Step, epsilon
 
@@ -102,6 +101,8 @@ def _described(task: Task) -> tuple[int, tuple[int, int, int] | None] | None:
     """Returns the number of classes and the shape of images; None if only the data say them."""
     if task.data.name in OWN_DATA:
         return (len(task.class_names), task.data.input_shape) if task.class_names else None
+    from hushfleet.data.sets import SOURCES
+
     source = SOURCES[task.data.name]
     return len(source.class_names), (3, 32, 32) if len(source.mean) == 3 else None
 

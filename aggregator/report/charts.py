@@ -18,7 +18,6 @@ from hushfleet.aggregator.report.page import (
     CARD,
     ORANGE,
     SERIES,
-    SOFT,
     Plot,
     SectionPart,
     label,
@@ -124,43 +123,26 @@ def heat_map(
     return rows_of_names(title, [heat], rows, note, xaxis={"title_text": x, **named(columns)})
 
 
-def dumbbells(title: str, names: Sequence[str], alone: Values, federated: Values, measure: str) -> Plot:
-    """Returns, for each device, its values alone and federated, connected by a line."""
-    rows = list(zip(alone, federated, strict=True))
-    worse = {n for n, (a, f) in enumerate(rows) if a is not None and f is not None and f < a}
-
-    def dots(words: str, values: Sequence[float | None], **marker: Any) -> go.Scatter:
-        look = {"size": 11, "opacity": 1, **marker}
-        return go.Scatter(x=values, y=list(range(len(values))), name=words, mode="markers", marker=look)
-
-    joints = [(value, n) for n, (a, f) in enumerate(rows) if a is not None for value in (a, f, None)]
-    joint = go.Scatter(
-        x=[value for value, _ in joints], y=[n for _, n in joints], mode="lines",
-        line={"color": SOFT, "width": 2}, showlegend=False, hoverinfo="skip",
-    )  # fmt: skip
-    series = [
-        joint,
-        dots("alone", alone, color=CARD, line={"width": 2, "color": SOFT}),
-        dots("federated", [None if n in worse else f for n, f in enumerate(federated)], color=BLUE),
-    ]
-    if worse:
-        series.append(
-            dots("worse", [f if n in worse else None for n, f in enumerate(federated)], color=ORANGE, symbol="square")
-        )
-    axis = {"tickformat": "~%", "hoverformat": ".1%", "title_text": measure}
-    return rows_of_names(title, series, names, "", xaxis=axis, hovermode="y unified")
-
-
-def sorted_gains(title: str, names: Sequence[str], gains: Sequence[float], *, note: str) -> Plot:
-    """Returns a thin bar per device, from the largest loss to the largest gain, for fleets too large for names."""
-    ordered = sorted(zip(gains, names, strict=True))
+def gains(title: str, names: Sequence[str], alone: Values, federated: Values, *, note: str) -> Plot:
+    """Returns a bar per device that was measured twice, from the largest loss to the largest gain."""
+    rows = zip(names, alone, federated, strict=True)
+    ordered = sorted((f - a, label(name), a, f) for name, a, f in rows if a is not None and f is not None)
+    losses = sum(gain < 0 for gain, *_ in ordered)
+    places = list(range(len(ordered)))
     bars = go.Bar(
-        y=[gain for gain, _ in ordered],
-        hovertext=[label(name) for _, name in ordered],
-        marker={"color": [BLUE if gain >= 0 else ORANGE for gain, _ in ordered], "line_width": 0},
+        x=places,
+        y=[gain for gain, *_ in ordered],
+        hovertext=[f"{name}: {a:.1%} alone, {f:.1%} federated" for _, name, a, f in ordered],
+        marker={
+            "color": [ORANGE] * losses + [BLUE] * (len(ordered) - losses),
+            "pattern_shape": ["/"] * losses + [""] * (len(ordered) - losses),  # not by its colour alone
+            "line_width": 0,
+        },
         hovertemplate="%{hovertext}: %{y:+.1%}<extra></extra>",
     )
-    axis = {"title_text": f"{len(ordered)} devices, sorted", "showticklabels": False}
+    names_fit = len(ordered) <= MOST_SYMBOLS
+    words = {"tickvals": places, "ticktext": [name for _, name, *_ in ordered], "showticklabels": names_fit}
+    axis = {"title_text": f"{len(ordered)} devices, sorted", **words}
     return Plot(go.Figure(bars, {"bargap": 0.1, "xaxis": axis, "yaxis_tickformat": "+~%"}), title, note)
 
 

@@ -149,47 +149,38 @@ def comparison_json(runs: Mapping[str, Result]) -> dict[str, Any]:
                 "epsilon_release": headlines[name].epsilon_release,
                 "delta": headlines[name].delta,
                 "uplink_bytes": result.uplink_bytes,
-                **{
-                    where.replace(" ", "_"): {
-                        "models": row.model,
-                        "federated": row.found.federated,
-                        "alone": row.found.alone,
-                        "chance": row.found.chance,
-                        **_pooled([row.found]),
-                    }
-                    for where, row in zip(TESTS, headlines[name].rows, strict=False)
-                },
+                **_tests([headlines[name]]),
             }
             for name, result in runs.items()
         },
         "seeds": [
-            _seeds([headlines[name] for name in group], list(group)) for group in configurations(runs) if len(group) > 1
+            {"runs": list(group), **_tests([headlines[name] for name in group])}
+            for group in configurations(runs)
+            if len(group) > 1
         ],
         "task_differences": task_differences(list(runs.values())),
     }
 
 
-def _seeds(headlines: Sequence[Headline], names: list[str]) -> dict[str, Any]:
-    """Summarises runs that differ only by their seed: means, deviations, and the mean gain's standard error."""
-    found: dict[str, Any] = {"runs": names}
+def _tests(headlines: Sequence[Headline]) -> dict[str, dict[str, Any]]:
+    """Returns what one run reached on each test, or means and deviations of runs that differ only by their seed."""
+    figures = {}
     for n, where in enumerate(TESTS):
-        tests = [headline.rows[n].found for headline in headlines]
-        known = [each.federated for each in tests if each.federated is not None]
-        found[where.replace(" ", "_")] = {
-            "federated": fmean(known) if known else None,
-            "deviation": stdev(known) if len(known) > 1 else None,
-            **_pooled(tests),
+        found = [headline.rows[n].found for headline in headlines]
+        means = {name: [v for each in found if (v := getattr(each, name)) is not None] for name in _MEANS}
+        gain, federated = _gain(found), means["federated"]
+        figures[where.replace(" ", "_")] = {
+            "models": headlines[0].rows[n].model,
+            **{name: fmean(values) if values else None for name, values in means.items()},
+            "deviation": stdev(federated) if len(federated) > 1 else None,
+            "gain": gain.mean if gain else None,
+            "standard_error": gain.standard_error if gain else None,
+            "verdict": _verdict(found),
         }
-    return found
+    return figures
 
 
-def _pooled(tests: Sequence[MeanAccuracies]) -> dict[str, Any]:
-    gain = _gain(tests)
-    return {
-        "gain": gain.mean if gain else None,
-        "standard_error": gain.standard_error if gain else None,
-        "verdict": _verdict(tests),
-    }
+_MEANS = ("federated", "alone", "chance")
 
 
 def task_differences(results: Sequence[Result]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Shows the live display of a run, and the summary table at its end.
+"""Shows the live display of a run.
 
 On a terminal it is one panel that is redrawn; if the output is a file or a pipe, it is one plain line per round.
 People with common colour blindness can distinguish the colours.
@@ -32,15 +32,9 @@ from hushfleet.aggregator.report.readable import (
     percent,
     size,
 )
-from hushfleet.aggregator.report.sweeps import noise_table, seed_table
-from hushfleet.aggregator.report.tables import Table, terminal_table
-from hushfleet.aggregator.report.verdict import gain_cell, judge
-from hushfleet.aggregator.report.words import Words, sentences
 from hushfleet.aggregator.results.fleet_state import Opening, RunState
-from hushfleet.aggregator.results.result import Result
-from hushfleet.aggregator.rounds.next_round import shortfall_text
+from hushfleet.aggregator.rounds.shortfall import shortfall_text
 from hushfleet.aggregator.storage.board import Activity
-from hushfleet.losses import ACCURACY
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, protection
 from hushfleet.privacy.terms import Accountant
 
@@ -239,43 +233,6 @@ class FleetDisplay:
         state = self.state
         up = state.uplink_bytes + (state.round_bytes if state.round > state.rounds_closed else 0)
         return _pairs([("up", size(up)), ("this round", size(state.round_bytes)), ("down", size(state.downlink_bytes))])
-
-
-def summary_table(result: Result) -> RenderableType:
-    """Returns the summary of a run for a terminal: federated against alone, the two epsilons, and their meaning."""
-    headline = judge(result)
-    rows = [
-        (
-            row.name,
-            percent(row.found.federated),
-            "" if row.found.alone is None else percent(row.found.alone),
-            gain_cell(row.found.gain, row.verdict, " points", missing=""),
-        )
-        for row in headline.rows
-    ]
-    title = f"{result.method} on {result.dataset}, {result.devices} devices, {len(result.rounds)} rounds"
-    heads = (_measure_or_score(result), "federated", "alone", "difference")
-    table = terminal_table(Table(heads, rows), title=title)
-    sweeps = [
-        terminal_table(table, title=title)
-        for table, title in (
-            (seed_table(result), "the same run with other seeds (*: this run)"),
-            (noise_table(result), "the same run at other noise (*: this run)"),
-        )
-        if table.rows
-    ]
-    return Group(
-        *([table] if result.statistic is None else []),
-        *sweeps,
-        Text(Words(result, headline).told("facts")),
-        *(Text(words, "bold" * (name == "answer")) for name, words in sentences(result, headline).items()),
-    )
-
-
-def _measure_or_score(result: Result) -> str:
-    """Returns the head of the column of tests: the score that an accuracy counts, or else the measure."""
-    detail = result.details
-    return detail.score if detail.score and detail.measure == ACCURACY else detail.measure
 
 
 def _accuracies(state: RunState) -> list[tuple[str, str]]:

@@ -132,6 +132,12 @@ def ago(at: float | None, now: float) -> str:
     return f"{passed / unit_s:.0f} {unit} ago"
 
 
+def format_seconds(seconds: float) -> str:
+    """Formats a duration: `2.5 h`, `34.0 s`."""
+    unit, unit_s = next((each for each in _UNITS if seconds >= 2 * each[1]), ("s", 1.0))
+    return f"{seconds:.2g} s" if seconds < 1 else f"{seconds / unit_s:.1f} {unit}"
+
+
 def from_to(values: list[int]) -> str:
     """Formats the range of values: `160`, or `100 to 200`."""
     if not values:

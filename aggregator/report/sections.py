@@ -42,7 +42,6 @@ from hushfleet.aggregator.results.outcomes import OUTCOMES
 from hushfleet.aggregator.results.result import Example, Result, RoundRow, SweepPoint
 from hushfleet.wire.format.codecs import codec_of
 
-MOST_DUMBBELLS = 24
 MOST_TABLE_ROWS = 40
 MOST_LAYER_LINES = 4
 DASH = "\N{EN DASH}"
@@ -119,15 +118,12 @@ def devices_against_alone(shown: ShownRun) -> Parts:
     ):
         title = f"Own heads, {tests.removeprefix('the ')}" if heads else f"On {tests}"
         final = final_by_device(grid, len(detail.devices))
-        rows = zip(detail.devices, final, alone, strict=False)
-        gains = {device: f - a for device, f, a in rows if f is not None and a is not None}
-        if not gains:
-            yield shown.missing("devices_missing", tests)
-        elif len(detail.devices) <= MOST_DUMBBELLS:
-            yield charts.dumbbells(title, detail.devices, alone, final, detail.measure)
+        gains = [f - a for f, a in zip(final, alone, strict=False) if f is not None and a is not None]
+        if gains:
+            note = shown.told("devices_note", min(gains), max(gains))
+            yield charts.gains(f"{title}: gain", detail.devices, alone, final, note=note)
         else:
-            note = shown.told("devices_note", min(gains.values()), max(gains.values()))
-            yield charts.sorted_gains(f"{title}: gain", list(gains), list(gains.values()), note=note)
+            yield shown.missing("devices_missing", tests)
 
 
 def seeds(shown: ShownRun) -> Parts:

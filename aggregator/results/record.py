@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from hushfleet.aggregator.payloads.prepare import PreparedTask
-from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow, evaluation_of, statistic_of
+from hushfleet.aggregator.results.answers import StatisticRow, statistic_of
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.results.fleet_state import Outcome
-from hushfleet.aggregator.results.metrics import RoundSummary, lost_rounds, privacy_tables
+from hushfleet.aggregator.results.metrics import RoundSummary, evaluations, lost_rounds, privacy_tables
 from hushfleet.aggregator.results.outcomes import OUTCOMES, Outcomes
 from hushfleet.aggregator.results.rerun import rerun, versions
 from hushfleet.aggregator.results.result import (
@@ -161,21 +161,6 @@ def record(
 
 def _counts(outcomes: Mapping[Outcome, int] | None) -> dict[str, int | None]:
     return {} if outcomes is None else {outcome: outcomes[outcome] for outcome in OUTCOMES}
-
-
-def evaluations(summaries: Iterable[RoundSummary]) -> list[EvaluationRow]:
-    """Reads the answers of the rounds that evaluated."""
-    return [
-        evaluation_of(row.answer, row.answer_stds, round=row.round, devices=row.participants)
-        for row in summaries
-        if row.asked == "evaluation" and row.answer
-    ]
-
-
-def newest_evaluation(store: AggregatorStore) -> EvaluationRow | None:
-    """Returns the newest evaluation of a run; None before the first."""
-    found = evaluations(RoundSummary(**row.metrics) for row in store.rounds() if row.metrics is not None)
-    return found[-1] if found else None
 
 
 def _statistic(spec: TaskSpec, summaries: Iterable[RoundSummary]) -> StatisticRow | None:

@@ -51,10 +51,6 @@ class RoundRow(JsonRecord, frozen=True, kw_only=True):
     :param committee: number of committee members of a secure sum; `answers`: how many of them answered.
     :param answer_bytes: total bytes of these answers, a part of `uplink_bytes`.
     :param suspected_wraps: number of values of the secure sum that may have wrapped around.
-    :param participants: updates in the new global model, each from a different device except in buffered rounds; 0 if
-        there were too few updates.
-    :param downlink_bytes: total bytes of the global model that they had to fetch, see `model_step.download_bytes`.
-    :param snr_db: signal over noise, pooled over all updates; None without noise or visible signal.
     """
 
     round: Count

@@ -24,7 +24,7 @@ from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.rounds.admission import is_new
 from hushfleet.aggregator.rounds.kinds import RoundKind, RoundKinds
 from hushfleet.aggregator.rounds.plain_sum import PlainSum
-from hushfleet.aggregator.rounds.policy import Decision, choose_cohort, closing_rule, least_devices
+from hushfleet.aggregator.rounds.policy import ClosingRule, Decision, choose_cohort, least_devices
 from hushfleet.aggregator.rounds.progress import TaskProgress
 from hushfleet.aggregator.rounds.round_sum import commit
 from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of
@@ -78,7 +78,7 @@ class RoundEngine:
         self.checks = self._kinds.training.checks
         self._rules = prepared.task.round
         least = least_devices(self._rules, devices=prepared.task.data.devices, drawn=self.drawn_at is not None)
-        self.responses = closing_rule(self._rules, least_ready=least)
+        self.responses = ClosingRule(self._rules, least_ready=least)
         self._device = device
         self._clock, self._monotonic = clock, monotonic
         self._masked = masked
@@ -188,12 +188,11 @@ class RoundEngine:
         chosen = choose_cohort(present, size=self._rules.cohort_size, seed=self.prepared.task.seed, round=number)
         if not chosen:
             raise BadInput(f"round {number} cannot be opened: no device is present")
-        cohort = {} if self._rules.buffered else {device: self._held(device) for device in chosen}
-        plan = self.progress.plan(number, cohort)
+        plan = self.progress.plan(number, {device: self._held(device) for device in chosen})
         with self.store.transaction():
-            if self._rules.buffered:
+            if plan.max_staleness:
                 self.store.put_controls(number, plan.controls, since=number - plan.max_staleness)
-            self.store.open_round(number, cohort=cohort, global_digest=self.global_digest, at=self._clock())
+            self.store.open_round(number, cohort=plan.cohort, global_digest=self.global_digest, at=self._clock())
         self._plan = plan
         self._begin(plan)
 
@@ -384,8 +383,7 @@ class RoundEngine:
             question=kind.question,
             answer=answer,
         )
-        devices = [update.device for update in updates]
-        self.progress.close(following, summary, collected, devices=devices, at=self._clock())
+        self.progress.close(following, summary, collected, at=self._clock())
         self._plan, self._sum = None, None
         return summary
 
@@ -405,7 +403,7 @@ class RoundEngine:
 
     def _resume(self, row: StoredRound) -> None:
         secure = None if row.secure is None else unpack(SecurePlan, row.secure, what="the stored plan")
-        plan = self.progress.plan(row.round, {} if self._rules.buffered else row.cohort, secure)
+        plan = self.progress.plan(row.round, row.cohort, secure)
         self._begin(plan)
         self._plan, collected = plan, self._sum
         if collected is None:

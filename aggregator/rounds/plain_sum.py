@@ -101,7 +101,7 @@ class PlainSum(RoundSum):
 
 
 class AnyDevice(Collection[str]):
-    """The cohort of a buffered round: any device of the run may take part. Iteration gives the devices known so far."""
+    """In place of a cohort: any device of the run may take part. Iteration gives the devices known so far."""
 
     def __init__(self, store: AggregatorStore) -> None:
         self._store = store

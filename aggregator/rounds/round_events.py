@@ -37,7 +37,7 @@ def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
 def open_fields(engine: RoundEngine) -> dict[str, Any]:
     """Returns the fields of `round_open`: the cohort, or only its size if the plan names no devices."""
     plan = engine.announcement
-    if plan.secure is None and not plan.max_staleness:
+    if plan.cohort:
         return {"round": plan.round, "cohort": sorted(plan.cohort)}
     size = engine.prepared.task.round.buffer_size
     return {"round": plan.round, "cohort_size": len(engine.cohort)} | ({"buffer_size": size} if size else {})

@@ -21,12 +21,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hushfleet.data.folder import ImageForm, load_unlabelled, scan_folder
 from hushfleet.data.held_out import both_parts
-from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
+from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples, inputs_of
 from hushfleet.data.walk import ENDINGS, files_below
 from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import OwnDataSection
@@ -36,8 +37,10 @@ from hushfleet.edge_client.board.sample_files import Reading, contents, load_fil
 from hushfleet.edge_client.storage.arrivals import file_key, sample_key
 from hushfleet.errors import BadInput
 from hushfleet.learning.anomaly import divided
-from hushfleet.learning.graph_features import FeatureGraph
 from hushfleet.wire.format.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from hushfleet.learning.graph_features import FeatureGraph
 
 Stamp = tuple[int, int]
 FilePlace = tuple[str, tuple[int, int, int]]
@@ -254,11 +257,6 @@ def _warn_of_another_unit(samples: Samples, path: Path) -> None:
             "that is another unit, save pixels of 0 to 255 as uint8, and values of sensors as float32",
             str(path), found, distance, list(samples.mean),
         )  # fmt: skip
-
-
-def inputs_of(samples: Samples, features: FeatureGraph | None, *, skipped: list[str] | None = None) -> LabelledSamples:
-    """Returns the network's inputs for images: their features if the task has some; see `FeatureGraph.of`."""
-    return samples if features is None else features.of(samples, skipped=skipped)
 
 
 def zero_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSamples:

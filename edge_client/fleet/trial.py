@@ -20,6 +20,7 @@ from contextlib import closing
 from pathlib import Path
 
 from hushfleet.apart import apart
+from hushfleet.at_need import NAMED
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.fleet.health import BoardHealth
@@ -42,7 +43,15 @@ _GRAPH = (
     "UXcNU/k/8gpUjsF+2aXFeq+8h6IYRdGFpEWwIYqtXXR5ypx4gm6vf88HpCQWcKW7XY5r8BzjMIfwmOKpurBfOUcoAz6bqtkM063sQ4yjTrbEj/tf"
     "WizgLPgbh7BIbw=="
 )
-_PARTS = ("agent", "trainer", "predict", "fleet.membership", "fleet.enrol", "fleet.updates")
+_PARTS = (
+    "agent",
+    "worker.trainer",
+    "worker.predict",
+    "fleet.membership",
+    "fleet.enrol",
+    "fleet.updates",
+    "fleet.release_file",
+)
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -149,6 +158,8 @@ def check_software() -> None:
     """Imports all parts of the release and computes a gradient. Raises `ReleaseCheckFailed`, or what an import does."""
     for part in _PARTS:
         importlib.import_module(f"hushfleet.edge_client.{part}")
+    for module in sorted(NAMED):
+        importlib.import_module(module)
     _compute()
 
 

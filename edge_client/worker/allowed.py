@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hushfleet.at_need import at_need
 from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import allowed_charge, check_trust
+from hushfleet.edge_client.optional import agreement as key_agreement
+from hushfleet.edge_client.optional import member_answer, question, secure_round
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.declines import Declined
 from hushfleet.errors import BadInput, Malformed, PrivacyError
@@ -22,15 +23,7 @@ from hushfleet.wire.format.spec import BlobRef, TaskSpec
 
 if TYPE_CHECKING:
     from hushfleet.edge_client.storage.arrays import RoundStore
-    from hushfleet.methods import question
-    from hushfleet.secure import agreement as key_agreement
-    from hushfleet.secure import member_answer, secure_round
     from hushfleet.secure.roster import Roster
-else:
-    question = at_need("hushfleet.methods.question")
-    key_agreement = at_need("hushfleet.secure.agreement")
-    member_answer = at_need("hushfleet.secure.member_answer")
-    secure_round = at_need("hushfleet.secure.secure_round")
 
 
 @dataclass(kw_only=True, eq=False)

@@ -12,12 +12,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.notes import notes_in
 from hushfleet.edge_client.download import DifferenceChain
+from hushfleet.edge_client.optional import drift
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -30,11 +29,6 @@ from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import BlobRef
 from hushfleet.wire.format.update import max_public_bytes, max_update_bytes, read_header, signed
-
-if TYPE_CHECKING:
-    from hushfleet.edge_client.board import drift
-else:
-    drift = at_need("hushfleet.edge_client.board.drift")
 
 MAX_LINES = 200
 """Lines of the log that are taken from one job."""

@@ -28,13 +28,14 @@ from hushfleet.edge_client.worker.metrics import MetricsFile
 from hushfleet.edge_client.worker.randomness import FieldRandomness, SeededRandomness
 from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.learning.evaluation import EVALUATION_BATCH
-from hushfleet.learning.graph_features import FeatureGraph, check_features, features_folder
+from hushfleet.learning.graph_features import FeatureGraph, check_features
 from hushfleet.learning.graph_safety import check_graph, check_masks
 from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
 from hushfleet.learning.graph_shapes import check_cost
 from hushfleet.methods import method_of
 from hushfleet.methods.local_round import Trained
 from hushfleet.methods.privatize import NoisedUpdate
+from hushfleet.paths import features_folder
 from hushfleet.wire.format.spec import TaskSpec
 
 _log = logging.getLogger("hushfleet.edge")

@@ -11,20 +11,22 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hushfleet.data.samples import LabelledSamples
+from hushfleet.data.samples import LabelledSamples, inputs_of
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
 from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.learning.evaluation import Evaluation, LogitsOf, evaluate, evaluate_each
-from hushfleet.learning.graph_features import FeatureGraph
 from hushfleet.methods.local_round import Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.plain_json import to_json
 from hushfleet.wire.format.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from hushfleet.learning.graph_features import FeatureGraph
 
 
 @dataclass(frozen=True)

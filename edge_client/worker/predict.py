@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hushfleet.data.images import read_image
-from hushfleet.data.samples import Samples
-from hushfleet.edge_client.board.local_data import inputs_of
+from hushfleet.data.samples import Samples, inputs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.own_model import no_model_of, own_model
 from hushfleet.errors import BadInput

@@ -14,8 +14,7 @@ import numpy as np
 from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.durations import Period
 from hushfleet.edge_client.board.local_data import zero_samples
-from hushfleet.edge_client.storage.arrays import RoundCommit
-from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.worker.allowed import AllowedRound, Party
 from hushfleet.edge_client.worker.randomness import Randomness
 from hushfleet.errors import BadInput, LedgerError, Malformed, PrivacyError, StoreError

@@ -7,7 +7,7 @@ CIFAR-10 takes 600 MB as float32 and 150 MB as bytes; a device's share of it is 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -162,6 +162,19 @@ class FeatureSamples:
 
 LabelledSamples = Samples | FeatureSamples
 """Samples for training and test of a network."""
+
+
+class MakesFeatures(Protocol):
+    """Computes the features of images."""
+
+    def of(self, samples: Samples, *, skipped: list[str] | None = None) -> FeatureSamples:
+        """Returns the samples with features in place of images."""
+        ...
+
+
+def inputs_of(samples: Samples, features: MakesFeatures | None, *, skipped: list[str] | None = None) -> LabelledSamples:
+    """Returns the network's inputs for images: their features if the task has some; see `FeatureGraph.of`."""
+    return samples if features is None else features.of(samples, skipped=skipped)
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,11 +44,6 @@ def check_features(graph: bytes, spec: FeatureSpec, *, memory_bytes: int = MEMOR
     check_cost(facts, batch=1, memory_bytes=memory_bytes - 4 * facts.initializer_bytes)
 
 
-def features_folder(run: Path) -> Path:
-    """Returns the folder for features in a simulation's run folder."""
-    return run / "features"
-
-
 class FeatureGraph:
     """`Samples -> FeatureSamples` with ONNX Runtime. Graph and session are released after each use, to save memory.
 

@@ -19,32 +19,14 @@ A device without held-out samples, or without training samples, has a gain of 0 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
 from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.learning.own_head import alone_head_of, features_of, inputs_of_own, own_head_of, own_logits
+from hushfleet.methods.answer_scale import scale_of
 from hushfleet.wire.format.question import EVALUATED, QuestionSpec
 from hushfleet.wire.format.spec import TaskSpec
-
-_SHARES = np.array((0.1, 0.7, 0.1, 0.05, 0.05))
-
-
-class AnswerScale(NamedTuple):
-    """Each value of an answer is `(number - middle) * unit`; float64 `[k]` each."""
-
-    unit: np.ndarray
-    middle: np.ndarray
-
-
-def scale_of(question: QuestionSpec, size: int) -> AnswerScale:
-    """Returns the scale of a question's `size` values; 1 for a statistic, which `statistic_answer` scales already."""
-    if question.kind != "evaluation":
-        return AnswerScale(np.ones(size), np.zeros(size))
-    most = question.most_gain
-    bounds = np.array((0.5, most, most, 0.5, most**2 / 2))
-    return AnswerScale(np.sqrt(_SHARES) / bounds, np.array((0.5, 0.0, 0.0, 0.5, most**2 / 2)))
 
 
 def evaluation_answer(

@@ -10,7 +10,7 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
-from hushfleet.aggregator.config.round_section import RoundSection
+from hushfleet.aggregator.config.round_section import RULES_OF_OTHER_MODE, RoundSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.errors import BadInput
@@ -32,11 +32,6 @@ POLICY_KEYS = (
     "cohort_size", "min_devices", "quorum", "min_updates", "deadline_s", "mode", "buffer_size", "max_staleness"
 )  # fmt: skip
 AS_IN_TASK = "as in the task"
-_LEFT_OUT: dict[str, dict[str, Any]] = {
-    "buffered": {"cohort_size": 0, "quorum": 1.0, "min_updates": 1},
-    "synchronous": {"buffer_size": None, "max_staleness": None},
-}
-"""For each mode that a policy can set: resets the rules that only have a meaning in the other mode."""
 
 
 def read_policies(texts: Sequence[str], task: Task) -> dict[str, RoundSection]:
@@ -57,7 +52,7 @@ def read_policies(texts: Sequence[str], task: Task) -> dict[str, RoundSection]:
                 changed[key] = value if key == "mode" else parse_toml(f"value = {value}")["value"]
             except ValueError as error:
                 raise BadInput(f"--policy {text!r}: {key} = {value!r}: must be a number") from error
-        changed = _LEFT_OUT.get(changed.get("mode", ""), {}) | changed
+        changed = RULES_OF_OTHER_MODE.get(changed.get("mode", ""), {}) | changed
         try:
             policies[",".join(pairs) or AS_IN_TASK] = replace(task, round=replace(task.round, **changed)).round
         except ValueError as error:
@@ -91,6 +86,7 @@ class BoardShare:
 class Forecast:
     """Forecast of one policy. Seconds are virtual; energy is estimated from data-sheet figures.
 
+    :param simulated: how many of the devices were simulated; each stands for as many of its kind.
     :param updates_per_round: mean number of updates that went into a new global model.
     :param rounds_without: rounds that closed with too few updates.
     :param epsilon: epsilon against the server of the device that was charged most; inf without noise, or with raw
@@ -102,6 +98,7 @@ class Forecast:
 
     policy: str
     devices: int
+    simulated: int
     rounds: int
     total_s: float
     round_median_s: float
@@ -168,12 +165,12 @@ def forecast(
         world.rounds(), f"rounds of {len(mix)} devices, {policy}", total=rules.rounds
     )
     if prepared.spec.question is not None:
-        rounds = _answers_apart(rounds, fleet, prepared.spec.asks)
+        rounds = _answers_apart(rounds, world.fleet, prepared.spec.asks)
     if days is None:
-        return _totals(prepared, mix, fleet, rounds, policy=policy)
+        return _totals(prepared, mix, world, rounds, policy=policy)
     book = DayBook(days, starts=starts, budget=budget, task=whole)
-    found = _totals(prepared, mix, fleet, book.noted(rounds, fleet), policy=policy)
-    return replace(found, days=book.days(prepared, fleet))
+    found = _totals(prepared, mix, world, book.noted(rounds, world.fleet), policy=policy)
+    return replace(found, days=book.days(prepared, world.fleet))
 
 
 def _answers_apart(
@@ -194,7 +191,7 @@ def _answers_apart(
 def _totals(
     prepared: PreparedTask,
     mix: FleetMix,
-    fleet: Sequence[FleetDevice],
+    world: WorldFleet,
     outcomes: Iterable[RoundOutcome],
     *,
     policy: str,
@@ -205,23 +202,24 @@ def _totals(
         updates += len(outcome.arrivals) if outcome.used else 0
         without += not outcome.used
         total_s = outcome.closed_s
-    spent = [device.spent for device in fleet]
+    spent, weight = [device.spent for device in world.fleet], world.weight
     most = max(spent, key=lambda each: _cost(prepared, each.charged))
     worst = max(spent, key=lambda each: _cost(prepared, each.unused))
     charged = sum(each.charged.total() for each in spent)
     return Forecast(
         policy=policy,
-        devices=len(fleet),
+        devices=len(mix),
+        simulated=len(world.fleet),
         rounds=len(walls),
         total_s=total_s,
         round_median_s=median(walls),
         round_p95_s=sorted(walls)[math.ceil(0.95 * len(walls)) - 1],
-        updates_per_round=updates / len(walls),
+        updates_per_round=weight * updates / len(walls),
         rounds_without=without,
-        boards=tuple(_share(label, kind, fleet) for kind, label in enumerate(mix.labels)),
-        up_bytes=math.fsum(each.up_bytes for each in spent),
-        down_bytes=math.fsum(each.down_bytes for each in spent),
-        energy_wh=math.fsum(energy_wh(device) for device in fleet),
+        boards=tuple(_share(label, kind, world, mix) for kind, label in enumerate(mix.labels)),
+        up_bytes=weight * math.fsum(each.up_bytes for each in spent),
+        down_bytes=weight * math.fsum(each.down_bytes for each in spent),
+        energy_wh=weight * math.fsum(energy_wh(device) for device in world.fleet),
         epsilon=_epsilon(prepared, most.charged),
         epsilon_unused=epsilon_unused(prepared, worst),
         unused_share=sum(each.unused.total() for each in spent) / charged if charged else 0.0,
@@ -234,12 +232,12 @@ def energy_wh(device: FleetDevice) -> float:
     return (times.active_w * spent.compute_s + times.idle_w * max(0.0, spent.on_s - spent.compute_s)) / 3600
 
 
-def _share(label: str, kind: int, fleet: Sequence[FleetDevice]) -> BoardShare:
-    spent = [device.spent for device in fleet if device.kind == kind]
+def _share(label: str, kind: int, world: WorldFleet, mix: FleetMix) -> BoardShare:
+    spent = [device.spent for device in world.fleet if device.kind == kind]
     places = sum(each.chosen for each in spent)
     fates = ("used", "late", "given_up", "declined", "lost")
     shares = {fate: sum(getattr(each, fate) for each in spent) / max(places, 1) for fate in fates}
-    return BoardShare(label, len(spent), places, **shares)
+    return BoardShare(label, list(mix.dealt).count(kind), round(world.weight * places), **shares)
 
 
 def _cost(prepared: PreparedTask, rounds: Counter[int]) -> int:

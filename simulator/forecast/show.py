@@ -11,11 +11,10 @@ from rich.table import Table
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.report.console import Console
-from hushfleet.aggregator.report.readable import size
+from hushfleet.aggregator.report.readable import format_seconds, size
 from hushfleet.errors import BadInput
 from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.forecast.forecast import Forecast
-from hushfleet.simulator.units import format_seconds
 from hushfleet.simulator.world.measure import machine_speed, measure_costs
 from hushfleet.simulator.world.times import Costs
 
@@ -77,6 +76,13 @@ def print_forecasts(
         )
     console.print(table)
     _print_boards(console, forecasts)
+    for each in forecasts:
+        if each.simulated < each.devices:
+            console.print(
+                f"{each.policy}: {each.simulated} of {each.devices:,} devices were simulated, each for "
+                f"{each.devices / each.simulated:.3g} of its kind; epsilon is that of the worst of these.",
+                highlight=False,
+            )
     step, measured = f"a step {1000 * step_s:.3g} ms", "measured here, scaled to one core of generic-x86"
     told = f"given: {step}; {measured}: the" if given else f"{measured}: {step}, the"
     console.print(

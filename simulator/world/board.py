@@ -123,7 +123,7 @@ class TimedWorkshop:
         self._clock, self._train, self._times = clock, train, times
         self._work: Iterator[Outcome] | None = None
         self._outcome: Outcome | None = None
-        self._loads_s = times.load_s  # what the first job takes besides, for the task's graphs
+        self._is_started = False  # as for a `ChildProcess`, until `give_up`
         self._began_at = self._computed_at = 0.0
         self.compute_s = 0.0
         """Seconds of computing so far."""
@@ -133,9 +133,10 @@ class TimedWorkshop:
     def begin(self, job: Job) -> None:
         times = self._times
         self._work = self._train(job)
-        self._began_at = self._clock.now + self._loads_s + len(job.model) * times.write_s_per_byte
+        self._began_at = self._clock.now + len(job.model) * times.write_s_per_byte
+        if not self._is_started:
+            self._began_at, self._is_started = self._began_at + times.load_s, True
         self._computed_at = self.ends_at = self._began_at + times.train_s + times.release_s
-        self._loads_s = 0.0
 
     def poll(self) -> Outcome | None:
         if self._work is None or self._clock.now < self.ends_at:
@@ -149,13 +150,17 @@ class TimedWorkshop:
             if self._clock.now < self.ends_at:
                 return None
         outcome = self._outcome
-        self.give_up()
+        self._end()
         return outcome
 
     def told(self) -> list[Told]:
         return []
 
     def give_up(self) -> None:
+        self._is_started = False
+        self._end()
+
+    def _end(self) -> None:
         if self._work is not None:
             self.compute_s += max(0.0, min(self._clock.now, self._computed_at) - self._began_at)
         self._work = self._outcome = None

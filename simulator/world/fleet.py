@@ -19,6 +19,7 @@ from typing import Any
 
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.payloads.prepare import PreparedTask
+from hushfleet.aggregator.rounds.policy import PLAN_ENTRY_BYTES
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError
@@ -28,7 +29,7 @@ from hushfleet.simulator.world.clock import WorldClock
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.simulator.world.outcomes import STARTS, Arrival, FleetDevice, RoundOutcome
 from hushfleet.simulator.world.run import LinkOptions, World, WorldServer
-from hushfleet.simulator.world.short_cuts import MOST_PARAMETERS, SmallerNetwork, short_cuts
+from hushfleet.simulator.world.short_cuts import MOST_BOARDS, MOST_PARAMETERS, SmallerFleet, SmallerNetwork, short_cuts
 from hushfleet.simulator.world.sizes import sizes_of
 from hushfleet.simulator.world.times import Costs
 
@@ -45,7 +46,8 @@ class WorldFleet:
     :param fleet: new devices, in the fleet's order; `spent` is filled while the rounds run.
     :param seed: the task's seed.
     :param starts: date and time of the start.
-    :param short: whether short-cuts are taken (`short_cuts`). `most_parameters`: then a larger network is scaled down.
+    :param short: whether short-cuts are taken (`short_cuts`). `most_parameters`: then a larger network is scaled down;
+        `most_boards`: and of a larger fleet, in `fleet` afterwards, each device stands for `weight` devices.
     """
 
     def __init__(
@@ -61,15 +63,20 @@ class WorldFleet:
         options: LinkOptions | None = None,
         short: bool = False,
         most_parameters: int = MOST_PARAMETERS,
+        most_boards: int = MOST_BOARDS,
     ) -> None:
         self._short = short
-        task = replace(prepared.task, round=rules, data=replace(prepared.task.data, devices=len(fleet)))
+        is_secure = prepared.spec.privacy.secure is not None  # whose committee and masks depend on the whole fleet
+        smaller = SmallerFleet(fleet, rules, costs, most=most_boards if short and not is_secure else len(fleet))
+        self._whole, self.weight, rules = smaller.whole, smaller.weight, smaller.rules
+        self.fleet, self._costs, self._schedule = smaller.boards, smaller.costs, smaller.of(schedule)
+        task = replace(prepared.task, round=rules, data=replace(prepared.task.data, devices=len(self.fleet)))
         whole = replace(prepared, task=task, evaluate_global=None)
         sizes = sizes_of(whole, name_bytes=len(fleet[0].name))
         self._network = SmallerNetwork(whole, sizes, most=most_parameters if short else whole.spec.model.layout.size)
         self.prepared = self._network.prepared
-        self.fleet, self._rules, self._costs, self._schedule, self._seed = fleet, rules, costs, schedule, seed
-        self._by_name = {device.name: device for device in fleet}
+        self._rules, self._seed = rules, seed
+        self._by_name = {device.name: device for device in self.fleet}
         self._starts = starts
         self._options = options or LinkOptions()
         self._cohorts: dict[int, list[str]] = {}
@@ -91,8 +98,7 @@ class WorldFleet:
     def _made(self, folder: Path) -> World:
         prepared, clock = self.prepared, WorldClock()
         hub = LocalHub(clock=clock)
-        if self._network.scale > 1:
-            hub.packet_bytes = lambda topic, size: self._network.weigh(topic, size, self._is_model)
+        hub.packet_bytes = self._packet_bytes
         server = WorldServer(
             prepared,
             folder / "server",
@@ -124,6 +130,15 @@ class WorldFleet:
 
         boards = [made(index, device) for index, device in enumerate(self.fleet)]
         return World(clock, hub, server, boards, schedule=self._schedule, options=self._options, seed=self._seed)
+
+    def _packet_bytes(self, topic: str, payload_bytes: int) -> int:
+        """Returns the bytes of a packet, with those devices of a plan that others of its cohort stand for."""
+        coordinator = self.world.server.coordinator
+        if self.weight > 1 and topic.endswith("/round") and coordinator is not None:
+            count, entry_bytes = len(coordinator.engine.cohort), len(self.fleet[0].name) + PLAN_ENTRY_BYTES
+            if payload_bytes > count * entry_bytes:  # otherwise it names no cohort
+                payload_bytes += (self._whole(count) - count) * entry_bytes
+        return self._network.weigh(topic, payload_bytes, self._is_model)
 
     def _is_model(self, digest: bytes) -> bool:
         coordinator = self.world.server.coordinator
@@ -172,6 +187,7 @@ class WorldFleet:
         self._settle()
         round, boards = event["round"], self.world.boards
         cohort = self._cohorts[round]
+        size = self._whole(len(cohort))
         used = len(self._arrivals) >= self._rules.min_updates and bool(event.get("participants", True))
         fates: dict[str, list[str]] = defaultdict(list)
         for name in cohort:
@@ -188,9 +204,9 @@ class WorldFleet:
             fates[fate].append(name)
             setattr(spent, fate, getattr(spent, fate) + 1)
             if charged:
-                spent.charged[len(cohort)] += 1
-                spent.unused[len(cohort)] += fate == "late" or not used
-        self._unsettled = round, len(cohort), fates["given_up"]
+                spent.charged[size] += 1
+                spent.unused[size] += fate == "late" or not used
+        self._unsettled = round, size, fates["given_up"]
         return RoundOutcome(
             round=round,
             opened_s=self._opened_s,

@@ -28,9 +28,8 @@ import numpy as np
 from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.data.samples import LabelledSamples, Samples
+from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.randomness import SeededRandomness
 from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
@@ -55,6 +54,9 @@ _MANY_S = 0.3  # of the longer rounds: enough to separate a small network's batc
 _REPETITIONS = 3
 _DISTINCT = 64  # samples; they are repeated, because features of thousands of images take minutes
 _ROUNDS = 1 + 2 * _REPETITIONS
+
+_CLIENT = ("hushfleet.edge_client.agent", "hushfleet.edge_client.worker.runtime", "hushfleet.wire.link.mqtt")
+_WORKER = ("hushfleet.edge_client.worker.main", "hushfleet.edge_client.worker.work")
 
 _REFERENCE_GFLOP_S = 96.0
 """Float32 speed of one core of `generic-x86`, the unit of `relative_cpu_speed`: 32 operations per cycle at 3 GHz."""
@@ -110,8 +112,8 @@ def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
         batch_s=(step_s - batch * sample_s) * machine_speed,
         sample_s=sample_s * machine_speed,
         release_s=release_s * machine_speed,
-        start_s=_start_s() * machine_speed,
-        load_s=(inference_s + gradient_s) * machine_speed,
+        start_s=_start_s(*_CLIENT) * machine_speed,
+        load_s=(_start_s(*_WORKER) + inference_s + gradient_s) * machine_speed,
         accept_s=accept_s,
         close_s=close_s,
         pair_s=_pair_s(prepared) * machine_speed,
@@ -237,10 +239,10 @@ def _samples(prepared: PreparedTask, count: int) -> LabelledSamples:
     return inputs_of(samples, prepared.features).take(np.arange(count) % distinct)
 
 
-def _start_s() -> float:
-    """Returns CPU seconds from the start of a client's process until it could connect."""
+def _start_s(*modules: str) -> float:
+    """Returns CPU seconds from the start of a process until it has imported these modules."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    imports = "import hushfleet.edge_client.agent, hushfleet.edge_client.worker.runtime, hushfleet.wire.link.mqtt"
+    imports = f"import {', '.join(modules)}"
     # a separate session: Ctrl-C reaches only this process, and the child ends with it
     subprocess.run([sys.executable, "-c", imports], check=True, stdin=subprocess.DEVNULL, start_new_session=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

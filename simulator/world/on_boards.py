@@ -33,7 +33,7 @@ from hushfleet.simulator.engines.fast.runtimes import make_noise, make_optimizer
 from hushfleet.simulator.engines.fast.sums import key_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.fleet import SimulatedDevice
-from hushfleet.simulator.run_folder import RunFolder, Simulation
+from hushfleet.simulator.run_folder import Simulation
 from hushfleet.simulator.schedule import Action, Outage, schedule_of
 from hushfleet.simulator.world.board import WorldBoard, board_config, trained
 from hushfleet.simulator.world.clock import WorldClock
@@ -244,9 +244,3 @@ def kept_costs(simulation: Simulation) -> Costs:
         costs = measure_costs(simulation.prepared, machine_speed=machine_speed())
         write_whole(path, json.dumps(vars(costs), indent=1).encode(), durable=False)
     return Costs(**json.loads(path.read_text()))
-
-
-def keep_costs(again: RunFolder, first: RunFolder) -> None:
-    """Copies the measured costs of the first run to its repetition, unless that has started already."""
-    if first.clock.exists() and not again.clock.exists():
-        write_whole(again.clock, first.clock.read_bytes(), durable=False)

@@ -115,7 +115,7 @@ class WorldServer:
                 f"round {number} never opens: {len(self.coordinator.present)} devices are present, and {least} are "
                 "needed; set round.min_devices to what can be there at once, or look at [schedule]"
             )
-        if task.round.buffered:
+        if task.round.buffer_size:
             came = f"{rule.accepted} updates have come, and round.buffer_size = {task.round.buffer_size}"
             return f"round {number} never closes: {came}"
         return (

@@ -6,11 +6,13 @@ nothing is signed. The bytes of messages and updates keep their sizes.
 - Signatures are zeros, and none is checked.
 - A message or a task package that many boards get is decoded once.
 - A large network is scaled down, and its packets count as those of the whole one (`SmallerNetwork`).
+- Of a large fleet some boards are simulated, and each stands for several (`SmallerFleet`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -19,13 +21,17 @@ from unittest.mock import patch
 
 import numpy as np
 
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.rounds import coordinator
 from hushfleet.aggregator.storage import enrolment
 from hushfleet.edge_client import verifier
 from hushfleet.methods import method_of
 from hushfleet.params import ParamLayout, is_linear
+from hushfleet.simulator.schedule import Schedule
+from hushfleet.simulator.world.outcomes import FleetDevice
 from hushfleet.simulator.world.sizes import Sizes, sizes_of
+from hushfleet.simulator.world.times import Costs
 from hushfleet.wire.format import messages, update_values
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
 from hushfleet.wire.format.spec import BlobRef, TaskSpec
@@ -106,6 +112,47 @@ class SmallerNetwork:
         elif self.scale > 1 and rest == "chunk":
             factor = self._update
         return round(publish_packet_bytes(topic, payload_bytes) * factor)
+
+
+MOST_BOARDS, LEAST_COHORT = 200, 20
+
+
+class SmallerFleet:
+    """Boards that stand for all of a large fleet, with its rules and costs for so many.
+
+    Boards are taken evenly from each kind and from those with many and few samples. A cohort keeps its share of the
+    fleet, but at least `LEAST_COHORT` boards, because a round waits for the slowest of them.
+
+    `weight` is the number of boards that one of `boards` stands for.
+    """
+
+    def __init__(
+        self, fleet: Sequence[FleetDevice], rules: RoundSection, costs: Costs, *, most: int = MOST_BOARDS
+    ) -> None:
+        count = len(fleet)
+        few = max(most, math.ceil(LEAST_COHORT * count / (rules.cohort_size or rules.buffer_size or count)))
+        self.boards, self.rules, self.costs, self.weight = fleet, rules, costs, 1.0
+        if few >= count:
+            return
+        alike = sorted(fleet, key=lambda device: (device.kind, device.times.train_s))
+        chosen = {alike[place * count // few].name for place in range(few)}
+        self.boards, self.weight = [device for device in fleet if device.name in chosen], count / few
+        names = ("cohort_size", "min_devices", "min_updates", "buffer_size")
+        scaled: dict[str, Any] = {name: self._few(getattr(rules, name)) for name in names}
+        self.rules = replace(rules, **scaled)
+        self.costs = replace(costs, accept_s=costs.accept_s * self.weight)
+
+    def _few(self, boards: int | None) -> int | None:
+        return max(1, round(boards / self.weight)) if boards else boards
+
+    def of(self, schedule: Schedule) -> Schedule:
+        """Returns what happens to these boards, the broker and the aggregator."""
+        names = {device.name for device in self.boards} | {"broker", "aggregator"}
+        return replace(schedule, windows=tuple(window for window in schedule.windows if window.target in names))
+
+    def whole(self, boards: int) -> int:
+        """Returns how many boards so many stand for."""
+        return round(boards * self.weight)
 
 
 def _with_layout(prepared: PreparedTask, layout: ParamLayout) -> PreparedTask:

@@ -46,7 +46,7 @@ class Costs:
     :param sample_s: for each sample in the batch, in addition.
     :param release_s: for the rest of a device's round: clip, noise, encode, ledger.
     :param start_s: from the start of a device's process to its first packet.
-    :param load_s: to load a task's graphs.
+    :param load_s: to start the process that trains, and to load a task's graphs in it.
     :param accept_s: to check, commit and add one update.
     :param close_s: to close a round: compute the new model and test it.
     :param pair_s: for a committee member, per device of a secure sum.
@@ -78,7 +78,7 @@ class DeviceTimes:
     :param latency_s: one way.
     :param down_s_per_byte: on a busy link; the same for `up_s_per_byte`.
     :param start_s: from power to the first packet.
-    :param load_s: to load the task's graphs, once per process.
+    :param load_s: to start the process that trains, with the task's graphs.
     :param steps: batches in a round.
     :param step_s: mean time of a batch.
     :param release_s: time for clip, noise and encoding after the last batch.

@@ -36,7 +36,7 @@ def sent(fleet: SecureFleet, round: int, roster: Roster) -> None:
     fleet.roster = roster
     fleet.open_round(round)
     bench = fleet.bench
-    bench.until(lambda: bench.entry_status(round) == "acked" and bench.agent.rounds.upload is None)
+    bench.acked(round)
 
 
 def declined(fleet: SecureFleet, round: int, roster: Roster, why: str) -> None:

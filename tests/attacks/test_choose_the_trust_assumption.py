@@ -68,7 +68,7 @@ def test_without_limits_one_update_is_read(make_fleet: Any, encoded: list[tuple[
     fleet = make_fleet(**ALL)
     bench = fleet.bench
     plan = fleet.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked" and bench.agent.rounds.upload is None)
+    bench.acked(1)
     secure_round, update = fleet.of(plan), bench.server.updates[0]
     names = sorted([DEVICE, *CORRUPT], key=secure_round.devices.index)
     included = secure_round.pack_included(names)

@@ -85,7 +85,7 @@ def seen_of(
                 # as long as the agent would sleep; training itself moves the clock
                 clock.now += min(0.01, bench.agent._sleep_s(1.0)) or 0.01
             assert watched.offered is not None
-            bench.until(lambda: bench.entry_status(round) == "acked")  # noqa: B023
+            bench.acked(round)
     return watched
 
 
@@ -308,7 +308,7 @@ def test_a_round_that_fails_on_a_full_disk_is_declined_at_the_end_of_the_slot(
     assert bench.server.births[-1].state == "ready"
     monkeypatch.setattr(bench.store, "commit_coded", commit)
     bench.server.open_round(2)
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.acked(2)
     assert bench.store.ledger.rounds_charged() == 1
 
 

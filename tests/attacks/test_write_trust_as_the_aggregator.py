@@ -17,8 +17,8 @@ from unittest.mock import patch
 import pytest
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.field_run import members_of
 from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.commands.of_fleet import members_of
 from hushfleet.aggregator.fleet.trust.access import apply
 from hushfleet.aggregator.fleet.trust.authority import Authority
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, boards_of

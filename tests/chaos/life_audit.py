@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from chaos.life import NEW, OLD, ROUNDS, Life, after
-from hushfleet.aggregator.commands.field_run import members_of
+from hushfleet.aggregator.commands.of_fleet import members_of
 from hushfleet.aggregator.fleet.software.rollout import board_rollouts, current
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.rounds.charge_book import BEFORE_TRAINING

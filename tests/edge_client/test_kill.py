@@ -21,8 +21,7 @@ import pytest
 
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.storage.arrays import RoundCommit
-from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.randomness import FieldRandomness
 from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer

@@ -32,11 +32,10 @@ from hushfleet.aggregator.storage.enrolment import Enrolment
 from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoch
 from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.data.samples import LabelledSamples, Samples
+from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.data.sets import load
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import load_config
-from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker import loaded_task
 from hushfleet.edge_client.worker.in_process import InProcess

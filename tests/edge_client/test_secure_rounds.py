@@ -58,7 +58,7 @@ def sent(fleet: SecureFleet, round: int) -> RoundPlan:
     """Opens a round, and lets the device have its update acknowledged."""
     plan = fleet.open_round(round)
     bench = fleet.bench
-    bench.until(lambda: bench.entry_status(round) == "acked" and bench.agent.rounds.upload is None)
+    bench.acked(round)
     return plan
 
 

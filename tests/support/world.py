@@ -42,15 +42,28 @@ def world(
     costs: Costs = FREE,
     options: LinkOptions = PROMPT,
     short: bool = False,
+    most_boards: int = 1000,
     **rules: Any,
 ) -> WorldFleet:
-    devices = [FleetDevice("abcdefghijklmnopqrstuvwxyz"[index], each) for index, each in enumerate(times)]
-    rules = {"rounds": 1, "deadline_s": 100.0, **rules}
-    prepared = prepared or prepared_task(method="dp-fedavg", accounting="strict", devices=len(devices), **rules)
+    devices = [FleetDevice(_name(index), each) for index, each in enumerate(times)]
+    rules = {"rounds": 1, "deadline_s": 100.0, "accounting": "strict", **rules}
+    prepared = prepared or prepared_task(method="dp-fedavg", devices=len(devices), **rules)
     schedule = make_schedule(ScenarioSection(**(scenario or {})), [device.name for device in devices], seed=1)
     return WorldFleet(
-        prepared, prepared.task.round, devices, costs=costs, schedule=schedule, seed=1, options=options, short=short
+        prepared,
+        prepared.task.round,
+        devices,
+        costs=costs,
+        schedule=schedule,
+        seed=1,
+        options=options,
+        short=short,
+        most_boards=most_boards,
     )
+
+
+def _name(index: int) -> str:
+    return "abcdefghijklmnopqrstuvwxyz"[index % 26] * (1 + index // 26)
 
 
 def played(fleet: WorldFleet) -> list[RoundOutcome]:

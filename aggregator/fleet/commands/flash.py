@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from hushfleet.aggregator.fleet.commands.options import FleetDir, IdsFile, ImagesFolder, WheelsFolder, opened
 from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput
+from hushfleet.schema import AtLeast1
 
 if TYPE_CHECKING:
     from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
@@ -27,7 +28,7 @@ class FlashOptions:
     image: Annotated[Path | None, Option(metavar="FILE", help="A stock image, .img or .img.xz: each board gets a copy of it with its own seed.")] = None
     boot: Annotated[Path | None, Option(metavar="MOUNT", help="The mounted boot partition of a card that holds the stock system already.")] = None
     out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder for the images, with --image.")] = None
-    count: Annotated[int | None, Option(min=1, help="Number of cards to write, for boards without one. Default: all of them.")] = None
+    count: Annotated[AtLeast1 | None, Option(help="Number of cards to write, for boards without one. Default: all of them.")] = None
     device: Annotated[list[str] | None, Option(metavar="ID", help="Write the card of this board, or of those that match a pattern in quotes; may be repeated.")] = None
     file: IdsFile = None
     python: Annotated[str | None, Option(metavar="3.X", help="Python version of the system. Default: found from the image.")] = None

@@ -46,7 +46,6 @@ def _status(
     """
     from rich.live import Live
 
-    from hushfleet.aggregator.fleet.page.server import page_url
     from hushfleet.aggregator.fleet.trust.folder import FleetFolder
     from hushfleet.aggregator.fleet.trust.membership import chosen_ids, is_fleet, membership
     from hushfleet.aggregator.fleet.watching.table import table
@@ -58,6 +57,8 @@ def _status(
             _print_devices(boards)
         return
     if page:
+        from hushfleet.aggregator.fleet.page.server import page_url  # with its web server
+
         print(page_url(FleetFolder(folder)))
         return
     with FleetWatch(FleetFolder(folder)) as source:

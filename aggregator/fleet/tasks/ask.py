@@ -16,6 +16,7 @@ from typing import Literal
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.config.question import question_of
+from hushfleet.aggregator.config.round_section import RULES_OF_OTHER_MODE
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.config.sections import (
     MethodSection,
@@ -70,8 +71,7 @@ def statistic_task(folder: FleetFolder, asked: StatisticSection, epsilon: float)
                 aggregation="mean",
                 trim=None,
                 mode="synchronous",
-                buffer_size=None,
-                max_staleness=None,
+                **RULES_OF_OTHER_MODE["synchronous"],
             ),
             wire=WireSection(codec="masked" if trust == "secure" else "quantized"),
             evaluation=None,

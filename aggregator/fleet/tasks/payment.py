@@ -72,9 +72,9 @@ class Payment:
 
         :param paid: how many rounds each of them can pay for.
 
-        A round needs `needed` boards. In buffered rounds they may differ each time, and each sends one update a round.
+        A round needs `needed` boards. Without a cohort they may differ each time, and each sends one update a round.
         """
-        if not self.task.round.buffered:
+        if self.task.round.has_cohort:
             return _nth(paid, self.needed)
         rounds = range(1, at_most + 1)
         return bisect_left(rounds, True, key=lambda each: sum(min(own, each) for own in paid) < each * self.needed)

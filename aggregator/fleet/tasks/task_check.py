@@ -22,7 +22,7 @@ from hushfleet.aggregator.planning.evaluation_error import useless_evaluation
 from hushfleet.aggregator.planning.pay import images_of
 from hushfleet.aggregator.report.readable import number
 from hushfleet.aggregator.results.fleet_state import Shortfall
-from hushfleet.aggregator.rounds.next_round import shortfall_advice, shortfall_text
+from hushfleet.aggregator.rounds.shortfall import shortfall_advice, shortfall_text
 from hushfleet.aggregator.rounds.thresholds import Given, Thresholds, keys_in, of_fleet
 from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.aggregator.storage.board import Board
@@ -77,15 +77,12 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
     return [] if why is None else [why]
 
 
-def useless_for(task: Task, folder: FleetFolder | None, *, boards: int, needed: int) -> str | None:
+def useless_for(task: Task, folder: FleetFolder, *, boards: int, needed: int) -> str | None:
     """Says why the task's evaluation would tell nothing, as `useless_evaluation`.
 
-    :param folder: None: there is no fleet, and all devices of the task answer.
     :param boards: number of boards that are enrolled.
     :param needed: number of boards with which a round opens; more may be enrolled.
     """
-    if folder is None:
-        return useless_evaluation(task, devices=task.cohort_size, images=images_of(task))
     return useless_evaluation(task, devices=max(boards, needed), images=told_images(folder) or images_of(task))
 
 

@@ -308,6 +308,12 @@ class FleetWatch(contextlib.AbstractContextManager["FleetWatch"]):
         return replace(found, spent=spent, limit=self._spending.limit, undecided=undecided)
 
 
+def view_now(folder: FleetFolder, now: float | None = None) -> FleetView:
+    """Returns the fleet now, once. Raises `StoreError`."""
+    with FleetWatch(folder) as watch:
+        return watch.view(now)
+
+
 def _state(part: Activity, heard: Activity) -> Activity:
     """Combines a board's part in the run with its presence at the broker."""
     if heard in ("absent", "lost", "sleeping"):

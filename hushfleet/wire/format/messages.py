@@ -198,6 +198,12 @@ class RoundPlan(Checked):
         """Returns whether an update of that round belongs to this plan: it is for the same round, or not too old."""
         return task == self.task and self.round - self.max_staleness <= round <= self.round
 
+    def waits_for(self, task: str, round: int) -> bool:
+        """Returns whether an update of that round that is still being made is of use: the plan's sum takes it, or that
+        of the next round."""
+        more_follows = self.phase == "closed" and self.max_staleness > 0
+        return (self.phase == "open" or more_follows) and self.takes(task, round)
+
     def differences_from(self, held: Collection[bytes]) -> tuple[DifferenceRef, ...] | None:
         """Returns the fewest differences that lead from a blob in `held` to the global model; None if none do.
 

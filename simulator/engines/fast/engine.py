@@ -32,6 +32,12 @@ from hushfleet.wire.format.update_values import SIGNED
 ALL_SPENT = "too few devices have privacy budget left for another round"
 
 
+def run_logged(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx", evaluate_every: int = 1) -> None:
+    """Runs the rounds as `run_rounds` does, and writes their events into the run folder."""
+    with EventLog(simulation.folder.events) as events:
+        run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=evaluate_every)
+
+
 def run_rounds(
     simulation: Simulation,
     workers: WorkerPool,
@@ -54,7 +60,7 @@ def run_rounds(
     :param on_closed: called after each round, before any device trains again; first with the last round of an earlier
         part of the run, or 0.
     """
-    if simulation.task.round.buffered:
+    if not simulation.task.round.has_cohort:
         raise BadInput(
             'round.mode = "buffered" is about who comes when, and the fast engine has no time: give the devices boards '
             "(--boards, with the virtual clock), or take --engine live"

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.held_out import both_parts
-from hushfleet.data.samples import LabelledSamples, Samples
-from hushfleet.edge_client.board.local_data import inputs_of
+from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
 from hushfleet.learning.anomaly import divided
 from hushfleet.learning.batch import GradientFunction
 from hushfleet.learning.evaluation import LogitsOf
-from hushfleet.learning.graph_features import FeatureGraph
 from hushfleet.learning.graph_session import InferenceGraph
 from hushfleet.methods import method_of
 from hushfleet.methods.task_method import TaskMethod
@@ -28,6 +27,9 @@ from hushfleet.simulator.engines.fast.sums import UnmaskedRound
 from hushfleet.simulator.run_folder import RunFolder
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import BlobRef, SecureSpec, TaskSpec
+
+if TYPE_CHECKING:
+    from hushfleet.learning.graph_features import FeatureGraph
 
 KEPT_BYTES = 1 << 29  # of training images in each worker; others are read again when they are used
 
@@ -80,6 +82,8 @@ class LoadedRun:
         spec = self.spec.model.features
         if spec is None:
             return None
+        from hushfleet.learning.graph_features import FeatureGraph
+
         given = self.spec.model.input_shape[0]
         return FeatureGraph(partial(self._graph, spec.graph), spec, given=given, cache=self.folder.features)
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Meta
 
 from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.privacy.terms import Unit
+from hushfleet.schema import Count
 from hushfleet.simulator.options import DataDir, TaskSettings
 
 if TYPE_CHECKING:
@@ -27,9 +29,9 @@ class AuditOptions(TaskSettings):
 
     # fmt: off
     unit: Annotated[Unit | None, Option(help="Unit of privacy; replaces privacy.unit.")] = None
-    trials: Annotated[int, Option(min=60, max=10_000_000, help="Number of rounds, or of canaries, in each world.")] = 1000
-    seconds: Annotated[float, Option(min=1, help="Longest time of a game; it ends with the trials that it has.")] = 120
-    seed: Annotated[int, Option(min=0, help="Seed of canaries and noise.")] = 0
+    trials: Annotated[int, Meta(ge=60, le=10_000_000), Option(help="Number of rounds, or of canaries, in each world.")] = 1000
+    seconds: Annotated[float, Meta(ge=1), Option(help="Longest time of a game; it ends with the trials that it has.")] = 120
+    seed: Annotated[Count, Option(help="Seed of canaries and noise.")] = 0
     field_noise: Annotated[bool, Option("--field-noise", help="Use the noise source of real devices, which no seed repeats.")] = False
     one_run: Annotated[bool | None, Option(hidden=True)] = None
     data_dir: DataDir = None

@@ -14,13 +14,12 @@ from hushfleet.aggregator.planning.evaluation_error import EvaluationError
 from hushfleet.aggregator.planning.gain_errors import Answer, gain_errors
 from hushfleet.aggregator.planning.year import Year
 from hushfleet.aggregator.report.console import Console
-from hushfleet.aggregator.report.readable import percent, size
+from hushfleet.aggregator.report.readable import format_seconds, percent, size
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.protection import protection
 from hushfleet.secure.committee import corrupt_devices
 from hushfleet.simulator.studies.plan.needs import BoardCosts, Needs
 from hushfleet.simulator.studies.templates import filled
-from hushfleet.simulator.units import format_seconds
 from hushfleet.wire.format.question import QuestionSpec
 
 _STYLES: dict[Answer, str] = {"yes": "bold green", "no": "bold red", "perhaps": "bold yellow"}

@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from hushfleet.aggregator.report.console import Console
 from hushfleet.aggregator.report.progress import show_progress
+from hushfleet.aggregator.report.readable import format_seconds
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import BadInput
 from hushfleet.progress import doing
@@ -27,7 +28,6 @@ from hushfleet.simulator.studies.reproduce.report import write_report
 from hushfleet.simulator.studies.reproduce.run import Failure, Shares, run_cells
 from hushfleet.simulator.studies.reproduce.show import print_table
 from hushfleet.simulator.studies.reproduce.table import CellProgress, PaperTable, make_table
-from hushfleet.simulator.units import format_seconds
 
 FAILED = 1
 

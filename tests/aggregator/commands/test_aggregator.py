@@ -208,8 +208,8 @@ def test_opacus_is_asked_once_and_nothing_waits_for_it(make_fleet: MakeFleet, mo
             field_run.run_rounds(
                 each.engine,
                 lambda will: LocalHub().link("aggregator", will),
-                Identity.generate(),
-                Enrolment(each.store, register),
+                identity=Identity.generate(),
+                enrolment=Enrolment(each.store, register),
                 checks=each is fleet,
                 epoch=1,
                 federation="default",
@@ -244,8 +244,8 @@ def test_a_signal_ends_the_run_between_two_steps(make_fleet: MakeFleet, number: 
         finished = field_run.run_rounds(
             fleet.engine,
             lambda will: hub.link("aggregator", will),
-            Identity.generate(),
-            Enrolment(fleet.store, register),
+            identity=Identity.generate(),
+            enrolment=Enrolment(fleet.store, register),
             epoch=1,
             federation="default",
             console=Console(quiet=True),

@@ -6,13 +6,12 @@ import contextlib
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.sections import StatisticSection
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.tasks import ask as asking
@@ -25,16 +24,13 @@ from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import begin
 from hushfleet.toml_text import to_toml
+from support.command import hushfleet
 from support.desk import TASK, make_folder
 
 SMALL = TASK.replace("\ndevices = 2", "\ndevices = 2\nlimit = 200")
 
 
-def fleet_ask(*words: Any) -> str:
-    outcome = CliRunner().invoke(build_app(), ["fleet", "ask", *map(str, words)])
-    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
-        raise outcome.exception
-    return outcome.output
+fleet_ask = partial(hushfleet, "fleet", "ask")
 
 
 @pytest.fixture

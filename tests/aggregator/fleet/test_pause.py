@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import io
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.watching.metrics import metrics
 from hushfleet.aggregator.fleet.watching.table import table
-from hushfleet.aggregator.fleet.watching.watch import FleetWatch
+from hushfleet.aggregator.fleet.watching.watch import view_now
 from hushfleet.aggregator.report.display import FleetDisplay
 from hushfleet.aggregator.results.events import EventLog
+from support.command import hushfleet
 from support.desk import make_folder
 
 NOW = datetime(2026, 11, 26, 18, tzinfo=ZoneInfo("Europe/Berlin")).timestamp()
@@ -26,11 +26,7 @@ OPENS = datetime(2026, 11, 27, 1, tzinfo=ZoneInfo("Europe/Berlin")).timestamp()
 TOLD = "next round: tomorrow 01:00 (Europe/Berlin)"
 
 
-def fleet(*words: str) -> str:
-    outcome = CliRunner().invoke(build_app(), ["fleet", *words])
-    if outcome.exception is not None:
-        raise outcome.exception
-    return outcome.output
+fleet = partial(hushfleet, "fleet")
 
 
 def begin(folder: FleetFolder) -> EventLog:
@@ -42,9 +38,7 @@ def begin(folder: FleetFolder) -> EventLog:
 
 def shown(folder: FleetFolder, now: float = NOW) -> tuple[str, str, str]:
     """What terminal, page and metrics say."""
-    watch = FleetWatch(folder)
-    view = watch.view(now)
-    watch.close()
+    view = view_now(folder, now)
     console = Console(file=io.StringIO(), width=200)
     console.print(table(view))
     return console.file.getvalue(), render_parts(view)["summary"], metrics(view).decode()  # type: ignore[attr-defined]

@@ -36,6 +36,7 @@ from hushfleet.errors import BadInput
 from hushfleet.simulator.studies.plan.cli import plan
 from hushfleet.wire.format.identity import Identity
 from support import report_samples
+from support.command import hushfleet
 from support.desk import make_folder
 
 PLANNED = ["--images", "24", "--epsilon", "2", "--boards", "generic-x86"]
@@ -97,14 +98,13 @@ def places(folder: FleetFolder, file: Path) -> dict[str, str]:
     found = pay_of_fleet(load_task(folder.task), folder)
     assert found is not None
     told = result.but(pay=found.in_words, engine="field")
-    given = CliRunner().invoke(build_app(), ["fleet", "task", str(folder.path), str(file), "--now"])
-    assert given.exit_code == 0, given.output
+    given = hushfleet("fleet", "task", folder.path, file, "--now")
     return {
         "status": shown.getvalue(),
         "page": words(render_parts(view)["summary"]),
         "json": view.to_json()["pay"],
         "report of the run": sentences(told, judge(told))["answer"],
-        "fleet task": given.output,
+        "fleet task": given,
         "aggregator": said_by_aggregator(folder),
     }
 

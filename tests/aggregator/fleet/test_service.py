@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from hushfleet.aggregator.fleet.service import APPLY_AGAIN_S, FleetService, Service, ServicePart
-from hushfleet.errors import StoreFull
+from hushfleet.errors import LinkLost, StoreFull
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import encode_message
@@ -113,3 +113,32 @@ def test_a_part_that_takes_long_leaves_time_to_messages(monkeypatch: pytest.Monk
         part.advance(service, clock[0])
         clock[0] += 0.1
     assert part.acted == pytest.approx([0.0, 10.0, 20.0], abs=0.3)
+
+
+class Failing(ServicePart):
+    fails_as, again_s = "nothing is told", 10.0
+
+    def __init__(self) -> None:
+        self.why, self.acted = "the disk is full", list[float]()
+
+    def act(self, service: Service, now: float) -> None:
+        self.acted.append(now)
+        if self.why:
+            raise LinkLost(self.why) if self.why == "no link" else StoreFull(self.why)
+
+
+def test_a_part_that_fails_is_told_once_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    part, service = Failing(), cast(Service, None)
+    for now in (0.0, 5.0, 11.0):
+        part.advance(service, now)
+    part.why = "the disk is gone"
+    part.advance(service, 30.0)
+    assert part.acted == [0.0, 11.0, 30.0]
+    assert caplog.messages == ["nothing is told: the disk is full", "nothing is told: the disk is gone"]
+    part.why = ""
+    part.advance(service, 60.0)
+    part.advance(service, 60.1)
+    assert part.acted[-1] == 60.1, "as often as it is due again"
+    part.why = "no link"
+    with pytest.raises(LinkLost):  # all parts wait for it
+        part.advance(service, 90.0)

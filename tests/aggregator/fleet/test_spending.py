@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hushfleet.aggregator.commands.field_run import write_results
+from hushfleet.aggregator.commands.field_results import write_results
 from hushfleet.aggregator.config.question import noise_by_round
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet import descriptions

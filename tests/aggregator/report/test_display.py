@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hushfleet.aggregator.report.display import FleetDisplay, summary_table
+from hushfleet.aggregator.report.display import FleetDisplay
+from hushfleet.aggregator.report.summary import summary_table
 from hushfleet.aggregator.results.fleet_state import RunState
 from hushfleet.privacy.accountant import Step, epsilon
 from support import report_samples

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import load_command
 from hushfleet.aggregator.report.options import Option, with_options
+from hushfleet.schema import AtLeast1
 
 MOST = 8
 
@@ -24,7 +25,7 @@ class Where:
 @dataclass(frozen=True, kw_only=True)
 class How(Where):
     name: Annotated[str, Option(metavar="NAME", help="Its name.")]
-    rounds: Annotated[int, Option("--rounds", "-r", min=1, help="Number of rounds.")] = 3
+    rounds: Annotated[AtLeast1, Option("--rounds", "-r", help="Number of rounds.")] = 3
 
 
 def test_a_command_gets_its_options_whole_and_help_lists_them() -> None:

@@ -232,8 +232,9 @@ def test_the_plots_have_the_numbers_of_the_result() -> None:
     assert by_name["own models, common test"]["y"] == [0.75 * n / 4 for n in range(1, 5)]
     assert by_name["alone, own data"]["y"] == [0.88] * 4
     assert by_name["alone, own data"]["line"]["dash"] == "dash"
-    alone, federated = page.plots["accuracy"][1]["data"][1:]
-    assert (alone["x"], federated["x"]) == ([0.7] * 3, [0.75] * 3)
+    (gains,) = page.plots["accuracy"][1]["data"]
+    assert gains["y"] == pytest.approx([0.05] * 3)
+    assert gains["hovertext"][0] == "board-000: 70.0% alone, 75.0% federated"
     assert page.plots["bytes"][0]["data"][0]["y"] == [3000] * 4
     assert page.plots["bytes"][0]["data"][2]["y"] == [12000.0] * 4
     assert page.plots["privacy"][2]["data"][0]["x"] == [3.0, 50.0]
@@ -244,12 +245,13 @@ def test_the_plots_have_the_numbers_of_the_result() -> None:
     assert ratio["y"] == [-20.0] * 4
 
 
-def test_a_device_that_is_worse_off_is_a_square_of_its_own() -> None:
-    result = sample(2)
-    details = result.details.but(local_only_common=[0.9, None])
-    traces = Page(render_report(result.but(details=details))).plots["accuracy"][1]["data"]
-    shown = {trace["name"]: trace["x"] for trace in traces if "name" in trace}
-    assert shown == {"alone": [0.9, None], "federated": [None, 0.75], "worse": [0.75, None]}
+def test_a_device_that_is_worse_off_has_a_colour_and_a_pattern_of_its_own() -> None:
+    result = sample(3)
+    details = result.details.but(local_only_common=[0.7, None, 0.9])
+    (bars,) = Page(render_report(result.but(details=details))).plots["accuracy"][1]["data"]
+    assert bars["y"] == pytest.approx([-0.15, 0.05])
+    assert bars["marker"]["pattern"]["shape"] == ["/", ""]
+    assert len(set(bars["marker"]["color"])) == 2
 
 
 def test_large_fleets_have_sorted_gains_and_heat_maps() -> None:
@@ -258,7 +260,7 @@ def test_large_fleets_have_sorted_gains_and_heat_maps() -> None:
     page = Page(render_report(result.but(details=details)))
     (bars,) = page.plots["accuracy"][1]["data"]
     assert bars["y"] == sorted(0.75 - n / 50 for n in range(50))
-    assert bars["hovertext"][0] == "board-049"
+    assert bars["hovertext"][0] == "board-049: 98.0% alone, 75.0% federated"
     assert [plot["data"][0]["type"] for plot in page.plots["training"][3:]] == ["heatmap"] * 3
     assert page.plots["training"][-1]["data"][0]["z"][49] == [10, 10, 59]
 

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from hushfleet.aggregator.report import sections
 from hushfleet.aggregator.report.comparison import comparison_json
-from hushfleet.aggregator.report.display import summary_table
 from hushfleet.aggregator.report.render import render_report
+from hushfleet.aggregator.report.summary import summary_table
 from hushfleet.aggregator.report.verdict import judge
 from hushfleet.aggregator.results.result import OwnHead, Result
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE

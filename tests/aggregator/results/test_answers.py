@@ -14,7 +14,7 @@ from hushfleet.aggregator.results.answers import evaluation_of, statistic_of
 from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.results.record import _statistic
 from hushfleet.data.targets import Targets
-from hushfleet.methods.answer import scale_of
+from hushfleet.methods.answer_scale import scale_of
 from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.wire.format.question import QuestionSpec
 

@@ -48,7 +48,7 @@ def wanting(config: DeviceConfig, wanted: Any) -> DeviceConfig:  # noqa: F811
 
 def train(bench: Bench, round: int = 1) -> Any:
     bench.server.open_round(round)
-    bench.until(lambda: bench.entry_status(round) == "acked")
+    bench.acked(round)
     return bench.loaded.gradient
 
 

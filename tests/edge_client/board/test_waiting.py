@@ -89,8 +89,7 @@ def test_an_agent_says_for_whom_it_waits(
     bench.clock.now += 1000
     bench.steps()
     assert words() == "round: a round"
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     bench.steps(3)
     assert words() == "round: round 1 of 5 of digits-test"
     server = bench.server
@@ -124,8 +123,7 @@ def test_status_says_how_right_the_own_model_is_on_held_out_images(
 ) -> None:
     bench = make_bench()
     assert status(bench.config, bench.store)["model"] is None
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     model = status(bench.config, bench.store)["model"]
     assert (model["model"], model["right"]) == ("personalised", None)
     held_out = replace(bench.config, data=replace(config.data, held_out=config.data.path))

@@ -52,7 +52,7 @@ from support.edge import DEVICE, Bench, Clock, Package, ScriptedAggregator, Stop
 from support.releases import DAILY, put_in, put_trust, statement
 from support.slots import pack_files
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 OF_EARLIER_VERSIONS = {"data.txt"}
 KNOWN = {STORE, *(STORE + suffix for suffix in (*SQLITE_SUFFIXES, LOCK_SUFFIX)), *REMNANTS, *BEFORE_THE_STORE}
 KEY, SERVICE = Identity.generate(), Identity.generate()
@@ -198,7 +198,7 @@ def take_part(board: Board, store: DeviceStore, package: Package) -> None:
             board.take_picture(99, "images/7")
             server.global_params = np.full_like(package.initial, 1e38)
         server.open_round(round, cohort={DEVICE: public_digest(bench)})
-        bench.until(lambda: bench.entry_status(round) == "acked")  # noqa: B023
+        bench.acked(round)
         bench.steps(10)
         board.look()
     agent.close()

@@ -83,8 +83,7 @@ def test_a_board_says_how_unusual_a_window_is(
     write(tmp_path / "known.csv", [0.01, 2.0, 3.0, 0.3], faults=[1, 3])
     data = OwnDataSection("csv", str(tmp_path / "pump.csv"))
     bench = make_bench(package=series, config=replace(config, data=data, simulation=None))
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     bench.server.global_params = bench.server.global_params + np.float32(1e-6)
     final = bench.server.open_round(5, phase="finished").global_digest
     bench.until(
@@ -127,8 +126,7 @@ def test_without_enough_windows_it_says_what_is_missing(
     write(tmp_path / "pump.csv", [0.0] * 4)
     data = OwnDataSection("csv", str(tmp_path / "pump.csv"))
     bench = make_bench(package=series, config=replace(config, data=data, simulation=None))
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     assert main(["predict", str(device_toml(tmp_path)), str(tmp_path / "pump.csv")]) == 2
     assert "no sample is held out to choose a threshold by" in capsys.readouterr().err
     (tmp_path / "pump.csv").write_text("left\n1\n")

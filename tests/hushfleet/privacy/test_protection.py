@@ -19,9 +19,10 @@ from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft, RunView
 from hushfleet.aggregator.planning.advice import Question
 from hushfleet.aggregator.report import sections
 from hushfleet.aggregator.report.comparison import comparison_table
-from hushfleet.aggregator.report.display import FleetDisplay, summary_table
+from hushfleet.aggregator.report.display import FleetDisplay
 from hushfleet.aggregator.report.page import Facts
 from hushfleet.aggregator.report.render import render_report
+from hushfleet.aggregator.report.summary import summary_table
 from hushfleet.aggregator.report.verdict import judge
 from hushfleet.edge_client import status
 from hushfleet.privacy.noise_for import noise_multiplier_for

@@ -40,6 +40,15 @@ def test_boards_that_missed_rounds_are_not_slower() -> None:
     assert all(outcome.wall_s < TRAINS_S + 0.12 for outcome in later)
 
 
+def test_a_worker_is_started_anew_where_none_was_kept() -> None:
+    """It waits for 30 s (`worker.keep_s`): long enough for a round alone, and not for one with a slower board."""
+    loads = replace(BOARD, load_s=3.0)
+    _, alone = played(world([loads], rounds=2))
+    _, beside = played(world([loads, replace(BOARD, step_s=20.0)], rounds=2))
+    assert arrivals(alone)["a"] == pytest.approx(TRAINS_S + 0.09, abs=0.02)
+    assert arrivals(beside)["a"] == pytest.approx(TRAINS_S + 3.09, abs=0.02)
+
+
 def test_a_slow_link_takes_its_time_for_each_byte() -> None:
     slow = replace(BOARD, up_s_per_byte=0.001)
     (only,) = played(world([slow]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hushfleet.learning.own_head import own_head_of
 from hushfleet.simulator.engines.fast import own_heads
 from hushfleet.simulator.engines.fast.alone_on_features import AccuracyByWay, accuracies, best_way, predict_alone
 from hushfleet.simulator.engines.fast.device_file import store_of
-from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.engine import run_logged, run_rounds
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.local_only import train_alone
 from hushfleet.simulator.engines.fast.own_heads import choose_own_heads
@@ -91,7 +92,8 @@ def test_the_onnx_file_of_a_device_is_its_chosen_head(run: Simulation) -> None:
 @pytest.mark.slow
 def test_points_of_a_sweep_have_heads_too(run: Simulation) -> None:
     with Workers(1) as workers:
-        (point,) = sweep_noise(run, workers, [1.0], list(train_alone(run, workers)))
+        alone, rounds = list(train_alone(run, workers)), partial(run_logged, workers=workers)
+        (point,) = sweep_noise(run, workers, [1.0], alone, rounds=rounds)
     assert point.accuracy_own_common is not None
     assert point.gain_standard_error > 0
 
