@@ -120,7 +120,7 @@ def _run(
     from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.results.result import Result
     from hushfleet.simulator.command import again_command, interrupted, run_and_show
-    from hushfleet.simulator.studies.invert.cli import InvertOptions
+    from hushfleet.simulator.studies.invert.options import InvertOptions
     from hushfleet.simulator.studies.invert.study import PICTURE, invert
 
     folder = out / name

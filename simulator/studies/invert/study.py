@@ -16,7 +16,7 @@ from hushfleet.errors import BadInput
 from hushfleet.models import get_model
 from hushfleet.progress import doing
 from hushfleet.simulator.fleet import make_fleet
-from hushfleet.simulator.studies.invert.cli import InvertOptions
+from hushfleet.simulator.studies.invert.options import InvertOptions
 from hushfleet.simulator.studies.invert.show import draw, to_json
 from hushfleet.simulator.studies.invert.views import ImageView, Terms, look
 

@@ -21,7 +21,7 @@ from hushfleet.privacy.noise_for import noise_multiplier_for
 from hushfleet.privacy.step import Step
 from hushfleet.simulator.fleet import Fleet
 from hushfleet.simulator.studies.invert.attack import gradients, reconstruct
-from hushfleet.simulator.studies.invert.cli import InvertOptions
+from hushfleet.simulator.studies.invert.options import InvertOptions
 
 LITTLE = 0.005
 """A noise multiplier with almost no protection: its epsilon is several hundred thousand."""
