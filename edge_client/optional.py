@@ -1,4 +1,4 @@
-"""What a guardian imports only if a task or its owner asks for it; a person who reviews a board begins without it."""
+"""Names the modules that a guardian imports only if a task or its owner asks for them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ PROCESSES = {
     "guardian": ["hushfleet.edge_client.agent"],
     "guardian and worker": ["hushfleet.edge_client.agent", "hushfleet.edge_client.worker.work"],
     "aggregator process": ["hushfleet.aggregator.commands.field_run"],
-    "`simulate`": ["hushfleet.simulator.command"],
+    "`simulate`": ["hushfleet.simulator.command", "hushfleet.simulator.engines.fast.engine"],
 }
 """The modules by which a process begins; one that does not exist is left out."""
 LOAD = """

@@ -33,7 +33,7 @@ class AggregatorOptions:
     data_dir: Annotated[Path | None, Option(help="Folder with the files of the test set.")] = None
     settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override any key of the task file.")] = None
     identity: Annotated[Path | None, Option(help="This aggregator's key, which devices pin; default: one for each federation in the user's configuration folder.")] = None
-    rounds_only: Annotated[bool, Option("--rounds-only", help="No result.json, no report, and no second opinion on the task's epsilon_server: for a program that makes its own.")] = False
+    rounds_only: Annotated[bool, Option("--rounds-only", help="No result.json and no report: for a program that makes its own.")] = False
     run_id: Annotated[str | None, Option(help="Last part of the task id; default: random.")] = None
     ca_file: Annotated[Path | None, Option(help="CA that signed the broker's certificate.", **_FILE)] = None
     cert_file: Annotated[Path | None, Option(help="This aggregator's certificate.", **_FILE)] = None

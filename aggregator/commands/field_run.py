@@ -18,7 +18,6 @@ from rich.markup import escape
 
 from hushfleet.aggregator.commands.field_options import AggregatorOptions, EnrolmentMode
 from hushfleet.aggregator.commands.older_copy import refuse_older_copy
-from hushfleet.aggregator.commands.second_opinion import check_in_background
 from hushfleet.aggregator.config.notes import notes_of
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
@@ -52,9 +51,7 @@ from hushfleet.aggregator.storage.list_file import ListFile, roster_file
 from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
 from hushfleet.errors import BadInput
-from hushfleet.methods.cost import RoundTerms
 from hushfleet.models.cuda import sees_cuda
-from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.roster import Roster
 from hushfleet.user_files import checked_folder, refuse_others
@@ -158,12 +155,10 @@ def run_rounds(
     pause: Path | None = None,
     replaced: Callable[[], bool] = lambda: False,
     console: Console,
-    checks: bool = True,
     **how: Any,
 ) -> bool:
     """Runs the rounds with the display; returns True if the task was finished, False if it was stopped.
 
-    :param checks: whether Opacus is asked for a second opinion when they begin.
     :param pause: the file that pauses training.
     :param replaced: whether the fleet was given another task, for which this run is left.
     :param how: the other parameters of `Coordinator`.
@@ -174,36 +169,16 @@ def run_rounds(
     if math.isinf(rhythm.opens()) and engine.plan is None and not engine.closed_rounds:
         raise BadInput(f"until schedule.until = {rhythm.until} no window opens any more, so no round would ever open")
     path = engine.store.folder / "events.jsonl"
-    begins = not path.exists()
     display = FleetDisplay(console=console, delta=engine.spec.privacy.delta, accountant=engine.spec.privacy.accountant)
     with _ShownLog(path, display) as events, _stop_on_signals() as stop:
         coordinator = Coordinator(engine, connect, identity=identity, rhythm=rhythm, events=events, **how)
         console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
-        if begins and checks:
-            _ask_for_a_second_opinion(engine, console)
         with display:
             display.replay(iterate_events(path))
             threading.Thread(target=wait_until, args=(replaced, stop), daemon=True).start()
             coordinator.run(stop)
             stop.set()
     return engine.finished
-
-
-def _ask_for_a_second_opinion(engine: RoundEngine, console: Console) -> None:
-    """Checks epsilon of a device that takes part in all rounds; an infinite epsilon is not checked."""
-    privacy, question = engine.spec.privacy, engine.spec.question
-    charge, rounds = engine.method.charge(RoundTerms(privacy.noise_split)), engine.spec.training_rounds
-    steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * rounds)] if rounds else []
-    if question is not None:
-        steps.append(Step(question.noise_multiplier, 1.0, engine.spec.rounds - rounds))
-    charged = math.inf if charge.raw else epsilon(steps, delta=privacy.delta, accountant=privacy.accountant)
-
-    def tell(words: str, differs: bool) -> None:
-        mark = "[yellow]warning:[/] " if differs else ""
-        console.print(f"{mark}{escape(words)}", highlight=False, soft_wrap=True)
-
-    if math.isfinite(charged):
-        check_in_background(steps, delta=privacy.delta, charged=charged, accountant=privacy.accountant, tell=tell)
 
 
 class _ShownLog(EventLog):
@@ -360,7 +335,6 @@ def run_in_field(context: typer.Context, options: AggregatorOptions, task_file: 
             seen=seen,
             pause=None if fleet is None else fleet.folder.paused,
             replaced=replaced,
-            checks=not options.rounds_only,
             epoch=epoch,
             federation=options.federation,
             console=console,

@@ -7,12 +7,15 @@ import shlex
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
 from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow, WithError
-from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.result import Lifetime, WireInfo
 from hushfleet.privacy.protection import protection
 from hushfleet.privacy.spending import describe_since
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.results.gains import Gain
 
 NOT_MEASURED = "not measured"
 NARROW = "\N{NO-BREAK SPACE}"

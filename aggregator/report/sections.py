@@ -14,7 +14,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from hushfleet.aggregator.report import charts
-from hushfleet.aggregator.report.charts import PERCENT, Values, line, over
+from hushfleet.aggregator.report.charts import PERCENT, line, over
 from hushfleet.aggregator.report.page import (
     BLUE,
     SOFT,
@@ -27,7 +27,6 @@ from hushfleet.aggregator.report.page import (
     Prose,
     Section,
     SectionPart,
-    label,
     missing,
     present,
 )
@@ -43,7 +42,6 @@ from hushfleet.aggregator.results.result import Example, Result, RoundRow, Sweep
 from hushfleet.wire.format.codecs import codec_of
 
 MOST_TABLE_ROWS = 40
-MOST_LAYER_LINES = 4
 DASH = "\N{EN DASH}"
 Parts = Iterator[SectionPart]
 
@@ -343,25 +341,6 @@ def course(shown: ShownRun) -> Parts:
             yield over(title, charts.per_device(detail.devices, xs, grid, color), "", **PERCENT)
 
 
-def layers(shown: ShownRun) -> Parts:
-    yield shown.heading("layers")
-    detail, names = shown.result.details, [name for name, _ in shown.result.model.layers]
-    for title, what, why, grid in (
-        ("Personalised share of each layer", "personalised share", "shares all", detail.personal_share),
-        ("Share of the clip norm per layer", "clip weights", "clips as a whole", detail.clip_weights),
-    ):
-        columns: list[Values] = [[row[n] for row in grid] for n in range(len(names))] if grid else []
-        if not any(value is not None for values in columns for value in values):
-            yield shown.missing("layers_missing", what, why)
-        elif len(names) <= MOST_LAYER_LINES:
-            named = zip(names, columns, strict=True)
-            series = [line(label(name), shown.rounds, values, n) for n, (name, values) in enumerate(named)]
-            yield over(title, series, "", yaxis_rangemode="tozero", **PERCENT)
-        else:
-            rounds, note = list(map(str, shown.rounds)), shown.told("layers_note")
-            yield charts.heat_map(title, names, rounds, columns, form=".0%", x="round", note=note)
-
-
 def labels(shown: ShownRun) -> Parts:
     """Shows the labels of each device; nothing in the field, where devices do not report them."""
     detail = shown.result.details
@@ -392,7 +371,7 @@ SECTIONS = (
     ReportSection("privacy", (privacy, seen, privacy_sweep)),
     ReportSection("bytes", (traffic,)),
     ReportSection("fleet", (fleet, rounds_over_time)),
-    ReportSection("training", (course, layers, labels), folded=True),
+    ReportSection("training", (course, labels), folded=True),
     ReportSection("run", (run_facts,), folded=True),
     ReportSection("meaning", (meaning,), folded=True),
 )

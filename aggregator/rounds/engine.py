@@ -27,22 +27,27 @@ from hushfleet.aggregator.rounds.plain_sum import PlainSum
 from hushfleet.aggregator.rounds.policy import ClosingRule, Decision, choose_cohort, least_devices
 from hushfleet.aggregator.rounds.progress import TaskProgress
 from hushfleet.aggregator.rounds.round_sum import commit
-from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of
 from hushfleet.aggregator.rounds.summary import summarise
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
+from hushfleet.at_need import at_need
 from hushfleet.errors import BadInput, StoreFull, WireError
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.charge import Charge
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.member_answer import is_answer, read_answer_header
 from hushfleet.secure.roster import Roster
-from hushfleet.secure.secure_round import check_roster
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 from hushfleet.wire.format.spec import BlobRef
 from hushfleet.wire.format.update_values import SIGNED, UpdateFormat
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.payloads.prepare import PreparedTask
+    from hushfleet.aggregator.rounds import secure_sum
+    from hushfleet.aggregator.rounds.secure_sum import SecureSum
+    from hushfleet.secure import secure_round
+else:
+    secure_sum = at_need("hushfleet.aggregator.rounds.secure_sum")
+    secure_round = at_need("hushfleet.secure.secure_round")
 
 log = logging.getLogger("hushfleet.aggregator")
 
@@ -179,7 +184,7 @@ class RoundEngine:
             raise BadInput(f"no round can be opened: round {self.closed_rounds} of {self.spec.rounds}")
         number = self.closed_rounds + 1
         if self.spec.privacy.secure is not None:
-            self._open_secure(number, roster or roster_of(self.store, excluded=self._excluded))
+            self._open_secure(number, roster or secure_sum.roster_of(self.store, excluded=self._excluded))
         else:
             self._open_plain(number, present)
         return self.announcement
@@ -227,7 +232,7 @@ class RoundEngine:
         data, wanted = roster.to_bytes(), self._rules.cohort_size
         secure = SecurePlan(BlobRef.of(data), min(1.0, wanted / len(roster.devices)) if wanted else 1.0)
         if (spec := self.spec.privacy.secure) is not None:
-            check_roster(spec, roster, rate=secure.rate)  # no draw can correct this
+            secure_round.check_roster(spec, roster, rate=secure.rate)  # no draw can correct this
         self.roster = data
         plan = self.progress.plan(number, {}, secure)
         self._begin(plan)
@@ -276,7 +281,7 @@ class RoundEngine:
         update.task, update.round, update.digest = header.task, header.round, hashlib.sha256(update.data).digest()
         if not self._is_new(update):
             return
-        if not isinstance(self._sum, SecureSum):
+        if self._sum is None or isinstance(self._sum, PlainSum):
             raise Refusal("malformed", "this task has no secure sums", final=False)
         self._sum.take_answer(update)
         update.acknowledge("accepted")
@@ -336,7 +341,7 @@ class RoundEngine:
             return True  # too few devices were drawn
         now = self._monotonic() if now is None else now
         decision = self.responses.decide(now, ready=ready)
-        if decision == "close" and isinstance(self._sum, SecureSum):
+        if decision == "close" and not isinstance(self._sum, PlainSum):
             decision = self._closing(self._sum, now)
         if decision == "extend":
             # a new number, so that devices see that the plan has changed
@@ -409,7 +414,7 @@ class RoundEngine:
         if collected is None:
             return
         added = collected.resume()
-        if isinstance(collected, SecureSum) and row.phase == "unmask":
+        if not isinstance(collected, PlainSum) and row.phase == "unmask":
             collected.ask(plan, excluded=self._excluded)
             return
         self._look_at_states()

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hushfleet.at_need import at_need
-from hushfleet.data.held_out import held_out_part, training_part
+from hushfleet.data.held_out import both_parts
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples, inputs_of
 from hushfleet.data.walk import ENDINGS, files_below
 from hushfleet.durations import Period
@@ -166,10 +166,7 @@ class LocalData:
         if len(samples):
             _warn_of_another_unit(samples, path)
         if self._share:
-            sides = (
-                part(samples, self._share, are_all=not self._by_content) for part in (training_part, held_out_part)
-            )
-            samples, self._held_out = sides
+            samples, self._held_out = both_parts(samples, self._share, are_all=not self._by_content)
         inputs = inputs_of(samples, self._features, skipped=skipped if self._is_lenient else None)
         held_out = 0 if self._held_out is None else len(self._held_out)
         use = DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty, others, held_out)

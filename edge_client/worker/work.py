@@ -157,7 +157,7 @@ class _DataNote(Note):
         super().__init__(None)
         self._tell = tell
 
-    def keep(self, words: str | DataUse | None) -> None:
+    def keep(self, words: object) -> None:
         if isinstance(words, DataUse):
             self._tell(Told(data_use=self.text_of(replace(words, why=words.why[:_MAX_WHY_CHARS]))))
 

@@ -71,15 +71,7 @@ def invert(
         checked_folder(out)
     task = options.load(task_file)
     with show_progress(console):
-        seen = invert(
-            task,
-            data_dir=options.data_dir,
-            images=options.images,
-            devices=options.devices,
-            steps=options.steps,
-            tries=options.tries,
-            seed=options.seed,
-        )
+        seen = invert(task, options)
     if options.as_json:
         print(seen.json)
     else:

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,6 @@ from hushfleet.aggregator.storage.enrolment import Enrolment
 from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
-from hushfleet.methods.cost import RoundTerms
-from hushfleet.privacy.accountant import epsilon
-from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 
@@ -193,39 +189,6 @@ def test_a_run_keeps_its_id(task_file: Path, tmp_path: Path) -> None:
         store.put("run_id", b"abcd")
         with pytest.raises(BadInput, match="'abcd'"):
             field_run.prepared_under_its_id(load_task(task_file), store, data_dir=None, run_id="other")
-
-
-def test_opacus_is_asked_once_and_nothing_waits_for_it(make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a task's start, and neither where a run goes on nor where only its rounds are wanted."""
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(field_run, "check_in_background", lambda steps, **how: asked.append({"steps": steps, **how}))
-    fleet, ended = make_fleet(method="dp-fedavg", accounting="strict"), threading.Event()
-    ended.set()
-    monkeypatch.setattr(field_run, "_stop_on_signals", lambda: nullcontext(ended))
-    other = make_fleet(method="dp-fedavg", accounting="strict")
-    for each in (fleet, fleet, other):
-        with DeviceRegister(each.folder, durable=False) as register:
-            field_run.run_rounds(
-                each.engine,
-                lambda will: LocalHub().link("aggregator", will),
-                identity=Identity.generate(),
-                enrolment=Enrolment(each.store, register),
-                checks=each is fleet,
-                epoch=1,
-                federation="default",
-                console=Console(quiet=True),
-            )
-    (once,) = asked
-    task = fleet.engine.prepared.task
-    (step,) = once["steps"]
-    assert step.steps == task.round.rounds
-    assert once["charged"] == epsilon([step], delta=task.delta) == pytest.approx(epsilon_of_task(fleet.engine))
-
-
-def epsilon_of_task(engine: Any) -> float:
-    """What a device's ledger holds after all rounds."""
-    charges = [engine.method.charge(RoundTerms(engine.spec.privacy.noise_split))] * engine.prepared.task.round.rounds
-    return epsilon_server_of(charges, delta=engine.spec.privacy.delta)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
