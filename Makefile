@@ -12,11 +12,11 @@ DEMO ?=
 PYTEST ?=
 PART ?=
 CHAOS ?=
-BOARD_TESTS := tests/edge_client/storage tests/hushfleet/config tests/hushfleet/wire/format tests/hushfleet/release
+BOARD_TESTS := tests/edge_client/storage tests/hushfleet/wire/format tests/hushfleet/release
 BOARD_TEST_TOOLS := hypothesis iniconfig packaging pluggy pygments pytest pytest-timeout pyyaml setuptools sortedcontainers
-OTHER_VERSIONS_TESTS := tests/aggregator/test_options.py tests/hushfleet/test_schema.py tests/hushfleet/wire/format \
+OTHER_VERSIONS_TESTS := tests/aggregator/report/test_options.py tests/hushfleet/test_schema.py tests/hushfleet/wire/format \
     $(patsubst %,tests/aggregator/commands/test_%.py,help main methods second_opinion) tests/hushfleet/wire/link/test_mqtt.py \
-    tests/simulator/engines/fast/test_local_only.py tests/simulator/engines/live/test_device_process.py
+    tests/simulator/engines/fast/test_local_only.py tests/simulator/world/test_device_process.py
 FUZZ ?=
 
 # Hundreds of processes are started by the tests: each would compile the package again.

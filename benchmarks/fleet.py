@@ -4,7 +4,7 @@
 
 Mosquitto, with the configuration that Hushfleet generates, and `hushfleet aggregator` with its durable store are the
 real ones, one process each. The devices are also real, with one thread each in a few processes
-(`simulator/engines/live/hosted.py` describes the differences from boards). Each trains on a few handwritten digits. All
+(`simulator/world/hosted.py` describes the differences from boards). Each trains on a few handwritten digits. All
 of them are in each round's cohort, and a round closes when all updates were accepted.
 
 Then the files of all sides are read, and every promise is checked; the last one is that the fast engine computes the
@@ -38,9 +38,9 @@ from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.simulator.engines.live.engine import LiveFleet
-from hushfleet.simulator.engines.live.tls import FleetTls
 from hushfleet.simulator.run_folder import Simulation, begin
+from hushfleet.simulator.world.live import LiveFleet
+from hushfleet.simulator.world.tls import FleetTls
 
 QUICK = {"devices": 50, "rounds": 2}
 LOST = "lost"

@@ -8,7 +8,7 @@ Unit device, delta 1e-5, every device in every round.
 A fleet is a data set, divided by a seed among a number of devices with a number of images. For each epsilon there are
 
 - `shared`: the final shared head, with secure sums;
-- `chosen`: the head that each device makes from it with its own images, at no cost (`hushfleet.model.own_head`);
+- `chosen`: the head that each device makes from it with its own images, at no cost (`hushfleet.learning.own_head`);
 - `local`: the shared head without trust, so that each device adds all of the noise;
 
 and once for the fleet `alone`: the best way, on the test over all devices, among softmax with three penalties, nearest
@@ -120,7 +120,7 @@ def featured(data: str, *, data_dir: Path | None, kept: Path) -> tuple[Images, F
     60,000 of Fashion-MNIST, because the largest fleet of its first two classes takes 6,000 of their 12,000.
     """
     from hushfleet.data.sets import load
-    from hushfleet.graphs.session import open_session
+    from hushfleet.learning.graph_session import open_session
     from hushfleet.models.features import get_features
 
     dataset = load(data, data_dir=data_dir)

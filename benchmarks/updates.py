@@ -11,15 +11,15 @@ import numpy as np
 
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.codecs.registry import steps_for
-from hushfleet.config.spec import WireSpec
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.runtimes import quickest
 from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import Simulation, begin
+from hushfleet.wire.format.codecs import steps_for
 from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.spec import WireSpec
 from hushfleet.wire.format.update import UpdateHeader
 from hushfleet.wire.format.update_values import EncodedUpdate, encode_update
 

@@ -33,11 +33,11 @@ from benchmarks.simulation import write_digits
 from benchmarks.updates import Update, train_update
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.results.metrics import eq20_bytes
-from hushfleet.codecs import quantized
-from hushfleet.config.spec import WireSpec
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.models import get_model
+from hushfleet.wire.format import quantized
+from hushfleet.wire.format.spec import WireSpec
 
 NETWORKS = {
     "digits-cnn": ("digits",),

@@ -23,9 +23,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import hushfleet
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.output import escape_output, log_to_stderr, say, take_all_characters
+from hushfleet.version import __version__
 
 if TYPE_CHECKING:
     from hushfleet.edge_client.board.config import DeviceConfig
@@ -104,7 +104,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"hushfleet {hushfleet.__version__}")
+    parser.add_argument("--version", action="version", version=f"hushfleet {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="{run,predict,status,add,label}", required=True)
     for name, text in (
         ("run", "run the device (the default)"),
@@ -233,10 +233,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
-    from hushfleet.edge_client.own_model import own_model
-    from hushfleet.edge_client.predict import LoadedGraphs, predict
     from hushfleet.edge_client.status import describe_model
-    from hushfleet.edge_client.unusual import judge
+    from hushfleet.edge_client.worker.own_model import own_model
+    from hushfleet.edge_client.worker.predict import LoadedGraphs, predict
+    from hushfleet.edge_client.worker.unusual import judge
 
     config, loaded, wrong = load_config(options.config), dict[bytes, LoadedGraphs](), 0
     many = len(options.files) > 1

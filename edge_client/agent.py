@@ -17,28 +17,28 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import hushfleet
-from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.notes import Kind, WaitingNote, advice_on_silence
 from hushfleet.edge_client.board.process import Supervisor
-from hushfleet.edge_client.board.waiting import Kind, WaitingNote, advice_on_silence
-from hushfleet.edge_client.declines import decline_reason
+from hushfleet.edge_client.download import BlobSource
 from hushfleet.edge_client.duties import Duty
-from hushfleet.edge_client.net.download import BlobSource
-from hushfleet.edge_client.net.listening import Listening
-from hushfleet.edge_client.net.rate_limits import EnrolmentRetry, RejectedMessages
-from hushfleet.edge_client.net.store_check import StoreCheck
-from hushfleet.edge_client.net.upload import Upload
-from hushfleet.edge_client.net.verifier import MessageVerifier
+from hushfleet.edge_client.listening import Listening
+from hushfleet.edge_client.optional import retention
+from hushfleet.edge_client.rate_limits import EnrolmentRetry, RejectedMessages
 from hushfleet.edge_client.rounds import RoundHandler
-from hushfleet.edge_client.state_files import WAITING
+from hushfleet.edge_client.storage.declines import decline_reason
+from hushfleet.edge_client.storage.state_files import WAITING
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.store_check import StoreCheck
 from hushfleet.edge_client.tasks import TaskHandler
+from hushfleet.edge_client.upload import Upload
+from hushfleet.edge_client.verifier import MessageVerifier
 from hushfleet.edge_client.worker.handover import Handover
 from hushfleet.edge_client.worker.job import Workshop
 from hushfleet.edge_client.worker.process import ChildProcess
 from hushfleet.errors import CopiedStore, HushfleetError, LinkLost, StoreError, TooLarge, WireError
+from hushfleet.version import __version__
 from hushfleet.wire.format.messages import (
     Birth,
     Decline,
@@ -56,11 +56,8 @@ from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, L
 LONGEST_SLEEP_S = 1.0  # how soon a stop is noticed; nothing is sent for it
 
 if TYPE_CHECKING:
-    from hushfleet.edge_client.board import retention
     from hushfleet.edge_client.fleet.health import BoardHealth
     from hushfleet.wire.format.health import ErrorCode
-else:
-    retention = at_need("hushfleet.edge_client.board.retention")
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -394,7 +391,7 @@ class Agent:
             session=self._session,
             state=status,
             board=self.config.device.board,
-            version=hushfleet.__version__,
+            version=__version__,
             public_key=self.store.identity.public_key,
             memory_mib=self._memory_mib,
         )

@@ -14,25 +14,19 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
-from hushfleet.at_need import at_need
-from hushfleet.config.spec import TaskSpec
-from hushfleet.edge_client.net.download import MOST_ASKS, GlobalModel
-from hushfleet.edge_client.own_model import spec_of
-from hushfleet.edge_client.runtime import TaskRuntime
+from hushfleet.edge_client.download import MOST_ASKS, GlobalModel
+from hushfleet.edge_client.optional import drift
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.job import Finished, HeadChosen, HeadJob
+from hushfleet.edge_client.worker.own_model import spec_of
+from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import HushfleetError, Malformed
-from hushfleet.model.head_choice import takes_unlabelled
+from hushfleet.learning.head_choice import takes_unlabelled
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.messages import RoundPlan
-
-if TYPE_CHECKING:
-    from hushfleet.edge_client.board import drift
-else:
-    drift = at_need("hushfleet.edge_client.board.drift")
+from hushfleet.wire.format.spec import TaskSpec
 
 _log = logging.getLogger("hushfleet.edge")
 

@@ -13,51 +13,37 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from hushfleet.at_need import at_need
-from hushfleet.edge_client.allowed import AllowedRound
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import ANSWER_S, announced_at
-from hushfleet.edge_client.board.waiting import Kind
-from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
-from hushfleet.edge_client.net.download import BlobSource, DifferenceChain, GlobalModel
-from hushfleet.edge_client.net.store_check import StoreCheck
+from hushfleet.edge_client.board.notes import Kind
+from hushfleet.edge_client.download import BlobSource, DifferenceChain, GlobalModel
+from hushfleet.edge_client.optional import new_samples, rosters
 from hushfleet.edge_client.own_head import OwnHeads
-from hushfleet.edge_client.own_model import tidy
 from hushfleet.edge_client.protocol import ROUND, Event, RoundState
-from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.sending import Sending
-from hushfleet.edge_client.state_files import TRAINED_SAMPLES
 from hushfleet.edge_client.storage.answers import AnswerEntry
+from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.state_files import TRAINED_SAMPLES
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.store_check import StoreCheck
 from hushfleet.edge_client.tasks import TaskHandler
+from hushfleet.edge_client.worker.allowed import AllowedRound
 from hushfleet.edge_client.worker.handover import Handover
 from hushfleet.edge_client.worker.job import Died, Failed, Finished, HeadChosen, HeadJob
+from hushfleet.edge_client.worker.own_model import tidy
+from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import BadInput, CopiedStore, HushfleetError, Malformed, WireError
-from hushfleet.wire.format.messages import (
-    IN_PROGRESS,
-    Ack,
-    Decline,
-    DeviceStatus,
-    Message,
-    Missing,
-    Refused,
-    RoundPlan,
-)
+from hushfleet.wire.format.messages import IN_PROGRESS, Decline, DeviceStatus, Message, RoundPlan
 
 if TYPE_CHECKING:
-    from hushfleet.edge_client.board import new_samples
-    from hushfleet.edge_client.net import rosters
-    from hushfleet.edge_client.net.upload import Upload
-else:
-    new_samples = at_need("hushfleet.edge_client.board.new_samples")
-    rosters = at_need("hushfleet.edge_client.net.rosters")
+    from hushfleet.edge_client.upload import Upload
 
 MAX_ATTEMPTS = 3
 """How many times in a row training may end abruptly: the client for one round, or the worker for one task."""
 POLL_S = 0.1  # how soon the end of a worker is noticed
 
-RETRY_S = 3600.0  # after a declined buffered round, which may stay open until this device's update arrives
+RETRY_S = 3600.0  # after a declined round that waits for whoever comes: perhaps until this device's update arrives
 
 Then = tuple[Event, Any]
 """The next event, and what its action is called with; None: nothing."""
@@ -262,13 +248,10 @@ class RoundHandler:
         trained = self.training.plan
         if plan.is_of(trained.task, trained.round):
             self.training.deadline = self.deadline
-        goes_on = plan.phase == "open" or (plan.max_staleness > 0 and plan.phase == "closed")
-        return goes_on and plan.takes(trained.task, trained.round)
+        return plan.waits_for(trained.task, trained.round)
 
     def on_answer(self, answer: Message) -> None:
         """Handles an answer to an update; ignores one about another update. Raises `Malformed` for other messages."""
-        if not isinstance(answer, (Ack, Missing, Refused)):
-            raise Malformed(f"expected an answer to an update, got a {type(answer).__name__}")
         if (then := self.sending.answered(answer, self.plan, self._tasks.runtime)) is not None:
             self.take(*then)
 
@@ -290,20 +273,18 @@ class RoundHandler:
             return None
         if plan.secure is not None and round.secure.key_of(self._device) is None:
             return "skip", None
-        if plan.max_staleness:
-            if (waiting := self._unsent(plan)) is not None:
-                return self._ready(task, waiting)
-        elif plan.secure is None:
-            held = plan.cohort[self._device]
-            if held != task.newcomer_digest and not self._store.has_been(plan.task, held):
-                if not self._store_check.may_train():
-                    return None  # the state may come from an earlier card, until the aggregator knows this one
-                self._store_check.stop(
-                    f"the plan of round {plan.round} of {plan.task} says that the aggregator holds a state of this "
-                    "device that this store has never been in"
-                )
-        elif plan.phase == "unmask":
+        if (waiting := self._unsent(plan)) is not None:
+            return self._ready(task, waiting)
+        if plan.phase == "unmask":
             return self._ready(task, round.answer()) if self._store_check.may_train() else None
+        held = plan.cohort.get(self._device, task.newcomer_digest)
+        if held != task.newcomer_digest and not self._store.has_been(plan.task, held):
+            if not self._store_check.may_train():
+                return None  # the state may come from an earlier card, until the aggregator knows this one
+            self._store_check.stop(
+                f"the plan of round {plan.round} of {plan.task} says that the aggregator holds a state of this "
+                "device that this store has never been in"
+            )
         entry = self._store.outbox(plan.task, plan.round)
         if entry is None:
             return self._would_train(plan, task, round)
@@ -314,7 +295,7 @@ class RoundHandler:
         return self._ready(task, entry)
 
     def _unsent(self, plan: RoundPlan) -> OutboxEntry | None:
-        """Returns the unacknowledged update of an earlier round that a buffered round still accepts, or None."""
+        """Returns the unacknowledged update of an earlier round that the open one still accepts, or None."""
         taken = (each for each in self._store.waiting() if plan.takes(*each) and each[1] != plan.round)
         return next((self._store.outbox(*each) for each in taken), None)
 
@@ -393,7 +374,7 @@ class RoundHandler:
         self.decline, self.decline_due = None, False
 
     def _retry(self) -> Then | None:
-        """Considers a declined buffered round again after a time: it may stay open until this device takes part."""
+        """Considers a declined round again after a time, if it may stay open until this device takes part."""
         plan = self.plan
         if plan is None or not plan.max_staleness or self._clock() < self._retry_at:
             return None
@@ -453,7 +434,7 @@ class RoundHandler:
             word = "answered" if training.round.asks else "trained"
             _log.info("round %d: %s and committed, %d bytes to send", plan.round, word, len(entry.data))
             task.deaths = 0
-            if self._new_samples is not None and done.samples:
+            if self._new_samples is not None and isinstance(done, Finished) and done.samples:
                 self._new_samples.note(done.samples, task=plan.task)
         except Exception as error:
             training.outcome = decline_reason(error)
@@ -611,6 +592,6 @@ class RoundHandler:
     def _conclude(self, answered: tuple[OutboxEntry | AnswerEntry, str]) -> Then | None:
         entry, plan = answered[0], self.plan
         self.sending.conclude(*answered)
-        # a buffered round that was announced meanwhile
+        # a round that was announced meanwhile, and also accepts older updates
         is_older = plan is not None and not plan.is_of(entry.task, entry.round) and plan.phase in IN_PROGRESS
         return ("opens", None) if is_older else None

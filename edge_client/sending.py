@@ -7,15 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hushfleet.edge_client.net.store_check import StoreCheck
-from hushfleet.edge_client.net.upload import Upload
 from hushfleet.edge_client.protocol import Event
-from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.store_check import StoreCheck
+from hushfleet.edge_client.upload import Upload
+from hushfleet.edge_client.worker.runtime import TaskRuntime
+from hushfleet.errors import Malformed
 from hushfleet.methods.public_bytes import public_digest
-from hushfleet.wire.format.messages import IN_PROGRESS, Ack, Missing, Refused, RoundPlan
+from hushfleet.wire.format.messages import IN_PROGRESS, Ack, Message, Missing, Refused, RoundPlan
 
 MOST_RESENDS = 20
 """How many times an update's chunks are sent again in one process: enough for a link that loses 19 of 20."""
@@ -64,14 +65,18 @@ class Sending:
         """
         if self.upload is None:
             return False
-        entry = self.upload.entry
-        if plan.max_staleness and plan.phase != "finished" and plan.takes(entry.task, entry.round):
+        if plan.max_staleness and plan.waits_for(self.upload.entry.task, self.upload.entry.round):
             return True
         goes_on = same is not None and (plan.phase, plan.secure) == (same.phase, same.secure)
         return goes_on and plan.phase in IN_PROGRESS
 
-    def answered(self, answer: Answer, plan: RoundPlan | None, task: TaskRuntime | None) -> tuple[Event, Any] | None:
-        """Returns the event that an answer is, with what it is about; None if nothing follows from it."""
+    def answered(self, answer: Message, plan: RoundPlan | None, task: TaskRuntime | None) -> tuple[Event, Any] | None:
+        """Returns the event that an answer is, with what it is about; None if nothing follows from it.
+
+        Raises `Malformed` for other messages.
+        """
+        if not isinstance(answer, Answer):
+            raise Malformed(f"expected an answer to an update, got a {type(answer).__name__}")
         upload = self.upload or self._revived(answer, plan, task)
         if upload is None or not upload.concerns(answer.task, answer.round, answer.digest):
             return None
@@ -122,8 +127,8 @@ class Sending:
         with_public = False
         if plan.secure is None and isinstance(entry, OutboxEntry):
             before = public_digest(entry.public_before, size=task.spec.model.layout.size)
-            # a buffered round's plan does not name the state that the aggregator holds; if it lacks one, it says so
-            with_public = not plan.max_staleness and plan.cohort.get(self._device) != before
+            # a plan without a cohort does not name the state that the aggregator holds; if it lacks one, it says so
+            with_public = plan.cohort.get(self._device, before) != before
         chunk_bytes = task.spec.wire.chunk_bytes
         return self._noted(Upload(entry, self._store.identity, chunk_bytes, with_public, push, self._clock()))
 

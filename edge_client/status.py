@@ -12,21 +12,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hushfleet.config.spec import SecureSpec, TaskSpec
 from hushfleet.durations import describe_duration
 from hushfleet.edge_client.board.certificate import describe_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.drift import HeldOutTest, describe_drift, read_tests
-from hushfleet.edge_client.board.notes import read_data_use, read_training
+from hushfleet.edge_client.board.notes import read_data_use, read_training, read_waiting
 from hushfleet.edge_client.board.state_place import volatile_place
-from hushfleet.edge_client.board.waiting import read_waiting
 from hushfleet.edge_client.fleet.installed import standing_of
 from hushfleet.edge_client.fleet.newest import Freshness
 from hushfleet.edge_client.fleet.second_place import SecondPlace
-from hushfleet.edge_client.own_accuracy import own_accuracy
 from hushfleet.edge_client.storage.kept import RosterMark
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_in_use
+from hushfleet.edge_client.worker.own_accuracy import own_accuracy
 from hushfleet.errors import BadInput
 from hushfleet.methods import method_of
 from hushfleet.methods.cost import RoundTerms
@@ -40,6 +38,7 @@ from hushfleet.privacy.spending import charges_on, describe_period, describe_sin
 from hushfleet.privacy.terms import TRUST, TrustModel
 from hushfleet.schema import to_plain
 from hushfleet.secure.secure_round import assumption
+from hushfleet.wire.format.spec import SecureSpec, TaskSpec
 
 MOST_ROUNDS = 1000
 """The count of the rounds that are left stops at this number."""
@@ -49,7 +48,7 @@ DELETING = (
     "as they are; its digest stays, so that it keeps its window if it comes back"
 )
 WELL = ("round", "nothing")
-"""Kinds of `board.waiting.Waiting` in which nothing is wrong."""
+"""Kinds of `board.notes.Waiting` in which nothing is wrong."""
 
 
 def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:

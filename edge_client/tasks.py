@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from hushfleet.config.spec import MAX_SPEC_BYTES, BlobRef, TaskSpec
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.declines import DeclineReason, decline_reason
-from hushfleet.edge_client.net.download import BlobSource
-from hushfleet.edge_client.own_model import blobs_of_models
-from hushfleet.edge_client.runtime import TaskRuntime
+from hushfleet.edge_client.download import BlobSource
+from hushfleet.edge_client.storage.declines import DeclineReason, decline_reason
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.worker.own_model import blobs_of_models
+from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import BadInput, Malformed, StoreError, TooLarge, WireError
 from hushfleet.wire.format.messages import Message, TaskNotice
+from hushfleet.wire.format.spec import MAX_SPEC_BYTES, BlobRef, TaskSpec
 
 _log = logging.getLogger("hushfleet.edge")
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hushfleet.array_api import Array, array_namespace
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, Momentum, TrainingConfig, published
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
+from hushfleet.wire.format.spec import PrivacySpec
 
 
 @dataclass(frozen=True, kw_only=True)

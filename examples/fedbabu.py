@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Sgd, SharedOnly
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published
 from hushfleet.methods.personal import Head
 from hushfleet.schema import AtLeast1
+from hushfleet.wire.format.spec import PrivacySpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,6 @@ import numpy as np
 from msgspec import Meta
 
 from hushfleet.array_api import Array
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
 from hushfleet.methods.local import Penalty, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published
@@ -36,6 +35,7 @@ from hushfleet.methods.personal import Personal
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.state import PrivateArrays, RoundContext
 from hushfleet.schema import require
+from hushfleet.wire.format.spec import PrivacySpec
 
 
 @dataclass(frozen=True, kw_only=True)

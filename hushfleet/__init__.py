@@ -10,6 +10,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from hushfleet.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from hushfleet import methods, models, privacy
     from hushfleet.data.arrays import Data
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 # a machine id, run counts and durations by batch size, and error messages, which may contain a label.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
-__version__ = "0.3.0"
 __all__ = [
     "Comparison",
     "Data",

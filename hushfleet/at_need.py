@@ -24,10 +24,15 @@ class _AtNeed(ModuleType):
         return found
 
 
+NAMED: set[str] = set()
+"""All modules that were named so; the check of a new release imports each."""
+
+
 def at_need(module: str) -> Any:
     """Returns a stand-in for a module.
 
     >>> at_need("fractions").Fraction("1/4")
     Fraction(1, 4)
     """
+    NAMED.add(module)
     return _AtNeed(module)

@@ -3,7 +3,7 @@
 Names of files and classes, labels, and texts from the network may hold control characters, which move the cursor or
 erase what stands there, and characters that change the direction of the text. They are escaped where texts leave: in
 the streams of a command (`escape_output`), in its log (`log_to_stderr`) and in rich's console
-(`hushfleet.aggregator.observe.console`). Texts inside the program, and JSON, keep the true name.
+(`hushfleet.aggregator.report.console`). Texts inside the program, and JSON, keep the true name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the paths that people write, and says what is at one without opening it."""
+"""Reads the paths and the names of objects that people write, and says what is at a path without opening it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 from hushfleet.errors import format_value
 
+OFFERED = "python:"
+"""The prefix of the name of a method or a network that only one process knows."""
 _OTHERS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -76,3 +78,17 @@ def in_file(name: str) -> bool:
     (True, False)
     """
     return ".py:" in name
+
+
+def features_folder(run: Path) -> Path:
+    """Returns the folder for features in a simulation's run folder."""
+    return run / "features"
+
+
+def is_offered(name: str) -> bool:
+    """Returns whether this names an object that a Python program has offered, in any process.
+
+    >>> is_offered("python:Net"), is_offered("hush")
+    (True, False)
+    """
+    return name.startswith(OFFERED)

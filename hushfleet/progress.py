@@ -1,4 +1,4 @@
-"""Records the progress of long work in this process, for displays (`hushfleet.aggregator.observe.progress`).
+"""Records the progress of long work in this process, for displays (`hushfleet.aggregator.report.progress`).
 
 Work that may take longer than a few seconds reports here. Without a display nothing is shown, and the cost is small.
 """

@@ -47,6 +47,7 @@ PositiveOrInf = Annotated[float, Meta(gt=0, description="positive")]
 MAX_COUNT = (1 << 63) - 1
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 AtLeast1 = Annotated[int, Meta(ge=1)]
+Port = Annotated[int, Meta(ge=1, le=65535, description="a port, 1 to 65535")]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Probability = Annotated[float, Meta(gt=0, lt=1, description="between 0 and 1")]

@@ -9,15 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hushfleet.errors import BadInput, format_value
-from hushfleet.paths import in_file
+from hushfleet.paths import in_file, is_offered
 
 if TYPE_CHECKING:
     from hushfleet.models.model import Model
 
-__all__ = ["OFFERED", "get_model", "is_offered", "is_own", "model_names"]
+__all__ = ["get_model", "is_own", "model_names"]
 
-OFFERED = "python:"
-"""Prefix of the name of a network that only one process knows."""
 
 # Each network's file.
 _FILES = {
@@ -37,11 +35,6 @@ _ANY_SHAPE = ("autoencoder", "linear")
 def model_names() -> list[str]:
     """Returns all names that `get_model` knows, sorted."""
     return sorted(_FILES)
-
-
-def is_offered(name: str) -> bool:
-    """Returns whether this is a name that `models.module.offer` gave, in any process."""
-    return name.startswith(OFFERED)
 
 
 def is_own(name: str) -> bool:

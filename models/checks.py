@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hushfleet.errors import GraphRefused
-from hushfleet.graphs.safety import check_graph
-from hushfleet.graphs.session import GradientGraph, InferenceGraph
-from hushfleet.graphs.shapes import check_cost
+from hushfleet.learning.evaluation import EVALUATION_BATCH
+from hushfleet.learning.graph_safety import check_graph
+from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
+from hushfleet.learning.graph_shapes import check_cost
 from hushfleet.losses import loss_of
-from hushfleet.model.evaluation import EVALUATION_BATCH
 from hushfleet.models.model import Model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.objectives import CROSS_ENTROPY, Objective

@@ -19,7 +19,7 @@ import numpy as np
 
 from hushfleet import losses
 from hushfleet.errors import GraphRefused
-from hushfleet.graphs import session
+from hushfleet.learning import graph_session as session
 from hushfleet.models.model import Model
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 from hushfleet.params import ParamLayout

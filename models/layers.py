@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hushfleet.config.spec import DropoutSpec
 from hushfleet.models.model import layout_of
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.spec import DropoutSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hushfleet.config.spec import DropoutSpec
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.spec import DropoutSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

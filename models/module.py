@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hushfleet.config.spec import DropoutSpec
 from hushfleet.errors import BadInput
-from hushfleet.models import OFFERED, is_offered
 from hushfleet.models.model import Model
 from hushfleet.models.module_checks import check_ending, check_gradients, check_outputs, check_parts, format_error
 from hushfleet.params import ParamLayout
+from hushfleet.paths import OFFERED, is_offered
 from hushfleet.user_files import from_file
+from hushfleet.wire.format.spec import DropoutSpec
 
 Shape = tuple[int, int, int]
 Make = Callable[..., Any]

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from hushfleet.aggregator.results.result import Example, Result
-from hushfleet.model.own_head import inputs_of_own, own_logits
+from hushfleet.learning.own_head import inputs_of_own, own_logits
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
 from hushfleet.simulator.engines.fast.device_file import store_of

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from hushfleet import methods
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
-from hushfleet.aggregator.observe.notebook import run_console
+from hushfleet.aggregator.report.notebook import run_console
 from hushfleet.aggregator.results.events import EventTail
-from hushfleet.config.toml_text import toml_value
 from hushfleet.data.arrays import Data
 from hushfleet.data.conversion import as_data
 from hushfleet.errors import BadInput, format_value
@@ -35,6 +34,7 @@ from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import opened, run
 from hushfleet.simulator.run_folder import RunFolder, run_path, save_data
 from hushfleet.simulator.runs import Comparison, Run, compare, open_run
+from hushfleet.toml_text import toml_value
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.options import with_options
+from hushfleet.aggregator.report.options import with_options
 from hushfleet.simulator.options import RunOptions, TaskOptions
 
 
@@ -31,7 +31,7 @@ def simulate(
 
     After Ctrl-C: `hushfleet simulate tasks/digits-hush.toml --out runs/a --resume`
     """
-    from hushfleet.aggregator.observe.console import Console
+    from hushfleet.aggregator.report.console import Console
     from hushfleet.simulator.command import run_and_show
 
     run_and_show(changes.load(task_file), options, Console())

@@ -10,9 +10,8 @@ import typer
 from rich.markup import escape
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.observe.display import summary_table
 from hushfleet.aggregator.planning.pay import pay
+from hushfleet.aggregator.report.console import Console
 from hushfleet.aggregator.results.result import Result
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import opened, run
@@ -32,6 +31,8 @@ def run_and_show(task: Task, options: RunOptions, console: Console, *, out: Path
         result = run(simulation, options, console=console)
     except KeyboardInterrupt:
         raise interrupted(console, again_command(out or simulation.folder.path)) from None
+    from hushfleet.aggregator.report.summary import summary_table
+
     console.print(summary_table(result))
     for name, path in (("report", simulation.folder.report), ("result", simulation.folder.result)):
         if path.exists():

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from hushfleet.aggregator.broker.programs import BrokerKind
-from hushfleet.aggregator.options import with_options
+from hushfleet.aggregator.report.options import with_options
 from hushfleet.simulator.options import BrokerOption, Out, Resume, RunOptions
 from hushfleet.user_files import checked_folder, refuse_others
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.config.task import Task
-    from hushfleet.aggregator.observe.console import Console
+    from hushfleet.aggregator.report.console import Console
     from hushfleet.aggregator.results.result import Result
+    from hushfleet.simulator.engines.fast.workers import Workers
+    from hushfleet.simulator.studies.invert.study import AttackTarget
 
 BOARDS = "raspberry-pi-zero-2-w,raspberry-pi-5-8gb,jetson-orin-nano"
 
@@ -45,7 +47,7 @@ class Half:
 
 HALVES = {
     "paper": Half("FedGLP-ADP, as the paper", "demo_paper.toml", 0, ("round.rounds=3",), inverts=True),
-    "secure": Half("hush, secure sums", "demo_secure.toml", 8, ("round.rounds=5",)),
+    "secure": Half("hush, secure sums", "demo_secure.toml", 4, ("round.rounds=5",)),
 }
 
 
@@ -60,7 +62,7 @@ def demo(
     """Run two fleets on this machine: broker, aggregator, clients, real images, a report.
 
     First eight client processes with the profiles of three boards train FedGLP-ADP on scanned digits over MQTT, as
-    the paper has it. Then a hundred devices with a dozen images each learn a shared head, eight of them in processes of
+    the paper has it. Then a hundred devices with a dozen images each learn a shared head, four of them in processes of
     their own, and the server opens sums alone. The table shows a board's gain in either, and the privacy
     that it gave away; a picture shows what the server could have seen of a training image.
 
@@ -70,14 +72,19 @@ def demo(
 
     The second half alone: `hushfleet demo secure`
     """
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.results.report.comparison import comparison_table, write_comparison
+    from hushfleet.aggregator.report.comparison import comparison_table, write_comparison
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.simulator.engines.fast.workers import Workers
     from hushfleet.simulator.run_folder import run_path
 
     console, folder = Console(), run_path(out, "demo")
     chosen = {name: HALVES[name] for name in HALVES if half in ("both", name)}
     _check_folder(folder, chosen, resume=resume)
-    results = {each.title: _run(each, folder, name, broker, short, resume, console) for name, each in chosen.items()}
+    with Workers() as workers:
+        results = {
+            each.title: _run(each, folder, name, workers, console, broker=broker, short=short, resume=resume)
+            for name, each in chosen.items()
+        }
     if len(results) == 1:
         return
     reports = {each.title: f"{name}/report.html" for name, each in chosen.items()}
@@ -98,14 +105,28 @@ def _check_folder(folder: Path, halves: Iterable[str], *, resume: bool) -> None:
             check_new(run)
 
 
-def _run(half: Half, out: Path, name: str, broker: BrokerKind, short: bool, resume: bool, console: Console) -> Result:
-    """Runs one half; with `--resume`, a half that has ended is not run again."""
+def _run(
+    half: Half,
+    out: Path,
+    name: str,
+    workers: Workers,
+    console: Console,
+    *,
+    broker: BrokerKind,
+    short: bool,
+    resume: bool,
+) -> Result:
+    """Runs one half; with `--resume`, a half that has ended is not run again. Images are reconstructed beside it."""
     from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.results.result import Result
     from hushfleet.simulator.command import again_command, interrupted, run_and_show
+    from hushfleet.simulator.studies.invert.cli import InvertOptions
+    from hushfleet.simulator.studies.invert.study import PICTURE, invert
 
     folder = out / name
     task = load_task(Path(__file__).with_name(half.task), half.short if short else ())
+    inverts = half.inverts and not (folder / PICTURE).exists()
+    seen = workers.map(partial(invert, options=InvertOptions(images=2 if short else 6)), [task] * inverts)
     if resume and (folder / "result.json").exists():
         result = Result.load(folder / "result.json")
     else:
@@ -119,25 +140,20 @@ def _run(half: Half, out: Path, name: str, broker: BrokerKind, short: bool, resu
             own_processes=half.own_processes,
         )
         result = run_and_show(task, options, console, out=out)
-    if half.inverts:
-        try:
-            _invert(task, result, folder, 2 if short else 6, console)
-        except KeyboardInterrupt:
-            raise interrupted(console, again_command(out)) from None
+    try:
+        for each in seen:
+            _add(each, result, folder, console)
+    except KeyboardInterrupt:
+        raise interrupted(console, again_command(out)) from None
     return result
 
 
-def _invert(task: Task, result: Result, folder: Path, images: int, console: Console) -> None:
-    """Adds the images that the server could see to the report, once."""
-    from hushfleet.aggregator.observe.progress import show_progress
-    from hushfleet.aggregator.results.report.render import write_report
+def _add(seen: AttackTarget, result: Result, folder: Path, console: Console) -> None:
+    """Adds the images that the server could see to the report."""
+    from hushfleet.aggregator.report.render import write_report
     from hushfleet.simulator.studies.invert.show import table
-    from hushfleet.simulator.studies.invert.study import PICTURE, invert
+    from hushfleet.simulator.studies.invert.study import PICTURE
 
-    if (folder / PICTURE).exists():
-        return
-    with show_progress(console):
-        seen = invert(task, images=images)
     seen.save(folder)
     write_report(result, folder / "report.html", seen=folder / PICTURE)
     console.print(table("what the server could see of a training image", seen.views))

@@ -14,10 +14,9 @@ import onnxruntime
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.config.spec import TaskSpec
-from hushfleet.edge_client.board.local_data import inputs_of
+from hushfleet.data.samples import inputs_of
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.model.own_head import inputs_of_own, own_logits
+from hushfleet.learning.own_head import inputs_of_own, own_logits
 from hushfleet.models import get_model
 from hushfleet.models.export import bake
 from hushfleet.models.model import Model
@@ -25,6 +24,7 @@ from hushfleet.params import ParamLayout
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.device_file import NotKept, store_of
 from hushfleet.simulator.run_folder import MOST_SHOWN, RunFolder, Simulation
+from hushfleet.wire.format.spec import TaskSpec
 
 TOLERANCE = 1e-4
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from hushfleet.aggregator.broker.programs import BrokerKind
-from hushfleet.aggregator.options import Option
+from hushfleet.aggregator.report.options import Option
 from hushfleet.errors import BadInput
+from hushfleet.schema import AtLeast1, Checked, Count
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.config.task import Task
@@ -64,7 +66,7 @@ class TaskOptions(TaskSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(Checked):
     """How a simulation runs. Raises `BadInput` for a value that an option cannot have, or that the engine would ignore."""
 
     # fmt: off
@@ -75,19 +77,25 @@ class RunOptions:
     broker: BrokerOption = "auto"
     boards: Annotated[str, Option(metavar="A,B,...|MIX.toml", help="Board profiles, dealt to the devices in turn, or a file of shares. With fast, rounds run on a virtual clock: the time, stragglers and energy of that fleet.")] = ""
     emulate: Annotated[bool, Option("--emulate", hidden=True)] = False
-    own_processes: Annotated[int, Option(min=0, help="Live engine: number of devices with a process of their own; the others share one for each core; 0: all have their own.")] = 0
-    workers: Annotated[int, Option(min=0, help="Number of processes of the fast engine, or of parallel jobs on Ray; 0: one a core.")] = 0
+    own_processes: Annotated[Count, Option(help="Live engine: number of devices with a process of their own; the others share one for each core; 0: all have their own.")] = 0
+    workers: Annotated[Count, Option(help="Number of processes of the fast engine, or of parallel jobs on Ray; 0: one a core.")] = 0
     ray_address: Annotated[str, Option(metavar="HOST:PORT", help="Address of a Ray cluster's head, or 'auto'; default: Ray on this machine.")] = ""
     runtime: Annotated[Runtime, Option(help="Runtime that computes gradients in the fast engine. onnx: as on devices, with the live engine's model; auto: onnx for short runs; for long ones vmap on CUDA, else compiled kernels where the network has them.")] = "auto"
-    evaluate_every: Annotated[int, Option(min=1, help="Fast engine: number of rounds between tests of own models.")] = 1
+    evaluate_every: Annotated[AtLeast1, Option(help="Fast engine: number of rounds between tests of own models.")] = 1
     local_only: Annotated[bool, Option(help="Also train each device alone, for comparison.")] = True
-    seeds: Annotated[int, Option(min=1, help="Number of runs, with the task's seed and the next ones; shows the mean and the spread.")] = 1
+    seeds: Annotated[AtLeast1, Option(help="Number of runs, with the task's seed and the next ones; shows the mean and the spread.")] = 1
     sweep: Annotated[str, Option(metavar="S,S,...", help="Noise multipliers at which the run is repeated.")] = ""
     # fmt: on
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():  # typer checks no programs
-            _check_value(name, getattr(self, name), hint)
+        for name, value in vars(self).items():
+            if isinstance(value, Integral) and not isinstance(value, int):  # of NumPy
+                object.__setattr__(self, name, int(value))
+        try:
+            super().__post_init__()  # typer checks no programs
+        except ValueError as error:
+            name, of, words = str(error).partition(" ")
+            raise BadInput(f"--{name.replace('_', '-')}{of}{words}") from error
         if self.emulate:
             raise BadInput(
                 "--emulate is gone: --boards without --engine live plays the boards' speed, memory and network on a "
@@ -118,16 +126,23 @@ class RunOptions:
             raise BadInput(f"--sweep {self.sweep!r}: give numbers such as 0,0.3,1,3") from error
 
 
-def _check_value(name: str, value: Any, hint: Any) -> None:
-    kind, *about = get_args(hint)
-    least = next((each.about["min"] for each in about if isinstance(each, Option) and "min" in each.about), None)
-    option = f"--{name.replace('_', '-')} {value!r}"
-    if get_origin(kind) is Literal and value not in get_args(kind):
-        raise BadInput(f"{option}: must be one of {', '.join(get_args(kind))}")
-    if least is not None and not (isinstance(value, Integral) and int(value) >= least):
-        raise BadInput(f"{option}: must be a whole number of {least} or more")
-    if kind is str and not isinstance(value, str):
-        raise BadInput(f"{option}: must be a text")
+def tasks_at(task: Task, multipliers: Sequence[float], *, clocked: bool) -> dict[float, Task]:
+    """Returns the task at each noise multiplier, in ascending order. Raises `BadInput` if it cannot be swept."""
+    if multipliers and task.statistic is not None:
+        raise BadInput("--sweep: a statistic trains nothing, so there is no accuracy to compare; leave --sweep out")
+    if multipliers and not task.round.has_cohort and not clocked:
+        raise BadInput(
+            '--sweep runs in the fast engine, which has no time, and round.mode = "buffered" is about who comes when: '
+            "give the devices boards (--boards, without --engine live), or leave --sweep out"
+        )
+    tasks = {}
+    for multiplier in sorted(set(multipliers)):
+        try:
+            privacy = replace(task.privacy, noise_multiplier=multiplier, epsilon=None)
+            tasks[multiplier] = replace(task, privacy=privacy)
+        except ValueError as error:
+            raise BadInput(f"--sweep {multiplier:g}: {error}") from error
+    return tasks
 
 
 _ENGINES: dict[str, tuple[Engine, ...]] = {

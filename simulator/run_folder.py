@@ -30,18 +30,18 @@ from typing import TYPE_CHECKING, Any
 
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.atomic_file import write_whole
-from hushfleet.config.toml_text import dotted
 from hushfleet.data.form import OWN_DATA
 from hushfleet.errors import BadInput
-from hushfleet.graphs.features import features_folder
+from hushfleet.paths import features_folder
 from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.fleet import Fleet, make_fleet, save_device, save_samples
 from hushfleet.simulator.schedule import schedule_of
+from hushfleet.toml_text import dotted
 from hushfleet.user_files import checked_folder, refuse_others
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.publish.prepare import PreparedTask
+    from hushfleet.aggregator.payloads.prepare import PreparedTask
     from hushfleet.data.arrays import Data
 
 
@@ -160,9 +160,16 @@ def open_simulation(
 
 
 def repeated(simulation: Simulation, task: Task, folder: RunFolder) -> Simulation:
-    """Opens the same run with another task, in a folder of its own: started, or continued."""
+    """Opens the same run with another task, in a folder of its own: started, or continued.
+
+    Under the virtual clock its boards are as fast as in the first run.
+    """
     how: dict[str, Any] = {"data_dir": simulation.data_dir, "mix": simulation.mix}
-    return open_simulation(task, folder.path, **how, resume=folder.task.exists())
+    again = open_simulation(task, folder.path, **how, resume=folder.task.exists())
+    first = simulation.folder.clock
+    if first.exists() and not folder.clock.exists():
+        write_whole(folder.clock, first.read_bytes(), durable=False)
+    return again
 
 
 def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None = None) -> Simulation:
@@ -258,7 +265,7 @@ def _digests(prepared: PreparedTask) -> dict[str, str]:
 
 
 def _simulation(task: Task, folder: RunFolder, data_dir: Path | None, mix: FleetMix) -> Simulation:
-    from hushfleet.aggregator.publish.prepare import prepare  # workers need only the folder, and start without PyTorch
+    from hushfleet.aggregator.payloads.prepare import prepare  # workers need only the folder, and start without PyTorch
 
     missing = BadInput(
         f"a simulation needs training data: data.name = {task.data.name!r} needs data.path with a training part "

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from msgspec import to_builtins
 
+from hushfleet.aggregator.report.comparison import comparison, comparison_json, load_runs
+from hushfleet.aggregator.report.readable import percent
+from hushfleet.aggregator.report.verdict import judge
+from hushfleet.aggregator.report.words import sentences
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.aggregator.results.gains import final_by_device
-from hushfleet.aggregator.results.report.comparison import comparison, comparison_json, load_runs
-from hushfleet.aggregator.results.report.readable import percent
-from hushfleet.aggregator.results.report.verdict import judge
-from hushfleet.aggregator.results.report.words import sentences
 from hushfleet.aggregator.results.result import Result, RoundRow, renamed
 from hushfleet.errors import BadInput
 from hushfleet.losses import ACCURACY

@@ -6,44 +6,20 @@ point is a separate run in `sweep/`, so an interrupted sweep continues where it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.results.result import Result, SeedPoint, SweepPoint, last_measured
-from hushfleet.errors import BadInput
 from hushfleet.progress import counted
-from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines import RoundsRunner
 from hushfleet.simulator.engines.fast.local_only import Alone
+from hushfleet.simulator.engines.fast.own_heads import choose_own_heads
 from hushfleet.simulator.engines.fast.workers import WorkerPool
-from hushfleet.simulator.own_heads import choose_own_heads
+from hushfleet.simulator.options import tasks_at
 from hushfleet.simulator.results import assemble, with_baseline
 from hushfleet.simulator.run_folder import RunFolder, Simulation, repeated
-
-Rounds = Callable[[Simulation, int], None]
-"""Runs the rounds of a point; the second argument is the interval in rounds at which own models are tested."""
-
-
-def tasks_at(task: Task, multipliers: Sequence[float], *, clocked: bool) -> dict[float, Task]:
-    """Returns the task at each noise multiplier, in ascending order. Raises `BadInput` if it cannot be swept."""
-    if multipliers and task.statistic is not None:
-        raise BadInput("--sweep: a statistic trains nothing, so there is no accuracy to compare; leave --sweep out")
-    if multipliers and task.round.buffered and not clocked:
-        raise BadInput(
-            '--sweep runs in the fast engine, which has no time, and round.mode = "buffered" is about who comes when: '
-            "give the devices boards (--boards, without --engine live), or leave --sweep out"
-        )
-    tasks = {}
-    for multiplier in sorted(set(multipliers)):
-        try:
-            privacy = replace(task.privacy, noise_multiplier=multiplier, epsilon=None)
-            tasks[multiplier] = replace(task, privacy=privacy)
-        except ValueError as error:
-            raise BadInput(f"--sweep {multiplier:g}: {error}") from error
-    return tasks
 
 
 def sweep_noise(
@@ -53,16 +29,15 @@ def sweep_noise(
     alone: Sequence[Alone],
     *,
     runtime: str = "onnx",
-    clocked: Rounds | None = None,
+    rounds: RoundsRunner,
 ) -> Iterator[SweepPoint]:
     """Yields one point for each multiplier, in ascending order.
 
-    :param clocked: runs the rounds under the virtual clock, as in the run itself; None: the fast engine runs them
-        without time.
+    :param rounds: runs the rounds of a point as those of the run itself.
     """
-    tasks = tasks_at(simulation.task, multipliers, clocked=clocked is not None)
+    tasks = tasks_at(simulation.task, multipliers, clocked=True)
     for multiplier, task in counted(tasks.items(), "the same run at other noise", total=len(tasks)):
-        result = _run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime, clocked=clocked)
+        result = _run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime, rounds=rounds)
         yield noise_point(with_baseline(result, alone))
 
 
@@ -112,7 +87,7 @@ def _reached(result: Result) -> dict[str, float | None]:
 
 
 def _run_with(
-    simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str, *, clocked: Rounds | None
+    simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str, *, rounds: RoundsRunner
 ) -> Result:
     """Returns the result of the run in `sweep/NAME`, which is started, continued, or already finished."""
     folder = RunFolder(simulation.folder.path / "sweep" / name)
@@ -120,11 +95,7 @@ def _run_with(
         return Result.load(folder.result)
     point = repeated(simulation, task, folder)
     every = 1 if task.round.patience else task.round.rounds  # with patience any round may be the last one
-    if clocked is not None:
-        clocked(point, every)
-    else:
-        with EventLog(point.folder.events) as events:
-            run_rounds(point, workers, events, runtime=runtime, evaluate_every=every)
+    rounds(point, evaluate_every=every)
     choose_own_heads(point, workers, runtime=runtime)
     result = assemble(point, engine="fast")
     result.save(folder.result)

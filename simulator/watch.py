@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Self
 
-from hushfleet.aggregator.observe.display import FleetDisplay
+from hushfleet.aggregator.report.display import FleetDisplay
 from hushfleet.aggregator.results.events import DeviceMetrics, EventTail
 from hushfleet.simulator.run_folder import Simulation
 

@@ -12,8 +12,8 @@ import hypothesis
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `support`
 from support.tools import closing_line, need

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 EXTRA = {
     "hushfleet/data/torchvision_sets.py": {"torch"},
-    "hushfleet/methods/clip_agent.py": {"torch"},
+    "hushfleet/methods/papers/clip_agent.py": {"torch"},
     "hushfleet/array_api.py": {"torch"},
 }
 """What no board needs, in files that boards have: it is for simulations and for the server's half of a method."""
@@ -86,10 +86,26 @@ def test_a_guardian_at_rest_has_not_what_its_tasks_and_its_owner_do_not_ask_for(
     for file in files("hushfleet", "edge_client"):
         at_need |= set(re.findall(r'at_need\("(hushfleet\.[\w.]+)"\)', file.read_text("utf-8")))
     assert {"hushfleet.secure.secure_round", "hushfleet.wire.format.health", "hushfleet.refusals"} < at_need
+    at_need -= {"hushfleet.wire.link.address"}  # a worker does without it
     assert not loaded("edge_client.agent", "wire.link.mqtt") & {*at_need, "email", "http.client", "urllib.request"}
 
 
-AT_NEED = {f"hushfleet.{each}" for each in ("edge_client.fleet.enrol", "edge_client.fleet.slots", "release.archive")}
+def test_a_worker_has_no_broker_no_store_and_no_ssl() -> None:
+    """Not even before it limits itself; and it has what only a part of all tasks asks for when they do."""
+    of_the_guardian = {"paho", "ssl", "hushfleet.edge_client.storage.store", "hushfleet.wire.link.address"}
+    of_some_tasks = {"hushfleet.data.csv_file", "hushfleet.data.folder", "hushfleet.learning.own_head"}
+    assert not loaded("edge_client.worker.main", "edge_client.worker.work") & (of_the_guardian | of_some_tasks)
+
+
+AT_NEED = {
+    f"hushfleet.{each}"
+    for each in (
+        "edge_client.fleet.enrol",
+        "edge_client.fleet.release_file",
+        "edge_client.fleet.slots",
+        "release.archive",
+    )
+}
 
 
 def test_a_board_of_a_fleet_loads_enrolment_at_need_and_no_installer() -> None:
@@ -97,7 +113,7 @@ def test_a_board_of_a_fleet_loads_enrolment_at_need_and_no_installer() -> None:
 
 
 CHARGES = """
-from hushfleet.config.spec import PrivacySpec
+from hushfleet.wire.format.spec import PrivacySpec
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.params import ParamLayout

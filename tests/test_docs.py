@@ -19,20 +19,20 @@ import hushfleet
 from hushfleet import methods
 from hushfleet.aggregator.broker.config import mosquitto_acl, mosquitto_config
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.devices.devices_file import read_devices
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
-from hushfleet.config.spec import BlobRef, PrivacySpec
+from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
+from hushfleet.aggregator.storage.devices_file import read_devices
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection, load_config
-from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
-from hushfleet.gradients.own_samples import HiddenSamples
-from hushfleet.graphs.session import GradientGraph
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
+from hushfleet.learning.graph_session import GradientGraph
+from hushfleet.learning.own_samples import HiddenSamples
 from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.local_round import LocalRound
 from hushfleet.methods.state import PublicState
-from hushfleet.training.local_round import LocalRound
 from hushfleet.wire.format.messages import DeclineCode, RefusedCode, RoundPlan
+from hushfleet.wire.format.spec import BlobRef, PrivacySpec
 from support.documents import BLOCKS, DOCUMENTS, EXAMPLES, ROOT, Block
 
 

@@ -64,7 +64,7 @@ import numpy as np
 from torch import Tensor, nn
 
 import hushfleet as hf
-from hushfleet.config.spec import PrivacySpec
+from hushfleet.wire.format.spec import PrivacySpec
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE
 from hushfleet.methods.personal import Head

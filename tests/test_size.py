@@ -63,7 +63,7 @@ def test_the_core_has_no_optional_part() -> None:
         "simulator/engines/fast/jobs.py",
     )
     outside = (
-        "hushfleet/methods/ditto.py",
+        "hushfleet/methods/papers/ditto.py",
         "aggregator/fleet/tasks/sums.py",
         "simulator/studies/cli.py",
         "benchmarks/wire.py",

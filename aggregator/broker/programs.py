@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hushfleet.aggregator.broker.config import BrokerTls, mosquitto_acl, mosquitto_config
+if TYPE_CHECKING:
+    from hushfleet.aggregator.broker.config import BrokerTls
 
 _SERVE_AMQTT = "from hushfleet.aggregator.broker.programs import serve_amqtt; serve_amqtt()"
 
@@ -43,6 +44,8 @@ def find_mosquitto() -> str | None:
 
 
 def _mosquitto_command(path: str, host: str, port: int, folder: Path, tls: BrokerTls | None) -> list[str]:
+    from hushfleet.aggregator.broker.config import mosquitto_acl, mosquitto_config
+
     acl_path, config_path = folder / "mosquitto.acl", folder / "mosquitto.conf"
     if tls is not None:
         acl_path.write_text(mosquitto_acl(aggregator=tls.aggregator))

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from hushfleet.aggregator.observe.console import Console
+from hushfleet.aggregator.report.console import Console
 
 if TYPE_CHECKING:
     from hushfleet.firmware_profiles.board import Board, Quantity

@@ -21,14 +21,14 @@ def compare(
 
     Example: `hushfleet compare runs/a runs/b --out both.html`
     """
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.results.report.comparison import (
+    from hushfleet.aggregator.report.comparison import (
         comparison_json,
         comparison_table,
         load_runs,
         run_folders,
         write_comparison,
     )
+    from hushfleet.aggregator.report.console import Console
     from hushfleet.plain_json import to_json
     from hushfleet.user_files import checked_file
 

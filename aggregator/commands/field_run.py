@@ -7,49 +7,68 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.markup import escape
 
-from hushfleet.aggregator.commands.second_opinion import check_in_background
-from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.fleet_members import FleetMembers, Members
-from hushfleet.aggregator.devices.list_file import ListFile
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.tasks.sums import sum_facts
-from hushfleet.aggregator.fleet.trust.folder import FleetFolder
-from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.commands.field_options import AggregatorOptions, EnrolmentMode
+from hushfleet.aggregator.commands.older_copy import refuse_older_copy
+from hushfleet.aggregator.config.notes import notes_of
+from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
+from hushfleet.aggregator.planning.evaluation_error import useless_evaluation
+from hushfleet.aggregator.planning.pay import images_of, pay
+from hushfleet.aggregator.report.console import Console
+from hushfleet.aggregator.report.display import FleetDisplay
+from hushfleet.aggregator.report.progress import show_progress
 from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.events import EventLog, iterate_events
-from hushfleet.aggregator.results.record import record
-from hushfleet.aggregator.results.result import Lifetime
-from hushfleet.aggregator.results.server_sees import SumFacts
-from hushfleet.aggregator.rounds.charge_book import ChargeBook
+from hushfleet.aggregator.results.metrics import newest_evaluation
+from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.rhythm import Rhythm
-from hushfleet.aggregator.rounds.thresholds import RunningThresholds
+from hushfleet.aggregator.rounds.thresholds import of_task
+from hushfleet.aggregator.storage.activity import FILES
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
-from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.aggregator.storage.devices_file import read_devices
+from hushfleet.aggregator.storage.enrolment import Enrolment
+from hushfleet.aggregator.storage.fleet_members import Members
+from hushfleet.aggregator.storage.identity_file import (
+    default_path,
+    epoch_file,
+    last_epoch,
+    load_or_create,
+    next_epoch,
+)
+from hushfleet.aggregator.storage.list_file import ListFile, roster_file
+from hushfleet.aggregator.storage.register import DeviceRegister
+from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
 from hushfleet.errors import BadInput
-from hushfleet.methods.cost import RoundTerms
 from hushfleet.models.cuda import sees_cuda
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.roster import Roster
+from hushfleet.user_files import checked_folder, refuse_others
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.link.address import without_password
+from hushfleet.wire.format.topics import check_name
+from hushfleet.wire.link.address import BrokerAddress, without_password
 from hushfleet.wire.link.interface import Link, Will
+from hushfleet.wire.link.mqtt import MqttLink
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.commands.of_fleet import OfFleet
 
 LOOK_S = 1.0
+INTERRUPTED = 130
+REPLACED = 75
+"""Exit code of a fleet's aggregator that has to begin again, with the task that the fleet was given meanwhile."""
+_OF_A_FLEET = ("federation", "devices", "enrolment", "roster", "out", "identity", "ca_file", "cert_file", "key_file")
 
 
 def torch_device(name: str) -> str:
@@ -86,28 +105,18 @@ def nobody_is_known(folder: Path, *, blocked: int = 0) -> BadInput:
     )
 
 
-def members_of(fleet: FleetFolder) -> FleetMembers:
-    """Returns who may take part in a fleet, as its aggregator knows it. Raises `BadInput` and `StoreError`."""
-    return FleetMembers(
-        fleet.aggregator,
-        file=fleet.admissions,
-        authority=fleet.ca / "ca.pem",
-        federation=fleet.config.federation,
-    )
-
-
 def enrolment_of(
     store: AggregatorStore,
     known: Members,
     listed: list[Board],
     *,
     closed: bool,
-    fleet: FleetFolder | None,
+    fleet: Path | None,
     console: Console,
 ) -> Enrolment:
     """Returns which devices may take part. Raises `BadInput` if none could, unless boards enrol later.
 
-    :param fleet: the fleet of these boards; None: there is no fleet's folder.
+    :param fleet: the folder of these boards' fleet, if they have one.
     """
     if isinstance(known, DeviceRegister):
         known.add(listed)
@@ -115,7 +124,7 @@ def enrolment_of(
     if closed and not enrolment.count and fleet is None:
         raise nobody_is_known(store.folder, blocked=enrolment.blocked)
     if closed and fleet is not None:
-        text = f"{enrolment.count} boards have enrolled and may take part; see: hushfleet fleet status {fleet.path}"
+        text = f"{enrolment.count} boards have enrolled and may take part; see: hushfleet fleet status {fleet}"
     elif closed:
         text = f"{enrolment.count} devices may take part; see: hushfleet fleet status {known.path.parent}"
     else:
@@ -141,25 +150,18 @@ def prepared_under_its_id(
 def run_rounds(
     engine: RoundEngine,
     connect: Callable[[Will], Link],
-    identity: Identity,
-    enrolment: Enrolment,
     *,
-    roster: ListFile[Roster] | None = None,
-    charges: ChargeBook | None = None,
-    thresholds: RunningThresholds | None = None,
-    seen: ChargedKeys | None = None,
+    identity: Identity,
     pause: Path | None = None,
     replaced: Callable[[], bool] = lambda: False,
-    epoch: int,
-    federation: str,
     console: Console,
-    checks: bool = True,
+    **how: Any,
 ) -> bool:
     """Runs the rounds with the display; returns True if the task was finished, False if it was stopped.
 
-    :param checks: whether Opacus is asked for a second opinion when they begin.
     :param pause: the file that pauses training.
     :param replaced: whether the fleet was given another task, for which this run is left.
+    :param how: the other parameters of `Coordinator`.
 
     Raises `BadInput` if the task's last day has passed before its first round.
     """
@@ -167,49 +169,16 @@ def run_rounds(
     if math.isinf(rhythm.opens()) and engine.plan is None and not engine.closed_rounds:
         raise BadInput(f"until schedule.until = {rhythm.until} no window opens any more, so no round would ever open")
     path = engine.store.folder / "events.jsonl"
-    begins = not path.exists()
     display = FleetDisplay(console=console, delta=engine.spec.privacy.delta, accountant=engine.spec.privacy.accountant)
     with _ShownLog(path, display) as events, _stop_on_signals() as stop:
-        coordinator = Coordinator(
-            engine,
-            connect,
-            identity=identity,
-            epoch=epoch,
-            enrolment=enrolment,
-            roster=roster,
-            charges=charges,
-            thresholds=thresholds,
-            seen=seen,
-            rhythm=rhythm,
-            federation=federation,
-            events=events,
-        )
+        coordinator = Coordinator(engine, connect, identity=identity, rhythm=rhythm, events=events, **how)
         console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
-        if begins and checks:
-            _ask_for_a_second_opinion(engine, console)
         with display:
             display.replay(iterate_events(path))
             threading.Thread(target=wait_until, args=(replaced, stop), daemon=True).start()
             coordinator.run(stop)
             stop.set()
     return engine.finished
-
-
-def _ask_for_a_second_opinion(engine: RoundEngine, console: Console) -> None:
-    """Checks epsilon of a device that takes part in all rounds; an infinite epsilon is not checked."""
-    privacy, question = engine.spec.privacy, engine.spec.question
-    charge, rounds = engine.method.charge(RoundTerms(privacy.noise_split)), engine.spec.training_rounds
-    steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * rounds)] if rounds else []
-    if question is not None:
-        steps.append(Step(question.noise_multiplier, 1.0, engine.spec.rounds - rounds))
-    charged = math.inf if charge.raw else epsilon(steps, delta=privacy.delta, accountant=privacy.accountant)
-
-    def tell(words: str, differs: bool) -> None:
-        mark = "[yellow]warning:[/] " if differs else ""
-        console.print(f"{mark}{escape(words)}", highlight=False, soft_wrap=True)
-
-    if math.isfinite(charged):
-        check_in_background(steps, delta=privacy.delta, charged=charged, accountant=privacy.accountant, tell=tell)
 
 
 class _ShownLog(EventLog):
@@ -251,40 +220,145 @@ def _stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def sum_facts_of(store: AggregatorStore, fleet: FleetFolder | None, roster: ListFile[Roster] | None) -> SumFacts:
-    """Finds who could unmask devices in this run, now and at its earlier starts, which its store records."""
+def sum_facts_of(store: AggregatorStore, fleet: SumFacts | None, roster: ListFile[Roster] | None) -> SumFacts:
+    """Finds who could unmask devices in this run, now and at its earlier starts, which its store records.
+
+    :param fleet: what is known of a fleet.
+    """
     listed = None if roster is None else roster.current()
-    now = SumFacts("operator" if listed is not None and listed.signature else "aggregator")
-    if fleet is not None:
-        now = sum_facts(fleet)
+    now = fleet or SumFacts("operator" if listed is not None and listed.signature else "aggregator")
     before = store.get("sum_facts")
     facts = now.or_worse(None if before is None else unpack(SumFacts, before, what="the run's facts on secure sums"))
     store.put("sum_facts", pack(facts))
     return facts
 
 
-def write_results(
-    store: AggregatorStore,
-    prepared: PreparedTask,
-    console: Console,
-    *,
-    sums: SumFacts,
-    federation: str,
-    lifetimes: Mapping[str, Lifetime] | None = None,
-    pays: Callable[[EvaluationRow | None], str] = lambda newest: "",
-) -> None:
-    """Writes result and report, and prints the summary.
+def run_in_field(context: typer.Context, options: AggregatorOptions, task_file: Path | None) -> None:
+    """Runs the task that the options name, or the present one of their fleet; exits with a code if it stops before."""
+    fleet: OfFleet | None = None
+    if options.fleet is not None:
+        for name in ("task_file", "broker", *_OF_A_FLEET):
+            if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE":
+                word = "TASK.toml" if name == "task_file" else f"--{name.replace('_', '-')}"
+                raise BadInput(f"{word} cannot be combined with --fleet, whose folder sets it: remove {word}")
+        from hushfleet.aggregator.commands.of_fleet import OfFleet
 
-    :param sums: who could unmask devices, if the task has secure sums.
-    :param lifetimes: what a fleet's boards have spent over all tasks.
-    :param pays: says whether the fleet pays, given the task's newest evaluation.
-    """
-    result = record(store, prepared, engine="field", seed=None, sums=sums, lifetimes=lifetimes, federation=federation)
-    result = result.but(pay=pays(result.evaluations[-1] if result.evaluations else None))
-    result.save(store.folder / "result.json")
-    from hushfleet.aggregator.results.report.render import write_report  # the import of its plotting library takes long
+        fleet = OfFleet(options.fleet)
+        task_file, options = fleet.folder.task, fleet.options(options)
 
-    write_report(result, store.folder / "report.html")
-    console.print(summary_table(result))
-    written = f"report  {store.folder / 'report.html'}\nresult  {store.folder / 'result.json'}"
-    console.print(written, highlight=False, markup=False)
+    def replaced() -> bool:
+        return fleet is not None and fleet.is_replaced
+
+    def note(words: str) -> None:
+        console.print(f"[yellow]note:[/] {escape(words)}", highlight=False, soft_wrap=True)
+
+    if task_file is None or options.broker is None:
+        raise BadInput("give TASK.toml and --broker URL, or --fleet DIR")
+    if options.resume and options.out is None:
+        raise BadInput("--resume goes on with the run in --out: give its folder, or leave --resume out for a new run")
+    noted = nullcontext if fleet is None else fleet.noted_end
+    with noted():
+        task = load_task(task_file, tuple(options.settings or ()))
+    if options.roster is not None and fleet is None and task.privacy.accounting != "secure":
+        raise BadInput(
+            f"--roster needs secure sums, and the task has accounting = {task.privacy.accounting!r}: remove --roster"
+        )
+    folder = checked_folder(options.out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    check_name(options.federation, "the federation's name")
+    address = BrokerAddress.parse(
+        options.broker, username=options.username, password_file=options.password_file,
+        ca_file=options.ca_file, cert_file=options.cert_file, key_file=options.key_file,
+    )  # fmt: skip
+    if fleet is None and not (options.resume and AggregatorStore.exists(folder)):
+        refuse_used(folder)
+        refuse_others(folder, FILES)  # which `hushfleet fleet add` makes, also before the first start
+    console = Console()
+    closed = options.enrolment is EnrolmentMode.closed
+    listed = [] if options.devices is None else read_devices(options.devices)
+    if fleet is None and closed and not (listed or AggregatorStore.exists(folder) or DeviceRegister.exists(folder)):
+        raise nobody_is_known(folder)
+    with ExitStack() as opened:
+        opened.enter_context(noted())
+        store = opened.enter_context(AggregatorStore(folder))
+        known: Members = DeviceRegister(folder) if fleet is None else fleet.members
+        opened.enter_context(known)
+        policy = enrolment_of(store, known, listed, closed=closed, fleet=options.fleet, console=console)
+        with show_progress(console):
+            prepared = prepared_under_its_id(task, store, data_dir=options.data_dir, run_id=options.run_id)
+        for words in notes_of(task):
+            note(words)
+
+        def pays(newest: EvaluationRow | None) -> str:
+            if fleet is None:
+                found = pay(task, evaluation=newest)
+            else:
+                found = fleet.pay(task, boards=policy.count, evaluation=newest)
+            return "" if found is None else found.in_words
+
+        if said := pays(newest_evaluation(store)):
+            console.print(f"{escape(said)}. See: hushfleet plan --help", highlight=False, soft_wrap=True)
+        engine = RoundEngine(store, prepared, device=torch_device(options.device.value))
+        needed = of_task(task, blocked=policy.blocked).devices
+        begun = engine.plan is not None or engine.closed_rounds
+        if fleet is not None and not begun:
+            fleet.check_use(task, boards=policy.count, needed=needed)
+        useless = useless_evaluation(task, devices=task.cohort_size, images=images_of(task))
+        if fleet is None and not begun and useless is not None:
+            note(useless)
+        if fleet is None and closed and policy.count < needed:  # `fleet up` says so of a fleet
+            few = f"a round opens with {needed} devices, and {policy.count} may take part"
+            note(f"{few}: it waits until you add more (hushfleet fleet add {folder} ID --key KEY)")
+        key_path = options.identity or default_path(options.federation)
+        key = load_or_create(key_path)
+        seen = opened.enter_context(ChargedKeys(key_path))
+
+        def connect(will: Will | None) -> Link:
+            return MqttLink(address, client_id=key.client_id(f"aggregator-{options.federation}"), will=will)
+
+        if last := last_epoch(key_path):
+            counter = epoch_file(key_path)
+            refuse_older_copy(connect(None), key, federation=options.federation, last=last, counter=counter)
+        epoch = next_epoch(key_path)
+        roster = None if options.roster is None else roster_file(options.roster)
+        facts, secure = sum_facts_of(store, None if fleet is None else fleet.sums, roster), engine.spec.privacy.secure
+        if secure is not None:
+            said = server_sees(facts, min_devices=secure.min_devices)
+            console.print(escape(said), highlight=False, soft_wrap=True)
+        finished = run_rounds(
+            engine,
+            connect,
+            identity=key,
+            enrolment=policy,
+            roster=roster,
+            charges=fleet and fleet.charges(engine),
+            thresholds=fleet and fleet.thresholds(task),
+            seen=seen,
+            pause=None if fleet is None else fleet.folder.paused,
+            replaced=replaced,
+            epoch=epoch,
+            federation=options.federation,
+            console=console,
+        )
+        if finished and not options.rounds_only:
+            from hushfleet.aggregator.commands.field_results import (
+                write_results,  # with the plots: a run may last months
+            )
+
+            lifetimes = None if fleet is None else fleet.lifetimes(engine)
+            write_results(
+                store, prepared, console, sums=facts, federation=options.federation, lifetimes=lifetimes, pays=pays
+            )
+    if finished and task.season is not None and fleet is not None:
+        console.print("[bold]waits[/] for the next season, which the fleet service begins")
+        wait_until(replaced)
+    if replaced():
+        console.print("the fleet has another task; the aggregator begins again")
+        raise typer.Exit(REPLACED)
+    if not finished:
+        if fleet is not None:
+            path = escape(str(fleet.folder.path))
+            words = f"[bold]stopped[/]; the run goes on when the fleet does: hushfleet fleet up {path}"
+        else:
+            words = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {escape(resume_command(context, folder))}"
+        console.print(f"\n{words}", highlight=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED)

@@ -19,7 +19,7 @@ def log(
 
     Example: `hushfleet log runs/demo/paper --to tensorboard`
     """
-    from hushfleet.aggregator.observe.console import Console
+    from hushfleet.aggregator.report.console import Console
     from hushfleet.aggregator.results.tracking import figures_of, tracker
     from hushfleet.errors import BadInput
     from hushfleet.user_files import checked_folder

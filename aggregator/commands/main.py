@@ -22,11 +22,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import hushfleet
 from hushfleet.aggregator.commands.old_names import renamed
 from hushfleet.errors import GraphRefused, HushfleetError
 from hushfleet.needs import too_old
 from hushfleet.output import escape_output, log_to_stderr, one_line, take_all_characters
+from hushfleet.version import __version__
 
 if sys.version_info < (3, 11):  # noqa: UP036 - the package is for boards, too
     sys.exit("error: the command `hushfleet` needs Python 3.11 or newer; boards, and `hushfleet-edge`, need 3.10")
@@ -106,7 +106,7 @@ def build_app() -> typer.Typer:
         version: bool = typer.Option(False, "--version", help="Print the version and stop."),
     ) -> None:
         if version:
-            print(f"hushfleet {hushfleet.__version__}")
+            print(f"hushfleet {__version__}")
             raise typer.Exit()
 
     places = {name: group for group, names in GROUPS.items() for name in names}
@@ -209,7 +209,7 @@ def _noted_interrupts() -> list[int]:
 def _print_error(text: str, code: int) -> int:
     from rich.markup import escape
 
-    from hushfleet.aggregator.observe.console import Console  # most calls do not need it
+    from hushfleet.aggregator.report.console import Console  # most calls do not need it
 
     Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {escape(one_line(text))}")
     return code

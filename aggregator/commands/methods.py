@@ -19,7 +19,7 @@ def methods(
     """
     from rich.table import Column, Table
 
-    from hushfleet.aggregator.observe.console import Console
+    from hushfleet.aggregator.report.console import Console
     from hushfleet.methods import METHODS, all_names, allow_file, find_method
     from hushfleet.methods.method import TrainingConfig
 

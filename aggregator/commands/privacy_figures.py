@@ -5,28 +5,26 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Column, Table
 
+from hushfleet.aggregator.commands.privacy_options import PrivacyOptions
 from hushfleet.aggregator.commands.second_opinion import Opinion, second_opinion
 from hushfleet.aggregator.config.secure_sums import LEAST_SHARE
-from hushfleet.aggregator.observe.console import Console
+from hushfleet.aggregator.report.console import Console
 from hushfleet.errors import BadInput
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
-from hushfleet.privacy.accounting.noise_for import check_delta
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.adversaries import multipliers, snr_db
 from hushfleet.privacy.adversaries import noise_multiplier as noise_multiplier_of
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, RECORD_ADJACENCY
+from hushfleet.privacy.noise_for import check_delta
 from hushfleet.privacy.protection import QUESTIONS, worth
 from hushfleet.privacy.ring import least_bits, scale_for
 from hushfleet.privacy.terms import TRUST, Accountant, Unit
 from hushfleet.secure.committee import least_honest
 from hushfleet.secure.prime_field import PRIMES
-
-if TYPE_CHECKING:
-    from hushfleet.aggregator.commands.privacy import PrivacyOptions
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,10 @@ def report(
     `hushfleet report greenhouse`
     """
     from hushfleet.aggregator.fleet.trust.membership import is_fleet
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.display import summary_table
-    from hushfleet.aggregator.results.report.comparison import load_runs, run_folders, write_comparison
-    from hushfleet.aggregator.results.report.render import write_report
+    from hushfleet.aggregator.report.comparison import load_runs, run_folders, write_comparison
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.render import write_report
+    from hushfleet.aggregator.report.summary import summary_table
     from hushfleet.aggregator.results.result import Result
     from hushfleet.errors import BadInput
     from hushfleet.user_files import checked_file

@@ -2,30 +2,23 @@
 
 Opacus supports Gaussian steps with Poisson sampling and the add-or-remove adjacency; a ledger charges nothing else.
 Steps of a secure sum are compared as Gaussians; `hushfleet.privacy.ring` says why this is valid for the sum.
-The import of Opacus takes seconds, so only `second_opinion` imports it; the aggregator calls it in a separate process
-while rounds begin (`check_in_background`).
+The import of Opacus takes seconds, so only `second_opinion` imports it.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
-import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from hushfleet.privacy.accounting.step import Step
+from hushfleet.privacy.step import Step
 from hushfleet.privacy.terms import Accountant
 
 TOLERANCE = 0.01
 """The relative difference above which the accountants are reported to differ."""
 _PRV_PRECISION = 0.005  # relative to epsilon; Opacus' own default is 0.01 absolute
 _LARGEST_PRV = 500.0  # an epsilon above it overflows in Opacus' grid
-_TIMEOUT_S = 300
 
 
 class Opinion(NamedTuple):
@@ -88,43 +81,3 @@ def second_opinion(steps: Sequence[Step], *, delta: float, charged: float, accou
     if not (math.isfinite(lower) and math.isfinite(upper)):
         return Opinion(charged, accountant, delta, rdp, None, "none (its grid holds nothing)")
     return Opinion(charged, accountant, delta, rdp, (lower, upper))
-
-
-def check_in_background(
-    steps: Sequence[Step], *, delta: float, charged: float, accountant: Accountant, tell: Callable[[str, bool], None]
-) -> threading.Thread:
-    """Reports the second opinion when it is ready. Nothing waits for it, and a failure is one line.
-
-    :param tell: called once, from another thread, with the text and whether the accountants differ.
-    """
-    asked = {"steps": [list(step) for step in steps], "delta": delta, "charged": charged, "accountant": accountant}
-
-    def check() -> None:
-        try:
-            ended = subprocess.run(
-                [sys.executable, "-m", __name__],
-                input=json.dumps(asked), capture_output=True, text=True, timeout=_TIMEOUT_S, start_new_session=True,
-            )  # fmt: skip
-            if ended.returncode != 0:
-                raise RuntimeError((ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1])
-            differs, words = json.loads(ended.stdout)
-        except (OSError, subprocess.SubprocessError, RuntimeError, ValueError) as failed:
-            tell(f"no second opinion from Opacus on the task's epsilon_server: {failed}", False)
-        else:
-            tell(f"epsilon_server of all rounds, a second opinion: {words}", differs)
-
-    thread = threading.Thread(target=check, name="second opinion", daemon=True)
-    thread.start()
-    return thread
-
-
-def _main() -> None:
-    os.nice(10)
-    asked = json.load(sys.stdin)
-    steps = [Step(*step) for step in asked.pop("steps")]
-    found = second_opinion(steps, **asked)
-    json.dump([found.differs, found.text], sys.stdout)
-
-
-if __name__ == "__main__":
-    _main()

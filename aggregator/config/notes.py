@@ -7,9 +7,9 @@ from dataclasses import fields
 from typing import Any
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.codecs.registry import codec_of
 from hushfleet.data.form import OWN_DATA
 from hushfleet.privacy.terms import AS_PUBLISHED
+from hushfleet.wire.format.codecs import codec_of
 
 
 def notes_of(task: Task) -> list[str]:

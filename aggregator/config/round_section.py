@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from hushfleet.aggregator.config import rules
-from hushfleet.config.spec import Rounds
 from hushfleet.schema import AtLeast1, Checked, Share
+from hushfleet.wire.format.spec import Rounds
+
+RULES_OF_OTHER_MODE: dict[str, dict[str, Any]] = {
+    "buffered": {"cohort_size": 0, "quorum": 1.0, "min_updates": 1},
+    "synchronous": {"buffer_size": None, "max_staleness": None},
+}
+"""For each mode: resets the rules that only have a meaning in the other one."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +63,21 @@ class RoundSection(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.buffered and self.max_staleness is None:
+        if not self.has_cohort and self.max_staleness is None:
             object.__setattr__(self, "max_staleness", 20)
 
     @property
-    def buffered(self) -> bool:
-        return self.mode == "buffered"
+    def has_cohort(self) -> bool:
+        """Whether a round waits for certain devices; else for `buffer_size` updates of whichever devices come."""
+        return self.mode == "synchronous"
+
+    @property
+    def least_present(self) -> int | None:
+        """How many devices must be able to take part for a round to open; None: as many as it has devices."""
+        return self.min_devices or (None if self.has_cohort else 1)
+
+    @property
+    def protects_each_alone(self) -> bool:
+        """Whether an update hides in no sum: a median may be one device's value, and a sum over several models may have
+        two updates of a device, and counts the older one less."""
+        return self.aggregation != "mean" or not self.has_cohort

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hushfleet.codecs.registry import codec_of
-from hushfleet.config.spec import MAX_ROUNDS, UNIT_NORM
 from hushfleet.data.form import OWN_DATA, form_rules, one_form
 from hushfleet.errors import HushfleetError
 from hushfleet.losses import LOSSES, find_loss
 from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.stages import NumberReport
 from hushfleet.methods.sums import check_sums
-from hushfleet.privacy.accounting.noise_for import check_delta
+from hushfleet.privacy.noise_for import check_delta
 from hushfleet.rules import Rule, Rules
 from hushfleet.secure.committee import committee_rule
+from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.messages import MAX_COHORT
-
-if TYPE_CHECKING:
-    from hushfleet.aggregator.config.task import Task
+from hushfleet.wire.format.spec import MAX_ROUNDS, UNIT_NORM
 
 _OF_NUMBERS = ", ".join(repr(name) for name, loss in LOSSES.items() if loss.of_numbers)
 
@@ -177,7 +174,7 @@ DATA: Rules = {
 
 def _without(name: str, default: object) -> Rule:
     return (
-        lambda round: round.buffered and getattr(round, name) != default,
+        lambda round: not round.has_cohort and getattr(round, name) != default,
         f"{name} = {{{name}}}: mode = 'buffered' waits for nobody; leave it out",
     )
 
@@ -189,18 +186,18 @@ ROUND: Rules = {
         "it is the share of the updates that is left out at either end, for example 0.1",
     ),
     "round.buffered-needs-size": (
-        lambda round: round.buffered and round.buffer_size is None,
+        lambda round: not round.has_cohort and round.buffer_size is None,
         'mode = "buffered" needs buffer_size, the updates that make a new model, for example 10',
     ),
     "round.buffered-without-cohort-size": _without("cohort_size", 0),
     "round.buffered-without-quorum": _without("quorum", 1.0),
     "round.buffered-without-min-updates": _without("min_updates", 1),
     "round.buffered-needs-mean": (
-        lambda round: round.buffered and round.aggregation != "mean",
+        lambda round: not round.has_cohort and round.aggregation != "mean",
         "aggregation = {aggregation!r}: a stale update counts less, which needs the 'mean'",
     ),
     "round.buffer-needs-buffered": (
-        lambda round: not round.buffered and (round.buffer_size, round.max_staleness) != (None, None),
+        lambda round: round.has_cohort and (round.buffer_size, round.max_staleness) != (None, None),
         'buffer_size = {buffer_size}, max_staleness = {max_staleness}: need mode = "buffered"',
     ),
     "round.patience-below-rounds": (
@@ -269,7 +266,7 @@ SEASON_OF_TASK: Rules = {
 }
 
 
-def _no_meaning_in_buffer(task: Task) -> dict[str, str]:
+def _no_meaning_in_buffer(task: Any) -> dict[str, str]:
     made = task.parts()
     refused = {
         "weighs updates by the model that they are added to": made.server.weighs,
@@ -280,13 +277,14 @@ def _no_meaning_in_buffer(task: Task) -> dict[str, str]:
     return next(({"words": words} for words, is_so in refused.items() if is_so), {})
 
 
-def _cohort(task: Task) -> int:
-    return task.round.cohort_size or (min(task.data.devices, MAX_COHORT) if _is_named(task) else task.data.devices)
+def _cohort(task: Any) -> int:
+    most: int = task.round.cohort_size or task.data.devices
+    return most if task.round.cohort_size or not _is_named(task) else min(most, MAX_COHORT)
 
 
-def _is_named(task: Task) -> bool:
+def _is_named(task: Any) -> bool:
     """Returns whether a round's plan names its devices: a cohort of secure sums follows from the roster."""
-    return task.privacy.accounting != "secure" and not task.round.buffered
+    return bool(task.privacy.accounting != "secure" and task.round.has_cohort)
 
 
 _UPDATES_FIT = (
@@ -297,18 +295,18 @@ _UPDATES_FIT = (
 
 SUMS_OF_TASK: Rules = {
     "task.buffered-not-secure": (
-        lambda task: task.round.buffered and task.privacy.accounting == "secure",
+        lambda task: not task.round.has_cohort and task.privacy.accounting == "secure",
         'round.mode = "buffered": masks cancel within one cohort that is settled before, so privacy.accounting = '
         '"secure" has no buffer. The sum over whoever comes in a window is round.mode = "synchronous" with deadline_s '
         "and min_updates",
     ),
     "task.buffered-not-as-published": (
-        lambda task: task.round.buffered and task.privacy.accounting == "as-published",
+        lambda task: not task.round.has_cohort and task.privacy.accounting == "as-published",
         'round.mode = "buffered": privacy.accounting = "as-published" divides the noise among a cohort, and each '
         'update of a buffer has its whole noise; take privacy.accounting = "strict"',
     ),
     "task.buffered-method": (
-        lambda task: task.round.buffered and _no_meaning_in_buffer(task),
+        lambda task: not task.round.has_cohort and _no_meaning_in_buffer(task),
         'round.mode = "buffered": method.name = {method.name!r} {words}, which has no meaning where a sum has updates '
         "of "
         "several versions; take for example 'dp-fedavg' or 'hush'",
@@ -341,13 +339,13 @@ SECURE_SUMS: Rules = {
 }
 
 
-def _corrupt_committee(task: Task) -> dict[str, int]:
+def _corrupt_committee(task: Any) -> dict[str, int]:
     fraction = task.privacy.honest_fraction
     committee = committee_rule(_cohort(task), honest_fraction=fraction, roster=task.data.devices)
     return {} if committee.packed >= 1 else {"members": committee.members, "corrupt": committee.corrupt}
 
 
-def _without_classes(broken: Callable[[Task], object], sentence: str) -> Rule:
+def _without_classes(broken: Callable[[Any], object], sentence: str) -> Rule:
     """Returns a rule for losses without classes."""
     return (
         lambda task: not find_loss(task.model.loss).of_classes and broken(task),
@@ -355,7 +353,7 @@ def _without_classes(broken: Callable[[Task], object], sentence: str) -> Rule:
     )
 
 
-def _check_delta(task: Task) -> None:
+def _check_delta(task: Any) -> None:
     check_delta(task.delta, max(task.data.devices, 2), as_published=task.privacy.accounting == "as-published")
 
 
@@ -367,7 +365,7 @@ def _no_noise(key: str) -> Rule:
     )
 
 
-def _question(task: Task) -> str:
+def _question(task: Any) -> str:
     return "evaluation" if task.evaluation is not None else "statistic" if task.statistic is not None else ""
 
 
@@ -512,7 +510,7 @@ TASK: Rules = {
         "'strict' or 'secure'",
     ),
     "task.question-not-buffered": (
-        lambda task: _question(task) and task.round.buffered and {"question": _question(task)},
+        lambda task: _question(task) and not task.round.has_cohort and {"question": _question(task)},
         'round.mode = "buffered": {question} asks all devices in one round, and a buffer has whoever comes; take mode '
         '= "synchronous"',
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,25 +11,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from hushfleet.aggregator.config import rules
-from hushfleet.codecs.registry import codec_of
-from hushfleet.config.faults import Fault, faults
-from hushfleet.config.spec import UNIT_NORM, Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
-from hushfleet.data.form import OWN_DATA, Columns, DecimalMark, LabelKind, SampleForm, ValueKind
-from hushfleet.data.sets import SOURCES
+from hushfleet.data.form import OWN_DATA, PUBLIC_DATA, Columns, DecimalMark, LabelKind, SampleForm, ValueKind
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
 from hushfleet.errors import HushfleetError
+from hushfleet.faults import Fault, faults
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.paths import expanded, in_file
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.refusals import missing
 from hushfleet.schema import AtLeast1, Checked, Finite, Fraction, PositiveOrInf, Probability, Share, from_plain, require
+from hushfleet.wire.format.codecs import codec_of
+from hushfleet.wire.format.question import Bins, HeldOut, Most
+from hushfleet.wire.format.spec import UNIT_NORM, Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
 
 if TYPE_CHECKING:
     DataSetName = str
 else:
-    DataSetName = Literal[(*SOURCES, *OWN_DATA)]
+    DataSetName = Literal[(*PUBLIC_DATA, *OWN_DATA)]
+StatisticKind = Literal["counts", "mean", "histogram", "drift"]
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
 _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30, as float32 numbers can be")]
 
@@ -339,3 +341,68 @@ class WireSection(WireSpec):
 
     def spec(self) -> WireSpec:
         return WireSpec(self.codec, self.step, self.relative_step, self.chunk_bytes)
+
+
+@dataclass(frozen=True)
+class EvaluationSection(Checked):
+    """`[evaluation]`: rounds in which boards do not train, but answer whether the model is useful to them.
+
+    After the last training round, and after each `every` training rounds, each board tests its own head, a head trained
+    alone and the shared model on samples that are never trained on, and answers with a few noised numbers. They are
+    summed like updates, and have a privacy cost of their own.
+
+    :param share: of the privacy budget, counted in inverse squared noise multipliers, which add up. Training has the
+        rest, so that both together cost the task's epsilon.
+    :param every: training rounds between two evaluations; left out, only at the end.
+    :param held_out: the share of a board's samples that all training leaves out for the evaluation.
+    :param most_gain: a board's gain counts as this much at most, and the error is proportional to that: with 0.5 it is
+        half as large, and the result is still right if boards have so many samples that none gains more.
+    """
+
+    share: Annotated[float, Meta(ge=1e-6, le=0.5)] = 0.05
+    every: AtLeast1 | None = None
+    held_out: HeldOut = 0.2
+    most_gain: Share = 1.0
+
+    rules = rules.EVALUATION
+
+
+@dataclass(frozen=True)
+class StatisticSection(Checked):
+    """`[statistic]`: the task has one round, in which boards do not train, but answer a question about their data.
+    `hushfleet fleet ask` writes this section.
+
+    :param kind: `counts` counts the samples in each class, and those that could not be read. `mean` and `histogram` are
+        those of a `column`; each board has the same weight, no matter how many samples it has. `drift` counts the
+        boards whose own model has become worse on samples that are never trained on, among the boards whose owners have
+        set `limits.tell_drift`.
+    :param column: for `mean` and `histogram`: the index of a value in a sample, from 0, or the name of a target.
+    :param low: public limit of the column: values below it count as the limit.
+    :param high: its upper limit.
+    :param bins: of a `histogram`.
+    :param most: for `counts`: a board whose counts have a norm above it scales them down to that norm.
+    """
+
+    kind: StatisticKind
+    column: str = ""
+    low: Finite = 0.0
+    high: Finite = 1.0
+    bins: Bins = 10
+    most: Most = 50
+
+    rules = rules.STATISTIC
+
+    def check_column(self, values: int | None, targets: Sequence[str] | None) -> None:
+        """Raises `ValueError` for a column that no sample has, because boards would answer as if they had no samples.
+
+        :param values: number of values of a sample; None: not known.
+        :param targets: names of targets; empty for classes. None: not known.
+        """
+        if self.kind not in ("mean", "histogram") or (targets is not None and self.column in targets):
+            return
+        if self.column.isdecimal():
+            if values is not None and int(self.column) >= values:
+                raise ValueError(f"column = {self.column!r}: a sample has {values} values, numbered from 0")
+        elif targets is not None:
+            known = f", or one of {', '.join(targets)}" if targets else ""
+            raise ValueError(f"column = {self.column!r}: must be the number of a value, from 0{known}")

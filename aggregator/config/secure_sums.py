@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
-from hushfleet.config.spec import MAX_SECURE_ROUNDS, SecureSpec
+from hushfleet.aggregator.config.round_section import RoundSection
+from hushfleet.aggregator.config.sections import DataSection, MethodSection, PrivacySection
 from hushfleet.errors import PrivacyError
-from hushfleet.privacy.ring import least_bits
 from hushfleet.secure.committee import least_honest
 from hushfleet.secure.prime_field import PRIMES
-
-if TYPE_CHECKING:
-    from hushfleet.aggregator.config.task import Task
+from hushfleet.wire.format.spec import MAX_SECURE_ROUNDS, SecureSpec
 
 LEAST_SHARE = 0.9  # a secure sum is opened only with at least this share of the cohort
 
 
-def least_updates(task: Task) -> int:
+class SecureTask(Protocol):
+    """The values of a task that secure sums depend on."""
+
+    @property
+    def round(self) -> RoundSection: ...
+    @property
+    def data(self) -> DataSection: ...
+    @property
+    def privacy(self) -> PrivacySection: ...
+    @property
+    def method(self) -> MethodSection: ...
+    @property
+    def cohort_size(self) -> int: ...
+    @property
+    def sampling_rate(self) -> float: ...
+    @property
+    def total_rounds(self) -> int: ...
+
+
+def least_updates(task: SecureTask) -> int:
     """Returns the least number of updates in a sum: the task's, or nine tenths of a cohort."""
     if task.round.min_updates > 1:
         return task.round.min_updates
@@ -25,7 +42,7 @@ def least_updates(task: Task) -> int:
     return max(2, math.ceil(LEAST_SHARE * (cohort - 3 * math.sqrt(cohort * (1 - rate))) - 1e-9))
 
 
-def spec_of(task: Task, *, noise_multiplier: float, size: int | None) -> SecureSpec:
+def spec_of(task: SecureTask, *, noise_multiplier: float, size: int | None) -> SecureSpec:
     """Returns the specification of the sums for devices.
 
     :param size: number of values in an update, which determines the bits of each value; None: always 32 bits.
@@ -52,7 +69,9 @@ def spec_of(task: Task, *, noise_multiplier: float, size: int | None) -> SecureS
     return SecureSpec(bits, min_devices=least, honest_devices=honest, honest_fraction=fraction)
 
 
-def _bits(task: Task, noise_multiplier: float, *, honest: int, most: int, size: int) -> Literal[16, 24, 32]:
+def _bits(task: SecureTask, noise_multiplier: float, *, honest: int, most: int, size: int) -> Literal[16, 24, 32]:
+    from hushfleet.privacy.ring import least_bits  # for tasks with secure sums
+
     records = task.method.config().batch_size if task.privacy.unit == "record" else 0
     try:
         return least_bits(

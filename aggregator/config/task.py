@@ -1,6 +1,6 @@
 """The task file: reads the TOML that a person writes, and validates it into typed configuration.
 
-Used by the aggregator and the simulator; devices get the resolved `hushfleet.config.spec.TaskSpec` instead.
+Used by the aggregator and the simulator; devices get the resolved `hushfleet.wire.format.spec.TaskSpec` instead.
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hushfleet.aggregator.config import rules
-from hushfleet.aggregator.config.question import EvaluationSection, StatisticSection, evaluations, noise_factor
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.config.season import SeasonSection
 from hushfleet.aggregator.config.sections import (
     DataSection,
+    EvaluationSection,
     MethodSection,
     ModelSection,
     PlanSection,
     PrivacySection,
+    StatisticSection,
     WireSection,
     is_path,
 )
 from hushfleet.aggregator.config.secure_sums import least_updates, spec_of
-from hushfleet.config.faults import Fault, faults, refusal, with_lines
-from hushfleet.config.spec import MAX_BATCHES, PrivacySpec, SecureSpec
-from hushfleet.config.toml_text import without_none
 from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput, Malformed, PrivacyError, format_value
+from hushfleet.faults import Fault, faults, refusal, with_lines
 from hushfleet.losses import FAULT, find_loss
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
-from hushfleet.privacy.accounting.noise_for import check_delta, noise_multiplier_for
+from hushfleet.privacy.noise_for import check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor, sensitivity
 from hushfleet.refusals import unknown
 from hushfleet.rules import check_rules
 from hushfleet.schema import Checked, Count, from_plain, hints, later, parse_toml, read_file, to_plain
+from hushfleet.toml_text import without_none
+from hushfleet.wire.format.spec import MAX_BATCHES, PrivacySpec, SecureSpec
 from hushfleet.wire.format.topics import Name
 
 RECORD_DELTA = 1e-5
@@ -113,9 +114,20 @@ class Task(Checked):
         return min(self.round.cohort_size or self.data.devices, self.data.devices)
 
     @property
+    def evaluations(self) -> int:
+        """The number of rounds that evaluate."""
+        section, rounds = self.evaluation, self.round.rounds
+        return 0 if section is None else -(-rounds // (section.every or rounds))
+
+    @property
     def total_rounds(self) -> int:
         """The number of training rounds and evaluation rounds together."""
-        return self.round.rounds + evaluations(self)
+        return self.round.rounds + self.evaluations
+
+    @property
+    def noise_factor(self) -> float:
+        """The factor by which an evaluation increases the noise of training."""
+        return 1.0 if self.evaluation is None else 1 / math.sqrt(1 - self.evaluation.share)
 
     @property
     def sampling_rate(self) -> float:
@@ -242,7 +254,7 @@ class Task(Checked):
             factor = gradients_factor(training.gradients_per_batch) * sensitivity(training.gradient.subset)
             return factor * find(steps=self.round.rounds * batches, sample_rate=rate)
         if section.reading == "user-level":
-            return noise_factor(self) * find(steps=self.round.rounds)
+            return self.noise_factor * find(steps=self.round.rounds)
         if section.reading == "client-sampling":
             return find(steps=self.round.rounds, sample_rate=self.sampling_rate)
         if train_samples is None:

@@ -26,9 +26,9 @@ from hushfleet.aggregator.fleet.trust.own_certificates import STEMS, write_own
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.atomic_file import write_whole
-from hushfleet.config.toml_text import to_toml, toml_value
 from hushfleet.errors import BadInput
 from hushfleet.schema import to_plain
+from hushfleet.toml_text import to_toml, toml_value
 
 _COMMENT = """\
 # What a person may change of this fleet; docs/field.md explains every key. Boards are told what stands here when their

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date
 
-from hushfleet.aggregator.devices.activity import RefusedBirth
+from hushfleet.aggregator.config.calendar import moment_text
 from hushfleet.aggregator.fleet.trust.registry import RefusedRequest
 from hushfleet.aggregator.fleet.view import FleetView, RolloutView, RunView, SeasonView, SumsView
 from hushfleet.aggregator.planning.season import day_text, learns_until
-from hushfleet.aggregator.results.report.readable import (
+from hushfleet.aggregator.report.readable import (
     ago,
     epsilon_number,
     format_lifetime,
@@ -18,7 +18,7 @@ from hushfleet.aggregator.results.report.readable import (
     size,
 )
 from hushfleet.aggregator.results.result import Lifetime
-from hushfleet.aggregator.rounds.schedule import moment_text
+from hushfleet.aggregator.storage.activity import RefusedBirth
 from hushfleet.privacy.protection import protection
 from hushfleet.privacy.spending import describe_since
 from hushfleet.wire.format.health import Problem

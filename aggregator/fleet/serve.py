@@ -7,7 +7,6 @@ import logging
 import threading
 from pathlib import Path
 
-from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet.lock_out import LockOut
 from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.reload_lists import ReloadLists
@@ -25,6 +24,7 @@ from hushfleet.aggregator.fleet.trust.folder import SERVICE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.fleet.watching.home_assistant import HomeAssistant, will
 from hushfleet.aggregator.fleet.watching.watch import FleetWatch
+from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.errors import BadInput, StoreFull
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hushfleet.aggregator.devices.enrolment import TokenBucket
 from hushfleet.aggregator.fleet.trust.enrolment import Enroller
+from hushfleet.aggregator.storage.enrolment import TokenBucket
 from hushfleet.errors import (
     BadSignature,
     HushfleetError,

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.messages import Birth, ServerState, decode_as, decode_message

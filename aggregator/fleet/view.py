@@ -9,12 +9,12 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from hushfleet.aggregator.devices.activity import RefusedBirth
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.trust.registry import RefusedRequest
 from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.fleet_state import Opening, Shortfall
 from hushfleet.aggregator.results.result import Lifetime, LostRounds
+from hushfleet.aggregator.storage.activity import RefusedBirth
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.durations import duration_s
 from hushfleet.plain_json import to_json
 from hushfleet.wire.format.health import Problem

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from hushfleet.aggregator.config.question import question_of
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.results.answers import USEFUL_BELOW
-from hushfleet.config.question import EVALUATED, QuestionSpec
-from hushfleet.training.answer import scale_of
+from hushfleet.methods.answer_scale import scale_of
+from hushfleet.wire.format.question import EVALUATED, QuestionSpec
 
 DISAGREEMENT = 0.3
 """The share of held-out samples on which exactly one of the two heads is right; it decides how much a gain varies."""

@@ -5,19 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from hushfleet.aggregator.config.question import noise_factor
 from hushfleet.aggregator.config.sections import PlanSection
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.planning.advice import Advice, ImagesBy, Question, verdict
-from hushfleet.aggregator.planning.gain_errors import Answer, Interval
-from hushfleet.aggregator.planning.gain_table import GainTable, gain_table
+from hushfleet.aggregator.report.readable import evaluated
 from hushfleet.aggregator.results.answers import EvaluationRow
-from hushfleet.aggregator.results.report.readable import evaluated
+from hushfleet.at_need import at_need
 from hushfleet.data.form import OWN_DATA
-from hushfleet.data.sets import SOURCES
-from hushfleet.methods.hush_rule import rule
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.planning import advice, gain_errors, gain_table
+    from hushfleet.aggregator.planning.advice import Advice, ImagesBy, Question
+    from hushfleet.aggregator.planning.gain_errors import Answer, Interval
+    from hushfleet.methods import hush_rule
+else:  # for tasks that are like the measured ones
+    advice = at_need("hushfleet.aggregator.planning.advice")
+    gain_errors = at_need("hushfleet.aggregator.planning.gain_errors")
+    gain_table = at_need("hushfleet.aggregator.planning.gain_table")
+    hush_rule = at_need("hushfleet.methods.hush_rule")
 
 USUAL_IMAGES = 20  # per device, if neither the plan nor the boards say a number
 _LEAST_ROUNDS = 8  # the distance in all rounds decides; with 8 rounds instead of 20 gains differed by half a point
@@ -37,15 +44,18 @@ class MeasuredGain:
 
     @property
     def in_words(self) -> str:
-        return verdict(self.answer, f"{self._interval} over staying alone, {evaluated(self.row)}", self.lasts_s)
+        return advice.verdict(self.answer, f"{self._interval} over staying alone, {evaluated(self.row)}", self.lasts_s)
 
     @property
     def _interval(self) -> Interval:
         gain = self.row.gain
-        return Interval(gain.value - gain.error, gain.value + gain.error)
+        return gain_errors.Interval(gain.value - gain.error, gain.value + gain.error)
 
 
-PayAnswer = Advice | MeasuredGain
+if TYPE_CHECKING:
+    PayAnswer = Advice | MeasuredGain
+else:
+    PayAnswer = Any
 
 
 def pay(
@@ -72,9 +82,9 @@ def pay(
     privacy, plan, described = task.privacy, task.plan or PlanSection(), described or _described(task)
     if task.method.name != "hush" or privacy.unit != "device" or not task.noises_updates or described is None:
         return None
-    spent = [Step(task.privacy_spec().noise_multiplier / noise_factor(task), 1.0, task.round.rounds)]
+    spent = [Step(task.privacy_spec().noise_multiplier / task.noise_factor, 1.0, task.round.rounds)]
     in_a_round = min(task.round.cohort_size or math.inf, devices or task.data.devices)
-    asked = Question(
+    asked = advice.Question(
         devices=int(in_a_round),
         images=images or images_of(task),
         classes=described[0],
@@ -84,14 +94,14 @@ def pay(
         alpha=task.data.alpha if task.data.partition.startswith("dirichlet") else plan.alpha,
         shape=described[1],
     )
-    table = gain_table()
+    table = gain_table.gain_table()
     if plan.measured_on and plan.images == asked.images:
-        table = GainTable.of_plan(plan, features=asked.measured_as, classes=asked.classes, delta=task.delta)
+        table = gain_table.GainTable.of_plan(plan, features=asked.measured_as, classes=asked.classes, delta=task.delta)
     # an evaluation takes its share of the budget, so that training has as much more noise
-    counted = math.sqrt(asked.devices * task.noise_split) / noise_factor(task)
+    counted = math.sqrt(asked.devices * task.noise_split) / task.noise_factor
     found = asked.estimate(table, counted=counted)
     found = found._replace(outside=(*found.outside, *_unlike_the_table(task, asked, counted)))
-    return Advice(asked, found, table, images_by=images_by, data=task.data.name, lasts_s=lasts_s)
+    return advice.Advice(asked, found, table, images_by=images_by, data=task.data.name, lasts_s=lasts_s)
 
 
 def images_of(task: Task) -> int:
@@ -103,13 +113,15 @@ def _described(task: Task) -> tuple[int, tuple[int, int, int] | None] | None:
     """Returns the number of classes and the shape of images; None if only the data say them."""
     if task.data.name in OWN_DATA:
         return (len(task.class_names), task.data.input_shape) if task.class_names else None
+    from hushfleet.data.sets import SOURCES
+
     source = SOURCES[task.data.name]
     return len(source.class_names), (3, 32, 32) if len(source.mean) == 3 else None
 
 
 def _unlike_the_table(task: Task, asked: Question, counted: float) -> Iterator[str]:
     """Says in which respects a task differs from each fleet of the table."""
-    partition, usual = task.data.partition, rule(devices=counted, epsilon=asked.epsilon, delta=asked.delta)
+    partition, usual = task.data.partition, hush_rule.rule(devices=counted, epsilon=asked.epsilon, delta=asked.delta)
     if partition not in ("iid", "dirichlet-device"):
         yield f"the partition {partition} was not measured"
     rounds, clip_norm = task.round.rounds, task.privacy.clip_norm

@@ -6,12 +6,12 @@ import math
 import time
 from dataclasses import dataclass
 
+from hushfleet.aggregator.config.calendar import local_zone
 from hushfleet.aggregator.planning.advice import MONTH_S, YEAR_S, Question
 from hushfleet.aggregator.planning.season import MOST_SEASONS, learns_until, seasons_paid
-from hushfleet.aggregator.rounds.schedule import local_zone
 from hushfleet.durations import describe_duration, duration_s
 from hushfleet.errors import BadInput
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 

@@ -1,7 +1,7 @@
 """Makes estimates from the noised answers of devices: a task's evaluation, or a statistic of their data.
 
 An answer is a sum over devices with noise of a known size, and all that is computed from it costs no more privacy.
-The values and their scales are those of `hushfleet.training.answer`.
+The values and their scales are those of `hushfleet.methods.answer`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from hushfleet.aggregator.results.json_record import Count, Epsilon, JsonRecord
-from hushfleet.config.question import QuestionKind, QuestionSpec
+from hushfleet.wire.format.question import QuestionKind, QuestionSpec
 
 DEVIATIONS = 1.96
 """The width of errors in standard deviations: the true value lies within the error in 19 of 20 cases."""
@@ -70,7 +70,7 @@ def evaluation_of(answer: Sequence[float], stds: Sequence[float], *, round: int,
     contains the spread of the gains, as their mean square; for the spread of an accuracy, the largest value that its
     mean allows is used.
 
-    :param answer: in the order of `hushfleet.training.answer`.
+    :param answer: in the order of `hushfleet.methods.answer`.
     :param stds: standard deviations of its noise.
     """
     own, gain, gain_shared, gaining, square = answer

@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from hushfleet.aggregator.devices.board import Activity, Rejection
 from hushfleet.aggregator.results.answers import EvaluationRow, evaluation_of
 from hushfleet.aggregator.results.result import LostRounds
+from hushfleet.aggregator.storage.board import Activity, Rejection
 from hushfleet.losses import ACCURACY
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.terms import Accountant
 
 KEPT_WARNINGS = 5

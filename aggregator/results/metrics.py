@@ -9,9 +9,10 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from hushfleet.aggregator.results.answers import EvaluationRow, evaluation_of
 from hushfleet.aggregator.results.result import LostRounds, PrivacyRow, RoundRow
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, UpdateRow
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.terms import Accountant
 
 # A signal is reported only if noise alone is unlikely to show one of this size.
@@ -64,6 +65,21 @@ def snr_db(updates: Iterable[UpdateRow]) -> float | None:
 def eq20_bytes(shared: Sequence[int], size: int) -> float:
     """Returns Eq. (20) with the actual number of shared parameters of each device in place of M (1 - t beta / T)."""
     return sum(32 * k + size for k in shared) / 8
+
+
+def evaluations(summaries: Iterable[RoundSummary]) -> list[EvaluationRow]:
+    """Reads the answers of the rounds that evaluated."""
+    return [
+        evaluation_of(row.answer, row.answer_stds, round=row.round, devices=row.participants)
+        for row in summaries
+        if row.asked == "evaluation" and row.answer
+    ]
+
+
+def newest_evaluation(store: AggregatorStore) -> EvaluationRow | None:
+    """Returns the newest evaluation of a run; None before the first."""
+    found = evaluations(RoundSummary(**row.metrics) for row in store.rounds() if row.metrics is not None)
+    return found[-1] if found else None
 
 
 def privacy_tables(

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow, evaluation_of, statistic_of
+from hushfleet.aggregator.payloads.prepare import PreparedTask
+from hushfleet.aggregator.results.answers import StatisticRow, statistic_of
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.results.fleet_state import Outcome
-from hushfleet.aggregator.results.metrics import RoundSummary, lost_rounds, privacy_tables
+from hushfleet.aggregator.results.metrics import RoundSummary, evaluations, lost_rounds, privacy_tables
 from hushfleet.aggregator.results.outcomes import OUTCOMES, Outcomes
 from hushfleet.aggregator.results.rerun import rerun, versions
 from hushfleet.aggregator.results.result import (
@@ -33,14 +33,14 @@ from hushfleet.aggregator.results.result import (
 )
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
-from hushfleet.codecs.registry import codec_of
-from hushfleet.config.spec import SecureSpec, TaskSpec, WireSpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import title_of
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.terms import TRUST
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import assumption
+from hushfleet.wire.format.codecs import codec_of
+from hushfleet.wire.format.spec import SecureSpec, TaskSpec, WireSpec
 
 EVENTS_NAME = "events.jsonl"
 
@@ -161,21 +161,6 @@ def record(
 
 def _counts(outcomes: Mapping[Outcome, int] | None) -> dict[str, int | None]:
     return {} if outcomes is None else {outcome: outcomes[outcome] for outcome in OUTCOMES}
-
-
-def evaluations(summaries: Iterable[RoundSummary]) -> list[EvaluationRow]:
-    """Reads the answers of the rounds that evaluated."""
-    return [
-        evaluation_of(row.answer, row.answer_stds, round=row.round, devices=row.participants)
-        for row in summaries
-        if row.asked == "evaluation" and row.answer
-    ]
-
-
-def newest_evaluation(store: AggregatorStore) -> EvaluationRow | None:
-    """Returns the newest evaluation of a run; None before the first."""
-    found = evaluations(RoundSummary(**row.metrics) for row in store.rounds() if row.metrics is not None)
-    return found[-1] if found else None
 
 
 def _statistic(spec: TaskSpec, summaries: Iterable[RoundSummary]) -> StatisticRow | None:

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-import hushfleet
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.results.result import Rerun
-from hushfleet.config.toml_text import dotted, toml_value
 from hushfleet.data.samples import Samples
+from hushfleet.toml_text import dotted, toml_value
+from hushfleet.version import __version__
 
 _PACKAGES = ("torch", "numpy", "onnx", "onnxruntime", "paho-mqtt", "msgpack", "cryptography")
 _GIT_S = 10.0
@@ -54,7 +54,7 @@ def input_digests(prepared: PreparedTask) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Returns the versions and the processor of the run: with other instructions, sums are rounded in another order."""
-    found = {"hushfleet": hushfleet.__version__, "python": platform.python_version(), "platform": sys.platform}
+    found = {"hushfleet": __version__, "python": platform.python_version(), "platform": sys.platform}
     found["processor"] = _processor()
     for package in _PACKAGES:
         try:
@@ -79,7 +79,7 @@ def command_line() -> str:
 
 def commit() -> str | None:
     """Returns the commit of the running source tree, with `-changed` if the tree differs; None outside a repository."""
-    folder = Path(hushfleet.__file__).parent
+    folder = Path(__file__).parent
 
     def git(*words: str) -> str | None:
         try:

@@ -20,11 +20,11 @@ from hushfleet import atomic_file
 from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow
 from hushfleet.aggregator.results.json_record import Count, Delta, Epsilon, Fraction, JsonRecord, Measured
 from hushfleet.aggregator.results.server_sees import RosterBy
-from hushfleet.config.spec import Form
 from hushfleet.errors import BadInput
 from hushfleet.losses import ACCURACY
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.terms import Accountant, Accounting, TrustModel
+from hushfleet.wire.format.spec import Form
 
 SCHEMA: Literal[1] = 1
 _encode = json.JSONEncoder(allow_nan=False).encode
@@ -51,10 +51,6 @@ class RoundRow(JsonRecord, frozen=True, kw_only=True):
     :param committee: number of committee members of a secure sum; `answers`: how many of them answered.
     :param answer_bytes: total bytes of these answers, a part of `uplink_bytes`.
     :param suspected_wraps: number of values of the secure sum that may have wrapped around.
-    :param participants: updates in the new global model, each from a different device except in buffered rounds; 0 if
-        there were too few updates.
-    :param downlink_bytes: total bytes of the global model that they had to fetch, see `model_step.download_bytes`.
-    :param snr_db: signal over noise, pooled over all updates; None without noise or visible signal.
     """
 
     round: Count

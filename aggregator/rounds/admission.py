@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate, Refusal
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.wire.format.messages import RoundPlan
 
 NEXT_SUM = "next-sum"
 """The code of an update for the next sum. It is never sent: the device gets no answer, and offers the update again."""
 MOST_IN_A_SUM = 2
-"""Most updates of one device in one buffered sum: a stale one, and the one of the open round. Without this limit a
-malicious device could fill a buffer alone, with updates of many versions."""
+"""Most updates of one device in a sum that takes those of several models: a stale one, and the one of the open round.
+Without this limit a malicious device could fill the sum alone, with updates of many models."""
 
 
 def is_new(
@@ -55,7 +55,7 @@ def is_new(
         at = "no round is open" if plan is None else f"round {plan.round} is open"
         raise Refusal("late", f"the update is of round {round}, and {at}", final=False)
     if plan.max_staleness:
-        _check_buffered(device, round, store, plan)
+        _check_versions(device, round, store, plan)
     if plan.phase != "open":
         raise Refusal("late", f"the devices of the sum of round {round} are settled", final=False)
     if device not in cohort:
@@ -63,8 +63,8 @@ def is_new(
     return True
 
 
-def _check_buffered(device: str, round: int, store: AggregatorStore, plan: RoundPlan) -> None:
-    """Applies the rules that are only for buffered rounds. Raises `Refusal`."""
+def _check_versions(device: str, round: int, store: AggregatorStore, plan: RoundPlan) -> None:
+    """Applies the rules of a sum that takes updates of several models. Raises `Refusal`."""
     if (newest := store.newest_update(device, after=round)) > round:
         raise Refusal("late", f"the update is of round {round}, and one of round {newest} was accepted", final=False)
     if round != plan.round and round not in store.controls():  # the task file had a lower round.max_staleness before

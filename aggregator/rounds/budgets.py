@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from hushfleet.aggregator.devices.activity import ActivityStore, counted_charges
+from hushfleet.aggregator.storage.activity import ActivityStore, counted_charges
 from hushfleet.durations import Period
 from hushfleet.errors import StoreError
 from hushfleet.privacy.budget import Budget

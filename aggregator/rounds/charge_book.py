@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from hushfleet.aggregator.devices.activity import ActivityStore
-from hushfleet.aggregator.ingest.checks import terms_of
+from hushfleet.aggregator.payloads.checks import terms_of
 from hushfleet.aggregator.rounds.budgets import Budgets
 from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.aggregator.storage.store import ChargeRow
 from hushfleet.privacy.charge import Charge
 from hushfleet.schema import pack, unpack

@@ -3,7 +3,7 @@
 `step` takes one event, then does everything that is due: it sends chunks that devices want, reports gaps in uploads,
 and advances rounds (`hushfleet.aggregator.rounds.cycle`). The engine's store holds everything that must survive; the
 state here can be lost at any time, because devices ask again. A message is processed only if it is signed with the key
-of an accepted device (`hushfleet.aggregator.devices.enrolment`); all others are counted and dropped.
+of an accepted device (`hushfleet.aggregator.storage.enrolment`); all others are counted and dropped.
 """
 
 from __future__ import annotations
@@ -13,17 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from hushfleet.aggregator.devices.enrolment import (
-    MAX_UNKNOWN_BURST,
-    UNKNOWN_A_SECOND,
-    Enrolment,
-    NotAccepted,
-    TokenBucket,
-)
-from hushfleet.aggregator.devices.list_file import ListFile
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
-from hushfleet.aggregator.ingest.refusals import RefusalCounter
-from hushfleet.aggregator.publish.blobs import ChunkServer
+from hushfleet.aggregator.payloads.blobs import ChunkServer
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
+from hushfleet.aggregator.payloads.refusals import RefusalCounter
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.rounds.charge_book import ChargeBook, charge_of
 from hushfleet.aggregator.rounds.cycle import RoundCycle
@@ -36,6 +28,14 @@ from hushfleet.aggregator.rounds.run_log import RunLog
 from hushfleet.aggregator.rounds.thresholds import RunningThresholds
 from hushfleet.aggregator.rounds.uploads import Uploads
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
+from hushfleet.aggregator.storage.enrolment import (
+    MAX_UNKNOWN_BURST,
+    UNKNOWN_A_SECOND,
+    Enrolment,
+    NotAccepted,
+    TokenBucket,
+)
+from hushfleet.aggregator.storage.list_file import ListFile
 from hushfleet.errors import (
     BadSignature,
     HushfleetError,

@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.list_file import ListFile
 from hushfleet.aggregator.results.metrics import lost_rounds
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.engine import RoundEngine
@@ -18,6 +16,8 @@ from hushfleet.aggregator.rounds.protocol import BETWEEN, COLLECTING, ENDED, RES
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.round_events import change_fields, finished_fields, open_fields
 from hushfleet.aggregator.rounds.run_log import RunLog
+from hushfleet.aggregator.storage.enrolment import Enrolment
+from hushfleet.aggregator.storage.list_file import ListFile
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.messages import RoundPlan
@@ -60,7 +60,7 @@ class RoundCycle:
         self._linked = self._rests = self._paused = False
         self._retry_at = 0.0  # when a step is tried again that the store or the roster has refused
         self._open_error = ""  # why no round opens
-        self._announce_at, self._told_may_train = math.inf, True
+        self._announce_at, self._told_staleness = math.inf, 0
         self._told: tuple[int, float] | None = None  # the last reported opening
         self.finished_at: float | None = None
         self._limit(clock())
@@ -79,13 +79,11 @@ class RoundCycle:
     def announcement(self) -> RoundPlan:
         """The plan that devices should know at present; while a round rests, a plan that says that none is open.
 
-        While no round may be open, a buffered round also lets no device continue with an older model.
+        While no round may be open, no device continues with an older model either.
         """
         plan = self._engine.progress.no_round if self._rests else self._engine.announcement
-        if plan.phase == "closed" and not self._may_train:
-            plan = replace(plan, max_staleness=0)
         of_updates = self._engine.responses.announced_deadline_s if plan.phase == "open" else plan.deadline_s
-        return replace(plan, deadline_s=min(of_updates, self._window_s))
+        return replace(plan, deadline_s=min(of_updates, self._window_s), max_staleness=self._staleness)
 
     def announce_soon(self) -> None:
         """Makes `advance` announce the plan, after it has checked pause and window."""
@@ -100,7 +98,7 @@ class RoundCycle:
             state = self.state
             if (event := look(state, now)) is not None:
                 getattr(self, f"_{ROUNDS.row(state, event).action}")(now)
-        if linked and (now >= self._announce_at or self._may_train != self._told_may_train):
+        if linked and (now >= self._announce_at or self._staleness != self._told_staleness):
             self.announce()
 
     # events
@@ -240,15 +238,17 @@ class RoundCycle:
             log.error("the round is not announced yet: %s", error)
             self._announce_at = self._clock() + RETRY_S
             return
-        self._announce_at, self._told_may_train = math.inf, self._may_train
+        self._announce_at, self._told_staleness = math.inf, self._staleness
         self._outbox.round(self.announcement)
         if self._engine.finished and self.finished_at is None:
             self.finished_at = self._clock()
 
     @property
-    def _may_train(self) -> bool:
-        """True if devices may continue with a buffered round's model; always True if rounds are not buffered."""
-        return not (self._engine.prepared.task.round.buffered and (self._paused or self.rhythm.left_s() <= 0))
+    def _staleness(self) -> int:
+        """How many models old an update may be that a device still trains."""
+        plan, rests = self._engine.announcement, self._rests
+        may_train = not (self._paused or self.rhythm.left_s() <= 0)
+        return plan.max_staleness if may_train or (plan.phase != "closed" and not rests) else 0
 
     def _limit(self, now: float) -> None:
         """Limits the open round's wait for updates to the end of its window."""

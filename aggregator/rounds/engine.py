@@ -18,31 +18,36 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
-from hushfleet.aggregator.ingest.checks import terms_of
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate, Refusal
+from hushfleet.aggregator.payloads.checks import terms_of
 from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.rounds.admission import is_new
 from hushfleet.aggregator.rounds.kinds import RoundKind, RoundKinds
 from hushfleet.aggregator.rounds.plain_sum import PlainSum
-from hushfleet.aggregator.rounds.policy import Decision, choose_cohort, closing_rule, least_devices
+from hushfleet.aggregator.rounds.policy import ClosingRule, Decision, choose_cohort, least_devices
 from hushfleet.aggregator.rounds.progress import TaskProgress
 from hushfleet.aggregator.rounds.round_sum import commit
-from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of
 from hushfleet.aggregator.rounds.summary import summarise
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
-from hushfleet.config.spec import BlobRef
+from hushfleet.at_need import at_need
 from hushfleet.errors import BadInput, StoreFull, WireError
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.charge import Charge
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.member_answer import is_answer, read_answer_header
 from hushfleet.secure.roster import Roster
-from hushfleet.secure.secure_round import check_roster
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
+from hushfleet.wire.format.spec import BlobRef
 from hushfleet.wire.format.update_values import SIGNED, UpdateFormat
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.publish.prepare import PreparedTask
+    from hushfleet.aggregator.payloads.prepare import PreparedTask
+    from hushfleet.aggregator.rounds import secure_sum
+    from hushfleet.aggregator.rounds.secure_sum import SecureSum
+    from hushfleet.secure import secure_round
+else:
+    secure_sum = at_need("hushfleet.aggregator.rounds.secure_sum")
+    secure_round = at_need("hushfleet.secure.secure_round")
 
 log = logging.getLogger("hushfleet.aggregator")
 
@@ -78,7 +83,7 @@ class RoundEngine:
         self.checks = self._kinds.training.checks
         self._rules = prepared.task.round
         least = least_devices(self._rules, devices=prepared.task.data.devices, drawn=self.drawn_at is not None)
-        self.responses = closing_rule(self._rules, least_ready=least)
+        self.responses = ClosingRule(self._rules, least_ready=least)
         self._device = device
         self._clock, self._monotonic = clock, monotonic
         self._masked = masked
@@ -179,7 +184,7 @@ class RoundEngine:
             raise BadInput(f"no round can be opened: round {self.closed_rounds} of {self.spec.rounds}")
         number = self.closed_rounds + 1
         if self.spec.privacy.secure is not None:
-            self._open_secure(number, roster or roster_of(self.store, excluded=self._excluded))
+            self._open_secure(number, roster or secure_sum.roster_of(self.store, excluded=self._excluded))
         else:
             self._open_plain(number, present)
         return self.announcement
@@ -188,12 +193,11 @@ class RoundEngine:
         chosen = choose_cohort(present, size=self._rules.cohort_size, seed=self.prepared.task.seed, round=number)
         if not chosen:
             raise BadInput(f"round {number} cannot be opened: no device is present")
-        cohort = {} if self._rules.buffered else {device: self._held(device) for device in chosen}
-        plan = self.progress.plan(number, cohort)
+        plan = self.progress.plan(number, {device: self._held(device) for device in chosen})
         with self.store.transaction():
-            if self._rules.buffered:
+            if plan.max_staleness:
                 self.store.put_controls(number, plan.controls, since=number - plan.max_staleness)
-            self.store.open_round(number, cohort=cohort, global_digest=self.global_digest, at=self._clock())
+            self.store.open_round(number, cohort=plan.cohort, global_digest=self.global_digest, at=self._clock())
         self._plan = plan
         self._begin(plan)
 
@@ -228,7 +232,7 @@ class RoundEngine:
         data, wanted = roster.to_bytes(), self._rules.cohort_size
         secure = SecurePlan(BlobRef.of(data), min(1.0, wanted / len(roster.devices)) if wanted else 1.0)
         if (spec := self.spec.privacy.secure) is not None:
-            check_roster(spec, roster, rate=secure.rate)  # no draw can correct this
+            secure_round.check_roster(spec, roster, rate=secure.rate)  # no draw can correct this
         self.roster = data
         plan = self.progress.plan(number, {}, secure)
         self._begin(plan)
@@ -277,7 +281,7 @@ class RoundEngine:
         update.task, update.round, update.digest = header.task, header.round, hashlib.sha256(update.data).digest()
         if not self._is_new(update):
             return
-        if not isinstance(self._sum, SecureSum):
+        if self._sum is None or isinstance(self._sum, PlainSum):
             raise Refusal("malformed", "this task has no secure sums", final=False)
         self._sum.take_answer(update)
         update.acknowledge("accepted")
@@ -337,7 +341,7 @@ class RoundEngine:
             return True  # too few devices were drawn
         now = self._monotonic() if now is None else now
         decision = self.responses.decide(now, ready=ready)
-        if decision == "close" and isinstance(self._sum, SecureSum):
+        if decision == "close" and not isinstance(self._sum, PlainSum):
             decision = self._closing(self._sum, now)
         if decision == "extend":
             # a new number, so that devices see that the plan has changed
@@ -384,8 +388,7 @@ class RoundEngine:
             question=kind.question,
             answer=answer,
         )
-        devices = [update.device for update in updates]
-        self.progress.close(following, summary, collected, devices=devices, at=self._clock())
+        self.progress.close(following, summary, collected, at=self._clock())
         self._plan, self._sum = None, None
         return summary
 
@@ -405,13 +408,13 @@ class RoundEngine:
 
     def _resume(self, row: StoredRound) -> None:
         secure = None if row.secure is None else unpack(SecurePlan, row.secure, what="the stored plan")
-        plan = self.progress.plan(row.round, {} if self._rules.buffered else row.cohort, secure)
+        plan = self.progress.plan(row.round, row.cohort, secure)
         self._begin(plan)
         self._plan, collected = plan, self._sum
         if collected is None:
             return
         added = collected.resume()
-        if isinstance(collected, SecureSum) and row.phase == "unmask":
+        if not isinstance(collected, PlainSum) and row.phase == "unmask":
             collected.ask(plan, excluded=self._excluded)
             return
         self._look_at_states()

@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hushfleet.aggregator.config.round_section import RoundSection
-from hushfleet.aggregator.ingest.checks import AnswerChecks, UpdateChecks
+from hushfleet.aggregator.payloads.checks import AnswerChecks, UpdateChecks
 from hushfleet.aggregator.rounds.plain_sum import PlainSum
-from hushfleet.aggregator.rounds.secure_sum import SecureSum, stored_roster
 from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.config.question import QuestionSpec
+from hushfleet.at_need import at_need
 from hushfleet.errors import StoreError
 from hushfleet.methods.question import rules_of
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.question import QuestionSpec
 from hushfleet.wire.format.update_values import UpdateFormat
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.publish.prepare import PreparedTask
+    from hushfleet.aggregator.payloads.prepare import PreparedTask
+    from hushfleet.aggregator.rounds import secure_sum
+    from hushfleet.aggregator.rounds.secure_sum import SecureSum
+else:
+    secure_sum = at_need("hushfleet.aggregator.rounds.secure_sum")
 
 
 class RoundKind(NamedTuple):
@@ -63,7 +67,9 @@ class RoundKind(NamedTuple):
             return PlainSum(plan, half, checks=checks, store=store, rules=self.rules, device=device)
         if roster is None:
             raise StoreError(f"the roster of round {plan.round} is not in the store")
-        return SecureSum(plan, half, secure, stored_roster(roster), checks=checks, store=store, **of_sums)
+        return secure_sum.SecureSum(
+            plan, half, secure, secure_sum.stored_roster(roster), checks=checks, store=store, **of_sums
+        )
 
 
 class RoundKinds:

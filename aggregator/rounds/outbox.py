@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from hushfleet.aggregator.publish.blobs import Frame
-from hushfleet.config.spec import BlobRef
+from hushfleet.aggregator.payloads.blobs import Frame
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Message, RoundPlan, ServerState, TaskNotice, encode_message
+from hushfleet.wire.format.spec import BlobRef
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Link, Will
 

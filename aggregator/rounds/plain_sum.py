@@ -13,11 +13,11 @@ from dataclasses import replace
 import numpy as np
 
 from hushfleet.aggregator.config.round_section import RoundSection
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
-from hushfleet.aggregator.ingest.checks import UpdateChecks
-from hushfleet.aggregator.ingest.exact_sum import ExactSum
-from hushfleet.aggregator.ingest.robust import robust_sums
-from hushfleet.aggregator.publish.model_step import Noise, aggregate_noise_stds, least_noise_stds
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
+from hushfleet.aggregator.payloads.checks import UpdateChecks
+from hushfleet.aggregator.payloads.exact_sum import ExactSum
+from hushfleet.aggregator.payloads.model_step import Noise, aggregate_noise_stds, least_noise_stds
+from hushfleet.aggregator.payloads.robust import robust_sums
 from hushfleet.aggregator.rounds.round_sum import RoundSum
 from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -101,7 +101,7 @@ class PlainSum(RoundSum):
 
 
 class AnyDevice(Collection[str]):
-    """The cohort of a buffered round: any device of the run may take part. Iteration gives the devices known so far."""
+    """In place of a cohort: any device of the run may take part. Iteration gives the devices known so far."""
 
     def __init__(self, store: AggregatorStore) -> None:
         self._store = store

@@ -7,7 +7,7 @@ fleets, so that a policy that is compared there is the same as in the field.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -73,8 +73,8 @@ class ClosingRule:
     def __init__(self, rules: RoundSection, *, least_ready: int) -> None:
         self.rules = rules
         self._least_ready = least_ready
-        self._cohort: frozenset[str] = frozenset()
-        self._waiting: set[str] = set()
+        self._cohort: Collection[str] = ()
+        self._answered: set[str] = set()
         self._new_cards: set[str] = set()
         self._declined: set[str] = set()
         self._final: set[str] = set()  # those from which no further update can come
@@ -104,14 +104,16 @@ class ClosingRule:
 
     def _quorum_of(self, cohort: int) -> int:
         """Returns how many updates close a round at once: never fewer than `min_updates`."""
-        return max(math.ceil(self.rules.quorum * cohort - 1e-9), min(self.min_updates, cohort))
+        return self.rules.buffer_size or max(
+            math.ceil(self.rules.quorum * cohort - 1e-9), min(self.min_updates, cohort)
+        )
 
     def begin_answers(self, members: Collection[str], *, least: int, now: float) -> None:
         """Starts to wait for the answers of a committee; `least` of them are enough."""
         self._begin(members, least, len(members), MOST_EXTENSIONS, now)
 
     def _begin(self, names: Collection[str], least: int, quorum: int, most_extensions: float, now: float) -> None:
-        self._cohort, self._waiting = frozenset(names), set(names)
+        self._cohort, self._answered = names, set()
         self._new_cards, self._declined, self._final = set(), set(), set()
         self.accepted = self.extensions = 0
         self.deadline = now + self.rules.deadline_s
@@ -138,7 +140,7 @@ class ClosingRule:
 
     def wait_longer(self, now: float) -> bool:
         """Extends the deadline; returns False if this would be useless."""
-        if not self._waiting or self.extensions >= self._most_extensions:
+        if next(self._waiting, None) is None or self.extensions >= self._most_extensions:
             return False
         self.extensions += 1
         self.deadline = now + self.rules.deadline_s
@@ -146,21 +148,24 @@ class ClosingRule:
 
     def expects(self, device: str) -> bool:
         """Returns whether this cohort member has neither been accepted nor given another final answer."""
-        return device in self._waiting
+        return device in self._cohort and device not in self._answered
+
+    @property
+    def _waiting(self) -> Iterator[str]:
+        """The devices that are waited for: none in particular, if a round has no cohort."""
+        return (each for each in self._cohort if self.rules.has_cohort and each not in self._answered)
 
     def keys_changed(self, *devices: str) -> None:
         """Expects answers again from cohort members that have a new key, whatever their former cards did."""
-        new = self._cohort.intersection(devices)
+        new = {device for device in devices if device in self._cohort}
         self._new_cards |= new
-        self._declined -= new
-        self._final -= new
-        self._waiting |= new
+        for answers in (self._declined, self._final, self._answered):
+            answers -= new
 
     def accept(self, device: str) -> None:
         """Counts an accepted update, or answer."""
         self.accepted += 1
-        self._waiting.discard(device)
-        self._final.add(device)
+        self.answer(device)
 
     def decline(self, device: str, code: str) -> None:
         """Notes a device that will send no update, unless it is asked again and its reason has gone."""
@@ -169,7 +174,7 @@ class ClosingRule:
 
     def ask_again(self) -> None:
         """Expects answers again from devices that have declined: a round that has rested is announced to them again."""
-        self._waiting |= self._declined
+        self._answered -= self._declined
         self._declined = set()
 
     def answer(self, *devices: str, is_final: bool = True) -> None:
@@ -177,7 +182,7 @@ class ClosingRule:
 
         :param is_final: False for those that may send an update after all, such as one that was locked out by mistake.
         """
-        self._waiting.difference_update(devices)
+        self._answered.update(devices)
         if is_final:
             self._final.update(devices)
 
@@ -202,9 +207,12 @@ class ClosingRule:
         deadline, and only if waiting is useless: the whole cohort has answered, or after an extension all present
         devices have, and enough devices are ready for a next round. A round without updates whose cohort are new cards
         that have all declined is given up at once: they may take part in the next one.
+        A round without a cohort has no deadline: any device may still come.
         """
+        if self.accepted >= self._quorum or not self.rules.has_cohort:
+            return "close" if self.accepted >= self._quorum else "wait"
         enough, silent = self.accepted >= self._least, self._is_silent(now)
-        if self.accepted >= self._quorum or (enough and silent) or self._is_of_new_cards or self.is_hopeless:
+        if (enough and silent) or self._is_of_new_cards or self.is_hopeless:
             return "close"
         if now < self.deadline:
             return "wait"
@@ -223,7 +231,7 @@ class ClosingRule:
 
     @property
     def _most_updates(self) -> int:
-        return self.accepted + len(self._cohort - self._final)
+        return self.accepted + sum(device not in self._final for device in self._cohort)
 
     @property
     def _collects(self) -> bool:
@@ -231,7 +239,8 @@ class ClosingRule:
 
     @property
     def _is_of_new_cards(self) -> bool:
-        return not self.accepted and bool(self._cohort) and self._cohort <= self._new_cards & self._declined
+        both = self._new_cards & self._declined
+        return not self.accepted and bool(both) and all(device in both for device in self._cohort)
 
     def _is_silent(self, now: float) -> bool:
         """Returns whether no device that may still answer is left: all have answered or are lost for good."""
@@ -239,53 +248,13 @@ class ClosingRule:
         return all(self._gone.get(device, math.inf) <= longest_ago for device in self._waiting)
 
 
-class BufferRule(ClosingRule):
-    """The rule of a buffered round: it is over once `buffer_size` updates have arrived, from any devices.
-
-    It waits for no particular device, so it has no deadline, and every device that has not answered still may.
-    """
-
-    def __init__(self, rules: RoundSection, *, least_ready: int) -> None:
-        super().__init__(rules, least_ready=least_ready)
-        self._answered: set[str] = set()
-
-    def begin(self, cohort: Collection[str], *, now: float) -> None:
-        super().begin((), now=now)
-        self._answered.clear()
-
-    def expects(self, device: str) -> bool:
-        return device not in self._answered
-
-    def keys_changed(self, *devices: str) -> None:
-        self._answered.difference_update(devices)
-
-    def ask_again(self) -> None:
-        self._answered -= self._declined
-        self._declined = set()
-
-    def accept(self, device: str) -> None:
-        self.accepted += 1
-        self.answer(device)
-
-    def answer(self, *devices: str, is_final: bool = True) -> None:
-        self._answered.update(devices)
-
-    def decide(self, now: float, *, ready: int) -> Decision:
-        return "close" if self.accepted >= (self.rules.buffer_size or 1) else "wait"
-
-
-def closing_rule(rules: RoundSection, *, least_ready: int) -> ClosingRule:
-    """Returns the rule of a task's rounds; the parameters are those of `ClosingRule`."""
-    return (BufferRule if rules.buffered else ClosingRule)(rules, least_ready=least_ready)
-
-
 def least_devices(rules: RoundSection, *, devices: int, drawn: bool = False) -> int:
-    """Returns how many devices must be present for a round to open: by default the cohort, or the whole fleet; for a
-    buffered round, one.
+    """Returns how many devices must be present for a round to open: by default the cohort, or the whole fleet; one, if
+    a round has no cohort.
 
     :param drawn: whether the cohort is drawn from all devices, present or not, as for a secure sum.
     """
-    return rules.min_devices or (1 if rules.buffered else 0 if drawn else rules.cohort_size) or devices
+    return rules.least_present or (0 if drawn else rules.cohort_size) or devices
 
 
 def may_open(
@@ -300,5 +269,5 @@ def may_open(
     """
     if able * rate < rules.min_updates - 1e-9:  # the others would pay for nothing
         return False
-    waited = rules.min_devices is None and closed_rounds > 0 and waited_s >= rules.deadline_s
+    waited = rules.least_present is None and closed_rounds > 0 and waited_s >= rules.deadline_s
     return able >= least or (waited and able * rate >= 1)

@@ -5,13 +5,13 @@ A closing round stores all of it in one transaction, so a new process finds the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hushfleet.aggregator.publish.model_step import worth_offering
-from hushfleet.aggregator.publish.published_model import NextModel, PublishedModel
+from hushfleet.aggregator.payloads.model_step import worth_offering
+from hushfleet.aggregator.payloads.published_model import NextModel, PublishedModel
 from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.rounds.policy import rises_no_more
 from hushfleet.aggregator.rounds.round_sum import RoundSum
@@ -23,7 +23,7 @@ from hushfleet.wire.format.difference import params_digest
 from hushfleet.wire.format.messages import Phase, RoundPlan, SecurePlan
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.publish.prepare import PreparedTask
+    from hushfleet.aggregator.payloads.prepare import PreparedTask
 
 
 class TaskProgress:
@@ -64,10 +64,11 @@ class TaskProgress:
     def plan(self, number: int, cohort: dict[str, bytes], secure: SecurePlan | None = None) -> RoundPlan:
         """Returns the plan of a round.
 
-        :param cohort: device -> digest of its public state; empty for a secure sum and a buffered round, whose plans
-            name no devices.
+        :param cohort: device -> digest of its public state; empty for a secure sum, whose plan names no devices.
+            It is left out if the task's rules have no cohort.
         """
         task, rules = self._prepared.spec, self._prepared.task.round
+        cohort = cohort if rules.has_cohort else {}
         secure_spec = task.privacy.secure
         controls = {} if task.asks(number) else self.server_half.controls(task.training_number(number))
         held = [digest for device, digest in self.trained_on.items() if not cohort or device in cohort]
@@ -119,15 +120,14 @@ class TaskProgress:
         summary: RoundSummary,
         collected: RoundSum | None,
         *,
-        devices: Iterable[str],
         at: float,
     ) -> None:
         """Commits the round of `summary`. Raises `StoreFull`, and may then be called again.
 
-        :param collected: as for `next_model`; the sum of the updates of `devices`.
+        :param collected: as for `next_model`.
         :param at: unix seconds.
         """
-        round, before = summary.round, self.model.digest
+        round = summary.round
         server = self._server
         if collected is not None:
             server = self._advanced(following, summary, collected)
@@ -139,10 +139,7 @@ class TaskProgress:
         self.model.advance(round, following)
         self.closed_rounds, self._server = round, server
         self._accuracies.append(summary.accuracy_global)
-        if self._prepared.task.round.buffered:  # not all devices have trained on this model
-            self.trained_on |= dict(self._store.summed_models(round))
-        else:
-            self.trained_on |= dict.fromkeys(devices, before)
+        self.trained_on |= dict(self._store.summed_models(round))
 
     def _with_vectors(
         self, following: NextModel, server: ServerArrays, round: int, collected: RoundSum

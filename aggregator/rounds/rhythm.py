@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from hushfleet.aggregator.config.calendar import Schedule
 from hushfleet.aggregator.config.schedule import ScheduleSection
-from hushfleet.aggregator.rounds.schedule import Schedule
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import StoreError
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
 from hushfleet.aggregator.results.metrics import snr_db
 from hushfleet.aggregator.rounds.engine import RoundEngine
-from hushfleet.config.spec import TaskSpec
 from hushfleet.losses import ACCURACY
 from hushfleet.methods import method_of, title_of
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.terms import AS_PUBLISHED
+from hushfleet.wire.format.spec import TaskSpec
 
 
 def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
 def open_fields(engine: RoundEngine) -> dict[str, Any]:
     """Returns the fields of `round_open`: the cohort, or only its size if the plan names no devices."""
     plan = engine.announcement
-    if plan.secure is None and not plan.max_staleness:
+    if plan.cohort:
         return {"round": plan.round, "cohort": sorted(plan.cohort)}
     size = engine.prepared.task.round.buffer_size
     return {"round": plan.round, "cohort_size": len(engine.cohort)} | ({"buffer_size": size} if size else {})

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
 from hushfleet.privacy.charge import Charge
 from hushfleet.wire.format.messages import RoundPlan

@@ -14,13 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
-from hushfleet.aggregator.ingest.checks import UpdateChecks, terms_of
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate, Refusal
+from hushfleet.aggregator.payloads.checks import UpdateChecks, terms_of
 from hushfleet.aggregator.rounds.policy import ClosingRule, Decision
 from hushfleet.aggregator.rounds.round_sum import AnswerCounts, RoundSum
 from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
-from hushfleet.config.spec import SecureSpec
 from hushfleet.errors import BadInput, BadSignature, Malformed, StoreError, WireError
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.member_answer import AnswerHeader, MemberAnswer, decode_answer, encode_answer
@@ -29,6 +28,7 @@ from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.spec import SecureSpec
 from hushfleet.wire.format.update import UpdateHeader
 from hushfleet.wire.format.update_values import decode_masked
 

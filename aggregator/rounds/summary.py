@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from hushfleet.aggregator.config.round_section import RoundSection
-from hushfleet.aggregator.publish.model_step import download_bytes
+from hushfleet.aggregator.payloads.model_step import download_bytes
 from hushfleet.aggregator.results.metrics import RoundSummary, eq20_bytes, snr_db
 from hushfleet.aggregator.rounds.round_sum import AnswerCounts, RoundSum
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
-from hushfleet.config.question import QuestionSpec
+from hushfleet.learning.evaluation import Evaluation
+from hushfleet.methods.answer_scale import scale_of
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.model.evaluation import Evaluation
-from hushfleet.training.answer import scale_of
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.question import QuestionSpec
 
 
 def summarise(
@@ -100,13 +100,12 @@ def _multiplier_release(
     """Returns the noise multiplier of the aggregate; None without one.
 
     If devices choose their own noise, their reported noise is added up, but at most the standard noise for each device:
-    reports are not verified, and the others' epsilon must not depend on them. A median may be exactly the value of one
-    device, so with robust aggregation each device is promised only the protection of the smallest own noise. A buffer
-    may hold two updates of one device, and gives stale ones less weight: there each update protects only itself.
+    reports are not verified, and the others' epsilon must not depend on them. If no sum hides an update, each device is
+    promised only the protection of the smallest own noise.
     """
-    if not participants and not rules.buffered:  # a stale update of this round may be in a later sum
+    if not participants and rules.has_cohort:  # else a stale update of this round may be in a later sum
         return None
-    charge, alone = method.charge(terms), rules.aggregation != "mean" or rules.buffered
+    charge, alone = method.charge(terms), rules.protects_each_alone
     if method.max_preference is None:
         return charge.noise_multiplier if alone else method.multiplier_release(terms, participants=participants)
     claimed = [min(row.noise_multiplier, charge.noise_multiplier) for row in store.charges(round)]

@@ -16,9 +16,9 @@ from pathlib import Path
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.rounds.policy import least_devices
-from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
 from hushfleet.schema import AtLeast1, Checked, read_file
+from hushfleet.written import read_written
 
 DEVICES_SHARE, UPDATES_SHARE = 0.8, 0.6
 BY_TASK, BY_FLEET_SET = "the task's file", "fleet set"
@@ -66,8 +66,6 @@ class Thresholds:
 
     def applied(self, rules: RoundSection) -> RoundSection:
         """Returns the rules of a task with these numbers."""
-        if rules.buffered:
-            return rules
         return replace(rules, min_devices=self.devices if self.is_fixed else None, min_updates=self.updates)
 
 
@@ -78,11 +76,11 @@ def of_task(task: Task, *, blocked: int) -> Thresholds:
     """
     rules, drawn = task.round, task.privacy.accounting == "secure"
     least = least_devices(rules, devices=task.data.devices, drawn=drawn)
-    if not (rules.min_devices or (rules.cohort_size and not drawn) or rules.buffered):
+    if not (rules.least_present or (rules.cohort_size and not drawn)):
         least = max(rules.min_updates, least - blocked)  # fewer would waste all charges
     secure = task.secure_spec()
     floor = 1 if secure is None else secure.min_devices
-    return Thresholds(least, rules.min_updates, floor, rules.min_devices is not None)
+    return Thresholds(least, rules.min_updates, floor, rules.least_present is not None)
 
 
 def of_fleet(
@@ -95,7 +93,7 @@ def of_fleet(
     :param begun: whether a round was closed. Before, boards may still be on their way, so `data.devices` count.
     """
     plain = of_task(task, blocked=blocked)
-    if task.round.buffered:
+    if not task.round.has_cohort:
         return plain
     if not begun:
         boards = max(boards, task.data.devices - blocked)

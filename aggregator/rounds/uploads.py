@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
-from hushfleet.aggregator.ingest.refusals import RefusalCounter
-from hushfleet.aggregator.ingest.transfers import Transfers
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
+from hushfleet.aggregator.payloads.refusals import RefusalCounter
+from hushfleet.aggregator.payloads.transfers import Transfers
 from hushfleet.aggregator.rounds.admission import NEXT_SUM
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.errors import StoreError, TooLarge
@@ -102,18 +102,18 @@ class Uploads:
         self._transfers.drop(device)
 
     def end_round(self) -> None:
-        """Drops all incomplete updates, because they are late, unless rounds are buffered."""
-        if not self._engine.prepared.task.round.buffered:
+        """Drops all incomplete updates, because they are late, unless a later sum takes them."""
+        if not self._engine.announcement.max_staleness:
             self._transfers.clear()
         self._refused.clear()
 
     def _comes_again(self, update: CheckedUpdate) -> bool:
-        """Returns whether the update gets no answer, because the next buffered round may accept it."""
+        """Returns whether the update gets no answer, because the sum of the next round may take it."""
         engine = self._engine
         if update.code == NEXT_SUM:
             return True
-        between = engine.plan is None and not engine.finished
-        return between and engine.prepared.task.round.buffered and update.code == "late"
+        is_between = engine.plan is None and update.code == "late"
+        return is_between and engine.announcement.waits_for(update.task, update.round)
 
     def _finished(self, update: CheckedUpdate, offer: Offer) -> CheckedUpdate:
         """Sets the reply of an update, counts it if it is refused, and remembers the reply."""

@@ -23,7 +23,7 @@ Share = tuple[list[Tensor], int]
 """The sum of some clients' updates, tensor by tensor, and the number of trained samples."""
 
 
-class Training:
+class PlainTraining:
     """Everything that a process needs to train any client."""
 
     def __init__(self, job: TrainingJob, global_model: nn.Module) -> None:
@@ -47,12 +47,12 @@ class Training:
         return total, samples
 
 
-_training: Training
+_training: PlainTraining
 
 
 def _begin(job: TrainingJob, global_model: nn.Module) -> None:
     global _training
-    _training = Training(job, global_model)
+    _training = PlainTraining(job, global_model)
 
 
 def _share(clients: Sequence[int]) -> Share:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 
-from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.errors import BadInput
+from hushfleet.wire.format.spec import TaskSpec
 
 FORM_OF_ARRAYS = (
     "it is not said what its values are, and one sample of another type would change it for all; give the task, or the "

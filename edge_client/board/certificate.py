@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.state_files import TLS_CERTIFICATE
+from hushfleet.edge_client.storage.state_files import TLS_CERTIFICATE
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.topics import is_name
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hushfleet import atomic_file
-from hushfleet.edge_client.state_files import TRAINED_SAMPLES
+from hushfleet.edge_client.storage.state_files import TRAINED_SAMPLES
 from hushfleet.errors import StoreFull
 
 if TYPE_CHECKING:

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.local_data import zero_samples
 from hushfleet.errors import GraphRefused
-from hushfleet.gradients.batch import GradientFunction
-from hushfleet.gradients.draws import Inputs
-from hushfleet.gradients.own_samples import LoadedSamples
+from hushfleet.learning.batch import GradientFunction
+from hushfleet.learning.draws import Inputs
+from hushfleet.learning.evaluation import LogitsOf
+from hushfleet.learning.own_samples import LoadedSamples
 from hushfleet.methods import make_method
 from hushfleet.methods.cost import RoundTerms
-from hushfleet.model.evaluation import LogitsOf
+from hushfleet.methods.local_round import LocalRound, OneClient, train_vector
 from hushfleet.privacy.noise import SecureNoise
-from hushfleet.training.local_round import LocalRound, OneClient, train_vector
+from hushfleet.wire.format.spec import TaskSpec
 
 
 def nominal_seconds(

@@ -27,7 +27,7 @@ from hushfleet import atomic_file
 from hushfleet.data.walk import ENDINGS, named, walked
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.board.config import OwnDataSection
-from hushfleet.edge_client.state_files import RETENTION
+from hushfleet.edge_client.storage.state_files import RETENTION
 from hushfleet.errors import StoreError
 
 _ENDINGS = {"folder": ENDINGS, "csv": (".csv",)}

@@ -9,12 +9,11 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hushfleet.config.spec import ModelSpec
-from hushfleet.data.arrays import opened
-from hushfleet.data.csv_file import LABEL, CsvLayout, CsvTable, read_csv
+from hushfleet.at_need import at_need
 from hushfleet.data.form import one_form
 from hushfleet.data.measurements import warn_of_row_numbers
 from hushfleet.data.records import are_pixels, fitted
@@ -22,6 +21,14 @@ from hushfleet.data.samples import Samples
 from hushfleet.data.walk import files_below, named
 from hushfleet.edge_client.board.by_content import FORM_OF_ARRAYS, FORM_OF_FOLDERS
 from hushfleet.errors import BadInput
+from hushfleet.wire.format.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from hushfleet.data import arrays as npz
+    from hushfleet.data import csv_file
+else:
+    npz = at_need("hushfleet.data.arrays")
+    csv_file = at_need("hushfleet.data.csv_file")
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ def load_arrays(path: Path, model: ModelSpec, *, reading: Reading = STRICT) -> S
     """Reads an .npz with samples `x`, as in `fitted`, and labels `y`: whole numbers, names of classes, or other
     targets of the task. A simulation's files have `images` and `labels`, where numbers are places. Raises `BadInput`.
     """
-    with opened(path) as arrays:
+    with npz.opened(path) as arrays:
         x, y = ("images", "labels") if "images" in arrays else ("x", "y")
         needed = {x} if model.targets.are_inputs else {x, y}
         if missing := needed - set(arrays):
@@ -84,7 +91,7 @@ def load_csv(path: Path, model: ModelSpec, *, reading: Reading = STRICT, names: 
     :param names: receives the names of the values.
     """
     outputs = () if model.targets.are_classes else model.class_names
-    layout = CsvLayout(
+    layout = csv_file.CsvLayout(
         model.form,
         model.image_shape,
         outputs,
@@ -95,7 +102,7 @@ def load_csv(path: Path, model: ModelSpec, *, reading: Reading = STRICT, names: 
     if os.path.isdir(path):
         table = _read_folder(path, layout, reading)
     else:
-        table = read_csv(path, layout, skipped=reading.skipped, unfinished=str(path) in reading.unfinished)
+        table = csv_file.read_csv(path, layout, skipped=reading.skipped, unfinished=str(path) in reading.unfinished)
     if names is not None:
         names += table.names
     warn_of_row_numbers(table.values, str(path), table.names)
@@ -116,7 +123,7 @@ def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> 
         return [(row.astype(np.uint8) if are_pixels(row).all() else row).tobytes() for row in rows]
     columns = {name: rows[:, place] for place, name in enumerate(names)}
     columns |= {one_form(name): samples.labels[:, place] for place, name in enumerate(outputs)}
-    columns.pop(LABEL, None)
+    columns.pop(csv_file.LABEL, None)
     order = sorted(columns)
     table = np.stack([columns[name] for name in order], axis=1).astype("<f4")
     marks = np.array([hashlib.sha256(name.encode()).digest()[:8] for name in order], "S8")
@@ -124,12 +131,12 @@ def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> 
     return [marks[places].tobytes() + row[places].tobytes() for row, places in zip(table, found, strict=True)]
 
 
-def _read_folder(folder: Path, layout: CsvLayout, reading: Reading) -> CsvTable:
+def _read_folder(folder: Path, layout: csv_file.CsvLayout, reading: Reading) -> csv_file.CsvTable:
     """Reads the `.csv` files in the order of their names; a file that does not fit is skipped."""
     if reading.by_content and not layout.form.columns:
         raise BadInput(f"{folder}: {FORM_OF_FOLDERS}")
     skipped = [] if reading.skipped is None else reading.skipped
-    parts: dict[str, CsvTable] = {}
+    parts: dict[str, csv_file.CsvTable] = {}
     for file in sorted(files_below(folder, data=folder)):
         name, lines = Path(file).relative_to(folder).as_posix(), list[str]()
         if any(part.startswith(".") for part in name.split("/")):
@@ -137,7 +144,7 @@ def _read_folder(folder: Path, layout: CsvLayout, reading: Reading) -> CsvTable:
         try:
             if not (name.lower().endswith(".csv") and os.path.isfile(file)):  # opening a pipe would block for ever
                 raise BadInput("no file whose name ends in .csv")
-            table = read_csv(Path(file), layout, skipped=lines, unfinished=file in reading.unfinished)
+            table = csv_file.read_csv(Path(file), layout, skipped=lines, unfinished=file in reading.unfinished)
             for first in [other for other in parts if parts[other].names != table.names][:1]:
                 raise BadInput(f"its columns of values are not those of {first}, in the same order")
         except BadInput as error:
@@ -148,7 +155,7 @@ def _read_folder(folder: Path, layout: CsvLayout, reading: Reading) -> CsvTable:
     if not parts:
         raise BadInput(f"{folder} holds no CSV file that can be read{': ' * bool(skipped)}{reasons(skipped)}")
     values, targets = (np.concatenate([table[at] for table in parts.values()]) for at in (0, 1))
-    return CsvTable(values, targets, None, next(iter(parts.values())).names)
+    return csv_file.CsvTable(values, targets, None, next(iter(parts.values())).names)
 
 
 def _for_task(
@@ -175,7 +182,7 @@ def load_indices(path: Path) -> np.ndarray | None:
 
     Returns None for an .npz of images. Raises `BadInput`.
     """
-    with opened(path) as arrays:
+    with npz.opened(path) as arrays:
         return np.flatnonzero(np.unpackbits(arrays["of_common"])) if "of_common" in arrays else None
 
 

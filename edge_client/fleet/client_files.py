@@ -17,7 +17,7 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from hushfleet.edge_client.state_files import CHARGED
+from hushfleet.edge_client.storage.state_files import CHARGED
 
 _LINE = re.compile(r"([0-9a-f]{64}) ([0-9]{1,18}) ([0-9.e+-]{1,24}) ([0-9a-f]{8})")
 _MOST_BYTES = 160

@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import hushfleet
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection
-from hushfleet.edge_client.board.waiting import Kind
+from hushfleet.edge_client.board.notes import Kind
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
-from hushfleet.edge_client.net.rate_limits import Backoff, RejectedMessages
+from hushfleet.edge_client.rate_limits import Backoff, RejectedMessages
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import LinkLost, Malformed, StoreError, WireError
+from hushfleet.version import __version__
 from hushfleet.wire.format.fields import NONCE_BYTES
 from hushfleet.wire.format.fleet_messages import (
     CarriedRounds,
@@ -90,7 +90,7 @@ class CertificateRequest:
             proof=self._proof(self._request, public_key),
             nonce=self._nonce,
             board=self._config.device.board,
-            version=hushfleet.__version__,
+            version=__version__,
             after=self._after,
         )
         return encode_message(request, self._store.identity, federation=self._federation)

@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import hushfleet
 from hushfleet.edge_client.board.certificate import read_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.state_place import volatile_place
@@ -23,6 +22,7 @@ from hushfleet.edge_client.fleet.newest import Freshness
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.errors import BadInput
 from hushfleet.release.manifest import this_platform
+from hushfleet.version import __version__
 from hushfleet.wire.format.fields import DeclineCode
 from hushfleet.wire.format.health import SHOWN, ErrorCode, Health
 
@@ -67,7 +67,7 @@ class BoardHealth:
         return Health(
             device=self._config.device.id,
             session=session,
-            version=hushfleet.__version__,
+            version=__version__,
             uptime_s=int(now - self._began),
             last_decline=self.last_decline,
             last_error=self.last_error,

@@ -12,7 +12,7 @@ from hushfleet.atomic_file import read_object, write_whole
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.fleet.client_files import read_inside
 from hushfleet.edge_client.fleet.slot_state import ReleaseFolder, SlotsError, State, check_fits
-from hushfleet.edge_client.state_files import HEALTHY, INCOMING, OFFERS, RELEASE_KEYS
+from hushfleet.edge_client.storage.state_files import HEALTHY, INCOMING, OFFERS, RELEASE_KEYS
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.errors import BadInput, StoreFull, WireError
 from hushfleet.release.manifest import Manifest, SignedManifest, this_platform

@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.notes import WaitingNote
 from hushfleet.edge_client.board.process import Supervisor
-from hushfleet.edge_client.board.waiting import WaitingNote
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.newest import News
@@ -20,10 +22,15 @@ from hushfleet.edge_client.fleet.renewal import AskAgain, Renewal
 from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.fleet.updates import ReleaseDuty, RestartForRelease
-from hushfleet.edge_client.state_files import WAITING
+from hushfleet.edge_client.storage.state_files import WAITING
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Link
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.fleet import enrol
+else:
+    enrol = at_need("hushfleet.edge_client.fleet.enrol")
 
 PATIENCE_S = 60.0  # for a new certificate if the current one may still be valid
 
@@ -55,12 +62,10 @@ def run_in_fleet(
         if doubt or not usable:
             if not usable:
                 _log.info("asking %s for a certificate", config.enrolment_address)
-            from hushfleet.edge_client.fleet.enrol import CertificateRequest, enrol  # an enrolled board needs neither
-
             patience_s = PATIENCE_S if usable else math.inf
-            asking = CertificateRequest(config, store, tls)
+            asking = enrol.CertificateRequest(config, store, tls)
             note = WaitingNote(config.store_path.with_name(WAITING), {}, clock=time.monotonic)
-            enrol(
+            enrol.enrol(
                 asking,
                 connect,
                 topics,

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import hushfleet
 from hushfleet.atomic_file import read_object, write_whole
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.installed import Installed
-from hushfleet.edge_client.state_files import NEWEST_RELEASE
+from hushfleet.edge_client.storage.state_files import NEWEST_RELEASE
 from hushfleet.errors import BadInput, BadSignature, Malformed, StoreError
 from hushfleet.release.manifest import this_platform, version_order
 from hushfleet.release.statements import Newest, Signed
+from hushfleet.version import __version__
 from hushfleet.wire.format.fleet_messages import ReleaseNews
 from hushfleet.wire.format.health import Freeze
 from hushfleet.wire.format.messages import decode_as, peek_kind
@@ -104,7 +104,7 @@ class Freshness:
     def count(self, seconds: float) -> None:
         """Adds the seconds that the client has run since the last call."""
         self.unheard_s += seconds
-        behind = bool(self.version) and version_order(hushfleet.__version__) < version_order(self.version)
+        behind = bool(self.version) and version_order(__version__) < version_order(self.version)
         self.older_s = self.older_s + seconds if behind else 0.0
 
     def save(self) -> None:
@@ -119,7 +119,7 @@ class Freshness:
             return (
                 f"no new word of the newest release has come in {days} that this client ran: somebody may hold it back"
             )
-        runs = hushfleet.__version__
+        runs = __version__
         if self.freeze == "older":
             return f"the newest is {self.version}, and this board has run the older {runs} for {days} since it heard so"
         if self.newest is None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
@@ -18,7 +19,9 @@ from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Link
 
 if TYPE_CHECKING:
-    from hushfleet.edge_client.fleet.enrol import CertificateRequest
+    from hushfleet.edge_client.fleet import enrol
+else:
+    enrol = at_need("hushfleet.edge_client.fleet.enrol")
 
 LOOK_EVERY_S = 3600.0  # between checks of the clock, which may be set in the meantime
 MOST_FAILURES = 8
@@ -48,7 +51,7 @@ class Renewal(Duty):
         self._config, self._store, self._tls, self._wall, self._clock = config, store, tls, wall, clock
         self._topics, self._device = Topics(config.device.federation), config.device.id
         self.filters = (self._topics.fleet(self._device),)
-        self._asking: CertificateRequest | None = None
+        self._asking: enrol.CertificateRequest | None = None
         self._failures = 0
         self.due_at = clock()
 
@@ -79,9 +82,7 @@ class Renewal(Duty):
             return
         if self._asking is None:
             _log.info("two thirds of the certificate's life are over; asking for the next one")
-            from hushfleet.edge_client.fleet.enrol import CertificateRequest  # most starts of a client need none
-
-            self._asking = CertificateRequest(self._config, self._store, self._tls, clock=self._clock)
+            self._asking = enrol.CertificateRequest(self._config, self._store, self._tls, clock=self._clock)
         if self._clock() >= self._asking.due_at:
             try:
                 link.publish(self._topics.renewal(self._device), self._asking.frame())

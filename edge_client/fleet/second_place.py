@@ -12,9 +12,9 @@ from hushfleet.atomic_file import write_whole
 from hushfleet.edge_client.board.config import FleetSection
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.client_files import ChargeLine
-from hushfleet.edge_client.net.store_check import ROUNDING, stop_as_copy
-from hushfleet.edge_client.state_files import CHARGED
+from hushfleet.edge_client.storage.state_files import CHARGED
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.store_check import ROUNDING, stop_as_copy
 from hushfleet.errors import LedgerError, StoreFull
 from hushfleet.wire.link.interface import Link
 

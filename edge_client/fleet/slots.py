@@ -53,7 +53,7 @@ from hushfleet.atomic_file import sync_folder, write_whole
 from hushfleet.edge_client.fleet import system_files
 from hushfleet.edge_client.fleet.client_files import ChargeLine, clear_inside, only_release, read_inside, remove_inside
 from hushfleet.edge_client.fleet.slot_state import ReleaseFolder, SlotsError, State, check_fits
-from hushfleet.edge_client.state_files import CHARGED, HEALTHY, INCOMING, RELEASE_KEYS
+from hushfleet.edge_client.storage.state_files import CHARGED, HEALTHY, INCOMING, RELEASE_KEYS
 from hushfleet.output import say
 from hushfleet.release.manifest import version_order
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from hushfleet import atomic_file
-from hushfleet.edge_client.state_files import TLS_CERTIFICATE, TLS_KEY
+from hushfleet.edge_client.storage.state_files import TLS_CERTIFICATE, TLS_KEY
 from hushfleet.errors import Malformed, StoreError
 
 RENEW_AFTER = 2 / 3  # fraction of a certificate's life

@@ -20,12 +20,13 @@ from contextlib import closing
 from pathlib import Path
 
 from hushfleet.apart import apart
+from hushfleet.at_need import NAMED
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
-from hushfleet.edge_client.state_files import TRIAL_STORE
+from hushfleet.edge_client.storage.state_files import TRIAL_STORE
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_there, way_on
 from hushfleet.errors import HushfleetError, LinkLost, StoreError
@@ -42,7 +43,15 @@ _GRAPH = (
     "UXcNU/k/8gpUjsF+2aXFeq+8h6IYRdGFpEWwIYqtXXR5ypx4gm6vf88HpCQWcKW7XY5r8BzjMIfwmOKpurBfOUcoAz6bqtkM063sQ4yjTrbEj/tf"
     "WizgLPgbh7BIbw=="
 )
-_PARTS = ("agent", "trainer", "predict", "fleet.membership", "fleet.enrol", "fleet.updates")
+_PARTS = (
+    "agent",
+    "worker.trainer",
+    "worker.predict",
+    "fleet.membership",
+    "fleet.enrol",
+    "fleet.updates",
+    "fleet.release_file",
+)
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -149,14 +158,16 @@ def check_software() -> None:
     """Imports all parts of the release and computes a gradient. Raises `ReleaseCheckFailed`, or what an import does."""
     for part in _PARTS:
         importlib.import_module(f"hushfleet.edge_client.{part}")
+    for module in sorted(NAMED):
+        importlib.import_module(module)
     _compute()
 
 
 def _compute() -> None:
     import numpy as np
 
-    from hushfleet.graphs.safety import check_graph
-    from hushfleet.graphs.session import GradientGraph
+    from hushfleet.learning.graph_safety import check_graph
+    from hushfleet.learning.graph_session import GradientGraph
     from hushfleet.params import ParamLayout
 
     graph = zlib.decompress(base64.b64decode(_GRAPH))

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hushfleet import atomic_file
-from hushfleet.config.spec import TaskSpec
 from hushfleet.data.form import one_form
 from hushfleet.data.images import read_image
 from hushfleet.data.walk import check_name, files_below
@@ -24,6 +23,7 @@ from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, StoreFull
 from hushfleet.paths import is_closed, no_file
+from hushfleet.wire.format.spec import TaskSpec
 
 AS_THE_CLIENT = "run the command as the client's user, as in sudo -u hushfleet"
 _LOOKED_AT = (3, 16, 16)  # a picture is decoded to this size to see whether it can be

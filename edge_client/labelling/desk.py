@@ -32,9 +32,9 @@ from hushfleet.edge_client.labelling.class_folders import (
     move,
     opened_store,
 )
-from hushfleet.edge_client.predict import LoadedGraphs, predict
 from hushfleet.edge_client.status import describe_model
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.worker.predict import LoadedGraphs, predict
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.output import one_line
 from hushfleet.paths import is_closed

@@ -9,7 +9,6 @@ everybody may load them. No script, style or image from elsewhere is loaded.
 from __future__ import annotations
 
 import errno
-import hashlib
 import hmac
 import json
 import logging
@@ -23,7 +22,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
 from typing import Any
-from urllib.parse import parse_qs
 
 from hushfleet.edge_client.labelling.desk import Desk, Shown
 from hushfleet.errors import BadInput
@@ -49,14 +47,14 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_TEXTS = dict.fromkeys(("name", "image", "label", "version"), "")
-_ROUTES: dict[tuple[str, str], Callable[[Desk, dict[str, str]], Shown | bytes]] = {
-    ("GET", "/next"): lambda desk, _: desk.next(),
-    ("GET", "/image"): lambda desk, given: desk.preview(given["name"], given["version"]),
-    ("POST", "/tap"): lambda desk, given: desk.tap(given["image"], given["label"], given["version"]),
-    ("POST", "/undo"): lambda desk, _: desk.undo(),
+_TEXTS = dict.fromkeys(("image", "label", "version"), "")
+_ROUTES: dict[str, Callable[[Desk, dict[str, str]], Shown | bytes]] = {
+    "/next": lambda desk, _: desk.next(),
+    "/image": lambda desk, given: desk.preview(given["image"], given["version"]),
+    "/tap": lambda desk, given: desk.tap(given["image"], given["label"], given["version"]),
+    "/undo": lambda desk, _: desk.undo(),
 }
-"""Requests that need the token: method and path -> the answer, from the texts that were sent."""
+"""Requests that need the token, all of them POST: path -> the answer, from the texts that were sent."""
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -120,12 +118,10 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = PATIENCE_S
 
     def do_GET(self) -> None:
-        path, _, query = self.path.partition("?")
-        if path in _FILES:
-            name, kind = _FILES[path]
-            self._send(HTTPStatus.OK, (_PAGE / name).read_bytes(), kind)
+        if file := _FILES.get(self.path.partition("?")[0]):
+            self._send(HTTPStatus.OK, (_PAGE / file[0]).read_bytes(), file[1])
         else:
-            self._answer(path, {name: values[0] for name, values in parse_qs(query).items()})
+            self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
@@ -139,14 +135,14 @@ class _Handler(BaseHTTPRequestHandler):
             except (ValueError, TypeError, RecursionError):
                 self._refuse(HTTPStatus.BAD_REQUEST, "the request is no JSON object")
             else:
-                self._answer(self.path, {name: str(value) for name, value in given.items()})
+                self._answer({name: str(value) for name, value in given.items()})
 
-    def _answer(self, path: str, given: dict[str, str]) -> None:
+    def _answer(self, given: dict[str, str]) -> None:
         """Answers one request at a time, if it has the token."""
         kind, _, token = self.headers.get("Authorization", "").partition(" ")
-        if kind != "Bearer" or not hmac.compare_digest(_digest(token), _digest(self.server.token)):
+        if kind != "Bearer" or not hmac.compare_digest(token.encode("utf-8", "replace"), self.server.token.encode()):
             return self._refuse(HTTPStatus.UNAUTHORIZED, "open the whole address that hushfleet-edge label has printed")
-        if (route := _ROUTES.get((self.command, path))) is None:
+        if (route := _ROUTES.get(self.path)) is None:
             return self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
         try:
             with self.server.at_the_desk:
@@ -190,8 +186,3 @@ def _own_address() -> str:
         except OSError:
             return socket.gethostname()
         return str(probe.getsockname()[0])
-
-
-def _digest(text: str) -> bytes:
-    """Hashes a text, so that a comparison takes the same time for texts of all lengths."""
-    return hashlib.sha256(text.encode("utf-8", "replace")).digest()

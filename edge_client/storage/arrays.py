@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, cast
 
 import msgpack
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hushfleet.durations import Period
 from hushfleet.edge_client.storage.answers import Answers
-from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry, StoredState
+from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry, RoundCommit, StoredState
 from hushfleet.errors import StoreError
 from hushfleet.methods.state import DeviceState, PublicState
-from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import LedgerView
 from hushfleet.wire.format.identity import Identity
 
@@ -54,42 +52,16 @@ def unpack_arrays(data: bytes) -> dict[str, np.ndarray]:
     return arrays
 
 
-@dataclass(frozen=True)
-class RoundCommit:
-    """The result of a round, to be stored whole or not at all.
-
-    :param update: the encoded update.
-    :param public_before: `PublicState.to_bytes()` before the update.
-    :param residual: float32 `[d]`, for `load_residual`; None if the updates' encoding carries no error.
-    :param context: context of the secure sum that it is masked for (`SecureRound.context`); None if it is not masked.
-    :param package: SHA-256 of the task package that it was trained for, for `DeviceStore.package_of`.
-    :param at: the counted time of the charge, unix seconds; 0: no time is counted.
-    :param window: as in `LedgerEntry`.
-    """
-
-    task: str
-    round: int
-    charge: Charge
-    state: DeviceState
-    update: bytes
-    public_before: bytes
-    residual: np.ndarray | None = None
-    context: bytes | None = None
-    package: bytes | None = None
-    at: int = 0
-    window: Period | None = None
-
-    def coded(self) -> CodedRound:
-        """Returns the round as bytes."""
-        state, residual = self.state, {} if self.residual is None else {RESIDUAL: self.residual}
-        stored = StoredState(
-            int(np.asarray(state.public.mask).size),
-            state.public.to_bytes(),
-            None if state.own is None else np.ascontiguousarray(state.own, "<f4").tobytes(),
-            pack_arrays({**state.private, **residual}),
-        )
-        fields = (self.task, self.round, self.charge, stored, self.update, self.public_before)
-        return CodedRound(*fields, self.context, self.package, self.at, self.window)
+def coded(commit: RoundCommit[DeviceState]) -> CodedRound:
+    """Returns a round with its state, and the encoding error in it, as bytes."""
+    state, residual = commit.state, {} if commit.residual is None else {RESIDUAL: commit.residual}
+    stored = StoredState(
+        int(np.asarray(state.public.mask).size),
+        state.public.to_bytes(),
+        None if state.own is None else np.ascontiguousarray(state.own, "<f4").tobytes(),
+        pack_arrays({**state.private, **residual}),
+    )
+    return replace(cast("CodedRound", commit), state=stored, residual=None)
 
 
 def decoded_state(stored: StoredState) -> DeviceState:
@@ -142,6 +114,6 @@ class RoundStore(Protocol):
         """Returns the encoding error that the updates have left so far, float32 `[size]`; zeros before the first."""
         ...
 
-    def commit_round(self, commit: RoundCommit) -> OutboxEntry:
+    def commit_round(self, commit: RoundCommit[DeviceState]) -> OutboxEntry:
         """Stores ledger entry, encoded update and new state: all or nothing. Raises `LedgerError` and `StoreError`."""
         ...

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from hushfleet.array_api import np
-from hushfleet.config.spec import Digest, TaskId
-from hushfleet.model.head_choice import HeadChoice
+from hushfleet.learning.head_choice import HeadChoice
 from hushfleet.schema import Checked, Count, later
+from hushfleet.wire.format.spec import Digest, TaskId
 
 if TYPE_CHECKING:
-    from hushfleet.model.own_head import DeviceHead
+    from hushfleet.learning.own_head import DeviceHead
     from hushfleet.secure.roster import Roster
 
 Accelerator = Literal["cpu", "cuda"]

@@ -1,12 +1,17 @@
-"""Defines the result of a round in the store, as bytes: the update with its charge and next state; and the waiting
-update. `arrays.RoundCommit` is the same with arrays."""
+"""Defines the result of a round, the update with its charge and next state; and the waiting update."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from hushfleet.durations import Period
 from hushfleet.privacy.charge import Charge
+
+if TYPE_CHECKING:
+    import numpy as np
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -26,19 +31,33 @@ class StoredState:
 
 
 @dataclass(frozen=True)
-class CodedRound:
-    """The result of a round as bytes, to be stored whole or not at all; the fields are those of `RoundCommit`."""
+class RoundCommit(Generic[S]):
+    """The result of a round, to be stored whole or not at all.
+
+    :param state: the next one: arrays (`DeviceState`), or bytes.
+    :param update: the encoded update.
+    :param public_before: `PublicState.to_bytes()` before the update.
+    :param residual: float32 `[d]`, for `load_residual`; None if the updates' encoding carries no error, or in `state`.
+    :param context: context of the secure sum that it is masked for (`SecureRound.context`); None if it is not masked.
+    :param package: SHA-256 of the task package that it was trained for, for `DeviceStore.package_of`.
+    :param at: the counted time of the charge, unix seconds; 0: no time is counted.
+    :param window: as in `LedgerEntry`.
+    """
 
     task: str
     round: int
     charge: Charge
-    state: StoredState
+    state: S
     update: bytes
     public_before: bytes
+    residual: np.ndarray | None = None
     context: bytes | None = None
     package: bytes | None = None
     at: int = 0
     window: Period | None = None
+
+
+CodedRound = RoundCommit[StoredState]
 
 
 @dataclass(frozen=True)

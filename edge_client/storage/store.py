@@ -48,7 +48,7 @@ from hushfleet.wire.format.identity import Identity
 if TYPE_CHECKING:
     import numpy as np
 
-    from hushfleet.edge_client.storage.arrays import RoundCommit
+    from hushfleet.edge_client.storage.round_commit import RoundCommit
     from hushfleet.methods.state import DeviceState
     from hushfleet.wire.format.fleet_messages import CarriedRounds
 
@@ -326,9 +326,11 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         ((last,),) = self._rows("SELECT MAX(round) FROM outbox WHERE task = ?", task)
         return None if last is None else int(last)
 
-    def commit_round(self, commit: RoundCommit) -> OutboxEntry:
+    def commit_round(self, commit: RoundCommit[DeviceState]) -> OutboxEntry:
         """Stores a round as `commit_coded` does."""
-        return self.commit_coded(commit.coded())
+        from hushfleet.edge_client.storage.arrays import coded
+
+        return self.commit_coded(coded(commit))
 
     def commit_coded(self, commit: CodedRound) -> OutboxEntry:
         """Stores ledger entry, encoded update and new state in one synced transaction: all or nothing.

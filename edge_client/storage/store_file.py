@@ -12,20 +12,14 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hushfleet.at_need import at_need
 from hushfleet.atomic_file import PART_SUFFIX, sync_folder
-from hushfleet.edge_client.state_files import LOCK_SUFFIX, REMNANTS, SQLITE_SUFFIXES
+from hushfleet.edge_client.optional import migrations
 from hushfleet.edge_client.storage import answers, arrivals
+from hushfleet.edge_client.storage.state_files import LOCK_SUFFIX, REMNANTS, SQLITE_SUFFIXES
 from hushfleet.errors import LostStore, StoreError
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.identity import Identity
-
-if TYPE_CHECKING:
-    from hushfleet.edge_client.storage import migrations
-else:
-    migrations = at_need("hushfleet.edge_client.storage.migrations")
 
 SCHEMA_VERSION = b"6"
 OLDEST_SCHEMA = b"1"  # the oldest that `migrations` upgrades

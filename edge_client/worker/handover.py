@@ -12,29 +12,23 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from hushfleet.at_need import at_need
-from hushfleet.config.spec import BlobRef
-from hushfleet.edge_client.allowed import AllowedRound
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.notes import notes_in
-from hushfleet.edge_client.net.download import DifferenceChain
-from hushfleet.edge_client.runtime import TaskRuntime
+from hushfleet.edge_client.download import DifferenceChain
+from hushfleet.edge_client.optional import drift
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.worker.allowed import AllowedRound
 from hushfleet.edge_client.worker.job import Applied, Died, Finished, HeadChosen, HeadJob, Job, Outcome, Told, Workshop
+from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import Malformed, StoreError
 from hushfleet.methods.public_bytes import public_digest
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.spec import BlobRef
 from hushfleet.wire.format.update import max_public_bytes, max_update_bytes, read_header, signed
-
-if TYPE_CHECKING:
-    from hushfleet.edge_client.board import drift
-else:
-    drift = at_need("hushfleet.edge_client.board.drift")
 
 MAX_LINES = 200
 """Lines of the log that are taken from one job."""
@@ -131,8 +125,9 @@ class Handover:
 
             return apply_all(chain.base, chain.differences, chain.plan.task, chain.counts)
         package, _ = task.package()
-        more = {"processor_only": task.deaths > 0, "differences": chain.differences, "counts": chain.counts}
-        self._begin(Job(self._config, package, (), chain.plan, chain.base, task.party.now(), **more))
+        job = Job(self._config, package, (), chain.plan, chain.base, task.party.now())
+        adding = replace(job, processor_only=task.deaths > 0, differences=chain.differences, counts=chain.counts)
+        self._begin(adding)
         last = self._clock() + MOST_APPLYING_S
         while (outcome := self.poll(task)) is None and self._clock() < last:
             time.sleep(_LOOK_S)
@@ -149,9 +144,7 @@ class Handover:
             self._workshop.give_up()
         self._kept_for = serves
         self._workshop.begin(job)
-        # Only what the outcome is compared with is kept: model and graphs are megabytes.
-        large = {"package": b"", "graphs": (), "model": b"", "roster": None, "earlier": None, "arrivals": ()}
-        self._job = replace(job, differences=(), **large)
+        self._job = job.light()
 
     def poll(self, task: TaskRuntime | None) -> Outcome | None:
         """Returns the outcome, once; None while the worker works."""

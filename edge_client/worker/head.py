@@ -11,13 +11,13 @@ import math
 
 import numpy as np
 
-from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.worker.job import HeadChosen, HeadJob, Job
 from hushfleet.edge_client.worker.loaded_task import LoadedTask
-from hushfleet.model.carry_over import carry_over
-from hushfleet.model.own_head import inputs_of_own, own_head_of, own_logits
+from hushfleet.learning.carry_over import carry_over
+from hushfleet.learning.own_head import inputs_of_own, own_head_of, own_logits
 from hushfleet.schema import pack, unpack
+from hushfleet.wire.format.spec import BlobRef, TaskSpec
 
 
 def chosen_head(job: Job, head_job: HeadJob, task: LoadedTask) -> HeadChosen:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hushfleet.edge_client.storage.answers import Answers
-from hushfleet.edge_client.storage.arrays import RoundCommit, decoded_state, residual_of
-from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
+from hushfleet.edge_client.storage.arrays import coded, decoded_state, residual_of
+from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry, RoundCommit
 from hushfleet.edge_client.worker.job import Job
 from hushfleet.errors import StoreError
 from hushfleet.methods.state import DeviceState
@@ -51,8 +51,7 @@ class JobStore:
 
     def release(self) -> None:
         """Drops what only this job needs: a process that waits for the next one keeps its memory small."""
-        self.job = replace(self.job, package=b"", graphs=(), model=b"", state=None, earlier=None, roster=None)
-        self.commit = None
+        self.job, self.commit = replace(self.job.light(), state=None), None
 
     @property
     def answers(self) -> Answers:
@@ -71,11 +70,11 @@ class JobStore:
     def load_residual(self, task: str, *, size: int) -> np.ndarray:
         return residual_of(self.job.state, size=size)
 
-    def commit_round(self, commit: RoundCommit) -> OutboxEntry:
+    def commit_round(self, commit: RoundCommit[DeviceState]) -> OutboxEntry:
         """Keeps the result for the guardian, who stores it."""
-        coded = self.commit = commit.coded()
-        digest = hashlib.sha256(coded.update).digest()
-        return OutboxEntry(coded.task, coded.round, coded.update, digest, coded.public_before, "pending")
+        self.commit = coded(commit)
+        digest = hashlib.sha256(commit.update).digest()
+        return OutboxEntry(commit.task, commit.round, commit.update, digest, commit.public_before, "pending")
 
     def arrived(self, keys: Sequence[bytes]) -> list[int]:
         """Returns when each sample arrived; new ones arrive now, and the guardian stores them before the round."""

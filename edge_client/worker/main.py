@@ -35,7 +35,7 @@ def main(pipe_fd: int) -> None:
             limits.allow(job)
             outcome = work.do(job)
         except Exception as error:  # also of an import
-            from hushfleet.edge_client.declines import decline_reason
+            from hushfleet.edge_client.storage.declines import decline_reason
             from hushfleet.edge_client.worker.job import Failed
 
             outcome = Failed(*decline_reason(error))

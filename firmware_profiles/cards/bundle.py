@@ -24,13 +24,13 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-import hushfleet
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.seed import write_system
 from hushfleet.release.archive import pack
 from hushfleet.release.manifest import Manifest, Signer
 from hushfleet.user_files import user_cache_dir
+from hushfleet.version import __version__
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 ARCHITECTURES = ("aarch64", "x86_64")
@@ -52,7 +52,7 @@ def build(
     key: Signer | None,
     python: str,
     arch: str = "aarch64",
-    version: str = hushfleet.__version__,
+    version: str = __version__,
     wheels: Path | None = None,
     system: bool = False,
     **downgrade: Any,
@@ -196,7 +196,7 @@ def _licence() -> str:
 
 
 def _copy_ours(folder: Path, version: str) -> None:
-    """Copies our packages for a board from this installation; `hushfleet.__version__` becomes `version`."""
+    """Copies our packages for a board from this installation; `hushfleet.version.__version__` becomes `version`."""
     for package, left_out in _OURS.items():
         source = Path(importlib.import_module(package).__path__[0])
         for path in sorted(source.rglob("*")):
@@ -206,7 +206,7 @@ def _copy_ours(folder: Path, version: str) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(path.read_bytes())
     (folder / "hushfleet" / "LICENSE").write_text(_licence(), "utf-8")
-    start = folder / "hushfleet" / "__init__.py"
+    start = folder / "hushfleet" / "version.py"
     text, count = re.subn(r'(?m)^__version__ = ".*"$', f'__version__ = "{version}"', start.read_text("utf-8"))
     assert count == 1, start
     start.write_text(text, "utf-8")

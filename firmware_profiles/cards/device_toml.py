@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hushfleet.config.faults import faults
-from hushfleet.config.spec import SecureSpec
 from hushfleet.edge_client.board.config import DeviceConfig, LimitsSection
 from hushfleet.edge_client.board.consent import check_stored, check_trust
-from hushfleet.edge_client.declines import Declined
+from hushfleet.edge_client.storage.declines import Declined
+from hushfleet.faults import faults
 from hushfleet.privacy.charge import Charge
 from hushfleet.refusals import bare, missing
 from hushfleet.schema import from_plain, hints, parse_toml, require
+from hushfleet.wire.format.spec import SecureSpec
 
 _OF_FLEET = ("device", "broker", "data", "limits", "fleet")
 """The sections that fleet.toml may set. `simulation` would make the noise of every board predictable."""

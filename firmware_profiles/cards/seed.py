@@ -21,9 +21,10 @@ FOLDER = "hushfleet"
 """The folder on the boot partition."""
 _KIT = resources.files("hushfleet.firmware_profiles.cards") / "kit"
 _SLOTS = {  # the modules that `slots.py` imports, by package
-    "hushfleet": ("__init__.py", "atomic_file.py", "errors.py", "output.py", "public_keys.py"),
+    "hushfleet": ("__init__.py", "atomic_file.py", "errors.py", "output.py", "public_keys.py", "version.py"),
     "hushfleet.release": ("__init__.py", "archive.py", "manifest.py", "statements.py"),
-    "hushfleet.edge_client": ("__init__.py", "state_files.py"),
+    "hushfleet.edge_client": ("__init__.py",),
+    "hushfleet.edge_client.storage": ("__init__.py", "state_files.py"),
     "hushfleet.edge_client.fleet": ("__init__.py", "client_files.py", "slot_state.py", "slots.py", "system_files.py"),
 }
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # of ZIP and FAT; a card that is written again has the same bytes

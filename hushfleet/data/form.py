@@ -22,6 +22,8 @@ DecimalMark = Literal["", ".", ","]
 OwnData = Literal["folder", "arrays", "csv"]
 """The kinds of data that come from the user."""
 OWN_DATA: tuple[OwnData, ...] = get_args(OwnData)
+PUBLIC_DATA = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn")
+"""The names of `hushfleet.data.sets`, which is imported when one of them is read."""
 LabelKind = Literal["", "names", "numbers"]
 ValueKind = Literal["", "pixels", "numbers"]
 

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hushfleet.data.form import PUBLIC_DATA
 from hushfleet.data.images import read_image
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
@@ -368,4 +369,5 @@ _SETS = (
     ),
 )
 SOURCES: dict[str, DataSource] = {source.name: source for source in _SETS}
-"""The public data sets by name; to add one, write its value above."""
+"""The public data sets by name; to add one, write its value above, and its name into `PUBLIC_DATA`."""
+assert tuple(SOURCES) == PUBLIC_DATA

@@ -15,13 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hushfleet.config.spec import PrivacySpec, TaskSpec
 from hushfleet.errors import BadInput, format_value
 from hushfleet.methods.method import Method, Published, TrainingConfig
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
-from hushfleet.paths import in_file
+from hushfleet.paths import OFFERED, in_file, is_offered
 from hushfleet.schema import from_plain
+from hushfleet.wire.format.spec import PrivacySpec, TaskSpec
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -30,21 +30,18 @@ GROUP = "hushfleet.methods"
 ALLOWED_FILE = "HUSHFLEET_METHOD_FILE"
 """The environment variable by which a simulation tells its processes which one file they may run."""
 
-OFFERED = "python:"
-"""The prefix of the name of a method that only one process knows."""
 _OFFERED: dict[str, Published] = {}
 
 # Each method with its file. A board imports only the one that it runs, because all together take two megabytes.
-_NAMES = (
-    *("fedavg", "dp-fedavg", "fedprox", "dp-fedsam", "blur-lus", "ditto"),
-    *("fedper", "lg-fedavg", "fedrep", "perfreezeclip", "fedglp-adp"),
-    *("feddpa", "fedaddp", "dp-fedsim", "acdp-pfsd", "pfedsd", "dkd-pfed", "apdp-fl"),
-    "hush",
+_PAPERS = (
+    *("dp-fedsam", "blur-lus", "ditto", "perfreezeclip", "fedglp-adp", "feddpa", "fedaddp", "dp-fedsim"),
+    *("acdp-pfsd", "pfedsd", "dkd-pfed", "apdp-fl"),
 )
 _FILES = {
-    **{name: name.replace("-", "_") for name in _NAMES},
-    **dict.fromkeys(("dp-fedavg", "fedprox"), "fedavg"),
+    **dict.fromkeys(("fedavg", "dp-fedavg", "fedprox"), "fedavg"),
     **dict.fromkeys(("fedper", "lg-fedavg", "fedrep"), "heads"),
+    **{name: f"papers.{name.replace('-', '_')}" for name in _PAPERS},
+    "hush": "hush",
 }
 
 
@@ -106,11 +103,6 @@ def offer(method: Published) -> str:
     name = f"{OFFERED}{method.name}"
     _OFFERED[name] = method
     return name
-
-
-def is_offered(name: str) -> bool:
-    """Returns whether `offer` gave this name, in any process."""
-    return name.startswith(OFFERED)
 
 
 def title_of(name: str) -> str:
@@ -193,7 +185,6 @@ def method_of(spec: TaskSpec) -> TaskMethod:
 __all__ = [
     "GROUP",
     "METHODS",
-    "OFFERED",
     "Method",
     "Published",
     "TaskMethod",
@@ -202,7 +193,6 @@ __all__ = [
     "allow_file",
     "allowed_file",
     "find_method",
-    "is_offered",
     "make_method",
     "method_of",
     "offer",

@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import PrivacyError
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
+from hushfleet.wire.format.spec import PrivacySpec
 
 
 @dataclass(frozen=True)

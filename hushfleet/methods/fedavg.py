@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Pull, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, Weight, published
+from hushfleet.wire.format.spec import PrivacySpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,11 +32,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import PersonalFirst, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published
 from hushfleet.methods.personal import Backbone, Head
 from hushfleet.schema import AtLeast1
+from hushfleet.wire.format.spec import PrivacySpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hushfleet.array_api import Array, array_namespace, np
-from hushfleet.config.spec import UNIT_NORM, PrivacySpec
 from hushfleet.errors import Malformed, PrivacyError
 from hushfleet.methods.hush_rule import falling, rule
 from hushfleet.methods.local import Sgd, SharedOnly
@@ -34,9 +33,10 @@ from hushfleet.methods.personal import Personal
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import Gaussian, ScaleWhole
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.spec import UNIT_NORM, PrivacySpec
 
 if TYPE_CHECKING:
-    from hushfleet.gradients.own_samples import OwnSamples
+    from hushfleet.learning.own_samples import OwnSamples
     from hushfleet.methods.state import DeviceState
 
 SMOOTHING = 1.0  # samples that are added to each class before the logarithm is taken

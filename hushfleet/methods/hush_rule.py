@@ -43,7 +43,7 @@ def signal(*, devices: float, epsilon: float, delta: float) -> float:
     >>> round(signal(devices=100, epsilon=2.0, delta=1e-5), 1)
     50.2
     """
-    from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
+    from hushfleet.privacy.noise_for import noise_multiplier_for
 
     return devices / noise_multiplier_for(epsilon=epsilon, delta=delta, steps=1)
 

@@ -12,8 +12,8 @@ from hushfleet.array_api import Array, blocks
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 
 if TYPE_CHECKING:
-    from hushfleet.gradients.batch import Batch
-    from hushfleet.gradients.own_samples import OwnSamples, Teacher
+    from hushfleet.learning.batch import Batch
+    from hushfleet.learning.own_samples import OwnSamples, Teacher
     from hushfleet.methods.state import PrivateArrays, RoundContext
 
 
@@ -149,7 +149,7 @@ class SelfDistillation:
 
     def teacher(self, context: RoundContext, samples: OwnSamples) -> Teacher | None:
         """Returns the teacher; None if the device has no model of its own yet: then it trains on labels alone."""
-        from hushfleet.gradients.own_samples import Teacher
+        from hushfleet.learning.own_samples import Teacher
 
         own = context.state.own
         return None if own is None else Teacher(samples.logits(own), self.weight)

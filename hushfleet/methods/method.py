@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.personal import Personal
@@ -25,6 +24,7 @@ from hushfleet.methods.stages import (
     check_stages,
 )
 from hushfleet.schema import Checked
+from hushfleet.wire.format.spec import PrivacySpec
 
 LearningRate = Annotated[float, Meta(gt=0, lt=100)]
 Momentum = Annotated[float, Meta(ge=0, lt=1)]

@@ -13,7 +13,7 @@ from hushfleet.errors import Malformed
 from hushfleet.params import ParamLayout
 
 if TYPE_CHECKING:
-    from hushfleet.gradients.own_samples import OwnSamples
+    from hushfleet.learning.own_samples import OwnSamples
     from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext
 
 

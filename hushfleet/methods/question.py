@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from hushfleet.config.spec import TaskSpec
 from hushfleet.errors import Malformed
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.spec import TaskSpec
 
 BOUND = 1.0
 """The largest norm of an answer."""

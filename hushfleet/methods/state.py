@@ -16,7 +16,7 @@ from hushfleet.methods.public_bytes import digest_of, unpacked_mask
 from hushfleet.params import ParamLayout
 
 if TYPE_CHECKING:
-    from hushfleet.model.evaluation import Evaluation
+    from hushfleet.learning.evaluation import Evaluation
 
 PrivateArrays = dict[str, Array]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import PrivacyError
 from hushfleet.methods.local import GradientRule, PartOrder, Sgd, SharedOnly
 from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.methods.stages import ClipLayers, ClipWhole, NumberReport, ScaleWhole, Transform
+from hushfleet.wire.format.spec import PrivacySpec
 
 
 def check_sums(method: Method, privacy: PrivacySpec, config: TrainingConfig) -> None:

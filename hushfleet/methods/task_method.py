@@ -4,7 +4,7 @@ A round on the device:  `LocalRound` (choose, start, train, measure) -> `privati
 A round on the server:  controls -> every update is added to exact sums, with its weight -> aggregate -> advance;
                         `advance_public` for each device
 
-The server's part is `server` (`hushfleet.methods.server`); the device's begins in `hushfleet.training.local_round`.
+The server's part is `server` (`hushfleet.methods.server`); the device's begins in `hushfleet.methods.local_round`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hushfleet.array_api import Array, np
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods.cost import Cost, RoundSetting, RoundTerms
 from hushfleet.methods.local import Sgd
@@ -27,6 +26,7 @@ from hushfleet.methods.stages import ClipLayers, Gaussian, OneStep, Transform, c
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.charge import Charge
+from hushfleet.wire.format.spec import PrivacySpec
 
 if TYPE_CHECKING:
     from hushfleet.methods.privatize import NoisedUpdate
@@ -250,7 +250,7 @@ class RecordMethod(TaskMethod):
         grows = any(not stage.shrinks for stage in self.parts.stages if isinstance(stage, Transform))
         if grows or self.config.optimizer != "adam":
             return math.inf
-        from hushfleet.gradients.optim import adam_reach
+        from hushfleet.learning.optim import adam_reach
 
         return adam_reach(self.config.learning_rate, self.privacy.batches)
 

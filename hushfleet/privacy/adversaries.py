@@ -13,10 +13,10 @@ import math
 from typing import NamedTuple
 
 from hushfleet.errors import PrivacyError
-from hushfleet.privacy.accounting.epsilon import Step
-from hushfleet.privacy.accounting.epsilon import epsilon as epsilon_of
-from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
+from hushfleet.privacy.accountant import Step
+from hushfleet.privacy.accountant import epsilon as epsilon_of
 from hushfleet.privacy.mechanism import GaussianMechanism
+from hushfleet.privacy.noise_for import noise_multiplier_for
 from hushfleet.privacy.terms import Accountant, Unit
 
 

@@ -30,7 +30,7 @@ import msgpack
 
 from hushfleet.durations import Period
 from hushfleet.errors import BudgetExceeded, LedgerError, PrivacyError
-from hushfleet.privacy.accounting.epsilon import Adjacency, Step, epsilon
+from hushfleet.privacy.accountant import Adjacency, Step, epsilon
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.terms import Accountant
 

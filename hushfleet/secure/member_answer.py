@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from hushfleet.config.spec import Digest, RoundNumber, TaskId
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.schema import Checked, pack, unpack
 from hushfleet.wire.format.headed import HEAD_BYTES, cut_header, headed
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
+from hushfleet.wire.format.spec import Digest, RoundNumber, TaskId
 from hushfleet.wire.format.topics import Name
 
 if TYPE_CHECKING:

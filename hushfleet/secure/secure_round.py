@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hushfleet.config.spec import MAX_SECURE_ROUNDS, SecureSpec
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import CommitteeRule, committee_rule, corrupt_devices, least_honest
 from hushfleet.secure.member_answer import member_answer
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.spec import MAX_SECURE_ROUNDS, SecureSpec
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ import safetensors.numpy
 import torch
 
 from hushfleet.errors import BadInput, GraphRefused
-from hushfleet.graphs.session import open_session
+from hushfleet.learning.graph_session import open_session
 from hushfleet.models.checks import CHECKED_BATCHES, MAX_RELATIVE_ERROR, random_batch, relative_error
 from hushfleet.models.export import bake
 from hushfleet.models.model import Model

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from hushfleet.config.spec import MAX_SIDE, UNIT_NORM
 from hushfleet.errors import BadInput
 from hushfleet.models.features.whitening import BIAS, add_bias, add_unit, unit
 from hushfleet.models.onnx_nodes import Graph
+from hushfleet.wire.format.spec import MAX_SIDE, UNIT_NORM
 
 LEAST = 1e-18  # a sample with a smaller norm counts as zero; the square of a smaller float32 may be zero
 

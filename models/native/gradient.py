@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.graphs.session import check_array
+from hushfleet.learning.graph_session import check_array
 from hushfleet.losses import loss_and_cotangent
 from hushfleet.models.model import Model
 from hushfleet.models.native.build import find_compiler, load_library, pointer

@@ -1,4 +1,4 @@
-"""Compiles Adam and SGD of `hushfleet.gradients.optim`: the same bits in a fraction of the time, for every runtime.
+"""Compiles Adam and SGD of `hushfleet.learning.optim`: the same bits in a fraction of the time, for every runtime.
 
 NumPy computes Adam's step in a dozen passes over cache-sized blocks; this code makes one pass over memory.
 """
@@ -10,7 +10,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from hushfleet.gradients.optim import SGD, Adam, make_optimizer
+from hushfleet.learning.optim import SGD, Adam, make_optimizer
 from hushfleet.models.native.build import kernels, load_library
 
 FLAGS = ("-ffp-contract=off",)
@@ -28,7 +28,7 @@ def _library() -> ctypes.CDLL:
 
 
 class NativeSGD(SGD):
-    """`hushfleet.gradients.optim.SGD` for contiguous float32 arrays of NumPy, bit for bit.
+    """`hushfleet.learning.optim.SGD` for contiguous float32 arrays of NumPy, bit for bit.
 
     :raises HushfleetError: there is no compiler, or it refuses.
     """
@@ -49,7 +49,7 @@ class NativeSGD(SGD):
 
 
 class NativeAdam(Adam):
-    """`hushfleet.gradients.optim.Adam` for contiguous float32 arrays of NumPy, bit for bit.
+    """`hushfleet.learning.optim.Adam` for contiguous float32 arrays of NumPy, bit for bit.
 
     :raises HushfleetError: there is no compiler, or it refuses.
     """
@@ -79,7 +79,7 @@ class NativeAdam(Adam):
 
 
 make_native_optimizer = partial(make_optimizer, sgd=NativeSGD, adam=NativeAdam)
-"""Like `hushfleet.gradients.optim.make_optimizer`. Raises `HushfleetError` if nothing can be compiled."""
+"""Like `hushfleet.learning.optim.make_optimizer`. Raises `HushfleetError` if nothing can be compiled."""
 
 
 def _addresses(params: np.ndarray, *others: np.ndarray) -> list[int]:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import Meta
 
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput
+from hushfleet.schema import AtLeast1
 from hushfleet.simulator.options import DataDir, Json, TaskOptions
 
 PLOT_FORMATS = (".png", ".svg", ".pdf")
@@ -24,10 +26,10 @@ class ForecastOptions:
     # fmt: off
     boards: Annotated[str, Option(help="Board profiles, separated by commas and dealt to the devices in turn, or a mix file.")] = "generic-x86"
     policy: Annotated[list[str] | None, Option(metavar="KEY=VALUE,...", help="Policy to compare, with keys of [round]: cohort_size, min_devices, quorum, min_updates, deadline_s, mode, buffer_size, max_staleness; may be repeated.")] = None
-    samples: Annotated[int | None, Option(min=1, help="Number of training samples of every device.")] = None
-    days: Annotated[int | None, Option(min=4, help="So many days of the task's [schedule], with epsilon by quarter, hours awake, and when a budget ends.")] = None
+    samples: Annotated[AtLeast1 | None, Option(help="Number of training samples of every device.")] = None
+    days: Annotated[Annotated[int, Meta(ge=4)] | None, Option(help="So many days of the task's [schedule], with epsilon by quarter, hours awake, and when a budget ends.")] = None
     limits: Annotated[Path | None, Option(metavar="FILE.toml", help="With --days: the owner's limits, from a DEVICE.toml or fleet.toml.")] = None
-    step_ms: Annotated[float | None, Option(min=0, help="CPU time of a training step on one core of generic-x86; default: measured by a trial.")] = None
+    step_ms: Annotated[Annotated[float, Meta(ge=0)] | None, Option(help="CPU time of a training step on one core of generic-x86; default: measured by a trial.")] = None
     data_dir: DataDir = None
     as_json: Json = False
     plot: Annotated[Path | None, Option(metavar="FILE.png", help="Also write a figure: .png, .svg or .pdf.")] = None
@@ -71,9 +73,9 @@ def forecast(
     """
     import json
 
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
-    from hushfleet.aggregator.publish.prepare import prepare
+    from hushfleet.aggregator.payloads.prepare import prepare
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.schema import read_file
     from hushfleet.simulator.boards import read_boards
     from hushfleet.simulator.fleet import device_names

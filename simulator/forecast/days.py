@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from hushfleet.aggregator.config.calendar import local_zone
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.fleet.tasks.task_check import season_charge
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.planning.season import SeasonCalendar, learns_until, seasons_paid
-from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.aggregator.rounds.schedule import local_zone
 from hushfleet.durations import Period
 from hushfleet.errors import BadInput
 from hushfleet.methods.cost import RoundTerms

@@ -10,12 +10,12 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
-from hushfleet.aggregator.config.round_section import RoundSection
+from hushfleet.aggregator.config.round_section import RULES_OF_OTHER_MODE, RoundSection
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.errors import BadInput
 from hushfleet.plain_json import to_json
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.progress import counted
 from hushfleet.schema import parse_toml
@@ -32,11 +32,6 @@ POLICY_KEYS = (
     "cohort_size", "min_devices", "quorum", "min_updates", "deadline_s", "mode", "buffer_size", "max_staleness"
 )  # fmt: skip
 AS_IN_TASK = "as in the task"
-_LEFT_OUT: dict[str, dict[str, Any]] = {
-    "buffered": {"cohort_size": 0, "quorum": 1.0, "min_updates": 1},
-    "synchronous": {"buffer_size": None, "max_staleness": None},
-}
-"""For each mode that a policy can set: resets the rules that only have a meaning in the other mode."""
 
 
 def read_policies(texts: Sequence[str], task: Task) -> dict[str, RoundSection]:
@@ -57,7 +52,7 @@ def read_policies(texts: Sequence[str], task: Task) -> dict[str, RoundSection]:
                 changed[key] = value if key == "mode" else parse_toml(f"value = {value}")["value"]
             except ValueError as error:
                 raise BadInput(f"--policy {text!r}: {key} = {value!r}: must be a number") from error
-        changed = _LEFT_OUT.get(changed.get("mode", ""), {}) | changed
+        changed = RULES_OF_OTHER_MODE.get(changed.get("mode", ""), {}) | changed
         try:
             policies[",".join(pairs) or AS_IN_TASK] = replace(task, round=replace(task.round, **changed)).round
         except ValueError as error:

@@ -9,13 +9,12 @@ from pathlib import Path
 from rich.table import Table
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.aggregator.results.report.readable import size
+from hushfleet.aggregator.payloads.prepare import PreparedTask
+from hushfleet.aggregator.report.console import Console
+from hushfleet.aggregator.report.readable import format_seconds, size
 from hushfleet.errors import BadInput
 from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.forecast.forecast import Forecast
-from hushfleet.simulator.units import format_seconds
 from hushfleet.simulator.world.measure import machine_speed, measure_costs
 from hushfleet.simulator.world.times import Costs
 

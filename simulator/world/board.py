@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from hushfleet.array_api import Array
-from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import (
@@ -26,19 +25,20 @@ from hushfleet.edge_client.board.config import (
     SimulationSection,
 )
 from hushfleet.edge_client.board.local_data import zero_samples
-from hushfleet.edge_client.declines import Declined, decline_reason
-from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.answers import AnswerEntry
+from hushfleet.edge_client.storage.declines import Declined, decline_reason
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.edge_client.worker.job import Failed, Finished, Job, Outcome, Told
 from hushfleet.edge_client.worker.job_store import JobStore
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.world.clock import Actor, WorldClock
 from hushfleet.simulator.world.hub import Cable, Cables, LocalHub, LocalLink
 from hushfleet.simulator.world.times import CONNECT_LATENCIES, DeviceTimes
+from hushfleet.wire.format.spec import BlobRef, TaskSpec
 from hushfleet.wire.link.interface import LinkDown, Will
 
 LONGEST_SLEEP_S = 3600.0  # nothing is due sooner that `Agent.rests_s` does not know of

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.aggregator.config.round_section import RoundSection
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.rounds.policy import PLAN_ENTRY_BYTES
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore

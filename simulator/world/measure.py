@@ -25,17 +25,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.data.samples import LabelledSamples, Samples
+from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.board.local_data import inputs_of
-from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.errors import HushfleetError
-from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
 from hushfleet.losses import loss_of
 from hushfleet.methods import method_of
 from hushfleet.objectives import CROSS_ENTROPY
@@ -56,7 +55,7 @@ _REPETITIONS = 3
 _DISTINCT = 64  # samples; they are repeated, because features of thousands of images take minutes
 _ROUNDS = 1 + 2 * _REPETITIONS
 
-_CLIENT = ("hushfleet.edge_client.agent", "hushfleet.edge_client.runtime", "hushfleet.wire.link.mqtt")
+_CLIENT = ("hushfleet.edge_client.agent", "hushfleet.edge_client.worker.runtime", "hushfleet.wire.link.mqtt")
 _WORKER = ("hushfleet.edge_client.worker.main", "hushfleet.edge_client.worker.work")
 
 _REFERENCE_GFLOP_S = 96.0

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import cache
 from typing import NamedTuple
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.simulator.boards import BoardKind, FleetMix
 from hushfleet.simulator.schedule import Schedule
 from hushfleet.simulator.world.sizes import Sizes

@@ -16,16 +16,16 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.config.calendar import Schedule as Windows
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.rounds.coordinator import LONGEST_SLEEP_S, Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.policy import least_devices
 from hushfleet.aggregator.rounds.rhythm import Rhythm
-from hushfleet.aggregator.rounds.schedule import Schedule as Windows
+from hushfleet.aggregator.storage.enrolment import Enrolment
 from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoch
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.simulator.schedule import Action, Playback, Schedule
 from hushfleet.simulator.world.board import WorldBoard
@@ -115,7 +115,7 @@ class WorldServer:
                 f"round {number} never opens: {len(self.coordinator.present)} devices are present, and {least} are "
                 "needed; set round.min_devices to what can be there at once, or look at [schedule]"
             )
-        if task.round.buffered:
+        if task.round.buffer_size:
             came = f"{rule.accepted} updates have come, and round.buffer_size = {task.round.buffer_size}"
             return f"round {number} never closes: {came}"
         return (

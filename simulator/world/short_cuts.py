@@ -22,11 +22,10 @@ from unittest.mock import patch
 import numpy as np
 
 from hushfleet.aggregator.config.round_section import RoundSection
-from hushfleet.aggregator.devices import enrolment
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.rounds import coordinator
-from hushfleet.config.spec import BlobRef, TaskSpec
-from hushfleet.edge_client.net import verifier
+from hushfleet.aggregator.storage import enrolment
+from hushfleet.edge_client import verifier
 from hushfleet.methods import method_of
 from hushfleet.params import ParamLayout, is_linear
 from hushfleet.secure import member_answer
@@ -36,6 +35,7 @@ from hushfleet.simulator.world.sizes import Sizes, sizes_of
 from hushfleet.simulator.world.times import Costs
 from hushfleet.wire.format import messages, update_values
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
+from hushfleet.wire.format.spec import BlobRef, TaskSpec
 from hushfleet.wire.link.interface import publish_packet_bytes
 
 _KEPT = 4096

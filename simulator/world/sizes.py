@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.codecs import quantized
-from hushfleet.codecs.codec import Coding
-from hushfleet.codecs.registry import MASKED, codec_of, steps_for
-from hushfleet.config.spec import SecureSpec
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.methods.state import PublicState
 from hushfleet.secure.committee import committee_rule
+from hushfleet.wire.format import quantized
 from hushfleet.wire.format.chunks import FRAME_OVERHEAD
+from hushfleet.wire.format.codec import Coding
+from hushfleet.wire.format.codecs import MASKED, codec_of, steps_for
 from hushfleet.wire.format.difference import encode_difference
 from hushfleet.wire.format.identity import KEY_BYTES, Identity
+from hushfleet.wire.format.spec import SecureSpec
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.format.update import UpdateHeader
 from hushfleet.wire.format.update_values import encode_masked, encode_update

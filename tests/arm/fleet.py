@@ -24,29 +24,12 @@ from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.firmware_profiles.cards import bundle
 from hushfleet.release.archive import pack, read_head
 from hushfleet.release.manifest import SignedManifest
-from support.desk import Board
+from support.desk import TASK, Board
 from support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST, SECOND, THIRD = "greenhouse-01", "greenhouse-02", "greenhouse-03"
 PYTHON, ARCH = "3.13", "aarch64"  # of Debian 13 and Raspberry Pi OS Trixie
-TASK = """
-name = "small"
-[model]
-name = "digits-cnn"
-[method]
-name = "dp-fedavg"
-[privacy]
-noise_multiplier = 1.0
-clip_norm = 1.0
-delta = 1e-3
-[data]
-name = "digits"
-devices = {devices}
-[round]
-rounds = {rounds}
-min_devices = {devices}
-"""
 
 
 def hushfleet(*arguments: object) -> str:
@@ -65,7 +48,8 @@ class ArmFleet:
 
     def __init__(self, home: Path, *, host: str = "127.0.0.1", devices: int = 3, rounds: int = 3) -> None:
         self.home, path, task = home, home / "greenhouse", home / "task.toml"
-        task.write_text(TASK.format(devices=devices, rounds=rounds))
+        text = TASK.replace("devices = 2", f"devices = {devices}").replace("rounds = 2", f"rounds = {rounds}")
+        task.write_text(text)
         port, enrolment_port, page_port = free_ports(3)
         ports = ("--port", port, "--enrolment-port", enrolment_port, "--page-port", page_port)
         hushfleet("fleet", "init", path, "--broker-name", host, "--task", task, *ports)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from support import whole
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import signal, stats  # comes with Opacus
 
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, RECORD_ADJACENCY, Charge
 from hushfleet.privacy.ledger import Ledger
 

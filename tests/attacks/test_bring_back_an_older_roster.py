@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hushfleet.edge_client.net.rosters import RosterSource
+from hushfleet.edge_client.rosters import RosterSource
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
 from support.device import config, make_bench, package  # noqa: F401
@@ -36,7 +36,7 @@ def sent(fleet: SecureFleet, round: int, roster: Roster) -> None:
     fleet.roster = roster
     fleet.open_round(round)
     bench = fleet.bench
-    bench.until(lambda: bench.entry_status(round) == "acked" and bench.agent.rounds.upload is None)
+    bench.acked(round)
 
 
 def declined(fleet: SecureFleet, round: int, roster: Roster, why: str) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import PrivacySpec, SecureSpec, WireSpec
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.privacy.accounting.epsilon import epsilon
-from hushfleet.privacy.accounting.step import Step
+from hushfleet.privacy.accountant import epsilon
 from hushfleet.privacy.ring import Ring
+from hushfleet.privacy.step import Step
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.spec import PrivacySpec, SecureSpec, WireSpec
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import CHUNK_BYTES, DEVICE
 from support.secure_fleet import SecureFleet
@@ -68,7 +68,7 @@ def test_without_limits_one_update_is_read(make_fleet: Any, encoded: list[tuple[
     fleet = make_fleet(**ALL)
     bench = fleet.bench
     plan = fleet.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked" and bench.agent.rounds.upload is None)
+    bench.acked(1)
     secure_round, update = fleet.of(plan), bench.server.updates[0]
     names = sorted([DEVICE, *CORRUPT], key=secure_round.devices.index)
     included = secure_round.pack_included(names)

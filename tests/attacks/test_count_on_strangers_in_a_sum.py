@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from hushfleet.config.spec import BlobRef, SecureSpec
 from hushfleet.errors import BadInput
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
+from hushfleet.wire.format.spec import BlobRef, SecureSpec
 from support.device import config, make_bench, package  # noqa: F401
 from support.secure_fleet import SecureFleet, with_secure_sums
 

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection, OwnDataSection
 from hushfleet.edge_client.board.constant_time import announced_at
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.nominal_time import nominal_seconds
 from hushfleet.edge_client.fleet import health
 from hushfleet.errors import BadInput, GraphRefused, StoreError
-from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.objectives import Objective
 from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.messages import decode_message
+from hushfleet.wire.format.spec import BlobRef, PrivacySpec
 from hushfleet.wire.link.interface import Delivery
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Clock, Package, write_samples
@@ -85,7 +85,7 @@ def seen_of(
                 # as long as the agent would sleep; training itself moves the clock
                 clock.now += min(0.01, bench.agent._sleep_s(1.0)) or 0.01
             assert watched.offered is not None
-            bench.until(lambda: bench.entry_status(round) == "acked")  # noqa: B023
+            bench.acked(round)
     return watched
 
 
@@ -308,7 +308,7 @@ def test_a_round_that_fails_on_a_full_disk_is_declined_at_the_end_of_the_slot(
     assert bench.server.births[-1].state == "ready"
     monkeypatch.setattr(bench.store, "commit_coded", commit)
     bench.server.open_round(2)
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.acked(2)
     assert bench.store.ledger.rounds_charged() == 1
 
 

@@ -25,7 +25,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, WireSpec
 from hushfleet.data import csv_file
 from hushfleet.data.form import SampleForm
 from hushfleet.data.samples import LabelledSamples
@@ -34,6 +33,7 @@ from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.spec import BlobRef, ModelSpec, PrivacySpec, WireSpec
 from hushfleet.wire.format.update_values import decode_update
 from support.device import config, linear, make_bench, package  # noqa: F401
 from support.edge import CHUNK_BYTES, Bench, Package

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.wire.format.spec import PrivacySpec
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Package
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hushfleet.aggregator.devices import enrolment as enrolment_module
-from hushfleet.aggregator.devices.enrolment import MAX_REFUSED_BIRTHS, MAX_UNKNOWN_BURST, UNKNOWN_A_SECOND, TokenBucket
+from hushfleet.aggregator.storage import enrolment as enrolment_module
+from hushfleet.aggregator.storage.enrolment import MAX_REFUSED_BIRTHS, MAX_UNKNOWN_BURST, UNKNOWN_A_SECOND, TokenBucket
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Birth, decode_message, encode_message
 from support.field import Field

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.enrolment import Enrolment
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Ack, Ask, Known, NotEnrolled

@@ -13,12 +13,12 @@ import onnx
 import pytest
 from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper
 
-from hushfleet.config.spec import DropoutSpec
 from hushfleet.errors import GraphRefused
-from hushfleet.graphs import safety
-from hushfleet.graphs.operators import OPERATORS
-from hushfleet.graphs.safety import check_graph, check_masks
-from hushfleet.graphs.shapes import check_cost
+from hushfleet.learning import graph_safety as safety
+from hushfleet.learning.graph_operators import OPERATORS
+from hushfleet.learning.graph_safety import check_graph, check_masks
+from hushfleet.learning.graph_shapes import check_cost
+from hushfleet.wire.format.spec import DropoutSpec
 
 MEMORY_BYTES = 512 << 20
 BATCH = 16

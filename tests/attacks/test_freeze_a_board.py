@@ -14,15 +14,6 @@ from pathlib import Path
 
 import pytest
 
-import hushfleet
-from hushfleet.edge_client.board.config import (
-    BrokerSection,
-    DeviceConfig,
-    DeviceSection,
-    FleetSection,
-    LimitsSection,
-    OwnDataSection,
-)
 from hushfleet.edge_client.fleet import newest as freshness
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.installed import Installed
@@ -32,6 +23,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadSignature, WireError
 from hushfleet.release.manifest import this_platform
 from hushfleet.release.statements import Newest, Signed
+from hushfleet.version import __version__
 from hushfleet.wire.format.fleet_messages import ReleaseNews
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import encode_message
@@ -44,7 +36,7 @@ DAYS = int(FROZEN_AFTER_S / DAY_S)
 TOPICS = Topics("greenhouse")
 SERVICE = Identity.generate()
 PLATFORM = "-".join(this_platform())
-NEWER, HERE = "99.0", hushfleet.__version__
+NEWER, HERE = "99.0", __version__
 
 
 class Board(ReleaseBoard):
@@ -53,13 +45,7 @@ class Board(ReleaseBoard):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, HERE)
         self.now = 0.0
-        self.config = DeviceConfig(
-            device=DeviceSection("greenhouse-01", str(self.state), federation="greenhouse"),
-            broker=BrokerSection("mqtt://localhost"),
-            data=OwnDataSection("folder", str(folder)),
-            limits=LimitsSection(epsilon_server=1.0),
-            fleet=FleetSection(SERVICE.public_key.hex(), "mqtts://localhost:1", releases=str(self.root)),
-        )
+        self.config = self.of_fleet("greenhouse-01", SERVICE)
         self.store = DeviceStore(self.config.store_path, device="greenhouse-01", durable=False)
         self.start()
 

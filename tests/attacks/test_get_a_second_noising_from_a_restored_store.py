@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.edge_client import __main__ as command
-from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.store_check import StoreCheck
 from hushfleet.errors import CopiedStore
 from hushfleet.simulator.world.hub import LocalHub
 from support.whole import Board, Whole

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.gradients.draws import Inputs
+from hushfleet.learning.draws import Inputs
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.privatize import NoisedUpdate
@@ -22,6 +21,7 @@ from hushfleet.methods.task_method import TaskMethod
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
+from hushfleet.wire.format.spec import PrivacySpec
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
 from support.methods import train_round

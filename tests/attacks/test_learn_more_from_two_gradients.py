@@ -14,13 +14,13 @@ import pytest
 from scipy.stats import beta
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.record import RecordMechanism
+from hushfleet.wire.format.spec import PrivacySpec
 
 SIGMA, RATE, BATCHES, DELTA = 0.6, 0.02, 150, 0.05
 TRIALS = 100_000

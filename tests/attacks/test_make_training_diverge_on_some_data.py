@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.wire.format.spec import PrivacySpec
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
 

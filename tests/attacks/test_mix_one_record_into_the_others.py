@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hushfleet.config.spec import BlobRef, FeatureSpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import GraphRefused
-from hushfleet.gradients.linear import LinearClipping
-from hushfleet.gradients.own_samples import LoadedSamples
-from hushfleet.graphs.features import FeatureGraph, check_features
-from hushfleet.graphs.safety import check_graph
-from hushfleet.graphs.session import InferenceGraph
-from hushfleet.graphs.shapes import check_cost
+from hushfleet.learning.graph_features import FeatureGraph, check_features
+from hushfleet.learning.graph_safety import check_graph
+from hushfleet.learning.graph_session import InferenceGraph
+from hushfleet.learning.graph_shapes import check_cost
+from hushfleet.learning.linear import LinearClipping
+from hushfleet.learning.own_samples import LoadedSamples
 from hushfleet.models.onnx_nodes import Graph
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.spec import BlobRef, FeatureSpec
 
 SHAPE, COUNT, RECORDS, CLIP_NORM = (1, 2, 2), 4, 64, 0.1
 LAYOUT = ParamLayout(("head.weight", "prior"), ((3, COUNT), (3,)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Ack, NotEnrolled, Refused
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import SecureSpec
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.secure.committee import CommitteeRule
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.secure_round import SecureRound
+from hushfleet.wire.format.spec import SecureSpec
 from support.secure_sums import SumFleet, plan_of
 
 DEVICES = 24

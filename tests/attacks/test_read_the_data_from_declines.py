@@ -20,17 +20,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.errors import GraphRefused
-from hushfleet.gradients.batch import ClientBatch
-from hushfleet.gradients.own_samples import LoadedSamples
-from hushfleet.graphs.safety import check_graph
-from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.learning.batch import ClientBatch
+from hushfleet.learning.graph_safety import check_graph
+from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
+from hushfleet.learning.own_samples import LoadedSamples
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.objectives import Objective
+from hushfleet.wire.format.spec import BlobRef, PrivacySpec
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
 

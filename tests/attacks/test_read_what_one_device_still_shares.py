@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.ingest.exact_sum import ExactSum
-from hushfleet.config.spec import PrivacySpec
+from hushfleet.aggregator.payloads.exact_sum import ExactSum
 from hushfleet.methods import make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
+from hushfleet.wire.format.spec import PrivacySpec
 from support.methods import context_of
 
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((4,), (4,)))

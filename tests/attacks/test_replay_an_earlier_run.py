@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from hushfleet.aggregator.broker.process import start_broker
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.storage.identity_file import load_or_create
-from hushfleet.edge_client.net.verifier import MessageVerifier
+from hushfleet.edge_client.verifier import MessageVerifier
 from hushfleet.errors import LinkLost
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format import messages
 from support.whole import Board, Whole

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.edge_client.agent import Agent
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity

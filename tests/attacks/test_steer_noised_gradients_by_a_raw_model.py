@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.declines import Declined
-from hushfleet.edge_client.randomness import FieldRandomness
+from hushfleet.edge_client.storage.declines import Declined
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.edge_client.worker.randomness import FieldRandomness
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.methods import method_of
 from hushfleet.methods.state import PublicState
 from hushfleet.params import ParamLayout
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 
 LAYOUT, RECORDS = ParamLayout(("body.weight", "head.weight"), ((1,), (1,))), 64
 SAMPLES = Samples(np.zeros((RECORDS, 1, 2, 2), np.uint8), np.zeros(RECORDS, np.int64), (0.0,), (1.0,))

@@ -16,10 +16,10 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from hushfleet.config.spec import BlobRef
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.worker import process
 from hushfleet.edge_client.worker.process import ChildProcess
+from hushfleet.wire.format.spec import BlobRef
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
 

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.edge_client.worker.in_process import InProcess
+from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.messages import Birth, ServerState, decode_message, encode_message
+from hushfleet.wire.format.spec import PrivacySpec
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery
 from hushfleet.wire.link.mqtt import MqttLink

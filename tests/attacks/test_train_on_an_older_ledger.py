@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
-from hushfleet.edge_client.net.store_check import StoreCheck
+from hushfleet.edge_client.store_check import StoreCheck
 from hushfleet.errors import CopiedStore, LedgerError
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.messages import Known, SeenCharges

@@ -12,11 +12,11 @@ from fractions import Fraction
 
 import pytest
 
-from hushfleet.config.spec import MAX_SECURE_ROUNDS, SecureSpec
 from hushfleet.errors import BadInput
 from hushfleet.secure.committee import committee_rule, corrupt_devices
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
+from hushfleet.wire.format.spec import MAX_SECURE_ROUNDS, SecureSpec
 from support.secure_sums import identity, plan_of
 
 DEVICES, CORRUPT, TRIES = 200, 20, 300

@@ -17,10 +17,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.trust import keys
 from hushfleet.aggregator.fleet.trust.device_file import device_toml
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.privacy.ring import Ring
 from hushfleet.wire.format.identity import KEY_BYTES, Identity

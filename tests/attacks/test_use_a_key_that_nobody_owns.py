@@ -15,14 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.devices_file import read_devices
-from hushfleet.aggregator.devices.list_file import roster_file
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.devices.roster_signing import read_roster
 from hushfleet.aggregator.fleet.software.releases import trust
 from hushfleet.aggregator.fleet.trust import keys, roster
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.devices_file import read_devices
+from hushfleet.aggregator.storage.list_file import roster_file
+from hushfleet.aggregator.storage.register import DeviceRegister
+from hushfleet.aggregator.storage.roster_signing import read_roster
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput, BadSignature, HushfleetError, Malformed
 from hushfleet.release.statements import ReleaseKeys, Signed, Trust

@@ -17,14 +17,14 @@ from unittest.mock import patch
 import pytest
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.field_run import members_of
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.devices.activity import ActivityStore
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.enrolment import Enrolment, NotAccepted
+from hushfleet.aggregator.commands.of_fleet import members_of
 from hushfleet.aggregator.fleet.trust.access import apply
 from hushfleet.aggregator.fleet.trust.authority import Authority
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, boards_of
+from hushfleet.aggregator.storage.activity import ActivityStore
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.enrolment import Enrolment, NotAccepted
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Birth, encode_message

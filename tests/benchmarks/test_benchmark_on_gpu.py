@@ -25,7 +25,7 @@ def test_a_part_that_fails_stops_no_other_and_is_named(tmp_path: Path) -> None:
     assert "--workloads W2 --device cpu" in done.stdout
     (tests,) = (line for line in done.stdout.splitlines() if line.startswith("-m pytest"))
     assert "tests/simulator/engines/fast/vmap " in f"{tests} ", "by the words in its conftest.py"
-    assert "tests/aggregator/ingest/test_exact_sum.py" in tests
+    assert "tests/aggregator/payloads/test_exact_sum.py" in tests
 
 
 def test_it_names_the_peers_of_the_project() -> None:

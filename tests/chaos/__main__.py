@@ -12,7 +12,7 @@ from rich.console import Console
 
 from chaos.campaign import Campaign, parse_seeds, run_campaign
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.options import with_options
+from hushfleet.aggregator.report.options import with_options
 from hushfleet.errors import BadInput
 from hushfleet.simulator.options import DataDir, Out, Resume, Settings
 from hushfleet.simulator.run_folder import run_path

@@ -11,8 +11,8 @@ from typing import Any
 from chaos.machine import Machine
 from chaos.plan import AGGREGATOR, Plan
 from chaos.proxy import Proxy
-from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import Simulation
+from hushfleet.simulator.world.live import LiveFleet
 
 # Written by the simulator into a device's folder while it runs, or by the device as its output.
 _NOT_ITS_OWN = ("device.toml", "log.txt")

@@ -16,7 +16,7 @@ import numpy as np
 
 from chaos.life_plan import BOARDS, LifePlan, Part, Step, Trouble
 from chaos.machine import Machine
-from hushfleet.aggregator.commands.field_run import members_of
+from hushfleet.aggregator.commands.of_fleet import members_of
 from hushfleet.aggregator.fleet.processes import FleetProcess, brokers_of, started
 from hushfleet.aggregator.fleet.software.releases import add_release, trust
 from hushfleet.aggregator.fleet.software.rollout import begin, board_rollouts, current

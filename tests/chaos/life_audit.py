@@ -11,15 +11,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from chaos.life import NEW, OLD, ROUNDS, Life, after
-from hushfleet.aggregator.commands.field_run import members_of
+from hushfleet.aggregator.commands.of_fleet import members_of
 from hushfleet.aggregator.fleet.software.rollout import board_rollouts, current
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.rounds.charge_book import BEFORE_TRAINING
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.edge_client.net.store_check import ROUNDING
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.store_check import ROUNDING
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.link.interface import LinkDown, LinkEvent, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from hushfleet.edge_client.__main__ import main as client
-from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.store_check import StoreCheck
 from hushfleet.edge_client.worker.handover import Handover
 from hushfleet.privacy.ledger import Ledger
 

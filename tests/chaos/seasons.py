@@ -20,12 +20,12 @@ from hushfleet.aggregator.fleet.tasks.seasons import SeasonStarter
 from hushfleet.aggregator.fleet.tasks.spending import Spending
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.watching.watch import FleetWatch
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
-from hushfleet.aggregator.results.report.readable import number, percent
+from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
+from hushfleet.aggregator.report.readable import number, percent
 from hushfleet.data.samples import FeatureSamples, Samples
 from hushfleet.data.sets import load
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.model.own_head import inputs_of_own, own_head_of, own_logits
+from hushfleet.learning.own_head import inputs_of_own, own_head_of, own_logits
 from hushfleet.simulator.engines.fast.alone_on_features import predict_alone
 from support.enroller import Desk
 

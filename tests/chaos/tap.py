@@ -13,7 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from hushfleet.errors import HushfleetError, WireError
 from hushfleet.secure.member_answer import is_answer, read_answer_header
-from hushfleet.simulator.engines.live.engine import FEDERATION
+from hushfleet.simulator.world.live import FEDERATION
 from hushfleet.wire.format.chunks import Assembler, parse_frame
 from hushfleet.wire.format.messages import Offer, decode_message
 from hushfleet.wire.format.topics import Topics

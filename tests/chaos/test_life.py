@@ -12,9 +12,9 @@ import pytest
 from chaos.life import Life, Releases
 from chaos.life_audit import _ledgers, check_files, check_life
 from chaos.life_plan import KINDS, PARTS, STEPS, draw_life
-from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet.trust.enrolment import carried_rounds
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from chaos.rollback import Rollbacks
-from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.edge_client.net.store_check import StoreCheck
+from hushfleet.aggregator.payloads.prepare import PreparedTask
+from hushfleet.edge_client.store_check import StoreCheck
 from support.whole import prepared_digits
 
 SEEDS = (0, 2, 3)

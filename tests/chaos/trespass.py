@@ -21,8 +21,8 @@ from chaos.plan import Tampering
 from chaos.tap import Listener
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import WireError
-from hushfleet.simulator.engines.live.engine import FEDERATION
 from hushfleet.simulator.run_folder import Simulation
+from hushfleet.simulator.world.live import FEDERATION
 from hushfleet.wire.format.chunks import parse_frame, split
 from hushfleet.wire.format.messages import (
     Birth,

@@ -19,18 +19,17 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.fleet_members import FleetMembers
 from hushfleet.aggregator.fleet.trust.access import apply
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
-from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.aggregator.publish.start import EarlierModel
+from hushfleet.aggregator.payloads.prepare import PreparedTask
+from hushfleet.aggregator.payloads.start import EarlierModel
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.rounds.budgets import Budgets
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.enrolment import Enrolment
+from hushfleet.aggregator.storage.fleet_members import FleetMembers
 from hushfleet.aggregator.storage.identity_file import load_or_create
-from hushfleet.config.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import (
     BrokerSection,
@@ -41,15 +40,15 @@ from hushfleet.edge_client.board.config import (
     SimulationSection,
 )
 from hushfleet.edge_client.board.local_data import LocalData
-from hushfleet.edge_client.net.verifier import MessageVerifier
-from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import Trainer
+from hushfleet.edge_client.verifier import MessageVerifier
 from hushfleet.edge_client.worker.job import Job, Outcome
 from hushfleet.edge_client.worker.job_store import JobStore
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.edge_client.worker.trainer import Trainer
 from hushfleet.errors import WireError
+from hushfleet.learning.carry_over import with_outputs
 from hushfleet.methods import make_method
-from hushfleet.model.carry_over import with_outputs
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.ledger import LedgerEntry
 from hushfleet.simulator.world.board import WorldBoard, trained
@@ -57,6 +56,7 @@ from hushfleet.simulator.world.clock import WorldClock
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.simulator.world.run import WorldServer
 from hushfleet.simulator.world.times import DeviceTimes
+from hushfleet.wire.format.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.wire.format.topics import Topics
 from support.desk import FEDERATION
 from support.enroller import Asker, Desk

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.data.targets import Targets
 from hushfleet.edge_client.board.budget_clock import LISTEN_S
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.status import sentences, status
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound
+from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.fleet_messages import CarriedRounds
 from hushfleet.wire.format.messages import ServerState
+from hushfleet.wire.format.spec import BlobRef, PrivacySpec
 from support.edge import DEVICE, Bench, Package, write_samples
 from support.stores import sql
 
@@ -56,10 +56,8 @@ def test_budget(make_bench: MakeBench, config: DeviceConfig) -> None:
 def test_budget_is_kept_over_rounds(make_bench: MakeBench, config: DeviceConfig) -> None:
     # one Gaussian release with multiplier 2 at delta 1e-5 costs epsilon 1.99, two cost 3.0
     bench = make_bench(config=replace(config, limits=replace(config.limits, epsilon_server=2.5)))
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
-    public = bench.store.load_state("digits-test").public
-    bench.server.open_round(2, cohort={DEVICE: public.digest()})
+    bench.train(1)
+    bench.opens(2)
     bench.until(lambda: bench.server.declines != [])
     assert bench.server.declines[0].code == "budget"
     assert bench.store.ledger.rounds_charged() == 1
@@ -71,17 +69,14 @@ def test_budget_is_kept_over_rounds(make_bench: MakeBench, config: DeviceConfig)
 def test_a_spent_period_is_declined_until_it_is_over(make_bench: MakeBench, config: DeviceConfig) -> None:
     limits = replace(config.limits, epsilon_server=2.5, per="1d", epsilon_lifetime=100.0)
     bench = make_bench(config=replace(config, limits=limits))
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
-    public = bench.store.load_state("digits-test").public
-    bench.server.open_round(2, cohort={DEVICE: public.digest()})
+    bench.train(1)
+    bench.opens(2)
     bench.until(lambda: bench.server.declines != [])
     assert bench.server.declines[0].code == "budget"
     assert "that its owner allows in 1 day" in bench.server.declines[0].reason
     assert "takes part again, in " in bench.server.declines[0].reason
     bench.clock.now += 86400.0
-    bench.server.open_round(3, cohort={DEVICE: public.digest()})
-    bench.until(lambda: bench.entry_status(3) == "acked")
+    bench.train(3)
     first, second = bench.store.ledger.entries()
     assert second.at >= first.at + 86400
 
@@ -91,20 +86,14 @@ def spent_once(make_bench: MakeBench, config: DeviceConfig) -> Bench:
     """A board in the field with a limit for a period, which pays for four rounds, after the first."""
     limits = replace(config.limits, epsilon_server=4.5, per="90d", epsilon_lifetime=100.0)
     bench = make_bench(config=replace(config, limits=limits, simulation=None))
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     return bench
-
-
-def opens(bench: Bench, round: int) -> None:
-    public = bench.store.load_state("digits-test").public
-    bench.server.open_round(round, cohort={DEVICE: public.digest()})
 
 
 def test_after_a_start_a_board_that_nobody_tells_the_time_declines_for_an_hour(spent_once: Bench) -> None:
     bench = spent_once
     bench.restart()
-    opens(bench, 2)
+    bench.opens(2)
     bench.until(lambda: bench.server.declines != [])
     (decline,) = bench.server.declines
     assert decline.code == "budget"
@@ -120,26 +109,25 @@ def test_after_a_start_a_board_that_nobody_tells_the_time_declines_for_an_hour(s
     bench.clock.now += 3600.0
     bench.steps(5)
     assert "spends nothing" not in sentences(status(bench.config, bench.store))["privacy"]
-    opens(bench, 3)
-    bench.until(lambda: bench.entry_status(3) == "acked")
+    bench.train(3)
 
 
 def test_a_round_that_is_open_at_the_start_waits_for_the_statement_that_comes_soon(spent_once: Bench) -> None:
     """A board that is on only at night finds its round open at each start."""
     bench, said = spent_once, [1000.0]
     bench.restart(witness=lambda: said[0])
-    opens(bench, 2)
+    bench.opens(2)
     bench.steps(100)
     assert (bench.server.declines, bench.entry_status(2)) == ([], None)
     said[0] = time.time()
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.acked(2)
     assert bench.server.declines == []
 
 
 def test_a_round_does_not_wait_for_a_statement_that_does_not_come(spent_once: Bench) -> None:
     bench = spent_once
     bench.restart(witness=lambda: 1000.0)
-    opens(bench, 2)
+    bench.opens(2)
     bench.steps(20)
     bench.clock.now += LISTEN_S
     bench.until(lambda: bench.server.declines != [])
@@ -149,8 +137,8 @@ def test_a_round_does_not_wait_for_a_statement_that_does_not_come(spent_once: Be
 def test_a_limit_for_ever_needs_no_time_and_no_wait(make_bench: MakeBench, config: DeviceConfig) -> None:
     bench = make_bench(config=replace(config, simulation=None))
     for round in (1, 2):
-        opens(bench, round) if round > 1 else bench.server.open_round(1)
-        bench.until(lambda: bench.entry_status(round) == "acked")  # noqa: B023
+        bench.opens(round)
+        bench.acked(round)
         bench.restart(witness=lambda: 1000.0)
     assert bench.server.declines == []
 
@@ -176,8 +164,7 @@ def test_a_charge_counts_at_the_time_of_its_commit(spent_once: Bench) -> None:
 
     trainer.gradient = slowly
     began = bench.agent.tasks.runtime.party.now()
-    opens(bench, 2)
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.train(2)
     assert bench.store.ledger.entries()[1].at >= began + 60
 
 
@@ -224,13 +211,12 @@ def test_no_data_tells_nothing_about_the_data(
     assert the_decline(bench) == ("no-data", "this device has no data that fit the task")
     write_samples(path)  # the camera has taken pictures
     bench.server.open_round(2)
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.acked(2)
 
 
 def test_new_images_are_read_without_a_restart(make_bench: MakeBench, config: DeviceConfig) -> None:
     bench = make_bench()
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     assert len(bench.loaded.data.samples()) == 48
     first = bench.loaded.data.samples()
     assert bench.loaded.data.samples() is first
@@ -261,7 +247,7 @@ def test_what_kills_the_client_is_given_up(make_bench: MakeBench) -> None:
     assert code == "memory"
     assert "training ended the client abruptly 3 times" in reason
     bench.server.open_round(2)
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.acked(2)
     assert bench.store.count_attempt(kind, "digits-test/2") == 1, "what has ended is not counted"
 
 
@@ -293,7 +279,7 @@ def test_a_plan_that_contradicts_its_task(make_bench: MakeBench, changes: dict[s
 def test_a_round_before_the_last_one(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.server.open_round(3)
-    bench.until(lambda: bench.entry_status(3) == "acked")
+    bench.acked(3)
     bench.server.epoch = 2  # it has come back with an older store
     bench.server.open_round(2)
     bench.until(lambda: bench.server.declines != [])
@@ -319,7 +305,7 @@ def test_a_round_of_an_earlier_card_is_not_trained_again(make_bench: MakeBench, 
     assert "training" not in {birth.state for birth in bench.server.births}
     assert bench.store.ledger.rounds_charged() == 2
     bench.server.open_round(4)
-    bench.until(lambda: bench.entry_status(4) == "acked")
+    bench.acked(4)
 
 
 def test_a_full_disk_and_then_room_again(make_bench: MakeBench) -> None:
@@ -330,7 +316,7 @@ def test_a_full_disk_and_then_room_again(make_bench: MakeBench) -> None:
     assert the_decline(bench) == ("disk", "the device's store cannot be read or written")
     bench.store._connection.execute("PRAGMA max_page_count = 100000")
     bench.server.open_round(2)
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.acked(2)
 
 
 def test_a_disk_that_fills_up_while_training(make_bench: MakeBench) -> None:
@@ -363,7 +349,7 @@ def test_a_disk_that_is_full_before_the_task(make_bench: MakeBench) -> None:
     assert the_decline(bench)[0] == "disk"
     bench.store._connection.execute("PRAGMA max_page_count = 100000")
     bench.server.open_round(2)
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.acked(2)
 
 
 def test_a_disk_that_is_full_at_the_start(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +384,7 @@ def test_an_unexpected_error_is_logged_and_declined_once(
     assert "Traceback" in caplog.text
     monkeypatch.undo()
     bench.server.open_round(2)
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.acked(2)
 
 
 def test_a_decline_is_repeated_when_the_plan_comes_again(make_bench: MakeBench, package: Package) -> None:
@@ -421,8 +407,7 @@ def test_a_global_model_that_is_not_finite(make_bench: MakeBench) -> None:
 def test_tasks_that_are_declined_leave_nothing_in_the_store(make_bench: MakeBench, config: DeviceConfig) -> None:
     poor = replace(config, limits=replace(config.limits, epsilon_server=2.5))
     bench = make_bench(config=poor)
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     first, held = bench.server.package, bench.store.blob_digests()
     for number in range(1, 4):  # each with graphs of its own
         other = first.with_spec(task=f"later-{number}", model=replace(first.spec.model, gradient=padded(first, number)))
@@ -466,8 +451,7 @@ def test_an_update_that_another_tasks_has_replaced_is_declined_and_not_offered(m
     first = bench.server.package
     bench.server.package, bench.server.answers = first.with_spec(task="another"), True
     bench.server.announce()
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     bench.server.package = first
     bench.server.announce()
     offers = len(bench.server.offers)
@@ -475,11 +459,6 @@ def test_an_update_that_another_tasks_has_replaced_is_declined_and_not_offered(m
     bench.until(lambda: bool(bench.server.declines))
     assert (bench.server.declines[-1].task, bench.server.declines[-1].code) == (first.spec.task, "error")
     assert len(bench.server.offers) == offers
-
-
-def open_next(bench: Bench, round: int) -> None:
-    public = bench.store.load_state(bench.server.package.spec.task).public
-    bench.server.open_round(round, cohort={DEVICE: public.digest()})
 
 
 @pytest.mark.parametrize("tell_new", [True, False])
@@ -491,12 +470,11 @@ def test_only_an_owner_who_allows_it_tells_of_few_new_samples(
     task = package.with_spec(after_new=5, task="digits-new")
     bench = make_bench(config=replace(config, limits=limits), package=task)
     path = Path(config.data.path)
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     bench.restart()
-    open_next(bench, 2)
+    bench.opens(2)
     if not tell_new:
-        bench.until(lambda: bench.entry_status(2) == "acked")
+        bench.acked(2)
         assert bench.server.declines == []
         return
     bench.until(lambda: bench.server.declines != [])
@@ -507,8 +485,7 @@ def test_only_an_owner_who_allows_it_tells_of_few_new_samples(
         images, labels = old["images"], old["labels"]
     images[:5] = 255 - images[:5]  # as many were deleted as came
     np.savez(path, images=images, labels=labels)
-    open_next(bench, 3)
-    bench.until(lambda: bench.entry_status(3) == "acked")
+    bench.train(3)
 
 
 def test_samples_that_come_during_a_training_are_new_at_the_next_round(
@@ -527,10 +504,8 @@ def test_samples_that_come_during_a_training_are_new_at_the_next_round(
         return run(*args, **more)
 
     monkeypatch.setattr(DeviceRound, "run", arriving)
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
-    open_next(bench, 2)
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.train(1)
+    bench.train(2)
     assert bench.server.declines == []
 
 
@@ -547,8 +522,7 @@ def test_data_that_vanish_in_training_take_no_committed_update_back(
         return commit(*args, **more)
 
     monkeypatch.setattr(DeviceRound, "commit", vanishing)
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     assert not Path(config.data.path).exists()
     assert bench.server.declines == []
 
@@ -559,10 +533,8 @@ def test_a_board_that_hides_how_long_it_trains_counts_no_new_samples(
     """Counting takes as long as there are samples, and would come after the slot."""
     limits = replace(config.limits, tell_new=True, constant_time=True, epsilon_server=100.0)
     bench = make_bench(config=replace(config, limits=limits), package=package.with_spec(after_new=5))
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
-    open_next(bench, 2)
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.train(1)
+    bench.train(2)
     noted = config.store_path.parent / "trained_samples"
     assert not noted.exists()
     noted.write_bytes(b"of a time when its owner let it tell")

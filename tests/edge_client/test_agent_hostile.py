@@ -81,8 +81,7 @@ def messages(bench: Bench) -> dict[str, list[Message]]:
 def idle(make_bench: MakeBench) -> Bench:
     """A device after one acknowledged round."""
     bench = make_bench()
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     bench.steps(20)
     return bench
 
@@ -106,9 +105,7 @@ def test_mutated_and_random_messages_change_nothing(idle: Bench) -> None:
     assert everything(idle) == before
     # and it still works
     idle.server.announce()
-    public = idle.store.load_state("digits-test").public
-    idle.server.open_round(2, cohort={DEVICE: public.digest()})
-    idle.until(lambda: idle.entry_status(2) == "acked")
+    idle.train(2)
 
 
 @pytest.mark.parametrize(("answer", "times"), [(None, 1), ("missing", 21), ("state-unknown", 2)])
@@ -134,7 +131,7 @@ def test_plans_of_a_round_that_rests_said_again_by_turns_use_up_no_metered_link(
     assert times * chunks <= len(bench.server.chunks_seen) <= times * (chunks + 1)
     bench.server.answers = True
     bench.clock.now += 61.0
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.acked(2)
 
 
 def test_well_formed_messages_of_a_stranger_change_nothing(idle: Bench) -> None:
@@ -176,9 +173,7 @@ def test_messages_of_the_wrong_kind_for_their_topic_change_nothing(idle: Bench) 
 def test_replayed_plans_are_harmless(idle: Bench) -> None:
     """A broker may repeat what the aggregator once signed; a round that was done is never done again."""
     old = idle.server.plan(1)
-    public = idle.store.load_state("digits-test").public
-    idle.server.open_round(2, cohort={DEVICE: public.digest()})
-    idle.until(lambda: idle.entry_status(2) == "acked")
+    idle.train(2)
     idle.server.send(idle.server.topics.round, old)
     idle.steps(40)
     assert [entry.round for entry in idle.store.ledger.entries()] == [1, 2]
@@ -271,6 +266,4 @@ def test_an_error_in_a_handler_does_not_end_the_client(
         idle.steps(5)
     assert "a defect" in caplog.text
     monkeypatch.undo()
-    public = idle.store.load_state("digits-test").public
-    idle.server.open_round(3, cohort={DEVICE: public.digest()})
-    idle.until(lambda: idle.entry_status(3) == "acked")
+    idle.train(3)

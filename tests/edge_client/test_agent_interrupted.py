@@ -11,16 +11,12 @@ from typing import Any
 import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.net.store_check import FIRST_WAIT_S
+from hushfleet.edge_client.store_check import FIRST_WAIT_S
 from hushfleet.simulator.world.hub import Chaos
 from hushfleet.wire.format.messages import Missing, ServerState
 from support.edge import DEVICE, Bench, Package
 
 MakeBench = Callable[..., Bench]
-
-
-def acked(bench: Bench, round: int) -> Callable[[], bool]:
-    return lambda: bench.entry_status(round) == "acked" and bench.agent.rounds.upload is None
 
 
 def test_lost_chunks_are_sent_again_and_no_others(make_bench: MakeBench) -> None:
@@ -32,7 +28,7 @@ def test_lost_chunks_are_sent_again_and_no_others(make_bench: MakeBench) -> None
     total = max(bench.server.chunks_seen) + 1
     assert len(bench.server.chunks_seen) == total
     bench.clock.now += 6  # silence: the device offers again, the aggregator names what it lacks
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     assert sorted(bench.server.chunks_seen) == sorted([*range(total), 0, 2])
 
 
@@ -81,21 +77,19 @@ def test_a_device_that_the_broker_has_not_told_everything_listens_again(make_ben
     bench.steps()
     assert bench.entry_status(1) is None
     bench.clock.now += 2
-    bench.until(acked(bench, 1))
+    bench.acked(1)
 
 
 def test_a_device_that_has_heard_of_a_later_round_than_its_plan_listens_again(make_bench: MakeBench) -> None:
     bench = make_bench()
-    bench.server.open_round(1)
-    bench.until(acked(bench, 1))
+    bench.train(1)
     bench.agent.link.unsubscribe(bench.server.topics.round)
-    public = bench.store.load_state("digits-test").public
-    bench.server.open_round(2, cohort={DEVICE: public.digest()})
+    bench.opens(2)
     bench.agent.store_check.ask_again(bench.clock())
     bench.steps()
     assert bench.entry_status(2) is None
     bench.clock.now += 6
-    bench.until(acked(bench, 2))
+    bench.acked(2)
 
 
 def test_a_device_announces_itself_when_the_aggregator_calls_or_has_connected_again(make_bench: MakeBench) -> None:
@@ -130,7 +124,7 @@ def test_a_device_asks_soon_when_a_round_opens(make_bench: MakeBench) -> None:
     bench.server.open_round(1)
     bench.steps()
     bench.clock.now += FIRST_WAIT_S
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     assert len(bench.server.asks) == asked + 1
 
 
@@ -153,7 +147,7 @@ def test_the_cut_of_a_link_is_survived_in_every_step(make_bench: MakeBench) -> N
     bench = make_bench()
     bench.server.open_round(1)
     for steps in range(400):
-        if acked(bench, 1)():
+        if bench.entry_status(1) == "acked":
             break
         bench.hub.cut(DEVICE)
         bench.steps(1)
@@ -174,7 +168,7 @@ def test_lost_doubled_and_reordered_messages(make_bench: MakeBench, seed: int) -
     for number in (1, 2, 3):
         bench.server.open_round(number, cohort={DEVICE: public.digest()}, deadline_s=1e6)
         for _ in range(3000):
-            if acked(bench, number)():
+            if bench.entry_status(number) == "acked":
                 break
             bench.steps(1)
             bench.clock.now += 0.5
@@ -194,7 +188,7 @@ def test_an_aggregator_that_restarts_hears_everything_again(make_bench: MakeBenc
     offers = len(bench.server.offers)
     bench.server.answers, bench.server.epoch = True, 2
     bench.server.announce()
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     assert len(bench.server.offers) == offers + 1
 
 
@@ -208,14 +202,14 @@ def test_an_aggregator_that_was_cut_off_is_offered_the_update_as_soon_as_it_is_b
     offers = len(bench.server.offers)
     bench.server.answers = True
     bench.server.send(bench.server.topics.round, plan, retain=True)
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     assert len(bench.server.offers) == offers + 1
 
 
 def test_an_aggregator_that_lost_its_store_gets_the_same_bytes(make_bench: MakeBench) -> None:
     bench = make_bench()
     plan = bench.server.open_round(1)
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     (update,) = bench.server.updates
     bench.server.updates.clear()
     bench.server.send(bench.server.topics.round, plan, retain=True)
@@ -234,7 +228,7 @@ def test_power_lost_between_commit_and_sending(make_bench: MakeBench) -> None:
     assert bench.server.updates == []
     bench.server.answers = True
     bench.restart()
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     assert bench.server.updates == [before.data]
     assert bench.store.ledger.rounds_charged() == 1
     assert [birth.session for birth in bench.server.births][-1] == 2
@@ -246,7 +240,7 @@ def test_power_lost_after_half_of_the_chunks(make_bench: MakeBench) -> None:
     bench.until(lambda: len(bench.server.chunks_seen) == 3)
     before = bench.store.outbox("digits-test", 1)
     bench.restart()
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     assert bench.server.updates == [before.data]
     assert bench.store.ledger.rounds_charged() == 1
 
@@ -258,7 +252,7 @@ def test_power_lost_with_the_acknowledgement(make_bench: MakeBench) -> None:
     before = bench.store.outbox("digits-test", 1)
     assert before.pending
     bench.restart()
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     assert bench.server.updates == [before.data]
     assert bench.store.ledger.rounds_charged() == 1
 
@@ -267,14 +261,12 @@ def test_power_lost_in_every_step_of_two_rounds(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.server.open_round(1)
     for steps in range(1, 60):
-        if acked(bench, 1)():
+        if bench.entry_status(1) == "acked":
             break
         bench.restart()
         bench.steps(steps)
     assert bench.entry_status(1) == "acked"
-    public = bench.store.load_state("digits-test").public
-    bench.server.open_round(2, cohort={DEVICE: public.digest()})
-    bench.until(acked(bench, 2))
+    bench.train(2)
     assert len(bench.server.updates) == 2
     assert [(e.round, e.payload_digest) for e in bench.store.ledger.entries()] == [
         (number, hashlib.sha256(update).digest()) for number, update in enumerate(bench.server.updates, start=1)
@@ -306,7 +298,7 @@ def test_training_ends_with_its_deadline(make_bench: MakeBench) -> None:
     assert bench.store.ledger.rounds_charged() == 0
     slow.meanwhile = lambda: None
     bench.server.open_round(1, deadline_s=500.0)  # extended: there is time again
-    bench.until(acked(bench, 1))
+    bench.acked(1)
 
 
 def test_training_ends_when_another_round_begins(make_bench: MakeBench) -> None:
@@ -322,7 +314,7 @@ def test_training_ends_when_another_round_begins(make_bench: MakeBench) -> None:
             bench.server.open_round(2)
 
     waiting = bench.while_training(interrupt)
-    bench.until(acked(bench, 2))
+    bench.acked(2)
     assert [job.plan.round for job in waiting.jobs] == [1, 2]
     assert bench.entry_status(1) is None
     assert [entry.round for entry in bench.store.ledger.entries()] == [2]
@@ -345,7 +337,7 @@ def test_training_ends_while_its_round_rests_and_begins_again(make_bench: MakeBe
     bench.steps(10)
     assert bench.store.ledger.entries() == []
     bench.server.open_round(2)
-    bench.until(acked(bench, 2))
+    bench.acked(2)
     assert [entry.round for entry in bench.store.ledger.entries()] == [2]
 
 
@@ -359,7 +351,7 @@ def test_a_board_that_was_away_beyond_its_deadline_trains_if_the_round_is_open_s
     bench.clock.now += 500.0
     bench.server.serves = True
     bench.hub.restore(DEVICE)
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     assert bench.server.declines == []
 
 

@@ -26,10 +26,6 @@ from support.stores import sql
 MakeBench = Callable[..., Bench]
 
 
-def acked(bench: Bench, round: int) -> Callable[[], bool]:
-    return lambda: bench.entry_status(round) == "acked" and bench.agent.rounds.upload is None
-
-
 def test_a_round_from_first_contact_to_acknowledgement(make_bench: MakeBench) -> None:
     bench = make_bench()
     server, spec = bench.server, bench.server.package.spec
@@ -42,7 +38,7 @@ def test_a_round_from_first_contact_to_acknowledgement(make_bench: MakeBench) ->
     assert [want.missing for want in server.wants] == [(), (), ()]
 
     server.open_round(1)
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     assert [birth.state for birth in server.births] == ["ready", "training", "ready"]
     (update,) = server.updates
     counts = [layer.size for layer in spec.model.layout.layers]
@@ -71,7 +67,7 @@ def test_the_budget_of_a_plan_is_computed_once(make_bench: MakeBench, monkeypatc
     bench = make_bench()
     for number in (1, 2):
         bench.server.open_round(number, cohort={DEVICE: held_by(bench)})
-        bench.until(acked(bench, number))
+        bench.acked(number)
     assert checked == [1, 2]
 
 
@@ -90,7 +86,7 @@ def test_five_rounds_then_idle(make_bench: MakeBench, package: Package, config: 
     for number in range(1, 6):
         bench.server.global_params = bench.server.global_params + np.float32(0.001)
         bench.server.open_round(number, cohort={DEVICE: public.digest()})
-        bench.until(acked(bench, number))
+        bench.acked(number)
         public = bench.store.load_state("digits-test").public
     assert len(bench.server.updates) == 5
     charges = [entry.charge for entry in bench.store.ledger.entries()]
@@ -135,7 +131,7 @@ def test_the_plan_may_come_before_its_task(make_bench: MakeBench, package: Packa
     bench.steps()
     assert bench.entry_status(1) is None
     bench.server.announce()
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     assert bench.store.ledger.rounds_charged("digits-later") == 1
 
 
@@ -150,19 +146,17 @@ def test_a_replaced_task_ends_the_old_one(make_bench: MakeBench, package: Packag
     assert bench.agent.rounds.upload is None
     assert bench.agent.tasks.runtime.spec.task == "digits-other"
     bench.server.answers = True
-    bench.server.open_round(1)
-    bench.until(acked(bench, 1))
+    bench.train(1)
     assert bench.store.ledger.rounds_charged() == 2  # one round of each task
 
 
 def test_a_public_state_that_differs_is_attached(make_bench: MakeBench) -> None:
     """The aggregator has lost what it held of the device, and takes it for a newcomer."""
     bench = make_bench()
-    bench.server.open_round(1)
-    bench.until(acked(bench, 1))
+    bench.train(1)
     before = bench.store.load_state("digits-test").public
     bench.server.open_round(2)
-    bench.until(acked(bench, 2))
+    bench.acked(2)
     entry = bench.store.outbox("digits-test", 2)
     counts = [layer.size for layer in bench.server.package.spec.model.layout.layers]
     decoded = decode_update(bench.server.updates[1], public_key=bench.store.identity.public_key, counts=counts)
@@ -176,8 +170,7 @@ def test_a_public_state_that_differs_is_attached(make_bench: MakeBench) -> None:
 def test_state_unknown_makes_the_device_attach_its_state_once(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.server.refuse_next = "state-unknown"
-    bench.server.open_round(1)
-    bench.until(acked(bench, 1))
+    bench.train(1)
     digests = [offer.digest for offer in bench.server.offers]
     assert len(digests) == 2
     assert digests[0] != digests[1]
@@ -206,7 +199,7 @@ def test_a_full_aggregator_is_offered_the_update_again(make_bench: MakeBench) ->
     bench.steps(10)
     assert bench.entry_status(1) == "pending"
     bench.clock.now += 120
-    bench.until(acked(bench, 1))
+    bench.acked(1)
 
 
 def test_another_aggregator_is_not_believed(make_bench: MakeBench, package: Package) -> None:
@@ -245,7 +238,7 @@ def test_messages_before_the_key_is_known_are_kept(make_bench: MakeBench) -> Non
     bench.steps()
     assert bench.agent.tasks.notice is None
     server.link.publish(server.topics.server, announcement, retain=True)
-    bench.until(acked(bench, 1))
+    bench.acked(1)
 
 
 def test_answers_about_other_updates_change_nothing(make_bench: MakeBench) -> None:
@@ -264,7 +257,7 @@ def test_answers_about_other_updates_change_nothing(make_bench: MakeBench) -> No
     bench.steps()
     assert bench.entry_status(1) == "pending"
     bench.server.send(down, Ack("digits-test", 1, ours))
-    bench.until(acked(bench, 1))
+    bench.acked(1)
 
 
 def test_a_simulation_measures_itself_in_its_own_file_only(
@@ -279,8 +272,7 @@ def test_a_simulation_measures_itself_in_its_own_file_only(
         metrics=str(tmp_path / "metrics.jsonl"),
     )
     bench = make_bench(config=replace(config, simulation=section))
-    bench.server.open_round(1)
-    bench.until(acked(bench, 1))
+    bench.train(1)
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     metrics = json.loads(line)
     layers = bench.server.package.spec.model.layout.layers
@@ -295,8 +287,7 @@ def test_a_simulation_measures_itself_in_its_own_file_only(
 
 def test_a_simulated_device_runs_to_the_end_by_itself(make_bench: MakeBench) -> None:
     bench = make_bench()
-    bench.server.open_round(1)
-    bench.until(acked(bench, 1))
+    bench.train(1)
     bench.server.open_round(1, phase="finished", cohort={})
     bench.restart()
     bench.agent.run()  # returns because the task has finished
@@ -309,5 +300,4 @@ def test_the_goodbye_of_the_aggregator_changes_nothing(make_bench: MakeBench) ->
     bench.steps()
     gone = ServerState(1, "lost", bench.server.identity.public_key)
     bench.server.send(bench.server.topics.server, gone, retain=True)
-    bench.server.open_round(1)
-    bench.until(acked(bench, 1))
+    bench.train(1)

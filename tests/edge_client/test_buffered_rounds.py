@@ -16,10 +16,6 @@ def begin(bench: Bench, round: int, **changes: object) -> None:
     bench.server.open_round(round, **({"cohort": {}, "max_staleness": 1} | changes))
 
 
-def acked(bench: Bench, round: int) -> Callable[[], bool]:
-    return lambda: bench.entry_status(round) == "acked" and bench.agent.rounds.upload is None
-
-
 def charged(bench: Bench) -> list[int]:
     return [entry.round for entry in bench.store.ledger.entries()]
 
@@ -42,8 +38,8 @@ def test_a_newer_version_ends_no_training_and_no_upload(make_bench: MakeBench) -
     begin(bench, 1)
     bench.steps(4)
     Interrupting(bench, 2)
-    bench.until(acked(bench, 1))
-    bench.until(acked(bench, 2))
+    bench.acked(1)
+    bench.acked(2)
     assert charged(bench) == [1, 2]
     assert [offer.round for offer in bench.server.offers] == [1, 2]
     assert bench.server.declines == []
@@ -54,7 +50,7 @@ def test_versions_that_come_in_one_training_are_no_replay(make_bench: MakeBench)
     begin(bench, 1, max_staleness=9)
     bench.steps(4)
     Interrupting(bench, 2, 3, 4, max_staleness=9)
-    bench.until(acked(bench, 4))
+    bench.acked(4)
     assert charged(bench) == [1, 4]
     assert bench.agent.rejected.total == 0
 
@@ -64,7 +60,7 @@ def test_training_ends_once_its_result_would_be_too_stale(make_bench: MakeBench)
     begin(bench, 1)
     bench.steps(4)
     Interrupting(bench, 2, 3)
-    bench.until(acked(bench, 3))
+    bench.acked(3)
     assert charged(bench) == [3], "what was given up has cost nothing"
 
 
@@ -74,7 +70,7 @@ def test_a_training_has_its_time_from_its_beginning_however_long_the_version_is_
     begin(bench, 1)
     bench.steps(4)
     bench.clock.now += 6 * bench.agent.rounds.plan.deadline_s
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     assert bench.server.declines == []
 
 
@@ -85,8 +81,8 @@ def test_between_two_versions_an_upload_goes_on(make_bench: MakeBench) -> None:
     begin(bench, 1, phase="closed")
     bench.steps(3)
     begin(bench, 2)
-    bench.until(acked(bench, 1))
-    bench.until(acked(bench, 2))
+    bench.acked(1)
+    bench.acked(2)
     assert charged(bench) == [1, 2]
 
 
@@ -99,9 +95,9 @@ def test_a_board_that_slept_hands_in_what_it_had_and_trains_no_version_twice(mak
     bench.restart()
     bench.server.answers = True
     begin(bench, 2)
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     assert bench.server.updates[0] == before, "the same bytes, noised once"
-    bench.until(acked(bench, 2))
+    bench.acked(2)
     bench.restart()
     bench.steps()
     assert charged(bench) == [1, 2]
@@ -116,7 +112,7 @@ def test_an_update_that_is_too_stale_is_not_sent_again(make_bench: MakeBench) ->
     bench.restart()
     bench.server.answers = True
     begin(bench, 3)
-    bench.until(acked(bench, 3))
+    bench.acked(3)
     assert [offer.round for offer in bench.server.offers][-1] == 3
     assert bench.entry_status(1) == "pending"
     assert charged(bench) == [1, 3], "it was charged, though it is in no model"
@@ -126,7 +122,7 @@ def test_a_state_that_the_aggregator_lacks_is_sent_when_it_asks(make_bench: Make
     bench = make_bench()
     bench.server.refuse_next = "state-unknown"
     begin(bench, 1)
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     first, second = bench.server.offers[0], bench.server.offers[-1]
     assert first.digest != second.digest
     assert charged(bench) == [1]
@@ -141,7 +137,7 @@ def test_a_version_that_rests_ends_every_training_and_nothing_is_spent(make_benc
     bench.steps(10)
     assert charged(bench) == []
     begin(bench, 2)
-    bench.until(acked(bench, 2))
+    bench.acked(2)
     assert charged(bench) == [2]
 
 
@@ -149,14 +145,14 @@ def test_an_owners_limit_of_a_period_holds_for_each_version(make_bench: MakeBenc
     limits = replace(config.limits, epsilon_server=2.5, per="1d", epsilon_lifetime=100.0)
     bench = make_bench(config=replace(config, limits=limits))
     begin(bench, 1)
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     begin(bench, 2)
     bench.until(lambda: bench.server.declines != [])
     assert bench.server.declines[0].code == "budget"
     assert charged(bench) == [1]
     bench.clock.now += 86400.0
     begin(bench, 3)
-    bench.until(acked(bench, 3))
+    bench.acked(3)
     assert charged(bench) == [1, 3]
 
 
@@ -164,7 +160,7 @@ def test_a_version_that_was_declined_is_looked_at_again(make_bench: MakeBench) -
     """It is open until enough boards have come, perhaps until this one's period has passed. Nothing is announced."""
     bench = make_bench()
     begin(bench, 1)
-    bench.until(acked(bench, 1))
+    bench.acked(1)
     once = bench.store.ledger.epsilon_server(delta=bench.config.limits.delta)
     bench.restart(limits=replace(bench.config.limits, epsilon_server=1.1 * once, per="30d", epsilon_lifetime=9 * once))
     begin(bench, 2)
@@ -175,6 +171,6 @@ def test_a_version_that_was_declined_is_looked_at_again(make_bench: MakeBench) -
     assert [decline.code for decline in bench.server.declines] == ["budget", "budget"]
     assert len(bench.server.asks) == asked
     bench.clock.now += 31 * 86400
-    bench.until(acked(bench, 2))
+    bench.acked(2)
     assert len(bench.server.asks) > asked, "the aggregator took its note of the charge back, and takes it again"
     assert charged(bench) == [1, 2]

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.graphs.session import GradientGraph
+from hushfleet.learning.graph_session import GradientGraph
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import decode_message
+from hushfleet.wire.format.spec import PrivacySpec
 from hushfleet.wire.link.interface import Delivery
 from support.closed import close
 from support.edge import DEVICE, Bench, Package, write_samples
@@ -62,8 +62,7 @@ def device_toml(tmp_path: Path) -> Path:
 @pytest.fixture
 def trained(make_bench: MakeBench) -> Bench:
     bench = make_bench()
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     return bench
 
 
@@ -101,8 +100,7 @@ def test_status_says_what_the_aggregator_is_not_told(
     whole = path.read_bytes()
     path.unlink()
     bench = make_bench(package.with_spec(privacy=privacy), replace(config, simulation=None, limits=limits))
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     main(["status", str(device_toml)])
     assert "samples     there are no samples, and it takes part with noise alone (" in capsys.readouterr().out
     path.write_bytes(whole)
@@ -112,8 +110,7 @@ def test_status_says_what_the_aggregator_is_not_told(
         raise MemoryError("48 samples are too many")
 
     monkeypatch.setattr(GradientGraph, "__call__", failing)
-    bench.server.open_round(2, cohort={DEVICE: bench.store.load_state("digits-test").public.digest()})
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.train(2)
     main(["status", str(device_toml)])
     told = capsys.readouterr().out
     assert (
@@ -121,8 +118,7 @@ def test_status_says_what_the_aggregator_is_not_told(
     )
     assert "samples     48 samples are used, none left out" in told
     monkeypatch.setattr(GradientGraph, "__call__", plain)
-    bench.server.open_round(3, cohort={DEVICE: bench.store.load_state("digits-test").public.digest()})
-    bench.until(lambda: bench.entry_status(3) == "acked")
+    bench.train(3)
     main(["status", str(device_toml)])
     assert "attention" not in capsys.readouterr().out
     assert bench.server.declines == []
@@ -145,7 +141,7 @@ def test_status_names_the_trust_model(
     bench = make_bench(package=with_secure_sums(package), config=allowed)
     fleet = SecureFleet(bench)
     fleet.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.acked(1)
     assert main(["status", str(device_toml), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["trust"], report["trust_allowed"]) == ("secure-sum", "local")
@@ -167,7 +163,7 @@ def test_status_says_what_secure_sums_rest_on(
     text = device_toml.read_text()
     device_toml.write_text(text.replace("[device]", f'[device]\nroster_key = "{signed_by.roster_key}"'))
     fleet.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.acked(1)
     main(["status", str(device_toml), "--details"])
     assert (
         f"sums        protected as long as at least 11 of 12 boards of {fleet.roster.name} are honest; no sum of fewer "
@@ -225,8 +221,7 @@ def test_predict_without_a_model_or_an_image(
     bench = make_bench()
     assert main(["predict", str(device_toml), str(tmp_path / "none.png")]) == 2
     assert "no model yet" in capsys.readouterr().err
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     assert main(["predict", str(device_toml), str(tmp_path / "none.png")]) == 2
     assert "cannot be read as an image" in capsys.readouterr().err
 
@@ -333,8 +328,7 @@ def test_metrics_and_losses_are_in_no_message(make_bench: MakeBench) -> None:
     spy = bench.hub.link("spy")
     spy.subscribe("#")
     spy.open()
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     topics: dict[str, int] = {}
     while (event := spy.receive(0.0)) is not None:
         if isinstance(event, Delivery) and f"/c/{DEVICE}/up/" in event.topic:
@@ -366,10 +360,10 @@ def test_a_board_needs_no_heavy_package(package: Package, tmp_path: Path) -> Non
 
         sys.meta_path.insert(0, Refuse())
         import numpy as np
-        import hushfleet.edge_client.agent, hushfleet.edge_client.predict, hushfleet.wire.link.mqtt
-        from hushfleet.graphs.session import GradientGraph
-        from hushfleet.graphs.safety import check_graph
-        from hushfleet.config.spec import TaskSpec
+        import hushfleet.edge_client.agent, hushfleet.edge_client.worker.predict, hushfleet.wire.link.mqtt
+        from hushfleet.learning.graph_session import GradientGraph
+        from hushfleet.learning.graph_safety import check_graph
+        from hushfleet.wire.format.spec import TaskSpec
         folder = Path(sys.argv[1])
         spec = TaskSpec.from_bytes((folder / "package.bin").read_bytes())
         graph = (folder / "gradient.onnx").read_bytes()

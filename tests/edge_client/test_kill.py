@@ -19,14 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.randomness import FieldRandomness
-from hushfleet.edge_client.storage.arrays import RoundCommit
-from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.edge_client.worker.randomness import FieldRandomness
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.methods import method_of
 from hushfleet.methods.state import PublicState
 from hushfleet.params import ParamLayout
@@ -34,6 +32,7 @@ from hushfleet.privacy.ledger import Ledger
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import SecureNoise
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.wire.format.update_values import decode_update
 from support.kill import CALL, KillPoints, forked
 

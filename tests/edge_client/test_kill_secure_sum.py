@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, SecureSpec, TaskSpec, WireSpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.randomness import FieldRandomness
 from hushfleet.edge_client.storage.answers import AnswerEntry, Answers
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.edge_client.worker.randomness import FieldRandomness
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import method_of
 from hushfleet.params import ParamLayout
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
+from hushfleet.wire.format.spec import BlobRef, ModelSpec, PrivacySpec, SecureSpec, TaskSpec, WireSpec
 from support.kill import CALL, KillPoints, forked
 
 ROUNDS, SPREAD, DEVICES = 2, 8, 9

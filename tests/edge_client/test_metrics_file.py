@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from hushfleet.aggregator.results.events import EventTail
-from hushfleet.edge_client.metrics import append_line
+from hushfleet.edge_client.worker.metrics import append_line
 
 
 def test_a_line_that_was_cut_costs_no_other_line(tmp_path: Path) -> None:

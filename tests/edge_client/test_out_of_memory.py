@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.edge_client.declines import Declined, decline_reason
+from hushfleet.edge_client.storage.declines import Declined, decline_reason
 from hushfleet.errors import BadInput, BudgetExceeded, GraphRefused, StoreError
 from support.edge import Package
 
@@ -20,8 +20,8 @@ AT_ITS_LIMIT = """
 import pickle, resource, sys
 import numpy as np
 import hushfleet.edge_client.agent
-from hushfleet.edge_client.declines import decline_reason
-from hushfleet.graphs.session import GradientGraph
+from hushfleet.edge_client.storage.declines import decline_reason
+from hushfleet.learning.graph_session import GradientGraph
 
 graph, layout, shape, params = pickle.load(sys.stdin.buffer)
 

@@ -17,8 +17,6 @@ import onnx
 import pytest
 from PIL import Image
 
-from hushfleet.config.question import QuestionSpec
-from hushfleet.config.spec import BlobRef, EarlierTask, PrivacySpec, SecureSpec, TaskSpec
 from hushfleet.data.held_out import is_held_out
 from hushfleet.durations import Period
 from hushfleet.edge_client.__main__ import main
@@ -26,26 +24,28 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.drift import HeldOutTest, note_test, read_tests
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.sample_files import load_arrays
-from hushfleet.edge_client.net.download import LONGEST_WAIT_S
-from hushfleet.edge_client.own_model import own_model
-from hushfleet.edge_client.predict import graphs_of
+from hushfleet.edge_client.download import LONGEST_WAIT_S
 from hushfleet.edge_client.status import sentences, status
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.edge_client.worker import head as own_head
 from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.edge_client.worker.job import Died, Job, Outcome
+from hushfleet.edge_client.worker.own_model import own_model
+from hushfleet.edge_client.worker.predict import graphs_of
+from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.methods import method_of
+from hushfleet.methods.answer import evaluation_answer
 from hushfleet.methods.hush_rule import signal
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
-from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import GaussianMechanism
+from hushfleet.privacy.noise_for import noise_multiplier_for
 from hushfleet.privacy.spending import charges_on
 from hushfleet.schema import pack
-from hushfleet.training.answer import evaluation_answer
+from hushfleet.wire.format.question import QuestionSpec
+from hushfleet.wire.format.spec import BlobRef, EarlierTask, PrivacySpec, SecureSpec, TaskSpec
 from hushfleet.wire.format.update import UpdateHeader, read_header
 from hushfleet.wire.format.update_values import decode_update
 from support.edge import DEVICE, Bench, Package, Waiting
@@ -66,8 +66,7 @@ def bench(make_bench: MakeBench, linear: Package, field: DeviceConfig) -> Bench:
 
 
 def take_part(bench: Bench) -> None:
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     bench.steps(5)
 
 
@@ -109,8 +108,7 @@ def test_a_head_follows_each_closed_round_and_the_next_round_needs_no_other_mode
     head = bench.store.own_head(TASK)
     assert (head.round, head.shared) == (1, bench.server.global_params.astype("<f4").tobytes())
     asked = len(bench.server.wants)
-    bench.server.open_round(2, cohort={DEVICE: bench.store.load_state(TASK).public.digest()})
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.train(2)
     assert (len(bench.server.wants), bench.store.own_head(TASK).round) == (asked, 1)
 
 
@@ -189,8 +187,7 @@ def test_a_task_that_ends_before_its_first_round_closes_takes_nothing_away(bench
     first = close_round(bench, 1)
     bench.until(lambda: kept(bench) == first)
     begin_next(bench, linear.with_spec(task="winter"))
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     assert bench.store.task_digest == BlobRef.of(bench.server.package.data).digest
     begin_next(bench, linear.with_spec(task="spring"))
     own = own_model(bench.store)
@@ -279,8 +276,7 @@ def test_a_board_that_hides_its_training_time_says_why_it_has_no_head_yet(
 ) -> None:
     hides = replace(field, limits=replace(field.limits, constant_time=True))
     bench = make_bench(package=linear, config=hides)
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     asked = len(bench.server.wants)
     close_round(bench, 1)
     bench.steps()
@@ -313,7 +309,7 @@ def test_a_personalised_network_answers_until_the_next_task_has_trained_one(
     graphs_of(bench.store, own.spec)
     assert "this board has not trained in the task winter yet" in told(field, bench)
     bench.server.open_round(2)
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.acked(2)
     bench.steps(5)
     assert own_model(bench.store).spec.task == "winter"
     assert bench.store.blob(package.spec.model.inference.digest) is None, "dropped now"
@@ -425,8 +421,7 @@ def test_a_choice_that_fails_spoils_no_round(bench: Bench, monkeypatch: pytest.M
 
     monkeypatch.setattr(own_head, "own_head_of", fails)
     take_part(bench)
-    bench.server.open_round(2, cohort={DEVICE: bench.store.load_state(TASK).public.digest()})
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.train(2)
     assert kept(bench) is None
 
 
@@ -528,7 +523,7 @@ def test_it_answers_a_round_that_asks_and_notes_here_alone_how_right_it_is(
     assert f"{48 - test.samples} samples are used, {test.samples} are kept for evaluations, none left out" in use
     state = bench.store.load_state(TASK)
     bench.server.open_round(5)
-    bench.until(lambda: bench.entry_status(5) == "acked")
+    bench.acked(5)
     entry = bench.store.ledger.entries()[-1]
     assert (entry.round, entry.charge.noise_multiplier) == (5, 4.0)
     after = bench.store.load_state(TASK)
@@ -570,7 +565,7 @@ def test_a_board_predicts_with_its_model_while_its_fleet_is_asked_and_afterwards
     state = bench.store.load_state(TASK)
     assert state is not None
     bench.server.open_round(2, cohort={DEVICE: state.public.digest()})
-    bench.until(lambda: bench.entry_status(2) == "acked")
+    bench.acked(2)
     assert (bench.store.blob(own) is None, bench.store.blob(model.gradient.digest)) == (False, None), "dropped now"
 
 
@@ -631,7 +626,7 @@ def test_an_answer_is_announced_at_the_end_of_a_slot_where_the_owner_hides_how_l
     bench.until(lambda: bool(bench.server.births))
     began = bench.clock.now
     bench.server.open_round(5)
-    bench.until(lambda: bench.entry_status(5) == "acked")
+    bench.acked(5)
     assert bench.clock.now - began == pytest.approx(8.0, abs=0.5), "whatever the number of samples"
 
 
@@ -684,7 +679,7 @@ def test_a_question_has_its_own_noise_and_charge_whatever_the_unit_of_its_packag
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A second guard, for a package that the first one lets through."""
-    monkeypatch.setattr("hushfleet.config.spec.require", lambda *_: None)
+    monkeypatch.setattr("hushfleet.wire.format.spec.require", lambda *_: None)
     bench = make_bench(package=packed_anew(linear.with_spec(question=question), privacy=OF_RECORDS), config=field)
     header, values = answered(bench, 2)
     (entry,) = bench.store.ledger.entries()
@@ -807,7 +802,7 @@ def test_an_answer_that_fails_is_noise_alone_and_no_decline(
         raise ValueError("a sample is 42")
 
     for name in ("statistic_answer", "evaluation_answer"):
-        monkeypatch.setattr(f"hushfleet.edge_client.trainer.{name}", fails)
+        monkeypatch.setattr(f"hushfleet.edge_client.worker.trainer.{name}", fails)
     task = linear.with_spec(question=replace(question, noise_multiplier=NEARLY_SILENT))
     bench = make_bench(package=task, config=talkative)
     _, values = answered(bench, 2)
@@ -824,7 +819,7 @@ def test_a_question_is_charged_in_every_window_of_data(
     bench = make_bench(package=task, config=field)
     newcomer = method_of(task.spec).init_state().public
     bench.server.open_round(1, cohort={DEVICE: newcomer.digest()})
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.acked(1)
     state = bench.store.load_state(TASK)
     assert state is not None
     bench.loaded.trainer.arrived = lambda window: pytest.fail(f"it looks at {window} alone")

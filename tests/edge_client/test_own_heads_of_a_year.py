@@ -24,26 +24,25 @@ import pytest
 
 from hushfleet.aggregator.broker.process import start_broker
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.rhythm import Rhythm
+from hushfleet.aggregator.storage.enrolment import Enrolment
 from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoch
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.data.samples import LabelledSamples, Samples
+from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.data.sets import load
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import load_config
-from hushfleet.edge_client.board.local_data import inputs_of
-from hushfleet.edge_client.own_model import OwnModel, own_model
-from hushfleet.edge_client.predict import graphs_of
-from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker import loaded_task
 from hushfleet.edge_client.worker.in_process import InProcess
-from hushfleet.model.own_head import alone_head_of, features_of, own_logits
+from hushfleet.edge_client.worker.own_model import OwnModel, own_model
+from hushfleet.edge_client.worker.predict import graphs_of
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.learning.own_head import alone_head_of, features_of, own_logits
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink
 
@@ -66,7 +65,7 @@ def seeded() -> SeededRandomness:
 
 CLIENT = f"""
 import sys, zlib
-from hushfleet.edge_client.randomness import SeededRandomness
+from hushfleet.edge_client.worker.randomness import SeededRandomness
 
 {inspect.getsource(seeded)}
 from hushfleet.edge_client import agent

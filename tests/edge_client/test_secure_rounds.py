@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import BlobRef
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.errors import BadInput, CopiedStore
 from hushfleet.privacy.ring import Ring
@@ -20,6 +19,7 @@ from hushfleet.secure.secure_round import SecureRound
 from hushfleet.simulator.world.hub import Chaos
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
+from hushfleet.wire.format.spec import BlobRef
 from support.edge import DEVICE, Bench, Package
 from support.secure_fleet import SecureFleet, with_secure_sums
 
@@ -58,7 +58,7 @@ def sent(fleet: SecureFleet, round: int) -> RoundPlan:
     """Opens a round, and lets the device have its update acknowledged."""
     plan = fleet.open_round(round)
     bench = fleet.bench
-    bench.until(lambda: bench.entry_status(round) == "acked" and bench.agent.rounds.upload is None)
+    bench.acked(round)
     return plan
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.methods import method_of
 from hushfleet.params import ParamLayout
 from hushfleet.wire.format.update_values import decode_update
@@ -117,7 +117,7 @@ def test_the_page_and_the_product_agree_bit_by_bit(page: ModuleType, tmp_path: P
 @pytest.mark.parametrize("rounds", [1, 7, 1000])
 @pytest.mark.parametrize("noise_multiplier", [0.3, 2.0, 40.0])
 def test_epsilon_is_the_ledgers(page: ModuleType, rounds: int, noise_multiplier: float) -> None:
-    from hushfleet.privacy.accounting.epsilon import Step, epsilon
+    from hushfleet.privacy.accountant import Step, epsilon
 
     for delta in (1e-9, 1e-5, 0.1):
         assert page.epsilon(noise_multiplier, rounds, delta) == epsilon(

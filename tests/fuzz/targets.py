@@ -25,10 +25,6 @@ import numpy as np
 
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.results.events import EventTail
-from hushfleet.codecs.codec import Coding
-from hushfleet.codecs.quantized import decode_values, encode_values
-from hushfleet.codecs.registry import codecs
-from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.data.arrays import Data, load_arrays
 from hushfleet.data.csv_file import load_csv_set
 from hushfleet.data.images import read_image
@@ -37,8 +33,8 @@ from hushfleet.edge_client.board.config import load_config
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, GraphRefused, HushfleetError, LedgerError, StoreError, WireError
-from hushfleet.graphs.safety import check_graph
-from hushfleet.graphs.shapes import check_cost
+from hushfleet.learning.graph_safety import check_graph
+from hushfleet.learning.graph_shapes import check_cost
 from hushfleet.methods.state import PublicState
 from hushfleet.params import ParamLayout
 from hushfleet.release.archive import unpack
@@ -49,8 +45,12 @@ from hushfleet.secure.roster import Roster
 from hushfleet.simulator.studies.reproduce.kept import KeptCell
 from hushfleet.wire.format import messages as m
 from hushfleet.wire.format.chunks import Assembler, parse_frame, split
+from hushfleet.wire.format.codec import Coding
+from hushfleet.wire.format.codecs import codecs
 from hushfleet.wire.format.difference import apply_difference, encode_difference
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
+from hushfleet.wire.format.quantized import decode_values, encode_values
+from hushfleet.wire.format.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.format.update import UpdateHeader, read_header
 from hushfleet.wire.format.update_values import decode_masked, decode_update, encode_masked, encode_update

@@ -11,7 +11,7 @@ import pytest
 
 from hushfleet.apart import apart
 from hushfleet.errors import HushfleetError
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 
 HISTORY = [[0.9, 0.02, 300], [4.0, 1.0, 12]]
 
@@ -25,7 +25,7 @@ def without_numpy(code: str, *arguments: str) -> Any:
 
 def test_epsilon_of_sampled_steps_has_the_same_bits() -> None:
     found = without_numpy(
-        "from hushfleet.privacy.accounting.epsilon import Step, epsilon\n"
+        "from hushfleet.privacy.accountant import Step, epsilon\n"
         "found = epsilon([Step(*row) for row in json.loads(sys.argv[1])], delta=1e-6)",
         json.dumps(HISTORY),
     )

@@ -22,7 +22,7 @@ def test_numpy_is_its_own_namespace_and_pytorch_has_the_compatible_one() -> None
 def test_a_devices_arithmetic_imports_nothing_more() -> None:
     script = (
         "import sys, numpy as np\n"
-        "from hushfleet.gradients.optim import Adam\n"
+        "from hushfleet.learning.optim import Adam\n"
         "from hushfleet.params import ParamLayout\n"
         "from hushfleet.privacy.clipping import clip_layers\n"
         "from hushfleet.privacy.mechanism import GaussianMechanism\n"

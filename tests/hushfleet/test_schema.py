@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from hushfleet.config.spec import TaskSpec
 from hushfleet.errors import Malformed
 from hushfleet.params import ParamLayout
 from hushfleet.schema import Checked, Finite, Share, from_plain, later, pack, require, to_plain, unpack
+from hushfleet.wire.format.spec import TaskSpec
 
 
 @dataclass(frozen=True)

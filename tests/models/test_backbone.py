@@ -16,11 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.planning.advice import Question
-from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.data.torchvision_sets import import_torchvision
 from hushfleet.errors import BadInput
-from hushfleet.graphs.session import open_session
+from hushfleet.learning.graph_session import open_session
 from hushfleet.models.features import get_features, pretrained
 from hushfleet.models.features.whitening import BIAS
 from hushfleet.models.model import Model
@@ -144,7 +144,7 @@ def _no_export(monkeypatch: pytest.MonkeyPatch) -> None:
     def export(model: Model, **_: object) -> None:
         raise Enough(model.input_shape)
 
-    monkeypatch.setattr("hushfleet.aggregator.publish.prepare.export_graphs", export)
+    monkeypatch.setattr("hushfleet.aggregator.payloads.prepare.export_graphs", export)
 
 
 def test_weights_that_are_missing_are_named_with_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 
 from hushfleet.errors import GraphRefused
-from hushfleet.graphs.safety import check_graph
-from hushfleet.graphs.session import GradientGraph
+from hushfleet.learning.graph_safety import check_graph
+from hushfleet.learning.graph_session import GradientGraph
 from hushfleet.models import checks, export, get_model
 from hushfleet.models.export import Graphs, export_graphs
 from hushfleet.models.layers import Conv, Dropout, Layered, Linear, Pool

@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional as F
 
 from hushfleet.errors import GraphRefused
-from hushfleet.graphs.safety import check_graph
-from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.learning.graph_safety import check_graph
+from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
 from hushfleet.models import checks, export, get_model, model_names
 from hushfleet.models.compact import digits_cnn
 from hushfleet.models.export import bake, export_graphs

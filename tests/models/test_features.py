@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from hushfleet.errors import BadInput, GraphRefused
-from hushfleet.graphs.session import open_session
+from hushfleet.learning.graph_session import open_session
 from hushfleet.models import features
 from hushfleet.models.features import backbone, get_features, make_graph, synthetic
 from hushfleet.models.features.filters import Filters

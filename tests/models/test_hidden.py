@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional as F
 
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.errors import BadInput
-from hushfleet.graphs.session import open_session
+from hushfleet.learning.graph_session import open_session
 from hushfleet.models import get_model, model_names
 from hushfleet.models.features import backbone, hidden_features
 from hushfleet.models.features.hidden import read_weights, without_last

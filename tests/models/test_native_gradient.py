@@ -9,10 +9,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.gradients.optim import SGD
+from hushfleet.learning.optim import SGD
 from hushfleet.methods import make_method
 from hushfleet.methods.state import PublicState
 from hushfleet.models import checks, get_model, native
@@ -22,6 +21,7 @@ from hushfleet.models.native.build import find_compiler
 from hushfleet.models.native.gradient import LOGITS_BATCH, NativeGradient
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.objectives import Objective
+from hushfleet.wire.format.spec import PrivacySpec
 from support.methods import trained
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from hushfleet.array_api import BLOCK
-from hushfleet.gradients.optim import make_optimizer
+from hushfleet.learning.optim import make_optimizer
 from hushfleet.models import native
 
 FORMS = [("adam", 0.0), ("sgd", 0.0), ("sgd", 0.9)]

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from hushfleet.errors import GraphRefused
-from hushfleet.gradients.batch import ClientBatch
-from hushfleet.graphs.session import GradientGraph
+from hushfleet.learning.batch import ClientBatch
+from hushfleet.learning.graph_session import GradientGraph
 from hushfleet.models import get_model
 from hushfleet.models.checks import random_batch
 from hushfleet.models.export import export_graphs

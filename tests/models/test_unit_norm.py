@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput
-from hushfleet.graphs.session import open_session
+from hushfleet.learning.graph_session import open_session
 from hushfleet.models.features import get_features
 from hushfleet.models.features.whitening import BIAS
 

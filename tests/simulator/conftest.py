@@ -21,8 +21,8 @@ from hushfleet.privacy.ledger import LedgerEntry
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
-from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
+from hushfleet.simulator.world.live import LiveFleet
 
 DEVICES = 5
 ROUNDS = 3

@@ -13,7 +13,7 @@ import pytest
 
 import hushfleet as hf
 from hushfleet.aggregator.config.task import load_task, parse_task
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.arrays import Data, load_arrays

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hushfleet.config.toml_text import toml_value
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles import board_names, load_board
 from hushfleet.simulator.boards import BoardKind, FleetMix, LinkFigures, _MixFile, parse_mix, read_boards
+from hushfleet.toml_text import toml_value
 from support.written_keys import Key, changed, changes, check_text, keys_of
 
 ZERO, ORIN, PI5 = "raspberry-pi-zero-2-w", "jetson-orin-nano", "raspberry-pi-5-8gb"

@@ -17,14 +17,14 @@ from hushfleet.data.sets import load
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput, HushfleetError, PrivacyError
 from hushfleet.methods.cost import RoundTerms
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.simulator.engines.fast.engine import ALL_SPENT, deliver, run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
-from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import begin
+from hushfleet.simulator.world.live import LiveFleet
 
 ROUNDS = 8
 DEVICES = 4

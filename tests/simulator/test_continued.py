@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.publish.prepare import prepare
-from hushfleet.aggregator.publish.start import EarlierModel
+from hushfleet.aggregator.payloads.prepare import prepare
+from hushfleet.aggregator.payloads.start import EarlierModel
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
-from hushfleet.config.spec import EarlierTask, PrivacySpec, TaskSpec
 from hushfleet.data.form import SampleForm
 from hushfleet.data.targets import Targets
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound
+from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.errors import BadInput
 from hushfleet.methods import method_of
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.simulator.run_folder import Simulation
+from hushfleet.wire.format.spec import EarlierTask, PrivacySpec, TaskSpec
 
 
 def final_of(run: Simulation) -> np.ndarray:

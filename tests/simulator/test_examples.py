@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
+from hushfleet.simulator.world.live import LiveFleet
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROJECTS = ("activity", "heating", "own-cnn", "strange-partition")

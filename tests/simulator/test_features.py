@@ -11,17 +11,17 @@ import pytest
 from safetensors.numpy import load_file
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.edge_client.predict import predict
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.worker.predict import predict
 from hushfleet.errors import BadInput
-from hushfleet.model.own_head import inputs_of_own, own_logits
+from hushfleet.learning.own_head import inputs_of_own, own_logits
 from hushfleet.simulator.engines.fast.device_file import store_of
+from hushfleet.simulator.engines.fast.own_heads import choose_own_heads
 from hushfleet.simulator.engines.fast.workers import Workers
-from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.model_files import write_models
-from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import read_metrics
 from hushfleet.simulator.run_folder import Simulation, begin
+from hushfleet.simulator.world.live import LiveFleet
 
 
 @pytest.fixture(scope="module")

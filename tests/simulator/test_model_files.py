@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.graphs.session import InferenceGraph
+from hushfleet.learning.graph_session import InferenceGraph
 from hushfleet.simulator.engines.fast.device_file import DeviceFile, store_of
 from hushfleet.simulator.model_files import trained_tensors, write_models
 from hushfleet.simulator.run_folder import RunFolder, Simulation

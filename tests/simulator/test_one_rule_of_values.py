@@ -11,12 +11,12 @@ from PIL import Image
 
 import hushfleet as hf
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
-from hushfleet.data.samples import LabelledSamples
+from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
+from hushfleet.data.samples import LabelledSamples, inputs_of
 from hushfleet.data.sets import load
 from hushfleet.edge_client.board.config import OwnDataSection
-from hushfleet.edge_client.board.local_data import LocalData, inputs_of
-from hushfleet.edge_client.predict import _read as read_sample
+from hushfleet.edge_client.board.local_data import LocalData
+from hushfleet.edge_client.worker.predict import _read as read_sample
 from hushfleet.errors import BadInput
 
 COUNT, NAMES = 40, tuple(str(digit) for digit in range(10))

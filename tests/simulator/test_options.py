@@ -11,9 +11,9 @@ import pytest
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.result import Details
 from hushfleet.errors import BadInput
-from hushfleet.simulator.options import RunOptions
+from hushfleet.simulator.options import RunOptions, tasks_at
 from hushfleet.simulator.run import _not_played
-from hushfleet.simulator.sweep import noise_point, seed_point, tasks_at
+from hushfleet.simulator.sweep import noise_point, seed_point
 from support.report_samples import sample
 
 
@@ -31,14 +31,14 @@ def task(**sections: dict[str, Any]) -> Task:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"engine": "slow"}, "--engine 'slow': must be one of fast, live, ray"),
-        ({"runtime": "cuda"}, "--runtime 'cuda': must be one of auto, onnx"),
-        ({"workers": -1}, "--workers -1: must be a whole number of 0 or more"),
-        ({"workers": "4"}, "--workers '4': must be a whole number of 0 or more"),
-        ({"evaluate_every": 0}, "--evaluate-every 0: must be a whole number of 1 or more"),
-        ({"engine": "live", "own_processes": -2}, "--own-processes -2"),
+        ({"engine": "slow"}, "--engine = 'slow': must be one of 'fast', 'live', 'ray'"),
+        ({"runtime": "cuda"}, "--runtime = 'cuda': must be one of 'auto', 'onnx'"),
+        ({"workers": -1}, "--workers = -1: expected an integer >= 0"),
+        ({"workers": "4"}, "--workers = '4': expected an integer"),
+        ({"evaluate_every": 0}, "--evaluate-every = 0: expected an integer >= 1"),
+        ({"engine": "live", "own_processes": -2}, "--own-processes = -2"),
         ({"emulate": True, "engine": "live"}, "--emulate is gone: --boards without --engine live"),
-        ({"sweep": [0, 1]}, "--sweep .*: must be a text"),
+        ({"sweep": [0, 1]}, "--sweep = .*: expected a text"),
     ],
 )
 def test_a_program_gets_no_option_that_a_command_would_refuse(options: dict[str, Any], told: str) -> None:

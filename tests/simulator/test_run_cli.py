@@ -181,7 +181,7 @@ def test_an_interrupted_run_says_what_to_type(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hushfleet.simulator.run.run_rounds", interrupted)
+    monkeypatch.setattr("hushfleet.simulator.engines.fast.engine.run_rounds", interrupted)
     words = ["simulate", str(task_file), "--workers", "1", "--set", "data.class_names=[]", "--no-local-only"]
     code, out, _ = typed(capsys, monkeypatch, *words)
     assert code == 130

@@ -25,8 +25,8 @@ from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.state import PrivateArrays, RoundContext
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
-from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import RunFolder, begin
+from hushfleet.simulator.world.live import LiveFleet
 
 METHOD = f"{Path(__file__).parents[2] / 'examples' / 'scaffold.py'}:scaffold"
 DEVICES, ROUNDS, STEPS, RATE, SERVER_RATE, CLASSES = 4, 4, 3, 2.0, 0.8, 10

@@ -49,5 +49,5 @@ def test_seeds_beyond_64_bits_are_refused_before_anything_starts(tmp_path: Path)
 
 
 def test_no_run_at_all_is_refused() -> None:
-    with pytest.raises(BadInput, match="--seeds 0"):
+    with pytest.raises(BadInput, match="--seeds = 0"):
         hf.simulate(TASK, seeds=0, quiet=True)

@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.run_folder import Simulation, begin
+from hushfleet.simulator.world.live import LiveFleet
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 
 from hushfleet.aggregator.results.result import Result, SweepPoint
 from hushfleet.simulator.boards import FleetMix
+from hushfleet.simulator.engines.fast.engine import run_logged
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import Workers
-from hushfleet.simulator.engines.on_boards import run_on_boards
-from hushfleet.simulator.run import _on_same_boards
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
 from hushfleet.simulator.sweep import sweep_noise
+from hushfleet.simulator.world.on_boards import run_on_boards
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ def simulation(short_task: Any, tmp_path: Path) -> Simulation:
 
 def sweep(simulation: Simulation, *multipliers: float) -> list[SweepPoint]:
     with Workers(1) as workers:
-        return list(sweep_noise(simulation, workers, multipliers, ALONE))
+        return list(sweep_noise(simulation, workers, multipliers, ALONE, rounds=partial(run_logged, workers=workers)))
 
 
 def test_a_point_for_each_noise_in_rising_order(simulation: Simulation) -> None:
@@ -68,7 +69,7 @@ def test_an_interrupted_sweep_goes_on(simulation: Simulation, audit: Any) -> Non
 
 def test_without_a_baseline_there_is_no_gain(simulation: Simulation) -> None:
     with Workers(1) as workers:
-        (point,) = sweep_noise(simulation, workers, [1.0], [])
+        (point,) = sweep_noise(simulation, workers, [1.0], [], rounds=partial(run_logged, workers=workers))
     assert point.gain_over_local_only is None
 
 
@@ -83,7 +84,7 @@ def test_under_the_virtual_clock_a_sweep_keeps_the_time_of_its_boards(short_task
     begun = begin(task, tmp_path / "run", data_dir=None, mix=mix)
     with Workers(1) as workers:
         run_on_boards(begun, workers, mix=mix)
-        (_,) = sweep_noise(begun, workers, [0.5], [], clocked=_on_same_boards(begun, workers, "onnx"))
+        (_,) = sweep_noise(begun, workers, [0.5], [], rounds=partial(run_on_boards, workers=workers, mix=mix))
     point = go_on(begun.folder.path / "sweep" / "noise-0.5", data_dir=None)
     assert point.folder.clock.read_bytes() == begun.folder.clock.read_bytes()
     result = Result.load(point.folder.result)

@@ -11,18 +11,18 @@ from PIL import Image
 
 import hushfleet as hf
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.results.result import Result
 from hushfleet.data.conversion import as_data
 from hushfleet.data.samples import Samples
-from hushfleet.edge_client.own_model import own_model
-from hushfleet.edge_client.predict import predict
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.worker.own_model import own_model
+from hushfleet.edge_client.worker.predict import predict
 from hushfleet.errors import BadInput
-from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.run_folder import begin
+from hushfleet.simulator.world.live import LiveFleet
 
 DEVICES, EACH, FEATURES = 3, 40, 4
 SQUARED, BINARY = {"loss": "squared", "tolerance": 1.0}, {"loss": "binary"}

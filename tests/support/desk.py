@@ -19,6 +19,7 @@ from hushfleet.aggregator.fleet.trust.device_file import device_toml
 from hushfleet.aggregator.fleet.trust.folder import BrokerPart, EnrolmentPart, FleetConfig, FleetFolder, PagePart
 from hushfleet.aggregator.fleet.trust.members import counted
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.storage.board import Board as RegisteredBoard
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.fleet.enrol import CertificateRequest, enrol
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
@@ -131,6 +132,15 @@ class Board:
 
     def with_limits(self, **limits: Any) -> DeviceConfig:
         return replace(self.config, limits=replace(self.config.limits, **limits))
+
+
+def add_enrolled(folder: FleetFolder, *devices: str) -> None:
+    """Adds boards that have enrolled, each with a key made of its id."""
+    with FleetRegistry(folder.path) as registry:
+        for device in devices:
+            key = Identity.from_bytes(device.encode().ljust(32)).public_key
+            registry.add([RegisteredBoard(device, "generic-x86", public_key=key)])
+        registry.write("UPDATE boards SET standing = 'enrolled' WHERE standing = 'new'")
 
 
 def adopt(folder: FleetFolder, *keys: Identity, threshold: int = 1) -> None:

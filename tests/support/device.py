@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.config.spec import BlobRef, DropoutSpec, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import (
     BrokerSection,
@@ -28,6 +27,7 @@ from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.simulator.world.hub import Chaos, LocalHub
+from hushfleet.wire.format.spec import BlobRef, DropoutSpec, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from support.edge import CHUNK_BYTES, DEVICE, Bench, Clock, Package, ScriptedAggregator, Stop, write_samples
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import DeviceConfig
@@ -46,6 +45,7 @@ from hushfleet.wire.format.messages import (
     decode_message,
     encode_message,
 )
+from hushfleet.wire.format.spec import BlobRef, TaskSpec
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery
 
@@ -326,6 +326,21 @@ class Bench:
             self.agent.step(0.0)
             self.server.pump()
         raise AssertionError(f"not reached in {most} steps; quarantine: {self.agent.rejected.counts}")
+
+    def opens(self, round: int, **changes: object) -> RoundPlan:
+        """Opens a round whose plan names the public state that the device has."""
+        state = self.store.load_state(self.server.package.spec.task)
+        held = {} if state is None else {"cohort": {DEVICE: state.public.digest()}}
+        return self.server.open_round(round, **(held | changes))
+
+    def acked(self, round: int) -> None:
+        """Waits until the device's update of the round is acknowledged."""
+        self.until(lambda: self.entry_status(round) == "acked")
+
+    def train(self, round: int = 1, **changes: object) -> None:
+        """Opens a round, and waits until the device's update is acknowledged."""
+        self.opens(round, **changes)
+        self.acked(round)
 
     def restart(self, *, witness: Callable[[], float] | None = None, **changes: object) -> None:
         """The device loses power and starts again with what its store holds.

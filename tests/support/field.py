@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.list_file import ListFile
-from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.rounds.budgets import Budgets
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.thresholds import RunningThresholds
+from hushfleet.aggregator.storage.enrolment import Enrolment
+from hushfleet.aggregator.storage.list_file import ListFile
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.privacy.budget import Budget
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.world.hub import Chaos, LocalHub

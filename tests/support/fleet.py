@@ -12,19 +12,19 @@ import pytest
 
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.codecs.registry import steps_for
-from hushfleet.config.spec import BlobRef, ModelSpec, TaskSpec
+from hushfleet.learning.evaluation import Evaluation
 from hushfleet.methods import make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.state import DeviceState, RoundContext
-from hushfleet.model.evaluation import Evaluation
 from hushfleet.models.model import Model, layout_of
 from hushfleet.privacy.noise import SeededNoise
+from hushfleet.wire.format.codecs import steps_for
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.wire.format.update import UpdateHeader
 from hushfleet.wire.format.update_values import EncodedUpdate, encode_update
 
@@ -147,7 +147,7 @@ class Devices:
     def update(
         self, name: str, plan: RoundPlan, *, seed: int | None = None, advance: bool = True, preference: float = 1.0
     ) -> Signed:
-        """What `hushfleet.edge_client.trainer` makes of a round, with a random vector for the trained change."""
+        """What `hushfleet.edge_client.worker.trainer` makes of a round, with a random vector for the trained change."""
         prepared, state, index = self.prepared, self.states[name], self.names.index(name)
         seed = 100 * plan.round + index if seed is None else seed
         change = np.random.default_rng(seed).normal(0, 0.1, LAYOUT.size).astype(np.float32)

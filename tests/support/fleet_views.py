@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hushfleet.aggregator.devices.activity import RefusedBirth
-from hushfleet.aggregator.devices.board import Board, Rejection
 from hushfleet.aggregator.fleet.view import FleetView, RolloutView, RoundPoint, RunView
 from hushfleet.aggregator.fleet.watching.columns import Circumstances, with_problems
+from hushfleet.aggregator.storage.activity import RefusedBirth
+from hushfleet.aggregator.storage.board import Board, Rejection
 from hushfleet.wire.format.health import SHOWN, Health, Problem
 
 NOW = 1_790_000_000.0

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.devices.admission_list import AdmissionList
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.fleet_members import FleetMembers
 from hushfleet.aggregator.fleet.trust.authority import Authority
+from hushfleet.aggregator.storage.admission_list import AdmissionList
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.fleet_members import FleetMembers
 
 FEDERATION = "greenhouse"
 

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from hushfleet.data.samples import Samples
-from hushfleet.gradients.draws import Inputs
-from hushfleet.gradients.own_samples import LoadedSamples
+from hushfleet.learning.draws import Inputs
+from hushfleet.learning.own_samples import LoadedSamples
 from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.local_round import LocalRound, Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.state import DeviceState, PublicState, RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.training.local_round import LocalRound, Trained
 
 WHITE = Samples(np.full((1, 1, 1, 1), 255, np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,))
 BLACK = Samples(np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,))

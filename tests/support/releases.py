@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hushfleet.edge_client.state_files import INCOMING
+from hushfleet.edge_client.storage.state_files import INCOMING
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
 from hushfleet.firmware_profiles.cards.bundle import _START, _copy_ours
 from hushfleet.release.archive import pack

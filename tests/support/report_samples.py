@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hushfleet.aggregator.results.report.comparison import comparison
-from hushfleet.aggregator.results.report.verdict import judge
-from hushfleet.aggregator.results.report.words import Words
+from hushfleet.aggregator.report.comparison import comparison
+from hushfleet.aggregator.report.verdict import judge
+from hushfleet.aggregator.report.words import Words
 from hushfleet.aggregator.results.result import (
     Details,
     LocalOnly,

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.config.spec import BlobRef, SecureSpec
 from hushfleet.methods import method_of
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.noise import SeededNoise
@@ -26,6 +25,7 @@ from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.spec import BlobRef, SecureSpec
 from hushfleet.wire.format.update import UpdateHeader
 from hushfleet.wire.format.update_values import encode_masked
 from support.fleet import LAYOUT, prepared_task

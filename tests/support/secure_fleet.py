@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hushfleet.config.spec import BlobRef, PrivacySpec, SecureSpec, TaskSpec, WireSpec
 from hushfleet.secure import prime_field
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.masking import Masked
@@ -15,6 +14,7 @@ from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
+from hushfleet.wire.format.spec import BlobRef, PrivacySpec, SecureSpec, TaskSpec, WireSpec
 from hushfleet.wire.format.update import UpdateHeader
 from hushfleet.wire.format.update_values import decode_masked
 from support.edge import CHUNK_BYTES, DEVICE, Bench, Package

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hushfleet.config.spec import SecureSpec
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.prime_field import PRIMES, add_into
@@ -16,6 +15,7 @@ from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import BlobRef, RoundPlan, SecurePlan
+from hushfleet.wire.format.spec import SecureSpec
 
 
 def identity(name: str) -> Identity:

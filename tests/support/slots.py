@@ -8,6 +8,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hushfleet.edge_client.board.config import (
+    BrokerSection,
+    DeviceConfig,
+    DeviceSection,
+    FleetSection,
+    LimitsSection,
+    OwnDataSection,
+)
 from hushfleet.edge_client.fleet.slot_state import State
 from hushfleet.edge_client.fleet.slots import STEADY_CHECKS, Slots
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
@@ -58,6 +66,16 @@ class ReleaseBoard:
         (folder / "first.hfr").write_bytes(packed(first, *keys, **manifest))
         self.slots.first(folder / "first.hfr")
         put_trust(self.root, *(key.public_key.hex() for key in keys or (KEY,)))
+
+    def of_fleet(self, device: str, operator: Identity, **fleet: Any) -> DeviceConfig:
+        """The board's DEVICE.toml in the fleet of an operator."""
+        return DeviceConfig(
+            device=DeviceSection(device, str(self.state), federation="greenhouse"),
+            broker=BrokerSection("mqtt://localhost"),
+            data=OwnDataSection("folder", str(self.folder)),
+            limits=LimitsSection(epsilon_server=1.0),
+            fleet=FleetSection(operator.public_key.hex(), "mqtts://localhost:1", releases=str(self.root), **fleet),
+        )
 
     def put(self, release: bytes | str, *keys: Identity, **manifest: Any) -> None:
         """Puts a release, or one of this version, where the client puts what it has fetched."""

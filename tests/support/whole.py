@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
+from hushfleet.aggregator.storage.enrolment import Enrolment
 from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoch
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import BrokerSection, DeviceConfig, DeviceSection, LimitsSection, OwnDataSection

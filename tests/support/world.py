@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hushfleet.aggregator.config.scenario import ScenarioSection
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.simulator.schedule import make_schedule
 from hushfleet.simulator.world.fleet import WorldFleet
 from hushfleet.simulator.world.outcomes import FleetDevice, RoundOutcome

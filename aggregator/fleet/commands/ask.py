@@ -93,12 +93,12 @@ def _drift(path: Dir, epsilon: Epsilon = 0.5, dry_run: DryRun = False, now: Now 
 
 def _ask(path: Dir, kind: str, epsilon: float, *, dry_run: bool, now: bool, **asked: Any) -> None:
     """:param asked: fields of the task's section `statistic`."""
-    from hushfleet.aggregator.config.question import StatisticSection
+    from hushfleet.aggregator.config.sections import StatisticSection
     from hushfleet.aggregator.fleet import descriptions
     from hushfleet.aggregator.fleet.tasks.ask import ask, expected_error, statistic_task
     from hushfleet.aggregator.fleet.trust.folder import FleetFolder
-    from hushfleet.aggregator.fleet.watching.watch import FleetWatch
-    from hushfleet.aggregator.results.report.readable import number, statistic_lines
+    from hushfleet.aggregator.fleet.watching.watch import view_now
+    from hushfleet.aggregator.report.readable import number, statistic_lines
 
     folder = FleetFolder(path)
     try:
@@ -114,8 +114,7 @@ def _ask(path: Dir, kind: str, epsilon: float, *, dry_run: bool, now: bool, **as
     )
     if dry_run:
         return
-    with FleetWatch(folder) as watch:
-        run = watch.view().run
+    run = view_now(folder).run
     if run is not None and not run.finished and not now:
         raise BadInput(f"{descriptions.progress(run)}; wait for the others, or say --now to ask before it goes on")
     result = ask(folder, task)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from hushfleet.aggregator.fleet.commands.options import FleetDir, IdsFile, ImagesFolder, WheelsFolder, opened
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput
+from hushfleet.schema import AtLeast1
 
 if TYPE_CHECKING:
     from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
@@ -27,7 +28,7 @@ class FlashOptions:
     image: Annotated[Path | None, Option(metavar="FILE", help="A stock image, .img or .img.xz: each board gets a copy of it with its own seed.")] = None
     boot: Annotated[Path | None, Option(metavar="MOUNT", help="The mounted boot partition of a card that holds the stock system already.")] = None
     out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder for the images, with --image.")] = None
-    count: Annotated[int | None, Option(min=1, help="Number of cards to write, for boards without one. Default: all of them.")] = None
+    count: Annotated[AtLeast1 | None, Option(help="Number of cards to write, for boards without one. Default: all of them.")] = None
     device: Annotated[list[str] | None, Option(metavar="ID", help="Write the card of this board, or of those that match a pattern in quotes; may be repeated.")] = None
     file: IdsFile = None
     python: Annotated[str | None, Option(metavar="3.X", help="Python version of the system. Default: found from the image.")] = None
@@ -59,8 +60,8 @@ def flash(
     `hushfleet flash --fleet greenhouse --device greenhouse-07 --boot /media/me/bootfs`
     """
     from hushfleet.aggregator.fleet.software import cards as content
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot, MountedBoot
     from hushfleet.firmware_profiles.cards.cloud_init import require_cloud_init, write_card
     from hushfleet.firmware_profiles.cards.stock_image import System, read_system

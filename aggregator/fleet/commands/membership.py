@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from hushfleet.aggregator.fleet.commands.options import Dir, DirOrRun, IdsFile
-from hushfleet.aggregator.options import with_options
+from hushfleet.aggregator.report.options import with_options
 from hushfleet.errors import BadInput
 
 app = typer.Typer()

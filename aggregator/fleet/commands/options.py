@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hushfleet.aggregator.options import Option
+from hushfleet.aggregator.report.options import Option
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.trust.folder import FleetFolder

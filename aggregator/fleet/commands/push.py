@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hushfleet.aggregator.fleet.commands.options import FleetDir, ImagesFolder, WheelsFolder, opened
-from hushfleet.aggregator.options import with_options
+from hushfleet.aggregator.report.options import with_options
 from hushfleet.errors import BadInput
 
 
@@ -38,8 +38,8 @@ def push(
         release_of,
     )
     from hushfleet.aggregator.fleet.software.push import look_at, push
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.firmware_profiles import load_board
     from hushfleet.firmware_profiles.cards.bundle import PYTHONS
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import hushfleet
 from hushfleet.aggregator.fleet.commands.options import FILE, Dir, WheelsFolder, Yes, opened
-from hushfleet.aggregator.options import with_options
+from hushfleet.aggregator.report.options import with_options
 from hushfleet.errors import BadInput, BadSignature
+from hushfleet.version import __version__
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
@@ -42,7 +42,7 @@ def _make(
     path: Dir,
     python: Annotated[str, typer.Option(metavar="3.X", help="Python of the boards' system: 3.13 on Raspberry Pi OS Trixie, 3.11 on Bookworm.")] = "3.13",
     arch: Annotated[str, typer.Option(help="Architecture of the boards: aarch64 or x86_64.")] = "aarch64",
-    version: Annotated[str, typer.Option(help="Version that boards will report: two to four numbers.")] = hushfleet.__version__,
+    version: Annotated[str, typer.Option(help="Version that boards will report: two to four numbers.")] = __version__,
     wheels: WheelsFolder = None,
     downgrade_from: Annotated[list[str] | None, typer.Option(metavar="VERSION", help="Boards that run this version take it although it is not newer; it withdraws all versions up to this one; repeatable.")] = None,
     system: Annotated[bool, typer.Option("--system", help="It also renews what runs as root on a board, slots.pyz and the units; root must sign it, too.")] = False,
@@ -58,8 +58,8 @@ def _make(
     """
     from hushfleet.aggregator.fleet.software.cards import ReleasePlatform, build_release
     from hushfleet.aggregator.fleet.software.releases import add_release, describe_signing
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
 
     with opened(path) as (folder, registry):
         with show_progress(Console()):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hushfleet.aggregator.fleet.commands.options import FILE, Dir, DirOrRun, Yes, opened
-from hushfleet.aggregator.options import with_options
+from hushfleet.aggregator.report.options import with_options
 from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.devices.roster_signing import RosterChanges
+    from hushfleet.aggregator.storage.roster_signing import RosterChanges
     from hushfleet.secure.roster import Roster
 
 app = typer.Typer()
@@ -79,9 +79,9 @@ def _export(
     `hushfleet fleet roster export runs/field --out roster.unsigned --federation greenhouse`
     """
     from hushfleet import atomic_file
-    from hushfleet.aggregator.devices.board import roster_keys
     from hushfleet.aggregator.fleet.trust.membership import membership
     from hushfleet.aggregator.fleet.trust.roster import to_sign, waiting
+    from hushfleet.aggregator.storage.board import roster_keys
     from hushfleet.secure.roster import Roster, RosterContent
     from hushfleet.user_files import checked_file
     from hushfleet.wire.format.topics import check_name
@@ -131,7 +131,7 @@ def _sign(
 
     Example: `hushfleet fleet roster sign roster.unsigned --key operator.key --out roster.signed`
     """
-    from hushfleet.aggregator.devices.roster_signing import RosterSigner, read_roster
+    from hushfleet.aggregator.storage.roster_signing import RosterSigner, read_roster
     from hushfleet.user_files import checked_file
 
     checked_file(out)

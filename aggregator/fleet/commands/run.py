@@ -52,12 +52,10 @@ def _task(
     from hushfleet.aggregator.fleet.tasks.seasons import season_view
     from hushfleet.aggregator.fleet.tasks.task_check import season_note, spread
     from hushfleet.aggregator.fleet.trust.folder import FleetFolder
-    from hushfleet.aggregator.fleet.watching.watch import FleetWatch
+    from hushfleet.aggregator.fleet.watching.watch import view_now
 
     folder = FleetFolder(path)
-    before = folder.run.name
-    with FleetWatch(folder) as watch:
-        run = watch.view().run
+    before, run = folder.run.name, view_now(folder).run
     if run is not None and not run.finished and not now:
         raise BadInput(f"{descriptions.progress(run)}; wait for the others, or say --now to leave it for later")
     goes_on = set_task(folder, task)

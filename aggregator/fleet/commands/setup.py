@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import Meta
 
 from hushfleet.aggregator.fleet.commands.options import FILE, RUN_IT, Dir, opened
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
+from hushfleet.schema import Port
 
 app = typer.Typer()
 
@@ -25,12 +27,12 @@ class FleetOptions:
     broker_name: Annotated[list[str], Option(help="Host name or address of the broker for the boards. May be repeated: the certificate has all names, boards use the first.")]
     task: Annotated[Path, Option(metavar="TASK.toml", help="Task file that the fleet trains.", **FILE)]
     federation: Annotated[str | None, Option(help="Name of the federation on the broker. Default: the folder's name.")] = None
-    port: Annotated[int, Option(min=1, max=65535, help="Port of the broker for boards with a certificate.")] = 8883
-    enrolment_port: Annotated[int, Option(min=1, max=65535, help="Port for boards that enrol, without a certificate yet.")] = 8884
-    page_port: Annotated[int, Option(min=1, max=65535, help="Port of the status page.")] = 8443
+    port: Annotated[Port, Option(help="Port of the broker for boards with a certificate.")] = 8883
+    enrolment_port: Annotated[Port, Option(help="Port for boards that enrol, without a certificate yet.")] = 8884
+    page_port: Annotated[Port, Option(help="Port of the status page.")] = 8443
     classes: Annotated[str | None, Option(metavar="A,B,...", help="Class names, for data.class_names of the task.")] = None
-    honest_fraction: Annotated[float, Option(min=0.01, max=1, help="Least share of honest boards, for secure sums. Boards decline a task that assumes more.")] = HONEST_FRACTION
-    min_devices: Annotated[int, Option(min=2, help="Fewest boards in a secure sum. Boards decline a task that opens smaller sums.")] = MIN_DEVICES
+    honest_fraction: Annotated[float, Meta(ge=0.01, le=1), Option(help="Least share of honest boards, for secure sums. Boards decline a task that assumes more.")] = HONEST_FRACTION
+    min_devices: Annotated[int, Meta(ge=2), Option(help="Fewest boards in a secure sum. Boards decline a task that opens smaller sums.")] = MIN_DEVICES
     operator_key: Annotated[str | None, Option(metavar="FILE|PUBLIC", help="Operator's key, which signs the list of boards in secure sums: its file, read once and kept elsewhere, or its public half, 64 hex digits. Default: a new key in DIR.")] = None
     root_key: Annotated[str | None, Option(metavar="FILE|PUBLIC", help="Root's key, which signs the list of release keys: its file, read once and kept elsewhere, or its public half, 64 hex digits. Default: a new key in DIR.")] = None
     # fmt: on
@@ -60,14 +62,14 @@ def _init(
     from hushfleet.aggregator.fleet.create import create_fleet
     from hushfleet.aggregator.fleet.software.releases import UNSIGNED_FILE
     from hushfleet.aggregator.fleet.tasks.next_task import check_sums
-    from hushfleet.aggregator.fleet.tasks.sums import sum_facts
     from hushfleet.aggregator.fleet.tasks.task_check import obstacles, thresholds
     from hushfleet.aggregator.fleet.trust import keys
     from hushfleet.aggregator.fleet.trust.access import apply
     from hushfleet.aggregator.fleet.trust.folder import BrokerPart, FleetConfig, PagePart, SecureSumsPart, check_ports
+    from hushfleet.aggregator.fleet.trust.keys import sum_facts
     from hushfleet.aggregator.fleet.units import write_units
     from hushfleet.aggregator.results.server_sees import server_sees
-    from hushfleet.config.toml_text import toml_value
+    from hushfleet.toml_text import toml_value
     from hushfleet.wire.format.topics import check_new_name
 
     name = check_new_name(options.federation or path.resolve().name, "the federation's name (--federation)")
@@ -142,12 +144,12 @@ def _add(
     `hushfleet fleet add runs/field greenhouse-07 --key 64-HEX-DIGITS`
     """
     from hushfleet import atomic_file
-    from hushfleet.aggregator.devices.devices_file import parse_key
     from hushfleet.aggregator.fleet.trust.members import counted, from_csv, named
     from hushfleet.aggregator.fleet.trust.membership import accept, is_fleet
-    from hushfleet.config.toml_text import to_toml
+    from hushfleet.aggregator.storage.devices_file import parse_key
     from hushfleet.firmware_profiles.cards.wifi import read_wifi
     from hushfleet.schema import to_plain
+    from hushfleet.toml_text import to_toml
     from hushfleet.wire.format.topics import check_name
 
     if (count is not None) + (csv is not None) + bool(ids) != 1:

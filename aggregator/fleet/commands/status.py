@@ -11,9 +11,9 @@ import typer
 from hushfleet.aggregator.fleet.commands.options import RUN_IT, DirOrRun
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.devices.board import Board
     from hushfleet.aggregator.fleet.trust.membership import Membership
     from hushfleet.aggregator.fleet.view import FleetView
+    from hushfleet.aggregator.storage.board import Board
 
 REDRAW_S = 1.0
 WIDTH = 160
@@ -46,18 +46,19 @@ def _status(
     """
     from rich.live import Live
 
-    from hushfleet.aggregator.fleet.page.server import page_url
     from hushfleet.aggregator.fleet.trust.folder import FleetFolder
     from hushfleet.aggregator.fleet.trust.membership import chosen_ids, is_fleet, membership
     from hushfleet.aggregator.fleet.watching.table import table
     from hushfleet.aggregator.fleet.watching.watch import FleetWatch
-    from hushfleet.aggregator.observe.console import Console
+    from hushfleet.aggregator.report.console import Console
 
     if not is_fleet(folder):
         with membership(folder) as boards:
             _print_devices(boards)
         return
     if page:
+        from hushfleet.aggregator.fleet.page.server import page_url  # with its web server
+
         print(page_url(FleetFolder(folder)))
         return
     with FleetWatch(FleetFolder(folder)) as source:
@@ -98,10 +99,10 @@ def _print_devices(devices: Membership) -> None:
     """Prints the devices of a run without a fleet, and those that announced themselves but were not accepted."""
     from rich.table import Table
 
-    from hushfleet.aggregator.observe.console import Console
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.readable import ago
     from hushfleet.aggregator.results.events import iterate_events
     from hushfleet.aggregator.results.fleet_state import FleetState, SeenDevice
-    from hushfleet.aggregator.results.report.readable import ago
 
     now, refused = time.time(), devices.activity.refused_births()
     run = FleetState()

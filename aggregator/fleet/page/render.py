@@ -13,16 +13,16 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hushfleet.aggregator.devices.board import ACTIVITIES, Board
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.view import FleetView, RunView
 from hushfleet.aggregator.fleet.watching import advice
 from hushfleet.aggregator.fleet.watching.columns import TABLE
-from hushfleet.aggregator.results.report.readable import epsilon_number, number, percent, size
+from hushfleet.aggregator.report.readable import epsilon_number, number, percent, size
+from hushfleet.aggregator.storage.board import ACTIVITIES, Board
 
 PARTS = ("summary", "attention", "round", "releases", "boards", "answers", "figures")
 TEMPLATES = Path(__file__).parent / "templates"
-LOOK = Path(__file__).parents[2] / "results" / "report" / "templates" / "page.css"
+LOOK = Path(__file__).parents[2] / "report" / "templates" / "page.css"
 MOST_BOARDS = 500
 """At most so many boards are listed, because the list is sent again whenever one of them changes."""
 _COLUMNS = [column for column in TABLE if column.name != "place"]  # it stands below the board's name

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import hushfleet
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.software.releases import (
     FleetRelease,
     Withdrawal,
@@ -28,6 +26,7 @@ from hushfleet.aggregator.fleet.trust.device_file import device_toml
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.membership import chosen_ids
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, BadSignature, HushfleetError
 from hushfleet.firmware_profiles import load_board
@@ -39,6 +38,7 @@ from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.progress import doing
 from hushfleet.release.archive import add_signature
 from hushfleet.release.manifest import VERSION, version_order
+from hushfleet.version import __version__
 
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 """Folders that the client's unit hides from it (ProtectHome=, PrivateTmp=)."""
@@ -221,7 +221,7 @@ def release_of(
     known = next((each for target in targets for each in offered if each.platform == target.platform), None)
     if known is not None:
         return known
-    out = build_release(folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels)
+    out = build_release(folder, registry, targets[0], version=__version__, wheels=wheels)
     try:
         release = add_release(folder, registry, out)
     except BadSignature as error:

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S
 from hushfleet.aggregator.fleet.software.releases import Withdrawal, find_release, mapped, offered_releases, releases
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder, UpdatesPart
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.fleet.view import RolloutView
-from hushfleet.aggregator.publish.blobs import ChunkServer
+from hushfleet.aggregator.payloads.blobs import ChunkServer
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.errors import BadInput, BadSignature
 from hushfleet.release.manifest import VERSION, Manifest, version_order
 from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOffer

@@ -15,18 +15,25 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.config.question import StatisticSection, question_of
+from hushfleet.aggregator.config.question import question_of
+from hushfleet.aggregator.config.round_section import RULES_OF_OTHER_MODE
 from hushfleet.aggregator.config.schedule import ScheduleSection
-from hushfleet.aggregator.config.sections import MethodSection, ModelSection, PrivacySection, WireSection
+from hushfleet.aggregator.config.sections import (
+    MethodSection,
+    ModelSection,
+    PrivacySection,
+    StatisticSection,
+    WireSection,
+)
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.fleet.tasks.next_task import set_task
 from hushfleet.aggregator.fleet.tasks.spending import Spending
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.results.answers import statistic_of
 from hushfleet.aggregator.results.result import Result
-from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput
 from hushfleet.losses import find_loss
+from hushfleet.toml_text import to_toml
 
 POLL_S = 1.0
 
@@ -64,8 +71,7 @@ def statistic_task(folder: FleetFolder, asked: StatisticSection, epsilon: float)
                 aggregation="mean",
                 trim=None,
                 mode="synchronous",
-                buffer_size=None,
-                max_staleness=None,
+                **RULES_OF_OTHER_MODE["synchronous"],
             ),
             wire=WireSection(codec="masked" if trust == "secure" else "quantized"),
             evaluation=None,

@@ -16,7 +16,6 @@ from hushfleet import atomic_file
 from hushfleet.aggregator.config.task import Task, files_beside, load_task
 from hushfleet.aggregator.fleet.tasks.task_check import obstacles
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder, SecureSumsPart
-from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.errors import BadInput, StoreFull
 
 
@@ -44,6 +43,8 @@ def set_task(folder: FleetFolder, task: Path, *, prepares: bool = True) -> bool:
             copied.append(folder.path / file)
             copy(task.parent / file, folder.path / file)
         if prepares:
+            from hushfleet.aggregator.payloads.prepare import prepare  # with ONNX Runtime
+
             prepare(load_task(task, folder=folder.path))
     except (OSError, BadInput) as error:
         for made in copied:

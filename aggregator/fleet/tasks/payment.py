@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.results.report.readable import number
+from hushfleet.aggregator.report.readable import number
 from hushfleet.durations import describe_duration
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import epsilon_server_of
@@ -72,9 +72,9 @@ class Payment:
 
         :param paid: how many rounds each of them can pay for.
 
-        A round needs `needed` boards. In buffered rounds they may differ each time, and each sends one update a round.
+        A round needs `needed` boards. Without a cohort they may differ each time, and each sends one update a round.
         """
-        if not self.task.round.buffered:
+        if self.task.round.has_cohort:
             return _nth(paid, self.needed)
         rounds = range(1, at_most + 1)
         return bisect_left(rounds, True, key=lambda each: sum(min(own, each) for own in paid) < each * self.needed)

@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from hushfleet.aggregator.config.calendar import local_zone
 from hushfleet.aggregator.config.season import SeasonSection
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.fleet import descriptions
@@ -25,15 +26,14 @@ from hushfleet.aggregator.fleet.tasks.task_check import season_charge
 from hushfleet.aggregator.fleet.trust.device_file import card_limits
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.view import SeasonView
+from hushfleet.aggregator.payloads.start import newest_model
 from hushfleet.aggregator.planning.season import SeasonCalendar, seasons_paid
-from hushfleet.aggregator.publish.start import newest_model
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.results.fleet_state import RunState
-from hushfleet.aggregator.rounds.schedule import local_zone
-from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.schema import read_file
+from hushfleet.toml_text import to_toml
 
 LOOK_S = 30.0
 AGAIN_S = 600.0

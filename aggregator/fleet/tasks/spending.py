@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hushfleet.aggregator.devices.activity import ActivityStore, counted_charges
 from hushfleet.aggregator.fleet.view import PrivacyLeft
 from hushfleet.aggregator.results.result import Lifetime
+from hushfleet.aggregator.storage.activity import ActivityStore, counted_charges
 from hushfleet.durations import Period, describe_duration
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.charge import Charge

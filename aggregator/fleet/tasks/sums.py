@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.list_file import roster_file
-from hushfleet.aggregator.devices.roster_signing import RosterChanges
-from hushfleet.aggregator.fleet.trust import keys, roster
+from hushfleet.aggregator.fleet.trust import roster
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.fleet.trust.keys import sum_facts
 from hushfleet.aggregator.fleet.view import SumsView
-from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
+from hushfleet.aggregator.results.server_sees import server_sees
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.list_file import roster_file
+from hushfleet.aggregator.storage.roster_signing import RosterChanges
 from hushfleet.schema import read_file
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.health import Problem
-
-
-def sum_facts(folder: FleetFolder) -> SumFacts:
-    """Returns a fleet's facts: its boards take a roster of the operator only."""
-    return SumFacts("operator", keys.in_folder(folder))
 
 
 class SumsWatch:

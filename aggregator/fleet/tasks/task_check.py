@@ -10,10 +10,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from hushfleet.aggregator.config.question import noise_factor
+from hushfleet.aggregator.config.calendar import Schedule
 from hushfleet.aggregator.config.task import Task, load_task
-from hushfleet.aggregator.devices.activity import ActivityStore
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.tasks.pay import told_images
 from hushfleet.aggregator.fleet.tasks.payment import Payment, pace
 from hushfleet.aggregator.fleet.tasks.spending import Spending
@@ -22,12 +20,12 @@ from hushfleet.aggregator.fleet.trust.folder import FleetConfig, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import boards_of
 from hushfleet.aggregator.planning.evaluation_error import useless_evaluation
 from hushfleet.aggregator.planning.pay import images_of
+from hushfleet.aggregator.report.readable import number
 from hushfleet.aggregator.results.fleet_state import Shortfall
-from hushfleet.aggregator.results.report.readable import number
-from hushfleet.aggregator.rounds.next_round import shortfall_advice, shortfall_text
-from hushfleet.aggregator.rounds.schedule import Schedule
+from hushfleet.aggregator.rounds.shortfall import shortfall_advice, shortfall_text
 from hushfleet.aggregator.rounds.thresholds import Given, Thresholds, keys_in, of_fleet
-from hushfleet.config.toml_text import toml_value
+from hushfleet.aggregator.storage.activity import ActivityStore
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.firmware_profiles.cards.device_toml import decline_of
 from hushfleet.methods import make_method
 from hushfleet.methods.cost import RoundTerms
@@ -35,6 +33,7 @@ from hushfleet.params import ParamLayout
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import epsilon_server_of
+from hushfleet.toml_text import toml_value
 from hushfleet.wire.format.health import Problem
 
 _ADD = "add boards (hushfleet fleet add), or set"
@@ -78,15 +77,12 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
     return [] if why is None else [why]
 
 
-def useless_for(task: Task, folder: FleetFolder | None, *, boards: int, needed: int) -> str | None:
+def useless_for(task: Task, folder: FleetFolder, *, boards: int, needed: int) -> str | None:
     """Says why the task's evaluation would tell nothing, as `useless_evaluation`.
 
-    :param folder: None: there is no fleet, and all devices of the task answer.
     :param boards: number of boards that are enrolled.
     :param needed: number of boards with which a round opens; more may be enrolled.
     """
-    if folder is None:
-        return useless_evaluation(task, devices=task.cohort_size, images=images_of(task))
     return useless_evaluation(task, devices=max(boards, needed), images=told_images(folder) or images_of(task))
 
 
@@ -188,7 +184,7 @@ def mean_charge(task: Task) -> Charge:
     """Returns the charge of a training round with its part of the task's evaluations. All training rounds at this
     charge cost as much as the whole task."""
     charge = first_charge(task)
-    return replace(charge, noise_multiplier=charge.noise_multiplier / noise_factor(task))
+    return replace(charge, noise_multiplier=charge.noise_multiplier / task.noise_factor)
 
 
 def season_charge(task: Task) -> Charge:

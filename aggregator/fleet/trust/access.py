@@ -26,16 +26,16 @@ from hushfleet.aggregator.broker.config import (
     mosquitto_config,
 )
 from hushfleet.aggregator.broker.programs import MOSQUITTO
-from hushfleet.aggregator.devices.activity import ActivityStore
-from hushfleet.aggregator.devices.admission_list import AdmissionList, load_authority, read_admissions
-from hushfleet.aggregator.devices.board import Board, with_blocked
-from hushfleet.aggregator.devices.roster_signing import RosterChanges
 from hushfleet.aggregator.fleet.trust import keys
 from hushfleet.aggregator.fleet.trust.authority import Authority, read_revocations
 from hushfleet.aggregator.fleet.trust.folder import AGGREGATOR_NAME, HOME_ASSISTANT_NAME, SERVICE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.own_certificates import write_home_assistant
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.fleet.trust.roster import sign_here, waiting
+from hushfleet.aggregator.storage.activity import ActivityStore
+from hushfleet.aggregator.storage.admission_list import AdmissionList, load_authority, read_admissions
+from hushfleet.aggregator.storage.board import Board, with_blocked
+from hushfleet.aggregator.storage.roster_signing import RosterChanges
 from hushfleet.errors import WireError
 
 PID_FILE, ENROLMENT_PID_FILE = "mosquitto.pid", "enrolment.pid"

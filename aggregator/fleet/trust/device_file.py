@@ -6,11 +6,11 @@ import copy
 from pathlib import PurePosixPath
 from typing import Any
 
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.trust import keys
 from hushfleet.aggregator.fleet.trust.folder import FleetConfig, FleetFolder
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.identity_file import load_or_create
-from hushfleet.config.toml_text import to_toml
+from hushfleet.toml_text import to_toml
 
 STATE_DIR = "/var/lib/hushfleet"
 DATA = {"kind": "folder", "path": "/var/lib/hushfleet-images"}

@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 
-from hushfleet.aggregator.devices.activity import ActivityStore
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.enrolment import TokenBucket
 from hushfleet.aggregator.fleet.trust.authority import Authority, is_fresh, key_digest, read_request
 from hushfleet.aggregator.fleet.trust.folder import FleetConfig
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
+from hushfleet.aggregator.storage.activity import ActivityStore
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.enrolment import TokenBucket
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.charge import Charge
 from hushfleet.schema import unpack

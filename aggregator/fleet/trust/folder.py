@@ -15,13 +15,13 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from hushfleet.aggregator.fleet.trust.authority import CA_DAYS
-from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.device_toml import check_sections
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
-from hushfleet.schema import Checked, NotNegative, Positive, Share, read_file
+from hushfleet.schema import Checked, NotNegative, Port, Positive, Share, read_file
 from hushfleet.secure.roster import MAX_DEVICES
 from hushfleet.wire.format.topics import Name, check_name
+from hushfleet.written import read_written
 
 FILE_NAME = "fleet.toml"
 SERVICE_NAME = "fleet"
@@ -29,7 +29,6 @@ AGGREGATOR_NAME = "aggregator"
 HOME_ASSISTANT_NAME = "homeassistant"
 WRITTEN_BY_AGGREGATOR = ("aggregator", "runs", "cache")
 
-Port = Annotated[int, Meta(ge=1, le=65535, description="a port, 1 to 65535")]
 Host = Annotated[
     str,
     Meta(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput
 from hushfleet.public_keys import KEY_TEXT, parse_public_key
@@ -56,6 +57,11 @@ def in_folder(folder: FleetFolder) -> tuple[str, ...]:
     """
     files = (folder.operator_key, folder.release_key, folder.path / "root.key")
     return tuple(file.name for file in files if file.exists())
+
+
+def sum_facts(folder: FleetFolder) -> SumFacts:
+    """Returns who could unmask a fleet's boards, which take a roster of the operator only."""
+    return SumFacts("operator", in_folder(folder))
 
 
 def read_public(text: str, option: str) -> bytes:

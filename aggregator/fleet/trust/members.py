@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.devices_file import parse_key
 from hushfleet.aggregator.fleet.trust.folder import AGGREGATOR_NAME, HOME_ASSISTANT_NAME, SERVICE_NAME
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.devices_file import parse_key
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.wire.format.topics import check_new_name

@@ -15,10 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hushfleet.aggregator.devices.activity import ActivityStore
-from hushfleet.aggregator.devices.board import Board, with_blocked
 from hushfleet.aggregator.fleet.trust.authority import Issued, tls_key_of
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.storage.activity import ActivityStore
+from hushfleet.aggregator.storage.board import Board, with_blocked
 from hushfleet.errors import BadInput, Malformed, StoreError
 from hushfleet.schema import pack, unpack
 from hushfleet.sqlite_file import Row, SqliteFile

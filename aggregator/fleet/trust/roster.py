@@ -12,10 +12,10 @@ import time
 from collections.abc import Sequence
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.devices.board import Board, roster_keys
-from hushfleet.aggregator.devices.roster_signing import RosterChanges
 from hushfleet.aggregator.fleet.trust import keys
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.storage.board import Board, roster_keys
+from hushfleet.aggregator.storage.roster_signing import RosterChanges
 from hushfleet.errors import BadInput, WireError
 from hushfleet.secure.roster import Roster, RosterContent
 from hushfleet.wire.format.identity import Identity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hushfleet.aggregator.devices.board import Board
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.secure.roster import SEEN_NEWER
 from hushfleet.wire.format.health import Problem
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.watching.advice import DAY_S, DECLINES, HARMLESS, REFUSALS, describe_end
-from hushfleet.aggregator.results.report.readable import ago, epsilon_number, number, size
+from hushfleet.aggregator.report.readable import ago, epsilon_number, number, size
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.wire.format.health import SHOWN, Problem, alarms, described, metric_value
 
 CERTIFICATE_DAYS = 14

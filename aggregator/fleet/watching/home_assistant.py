@@ -16,11 +16,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-import hushfleet
 from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.fleet.watching.metrics import METRICS
 from hushfleet.errors import LinkLost
+from hushfleet.version import __version__
 from hushfleet.wire.link.interface import Will
 
 CONFIGS = "homeassistant/device"
@@ -138,7 +138,7 @@ def _device(
             "manufacturer": "Hushfleet",
             **{name: text for name, text in about.items() if text},
         },
-        "origin": {"name": "Hushfleet", "sw_version": hushfleet.__version__},
+        "origin": {"name": "Hushfleet", "sw_version": __version__},
         "state_topic": states,
         "availability_topic": availability(federation),
         "qos": 1,

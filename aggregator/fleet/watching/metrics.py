@@ -12,9 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from hushfleet.aggregator.devices.board import ACTIVITIES
 from hushfleet.aggregator.fleet.view import FleetView, RolloutView, RunView
 from hushfleet.aggregator.fleet.watching.columns import COLUMNS, BoardColumn
+from hushfleet.aggregator.storage.board import ACTIVITIES
 from hushfleet.wire.format.fields import DeclineCode
 from hushfleet.wire.format.messages import RefusedCode
 

@@ -9,10 +9,10 @@ from hushfleet import atomic_file
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.fleet.tasks.task_check import thresholds
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
-from hushfleet.aggregator.fleet.watching.watch import FleetWatch
+from hushfleet.aggregator.fleet.watching.watch import view_now
 from hushfleet.aggregator.rounds.thresholds import Given, Thresholds
-from hushfleet.config.toml_text import toml_value
 from hushfleet.errors import BadInput
+from hushfleet.toml_text import toml_value
 
 KEYS = ("round.min_devices", "round.min_updates")
 DEFAULT = "default"
@@ -58,7 +58,7 @@ def _read(folder: FleetFolder, setting: str) -> tuple[str, int | None]:
 
 def _check(folder: FleetFolder, task: Task, given: Given) -> None:
     found, boards = _now(folder, task, given)
-    if task.round.buffered:
+    if not task.round.has_cohort:
         raise BadInput('round.mode = "buffered": a buffered round waits for no number of boards, so none can be set')
     for key, number in zip(KEYS, (given.min_devices, given.min_updates), strict=True):
         if number is not None and number > boards:
@@ -82,8 +82,7 @@ def _check(folder: FleetFolder, task: Task, given: Given) -> None:
 
 def _now(folder: FleetFolder, task: Task, given: Given | None = None) -> tuple[Thresholds, int]:
     """Returns the present numbers, and how many boards are not locked out."""
-    with FleetWatch(folder) as watch:
-        view = watch.view()
+    view = view_now(folder)
     able = [board for board in view.boards if board.standing != "blocked"]
     enrolled = sum(board.standing == "enrolled" for board in able)
     begun = view.run is not None and view.run.rounds_closed > 0

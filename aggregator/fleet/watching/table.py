@@ -9,7 +9,7 @@ from rich.text import Text
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.fleet.watching.columns import TABLE
-from hushfleet.aggregator.observe.display import COLORS, SOFT, WARNING
+from hushfleet.aggregator.report.display import COLORS, SOFT, WARNING
 from hushfleet.wire.format.health import Problem
 
 URGENT = "#e07b5a"

@@ -14,8 +14,6 @@ from dataclasses import fields, replace
 
 from hushfleet.aggregator.config.question import noise_by_round
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.devices.activity import ActivityStore
-from hushfleet.aggregator.devices.board import Activity, Board, with_blocked
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.sightings import AGGREGATOR, HEARTBEAT_S, SERVICE
 from hushfleet.aggregator.fleet.software.rollout import rollout_view
@@ -34,6 +32,8 @@ from hushfleet.aggregator.fleet.watching.ended import why_ended
 from hushfleet.aggregator.planning.advice import DAY_S
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.aggregator.results.fleet_state import Event, RunState, SeenDevice
+from hushfleet.aggregator.storage.activity import ActivityStore
+from hushfleet.aggregator.storage.board import Activity, Board, with_blocked
 from hushfleet.durations import duration_s
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.losses import ACCURACY
@@ -306,6 +306,12 @@ class FleetWatch(contextlib.AbstractContextManager["FleetWatch"]):
             return found
         undecided = self._course.open_round is not None and seen.is_open
         return replace(found, spent=spent, limit=self._spending.limit, undecided=undecided)
+
+
+def view_now(folder: FleetFolder, now: float | None = None) -> FleetView:
+    """Returns the fleet now, once. Raises `StoreError`."""
+    with FleetWatch(folder) as watch:
+        return watch.view(now)
 
 
 def _state(part: Activity, heard: Activity) -> Activity:

@@ -9,8 +9,7 @@ const DOUBLE_TAP_MS = 400;
 
 async function ask(path, body) {
   const headers = { Authorization: "Bearer " + token };
-  const options = body === undefined ? { headers } : { method: "POST", headers, body: JSON.stringify(body) };
-  const answer = await fetch(path, options);
+  const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body || {}) });
   if (answer.headers.get("Content-Type") === "image/jpeg") return answer.blob();
   const made = await answer.json();
   if (!answer.ok) throw new Error(made.error);
@@ -51,7 +50,7 @@ async function show(next) {
   $("image").hidden = true;
   if (before) URL.revokeObjectURL(before);
   if (!image) return $("image").removeAttribute("src");
-  $("image").src = URL.createObjectURL(await ask("image?" + new URLSearchParams({ name: image, version: next.version })));
+  $("image").src = URL.createObjectURL(await ask("image", { image, version: next.version }));
   $("image").alt = "The new image " + image;
   await $("image").decode();
   $("image").hidden = false;
@@ -78,7 +77,7 @@ async function begin(work) {
 }
 
 const tap = (label) => act(() => ask("tap", { image: shown.image, version: shown.version, label }));
-const undo = () => act(() => ask("undo", {}));
+const undo = () => act(() => ask("undo"));
 const again = () => act(() => ask("next"));
 $("guess").onclick = () => tap(shown.guess[0]);
 $("aside").onclick = () => tap("");

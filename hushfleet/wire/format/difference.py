@@ -21,12 +21,12 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from msgspec import Meta
 
-from hushfleet.codecs import quantized
-from hushfleet.codecs.codec import MAX_STEP, MIN_STEP, Coding
-from hushfleet.config.spec import Digest, RoundNumber, TaskId
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.schema import Checked, NotNegative, pack, require, unpack
+from hushfleet.wire.format import quantized
+from hushfleet.wire.format.codec import MAX_STEP, MIN_STEP, Coding
 from hushfleet.wire.format.headed import HEAD_BYTES, MAX_HEADER_BYTES, MAX_LAYERS, cut_header, headed
+from hushfleet.wire.format.spec import Digest, RoundNumber, TaskId
 
 MAGIC = b"HD"
 VERSION = 1

@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.spec import MAX_ROUNDS, Digest, RoundNumber, TaskId
 from hushfleet.schema import Checked, Count, NotNegative, Share, later, require
 from hushfleet.wire.format.chunks import DEFAULT_CHUNK_BYTES, Ranges, check_ranges
 from hushfleet.wire.format.fields import Nonce, PublicKey, Reason, Text, WithReason
+from hushfleet.wire.format.spec import MAX_ROUNDS, Digest, RoundNumber, TaskId
 from hushfleet.wire.format.topics import Name
 
 PROOF_BYTES = 64

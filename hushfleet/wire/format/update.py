@@ -17,14 +17,14 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from hushfleet.codecs.codec import MAX_VALUES, Coding, LayerStep
-from hushfleet.codecs.registry import codec_of, max_bytes
-from hushfleet.config.spec import Form, RoundNumber, TaskId
 from hushfleet.errors import Malformed
 from hushfleet.schema import Checked, Finite, NotNegative, PositiveOrInf, later, require, unpack
+from hushfleet.wire.format.codec import MAX_VALUES, Coding, LayerStep
+from hushfleet.wire.format.codecs import codec_of, max_bytes
 from hushfleet.wire.format.fields import StateDigest
 from hushfleet.wire.format.headed import HEAD_BYTES, MAX_HEADER_BYTES, MAX_LAYERS, cut, cut_header, headed
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
+from hushfleet.wire.format.spec import Form, RoundNumber, TaskId
 from hushfleet.wire.format.topics import Name
 
 MAGIC = b"HU"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from hushfleet.codecs.codec import check_finite
-from hushfleet.codecs.registry import codec_of
 from hushfleet.errors import Malformed
 from hushfleet.schema import pack
+from hushfleet.wire.format.codec import check_finite
+from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.identity import Identity, verify
 from hushfleet.wire.format.update import Sections, UpdateHeader, assembled, header_of, payload_digest, sections_of
 
@@ -55,14 +55,14 @@ def encode_update(
     return EncodedUpdate(assembled(pack(header), coded, public or b"", identity), sent)
 
 
+EncodeUpdate = Callable[..., EncodedUpdate]
+"""`encode_update`, or what a simulation does in its place."""
+
+
 class UpdateFormat:
     """The format of an update for a plain sum on its way to the aggregator: encoded and signed, as on real devices."""
 
-    def encode(
-        self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity | None
-    ) -> EncodedUpdate:
-        """Encodes an update as `encode_update` does."""
-        return encode_update(header, values, counts=counts, identity=identity)
+    encode: EncodeUpdate = staticmethod(encode_update)
 
     def authenticate(self, data: bytes, *, public_key: bytes) -> tuple[UpdateHeader, bytes]:
         """Returns the header, and `payload_digest`, if the owner of the key sent the update.

@@ -1,4 +1,4 @@
-/* The steps of hushfleet/gradients/optim.py, each a single pass over memory.
+/* The steps of hushfleet/learning/optim.py, each a single pass over memory.
  *
  * Every line rounds where NumPy rounds, so the results are NumPy's to the last bit: this file is compiled without
  * contraction, since a fused multiply-add would round once instead of twice.

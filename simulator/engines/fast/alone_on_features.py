@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from hushfleet.data.samples import LabelledSamples
-from hushfleet.model.own_head import features_of
-from hushfleet.model.softmax import fit, rotated
+from hushfleet.learning.own_head import features_of
+from hushfleet.learning.softmax import fit, rotated
 
 AccuracyByWay = dict[str, float]
 """Accuracy in 0..1 for each way of training alone; NaN without test images."""

@@ -11,7 +11,7 @@ import hashlib
 import struct
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgpack
 import numpy as np
@@ -19,9 +19,9 @@ import numpy as np
 from hushfleet.atomic_file import write_whole
 from hushfleet.durations import Period
 from hushfleet.edge_client.storage.answers import Answers
-from hushfleet.edge_client.storage.arrays import RoundCommit, pack_arrays, unpack_arrays
+from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.kept import KeptModel
-from hushfleet.edge_client.storage.round_commit import OutboxEntry
+from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError, LedgerError, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
@@ -30,6 +30,9 @@ from hushfleet.privacy.ledger import LedgerEntry, LedgerView
 from hushfleet.schema import pack, unpack
 from hushfleet.simulator.run_folder import DeviceFolder
 from hushfleet.wire.format.identity import Identity
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.storage.store import DeviceStore
 
 _LENGTH = struct.Struct("<I")
 
@@ -41,6 +44,8 @@ def store_of(files: DeviceFolder, device: str, *, inspect: bool = True) -> Devic
     """
     if files.state.exists():
         return DeviceFile(files.state, device=device)
+    from hushfleet.edge_client.storage.store import DeviceStore
+
     return DeviceStore(files.store, device=device, durable=False, inspect=inspect)
 
 
@@ -126,7 +131,7 @@ class DeviceFile:
         kept = unpack_arrays(self._kept["residual"]) if self._kept else {}
         return kept.get("", np.zeros(size, np.float32))
 
-    def commit_round(self, commit: RoundCommit) -> OutboxEntry:
+    def commit_round(self, commit: RoundCommit[DeviceState]) -> OutboxEntry:
         if any(entry.round == commit.round for entry in self.ledger.entries()):
             raise LedgerError(f"round {commit.round} of task {commit.task!r} is already charged")
         digest, state = hashlib.sha256(commit.update).digest(), commit.state

@@ -10,13 +10,13 @@ import shutil
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.round_events import finished_fields, open_fields, run_fields, update_fields
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.model.evaluation import evaluate
+from hushfleet.learning.evaluation import evaluate
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.progress import doing
 from hushfleet.simulator.engines.fast.jobs import Job, JobAnswer, train
@@ -30,6 +30,12 @@ from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update_values import SIGNED
 
 ALL_SPENT = "too few devices have privacy budget left for another round"
+
+
+def run_logged(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx", evaluate_every: int = 1) -> None:
+    """Runs the rounds as `run_rounds` does, and writes their events into the run folder."""
+    with EventLog(simulation.folder.events) as events:
+        run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=evaluate_every)
 
 
 def run_rounds(
@@ -54,7 +60,7 @@ def run_rounds(
     :param on_closed: called after each round, before any device trains again; first with the last round of an earlier
         part of the run, or 0.
     """
-    if simulation.task.round.buffered:
+    if not simulation.task.round.has_cohort:
         raise BadInput(
             'round.mode = "buffered" is about who comes when, and the fast engine has no time: give the devices boards '
             "(--boards, with the virtual clock), or take --engine live"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hushfleet.data.samples import LabelledSamples
-from hushfleet.model.evaluation import EVALUATION_BATCH, LogitsOf
+from hushfleet.learning.evaluation import EVALUATION_BATCH, LogitsOf
 
 EXAMPLES = 12
 _EXAMPLE_STREAM = 0x45584D50

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
-from hushfleet.config.spec import BlobRef, SecureSpec, TaskSpec
-from hushfleet.data.held_out import held_out_part, training_part
-from hushfleet.data.samples import LabelledSamples, Samples
-from hushfleet.edge_client.board.local_data import inputs_of
+from hushfleet.data.held_out import both_parts
+from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
-from hushfleet.gradients.batch import GradientFunction
-from hushfleet.graphs.features import FeatureGraph
-from hushfleet.graphs.session import InferenceGraph
+from hushfleet.learning.anomaly import divided
+from hushfleet.learning.batch import GradientFunction
+from hushfleet.learning.evaluation import LogitsOf
+from hushfleet.learning.graph_session import InferenceGraph
 from hushfleet.methods import method_of
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.model.anomaly import divided
-from hushfleet.model.evaluation import LogitsOf
 from hushfleet.paths import in_file
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
@@ -28,6 +27,10 @@ from hushfleet.simulator.engines.fast.runtimes import make_gradient
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound
 from hushfleet.simulator.run_folder import RunFolder
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.spec import BlobRef, SecureSpec, TaskSpec
+
+if TYPE_CHECKING:
+    from hushfleet.learning.graph_features import FeatureGraph
 
 KEPT_BYTES = 1 << 29  # of training images in each worker; others are read again when they are used
 
@@ -80,6 +83,8 @@ class LoadedRun:
         spec = self.spec.model.features
         if spec is None:
             return None
+        from hushfleet.learning.graph_features import FeatureGraph
+
         given = self.spec.model.input_shape[0]
         return FeatureGraph(partial(self._graph, spec.graph), spec, given=given, cache=self.folder.features)
 
@@ -114,8 +119,7 @@ class LoadedRun:
     def train(self, device: str) -> LabelledSamples:
         samples = self._train.pop(device, None)
         if samples is None:
-            are_all = not self.spec.by_content
-            stored = training_part(self._stored(device), self.spec.held_out, are_all=are_all)
+            stored, _ = self._parts(device)
             if self.spec.model.targets.are_inputs:
                 by = stored.images if self.spec.by_content else None
                 stored = stored.take(divided(stored.labels, by=by)[0])
@@ -128,8 +132,11 @@ class LoadedRun:
 
     def held_out(self, device: str) -> LabelledSamples:
         """Returns the device's samples that are never used in training."""
-        are_all = not self.spec.by_content
-        return self._inputs(held_out_part(self._stored(device), self.spec.held_out, are_all=are_all))
+        return self._inputs(self._parts(device)[1])
+
+    def _parts(self, device: str) -> tuple[Samples, Samples]:
+        """Returns the stored samples for training, and those that are held out."""
+        return both_parts(self._stored(device), self.spec.held_out, are_all=not self.spec.by_content)
 
     def unlabelled(self, device: str) -> LabelledSamples | None:
         """Returns images without labels for the device's own head: the labels in the result have no meaning."""
@@ -164,3 +171,17 @@ class LoadedRun:
 def loaded_run(path: Path, runtime: str) -> LoadedRun:
     """Returns this process's loaded run of a folder."""
     return LoadedRun(path, runtime)
+
+
+@dataclass(frozen=True)
+class DeviceJob:
+    """A worker's job for one device; all that it does not name is in the run folder `path`."""
+
+    path: Path
+    runtime: str
+    device: str
+
+    @property
+    def run(self) -> LoadedRun:
+        """The run, loaded once in each process."""
+        return loaded_run(self.path, self.runtime)

@@ -12,14 +12,14 @@ from itertools import chain
 
 import numpy as np
 
-from hushfleet.gradients.own_samples import LoadedSamples
+from hushfleet.learning.evaluation import accuracies_on_parts, evaluate
+from hushfleet.learning.own_samples import LoadedSamples
 from hushfleet.methods.cost import RoundTerms
-from hushfleet.model.evaluation import accuracies_on_parts, evaluate
+from hushfleet.methods.local_round import LocalRound
 from hushfleet.simulator.engines.fast.after_round import AfterRound
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
-from hushfleet.training.local_round import LocalRound
 
 AT_ONCE = 25
 """Most models in one job: the first layers, as far as all models share them, are computed once per image."""

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 
 from hushfleet.atomic_file import write_whole
 from hushfleet.errors import HushfleetError
-from hushfleet.gradients.batch import GradientFunction
-from hushfleet.gradients.draws import samples_trained
-from hushfleet.gradients.optim import Optimizer
-from hushfleet.gradients.optim import make_optimizer as make_numpy_optimizer
-from hushfleet.graphs.session import GradientGraph
-from hushfleet.models import get_model, is_offered, is_own, native
+from hushfleet.learning.batch import GradientFunction
+from hushfleet.learning.draws import samples_trained
+from hushfleet.learning.graph_session import GradientGraph
+from hushfleet.learning.optim import Optimizer
+from hushfleet.learning.optim import make_optimizer as make_numpy_optimizer
+from hushfleet.models import get_model, is_own, native
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 from hushfleet.params import ParamLayout
+from hushfleet.paths import is_offered
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
 
 if TYPE_CHECKING:

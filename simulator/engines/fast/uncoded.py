@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hushfleet.codecs.registry import codec_of
-from hushfleet.codecs.symbols import BLOCK
 from hushfleet.errors import Malformed, StoreError, StoreFull
+from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.symbols import BLOCK
 from hushfleet.wire.format.update import UpdateHeader, payload_digest, read_header
 from hushfleet.wire.format.update_values import EncodedUpdate, UpdateFormat, read_coded, unsigned
 

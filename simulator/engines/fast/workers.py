@@ -99,7 +99,7 @@ class Workers:
 
     def __exit__(self, kind: type[BaseException] | None, /, *_: object) -> None:
         if self._pool is not None:
-            if kind is KeyboardInterrupt:  # unfinished work is done again, as after a power cut
+            if kind is not None:  # unfinished work is done again, as after a power cut
                 for process in self._processes:
                     process.kill()
             self._pool.shutdown(cancel_futures=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.model.evaluation import Evaluation
+from hushfleet.learning.evaluation import Evaluation
 from hushfleet.params import ParamLayout
 
 # Multiple of the clip norm: a canary that is not clipped is obvious.

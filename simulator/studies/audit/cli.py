@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Meta
 
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.privacy.terms import Unit
+from hushfleet.schema import Count
 from hushfleet.simulator.options import DataDir, TaskSettings
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.publish.prepare import PreparedTask
+    from hushfleet.aggregator.payloads.prepare import PreparedTask
+    from hushfleet.aggregator.report.console import Console
     from hushfleet.simulator.studies.audit.finding import Finding
 
 VIOLATED = 1
@@ -27,9 +29,9 @@ class AuditOptions(TaskSettings):
 
     # fmt: off
     unit: Annotated[Unit | None, Option(help="Unit of privacy; replaces privacy.unit.")] = None
-    trials: Annotated[int, Option(min=60, max=10_000_000, help="Number of rounds, or of canaries, in each world.")] = 1000
-    seconds: Annotated[float, Option(min=1, help="Longest time of a game; it ends with the trials that it has.")] = 120
-    seed: Annotated[int, Option(min=0, help="Seed of canaries and noise.")] = 0
+    trials: Annotated[int, Meta(ge=60, le=10_000_000), Option(help="Number of rounds, or of canaries, in each world.")] = 1000
+    seconds: Annotated[float, Meta(ge=1), Option(help="Longest time of a game; it ends with the trials that it has.")] = 120
+    seed: Annotated[Count, Option(help="Seed of canaries and noise.")] = 0
     field_noise: Annotated[bool, Option("--field-noise", help="Use the noise source of real devices, which no seed repeats.")] = False
     one_run: Annotated[bool | None, Option(hidden=True)] = None
     data_dir: DataDir = None
@@ -66,9 +68,9 @@ def audit(
 
     `hushfleet audit tasks/digits-record.toml --unit device --set privacy.noise_multiplier=1.5 --json`
     """
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
-    from hushfleet.aggregator.publish.prepare import prepare
+    from hushfleet.aggregator.payloads.prepare import prepare
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.aggregator.results.result import write_whole
     from hushfleet.errors import BadInput
     from hushfleet.methods import title_of
@@ -107,7 +109,7 @@ def audit(
 
 
 def _played(prepared: PreparedTask, options: AuditOptions, console: Console) -> Iterator[Finding]:
-    from hushfleet.aggregator.observe.progress import show_progress
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.progress import doing
     from hushfleet.simulator.studies.audit.games import Effort, findings, games_of, subject_of
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
+from hushfleet.methods.local_round import Trained
 from hushfleet.methods.state import DeviceState
 from hushfleet.simulator.studies.audit.subject import Subject
-from hushfleet.training.local_round import Trained
 
 MEASURED = 32  # trials of each world in which variances are measured
 FLOOR = 1e-12

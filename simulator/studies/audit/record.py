@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.edge_client.trainer import Trainer
-from hushfleet.gradients.own_samples import OwnSamples
+from hushfleet.edge_client.worker.trainer import Trainer
+from hushfleet.learning.own_samples import OwnSamples
+from hushfleet.methods.local_round import LocalRound
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.studies.audit.canary import LENGTH, finite
 from hushfleet.simulator.studies.audit.game import FLOOR, CanaryRound, Game, Moments, lives
 from hushfleet.simulator.studies.audit.subject import Subject
-from hushfleet.training.local_round import LocalRound
 
 GRADIENTS = "sees every noised gradient"
 UPDATE = "server: update"

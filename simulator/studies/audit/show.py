@@ -11,9 +11,10 @@ import plotly.graph_objects as go
 from rich.markup import escape
 from rich.table import Table
 
-from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.results.report import page, tables
+from hushfleet.aggregator.report import page, tables
+from hushfleet.aggregator.report.console import Console
 from hushfleet.simulator.studies.audit.finding import Finding, whole_task
+from hushfleet.simulator.studies.templates import filled
 
 _COLOURS = {"holds": "green", "VIOLATED": "bold red", "no claim": "yellow"}
 _HEAD = ("the adversary", "game", "trials", "epsilon", "claimed", "measured, at least", "verdict")
@@ -66,25 +67,16 @@ def _rounds(count: int) -> str:
 
 def sentences(findings: Sequence[Finding]) -> list[str]:
     """Returns sentences that explain what the numbers mean, and what they do not mean."""
-    first = findings[0]
-    most = math.log(max(first.trials, 4) / 4)
-    said = [
-        f"unit {first.unit}, delta {first.delta:g}; what is measured holds with confidence {first.confidence:.0%}",
-        f"{first.trials:,} trials cannot show an epsilon above about {most:.1f} in one game, whatever the mechanism",
-    ]
-    noises = [f"{format_epsilon(each.noise_measured)} (charged: {each.noise_claimed:.4g})" for each in findings]
-    form = "* if each round has noise of the form that is charged: its multiplier is then at most "
-    said.append(form + ", ".join(noises))
-    for each in findings:
-        if each.refuted_at is not None:
-            said.append(
-                f"VIOLATED: what {each.adversary} can tell contradicts the ledger's epsilon at delta "
-                f"{each.refuted_at:g}. The code adds less noise than it charges for, or shows something else: do not "
-                "run this task where the promise matters"
-            )
-        if each.raw and math.isinf(each.claimed):
-            said.append(f"no epsilon covers what leaves without noise: {', '.join(each.raw)}")
-    return list(dict.fromkeys(said))
+    text = filled(
+        __name__,
+        "sentences.txt.j2",
+        {"epsilon": format_epsilon},
+        first=findings[0],
+        findings=findings,
+        most=math.log(max(findings[0].trials, 4) / 4),
+        infinity=math.inf,
+    )
+    return list(dict.fromkeys(text.splitlines()))
 
 
 def format_epsilon(value: float) -> str:

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.local_data import zero_samples
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import Trainer
+from hushfleet.edge_client.worker.trainer import Trainer
 from hushfleet.methods import method_of
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.question import RoundRules, rules_of
@@ -29,6 +28,7 @@ from hushfleet.simulator.engines.fast.sums import UnmaskedRound, key_of
 from hushfleet.simulator.studies.audit.canary import CanaryGradient, disjoint_blocks
 from hushfleet.simulator.studies.audit.claims import Claim
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
+from hushfleet.wire.format.spec import BlobRef, TaskSpec
 
 DEVICE = "audited"
 

@@ -27,7 +27,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hushfleet.edge_client.trainer import Trainer
+from hushfleet.edge_client.worker.trainer import Trainer
+from hushfleet.methods.local_round import LocalRound, Trained
 from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
 from hushfleet.secure.prime_field import from_bytes
@@ -35,7 +36,6 @@ from hushfleet.simulator.studies.audit import game
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, WorstData, canary_update
 from hushfleet.simulator.studies.audit.game import FLOOR, CanaryRound, Game, Moments, lives
 from hushfleet.simulator.studies.audit.subject import Subject
-from hushfleet.training.local_round import LocalRound, Trained
 from hushfleet.wire.format.update_values import decode_masked, decode_update
 
 SERVER = "server: update, header, report"

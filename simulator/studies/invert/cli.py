@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import Meta
 
-from hushfleet.aggregator.options import Option, with_options
+from hushfleet.aggregator.report.options import Option, with_options
+from hushfleet.schema import AtLeast1, Count
 from hushfleet.simulator.options import DataDir, TaskSettings
 
 
@@ -17,11 +19,11 @@ class InvertOptions(TaskSettings):
     """Options of the attack."""
 
     # fmt: off
-    images: Annotated[int, Option(min=1, max=50, help="Number of images to seek; the seed draws them.")] = 6
-    devices: Annotated[int, Option(min=2, max=1000, help="Number of devices in a secure sum.")] = 100
-    steps: Annotated[int, Option(min=1, help="Optimisation steps of the attack, for all images at once.")] = 400
-    tries: Annotated[int, Option(min=1, max=20, help="Number of restarts of each search.")] = 4
-    seed: Annotated[int, Option(min=0, help="Seed of the images, the noise and the starts of searches.")] = 0
+    images: Annotated[int, Meta(ge=1, le=50), Option(help="Number of images to seek; the seed draws them.")] = 6
+    devices: Annotated[int, Meta(ge=2, le=1000), Option(help="Number of devices in a secure sum.")] = 100
+    steps: Annotated[AtLeast1, Option(help="Optimisation steps of the attack, for all images at once.")] = 400
+    tries: Annotated[int, Meta(ge=1, le=20), Option(help="Number of restarts of each search.")] = 4
+    seed: Annotated[Count, Option(help="Seed of the images, the noise and the starts of searches.")] = 0
     data_dir: DataDir = None
     out: Annotated[Path | None, Option(help="Folder for invert.json and invert.png, the picture.")] = None
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False
@@ -58,8 +60,8 @@ def invert(
 
     Then the report shows it: `hushfleet report runs/a`
     """
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.simulator.studies.invert.show import table
     from hushfleet.simulator.studies.invert.study import FIGURES, PICTURE, invert
     from hushfleet.user_files import checked_folder
@@ -69,15 +71,7 @@ def invert(
         checked_folder(out)
     task = options.load(task_file)
     with show_progress(console):
-        seen = invert(
-            task,
-            data_dir=options.data_dir,
-            images=options.images,
-            devices=options.devices,
-            steps=options.steps,
-            tries=options.tries,
-            seed=options.seed,
-        )
+        seen = invert(task, options)
     if options.as_json:
         print(seen.json)
     else:

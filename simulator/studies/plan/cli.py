@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from hushfleet.aggregator.options import Option, with_options
+from msgspec import Meta
+
+from hushfleet.aggregator.report.options import Option, with_options
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.privacy.terms import HONEST_FRACTION
+from hushfleet.schema import AtLeast1
 from hushfleet.simulator.options import DataDir, Json
 
 FEATURES = ("scattering", "filters")
@@ -20,17 +23,17 @@ class PlanOptions:
     """The fleet to estimate."""
 
     # fmt: off
-    devices: Annotated[int, Option(min=2, max=100_000, help="Number of devices in a round.")]
-    images: Annotated[int, Option(min=1, help="Mean number of training images of a device.")]
+    devices: Annotated[int, Meta(ge=2, le=100_000), Option(help="Number of devices in a round.")]
+    images: Annotated[AtLeast1, Option(help="Mean number of training images of a device.")]
     epsilon: Annotated[float, Option(help="Epsilon against the server, for a whole device and all rounds.")]
-    classes: Annotated[int | None, Option(min=2, max=1000, help="Number of classes; --data brings its own.")] = None
+    classes: Annotated[Annotated[int, Meta(ge=2, le=1000)] | None, Option(help="Number of classes; --data brings its own.")] = None
     delta: Annotated[float, Option(help="Probability with which the promise may fail.")] = 1e-5
     features: Annotated[str, Option(help="Features: scattering, filters (tiny images) or a file.onnx.")] = "scattering"
     boards: Annotated[str, Option(metavar="A,B,...", help="Boards whose time is shown; see `hushfleet boards`.")] = "raspberry-pi-zero-2-w,raspberry-pi-5-8gb"
-    honest_fraction: Annotated[float, Option(min=0.01, max=1, help="Least share of honest devices; the others may work with the server.")] = HONEST_FRACTION
-    alpha: Annotated[float | None, Option(min=0.01, help="Dirichlet parameter of the devices' labels: 0.5 is very unequal. Default: equal.")] = None
+    honest_fraction: Annotated[float, Meta(ge=0.01, le=1), Option(help="Least share of honest devices; the others may work with the server.")] = HONEST_FRACTION
+    alpha: Annotated[Annotated[float, Meta(ge=0.01)] | None, Option(help="Dirichlet parameter of the devices' labels: 0.5 is very unequal. Default: equal.")] = None
     per: Annotated[str | None, Option(metavar="90d", help="Repeat the task in each such period, and show the years: --epsilon is of one period.")] = None
-    lifetime: Annotated[float, Option(min=0.0, help="With --per: epsilon over all periods, after which boards stop.")] = math.inf
+    lifetime: Annotated[float, Meta(ge=0.0), Option(help="With --per: epsilon over all periods, after which boards stop.")] = math.inf
     local: Annotated[bool, Option("--local", help="Trust nobody: each device adds all of the noise.")] = False
     shape: Annotated[str | None, Option(metavar="C,H,W", help="Shape of images: channels (1 grey, 3 colour), height, width. Default: 1,28,28; with filters 1,8,8.")] = None
     data: Annotated[str | None, Option(metavar="FOLDER|NAME", help="Public images to measure on: class folders, or a data set.")] = None
@@ -75,11 +78,11 @@ def plan(options: PlanOptions) -> None:
     from rich.markup import escape
 
     from hushfleet.aggregator.config.season import SeasonSection
-    from hushfleet.aggregator.observe.console import Console
-    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.planning.advice import Advice, Question
     from hushfleet.aggregator.planning.gain_table import GainTable
     from hushfleet.aggregator.planning.year import Year
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.firmware_profiles import load_board
     from hushfleet.simulator.studies.plan.needs import BoardCosts, needs
     from hushfleet.simulator.studies.plan.show import show, to_plain

@@ -10,10 +10,10 @@ from hushfleet.aggregator.planning.gain_table import GainTable, gain_table
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import Board
 from hushfleet.methods.hush_rule import rule
-from hushfleet.privacy.accounting.epsilon import epsilon
-from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
-from hushfleet.privacy.accounting.step import Step
+from hushfleet.privacy.accountant import epsilon
+from hushfleet.privacy.noise_for import noise_multiplier_for
 from hushfleet.privacy.ring import least_bits
+from hushfleet.privacy.step import Step
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.prime_field import PRIMES
 

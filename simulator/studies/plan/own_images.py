@@ -15,7 +15,7 @@ from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import Samples
 from hushfleet.data.sets import SOURCES, load
 from hushfleet.errors import BadInput
-from hushfleet.graphs.features import FeatureGraph
+from hushfleet.learning.graph_features import FeatureGraph
 from hushfleet.methods.hush_rule import signal
 from hushfleet.models.features import get_features
 from hushfleet.progress import doing

@@ -18,10 +18,10 @@ from scipy.special import softmax
 
 from hushfleet.data.samples import FeatureSamples
 from hushfleet.errors import BadInput
+from hushfleet.learning.own_head import inputs_of_own, own_head_of, own_logits
 from hushfleet.methods.hush import TailMean
 from hushfleet.methods.hush_rule import steps_at
 from hushfleet.methods.server import ClosedRound
-from hushfleet.model.own_head import inputs_of_own, own_head_of, own_logits
 from hushfleet.models.features.whitening import unit_with_bias
 from hushfleet.params import PRIOR, WEIGHT, ParamLayout
 from hushfleet.simulator.engines.fast.alone_on_features import predict_alone

@@ -9,11 +9,11 @@ from hushfleet.aggregator.config.sections import PlanSection
 from hushfleet.aggregator.planning.advice import Question
 from hushfleet.aggregator.planning.gain_table import GainTable
 from hushfleet.aggregator.planning.year import Year
-from hushfleet.config.toml_text import to_toml, toml_value
 from hushfleet.privacy.terms import MIN_DEVICES
 from hushfleet.schema import to_plain
 from hushfleet.simulator.studies.plan.needs import Needs
 from hushfleet.simulator.studies.templates import filled
+from hushfleet.toml_text import to_toml, toml_value
 
 
 def task_text(

@@ -7,13 +7,14 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.markup import escape
 
-from hushfleet.aggregator.observe.console import Console
-from hushfleet.aggregator.observe.progress import show_progress
+from hushfleet.aggregator.report.console import Console
+from hushfleet.aggregator.report.progress import show_progress
+from hushfleet.aggregator.report.readable import format_seconds
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import BadInput
 from hushfleet.progress import doing
@@ -21,15 +22,12 @@ from hushfleet.simulator.command import interrupted
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of, missing_data
 from hushfleet.simulator.studies.reproduce.draw import draw
 from hushfleet.simulator.studies.reproduce.kept import Kept
+from hushfleet.simulator.studies.reproduce.options import ReproduceOptions
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper
 from hushfleet.simulator.studies.reproduce.report import write_report
 from hushfleet.simulator.studies.reproduce.run import Failure, Shares, run_cells
 from hushfleet.simulator.studies.reproduce.show import print_table
 from hushfleet.simulator.studies.reproduce.table import CellProgress, PaperTable, make_table
-from hushfleet.simulator.units import format_seconds
-
-if TYPE_CHECKING:
-    from hushfleet.simulator.studies.reproduce.cli import ReproduceOptions
 
 FAILED = 1
 

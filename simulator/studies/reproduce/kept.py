@@ -14,7 +14,6 @@ from typing import Any
 
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.results.result import write_whole
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
 from hushfleet.methods import make_method
 from hushfleet.methods.cost import RoundTerms
@@ -22,6 +21,7 @@ from hushfleet.models import get_model
 from hushfleet.plain_json import from_json, to_json
 from hushfleet.simulator.studies.reproduce.cells import AS_A_PAPER, Cell
 from hushfleet.simulator.studies.reproduce.recipe import LAST_ROUNDS, Metric, Window
+from hushfleet.wire.format.spec import PrivacySpec
 
 SCHEMA = 1
 CELLS = "cells"

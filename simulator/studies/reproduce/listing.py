@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from hushfleet.aggregator.observe.console import Console
+from hushfleet.aggregator.report.console import Console
+from hushfleet.aggregator.report.readable import format_seconds
 from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
 from hushfleet.simulator.studies.reproduce.kept import Kept
+from hushfleet.simulator.studies.reproduce.options import ReproduceOptions
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper, load_recipes
-from hushfleet.simulator.units import format_seconds
-
-if TYPE_CHECKING:
-    from hushfleet.simulator.studies.reproduce.cli import ReproduceOptions
 
 _REASON_LENGTH = 100
 

@@ -27,15 +27,15 @@ from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.results.rerun import commit, input_digests, versions
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import HushfleetError
-from hushfleet.methods.dp_fedsim import LARGEST_STRETCH
+from hushfleet.methods.papers.dp_fedsim import LARGEST_STRETCH
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
 from hushfleet.simulator.engines.fast.next_models import next_models_accuracy
+from hushfleet.simulator.engines.fast.own_heads import choose_own_heads
 from hushfleet.simulator.engines.fast.runtimes import VMAP, quickest
 from hushfleet.simulator.engines.fast.workers import Workers, begin_worker, inherited
-from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 from hushfleet.simulator.studies.reproduce.cells import Cell

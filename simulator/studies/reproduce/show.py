@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from hushfleet.aggregator.observe.console import Console
+from hushfleet.aggregator.report.console import Console
 from hushfleet.simulator.studies.reproduce.recipe import METRICS
 from hushfleet.simulator.studies.reproduce.table import NOT_RUN, PaperTable
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
 from hushfleet.wire.link.interface import Link, Will
 from hushfleet.wire.link.mqtt import MqttLink
 from support.brokers import MATRIX, ROOT, nats

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,12 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands import field_run
 from hushfleet.aggregator.commands.main import build_app, load_command
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.devices.activity import FILES
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.enrolment import Enrolment
-from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.storage.activity import FILES
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.enrolment import Enrolment
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
-from hushfleet.methods.cost import RoundTerms
-from hushfleet.privacy.accounting.epsilon import epsilon
-from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 
@@ -195,39 +191,6 @@ def test_a_run_keeps_its_id(task_file: Path, tmp_path: Path) -> None:
             field_run.prepared_under_its_id(load_task(task_file), store, data_dir=None, run_id="other")
 
 
-def test_opacus_is_asked_once_and_nothing_waits_for_it(make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a task's start, and neither where a run goes on nor where only its rounds are wanted."""
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(field_run, "check_in_background", lambda steps, **how: asked.append({"steps": steps, **how}))
-    fleet, ended = make_fleet(method="dp-fedavg", accounting="strict"), threading.Event()
-    ended.set()
-    monkeypatch.setattr(field_run, "_stop_on_signals", lambda: nullcontext(ended))
-    other = make_fleet(method="dp-fedavg", accounting="strict")
-    for each in (fleet, fleet, other):
-        with DeviceRegister(each.folder, durable=False) as register:
-            field_run.run_rounds(
-                each.engine,
-                lambda will: LocalHub().link("aggregator", will),
-                Identity.generate(),
-                Enrolment(each.store, register),
-                checks=each is fleet,
-                epoch=1,
-                federation="default",
-                console=Console(quiet=True),
-            )
-    (once,) = asked
-    task = fleet.engine.prepared.task
-    (step,) = once["steps"]
-    assert step.steps == task.round.rounds
-    assert once["charged"] == epsilon([step], delta=task.delta) == pytest.approx(epsilon_of_task(fleet.engine))
-
-
-def epsilon_of_task(engine: Any) -> float:
-    """What a device's ledger holds after all rounds."""
-    charges = [engine.method.charge(RoundTerms(engine.spec.privacy.noise_split))] * engine.prepared.task.round.rounds
-    return epsilon_server_of(charges, delta=engine.spec.privacy.delta)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_between_two_steps(make_fleet: MakeFleet, number: signal.Signals) -> None:
     fleet, hub = make_fleet(), LocalHub()
@@ -244,8 +207,8 @@ def test_a_signal_ends_the_run_between_two_steps(make_fleet: MakeFleet, number: 
         finished = field_run.run_rounds(
             fleet.engine,
             lambda will: hub.link("aggregator", will),
-            Identity.generate(),
-            Enrolment(fleet.store, register),
+            identity=Identity.generate(),
+            enrolment=Enrolment(fleet.store, register),
             epoch=1,
             federation="default",
             console=Console(quiet=True),

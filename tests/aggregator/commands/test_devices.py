@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands import field_run
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.devices.activity import RefusedBirth
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.devices_file import read_devices
-from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.results.events import EventLog
+from hushfleet.aggregator.storage.activity import RefusedBirth
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.devices_file import read_devices
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.wire.format.identity import Identity

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.commands.privacy_figures import view_of
 from hushfleet.errors import BadInput
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.protection import guess_rate
 
 

@@ -1,20 +1,19 @@
-"""Opacus' accountants beside ours; the real Opacus, in this process and in the aggregator's child."""
+"""Opacus' accountants beside ours."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.commands.second_opinion import check_in_background, second_opinion
+from hushfleet.aggregator.commands.second_opinion import second_opinion
 from hushfleet.errors import BadInput
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 
 HISTORIES = [
     ([Step(1.0, 0.01, 3000)], 1e-5),
@@ -95,27 +94,3 @@ def test_without_opacus_the_command_says_what_to_install(app: typer.Typer, monke
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
     with pytest.raises(BadInput, match=r"pip install 'hushfleet\[server\]'"):
         CliRunner().invoke(app, [*ARGUMENTS.split(), "--check"], catch_exceptions=False)
-
-
-def test_in_the_background_as_the_aggregator_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    history, delta = HISTORIES[0]
-    told: list[tuple[str, bool]] = []
-
-    def ask(charged: float) -> tuple[str, bool]:
-        check_in_background(
-            history, delta=delta, charged=charged, accountant="exact", tell=lambda *said: told.append(said)
-        ).join()
-        return told.pop()
-
-    words, differs = ask(epsilon(history, delta=delta))
-    assert words.startswith(
-        "epsilon_server of all rounds, a second opinion: 3.194 is charged (exact); Opacus' RDP: 3.51"
-    )
-    assert not differs
-    (tmp_path / "opacus.py").write_text("raise ImportError('no Opacus here')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert ask(3.0) == (
-        "no second opinion from Opacus on the task's epsilon_server: ImportError: no Opacus here",
-        False,
-    )
-    assert not told

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from hushfleet.aggregator.commands.field_run import sum_facts_of
-from hushfleet.aggregator.devices.list_file import roster_file
+from hushfleet.aggregator.fleet.trust.keys import sum_facts
 from hushfleet.aggregator.results.server_sees import SumFacts
+from hushfleet.aggregator.storage.list_file import roster_file
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.secure.roster import RosterContent
 from hushfleet.wire.format.identity import Identity
@@ -25,13 +26,13 @@ def store(tmp_path: Path) -> Iterator[AggregatorStore]:
 def test_a_key_that_is_moved_away_during_a_run_is_still_told(store: AggregatorStore, tmp_path: Path) -> None:
     """Rounds were run while it was there."""
     folder = make_folder(tmp_path / "plant")
-    first = sum_facts_of(store, folder, roster_file(folder.roster))
+    first = sum_facts_of(store, sum_facts(folder), roster_file(folder.roster))
     assert first.keys_in_folder is not None
     assert "operator.key" in first.keys_in_folder
     folder.operator_key.unlink()
-    assert sum_facts_of(store, folder, roster_file(folder.roster)) == first
+    assert sum_facts_of(store, sum_facts(folder), roster_file(folder.roster)) == first
     with AggregatorStore(tmp_path / "next", durable=False) as another:
-        later = sum_facts_of(another, folder, roster_file(folder.roster))
+        later = sum_facts_of(another, sum_facts(folder), roster_file(folder.roster))
     assert "operator.key" not in (later.keys_in_folder or ())
 
 

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from hushfleet.aggregator.config.notes import notes_of
 from hushfleet.aggregator.config.sections import DataSection
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
-from hushfleet.aggregator.publish.prepare import prepare
-from hushfleet.config.spec import ClassNames, ModelSpec, Shape, TaskSpec
-from hushfleet.config.toml_text import to_toml, toml_value
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.data.form import OWN_DATA
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods import METHODS, find_method
 from hushfleet.schema import hints
+from hushfleet.toml_text import to_toml, toml_value
+from hushfleet.wire.format.spec import ClassNames, ModelSpec, Shape, TaskSpec
 from support.written_keys import Key, changed, changes, check_text, keys_of
 
 ENTRY = {"devices": 1, "at_s": 1.0, "for_s": 1.0}

@@ -21,7 +21,7 @@ from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.hush_rule import PAYS_FROM, signal
 from hushfleet.models import get_model
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.terms import AS_PUBLISHED, TRUST
 
 TASKS = sorted((Path(hushfleet.__file__).parent.parent / "tasks").glob("*.toml"))

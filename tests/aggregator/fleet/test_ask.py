@@ -6,35 +6,31 @@ import contextlib
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.config.question import StatisticSection
+from hushfleet.aggregator.config.sections import StatisticSection
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.tasks import ask as asking
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import begin
+from hushfleet.toml_text import to_toml
+from support.command import hushfleet
 from support.desk import TASK, make_folder
 
 SMALL = TASK.replace("\ndevices = 2", "\ndevices = 2\nlimit = 200")
 
 
-def fleet_ask(*words: Any) -> str:
-    outcome = CliRunner().invoke(build_app(), ["fleet", "ask", *map(str, words)])
-    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
-        raise outcome.exception
-    return outcome.output
+fleet_ask = partial(hushfleet, "fleet", "ask")
 
 
 @pytest.fixture

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import stat
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.tasks.next_task import set_task
 from hushfleet.aggregator.fleet.trust.device_file import device_toml
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetConfig, FleetFolder
 from hushfleet.aggregator.fleet.trust.members import counted, from_csv
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
-from hushfleet.config.toml_text import to_toml
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.toml_text import to_toml
+from support.command import hushfleet
 from support.desk import TASK, make_folder
 from support.written_keys import Key, changed, changes, check_text, keys_of
 
@@ -40,11 +40,7 @@ def test_toml_that_is_written_is_read_as_it_was(values: dict[str, Any]) -> None:
     assert tomllib.loads(to_toml(values)) == values
 
 
-def run(*words: object) -> str:
-    outcome = CliRunner().invoke(build_app(), ["fleet", *map(str, words)])
-    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
-        raise outcome.exception
-    return outcome.output
+run = partial(hushfleet, "fleet")
 
 
 @pytest.fixture

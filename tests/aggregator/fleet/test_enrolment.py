@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store
 
-from hushfleet.aggregator.commands.field_run import members_of
+from hushfleet.aggregator.commands.of_fleet import members_of
 from hushfleet.aggregator.fleet.trust.authority import Authority, read_revocations
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.errors import StoreError

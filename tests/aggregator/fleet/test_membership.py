@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.devices.activity import RefusedBirth
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
+from hushfleet.aggregator.storage.activity import RefusedBirth
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.identity import Identity
 from support import report_samples
+from support.command import hushfleet
 from support.desk import make_folder
 
 NAMES = [f"greenhouse-{number:02d}" for number in range(1, 5)]
@@ -25,12 +25,7 @@ KEYS = {name: Identity.from_bytes(bytes([number + 1]) * 32).public_key for numbe
 States = Callable[[], dict[str, str]]
 
 
-def called(*words: object) -> str:
-    outcome = CliRunner().invoke(build_app(), ["fleet", *map(str, words)])
-    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
-        raise outcome.exception
-    assert outcome.exit_code == 0, outcome.output
-    return outcome.output
+called = partial(hushfleet, "fleet")
 
 
 @pytest.fixture
@@ -135,11 +130,10 @@ def test_status_has_what_a_list_and_a_single_board_need(folder: FleetFolder) -> 
 
 def test_one_command_reports_on_fleets_and_runs(folder: FleetFolder) -> None:
     with pytest.raises(BadInput, match=r"no task of .* has ended yet; its boards, .*: hushfleet fleet status"):
-        CliRunner().invoke(build_app(), ["report", str(folder.path)], catch_exceptions=False)
+        hushfleet("report", folder.path)
     result = vars(report_samples)["bare"](vars(report_samples)["sample"]())
     for name in ("one", "two"):
         result.save(folder.path / "runs" / name / "result.json")
-    outcome = CliRunner().invoke(build_app(), ["report", str(folder.path)], catch_exceptions=False)
-    assert "report.html" in outcome.output.replace("\n", "")
+    assert "report.html" in hushfleet("report", folder.path).replace("\n", "")
     assert "runs/two/report.html" in (folder.path / "report.html").read_text()
     assert (folder.path / "runs" / "two" / "report.html").exists()

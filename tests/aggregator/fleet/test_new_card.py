@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.devices.activity import RefusedBirth
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.trust.enrolment import carried_rounds
-from hushfleet.aggregator.ingest.checks import terms_of
+from hushfleet.aggregator.payloads.checks import terms_of
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
+from hushfleet.aggregator.storage.activity import RefusedBirth
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import LedgerError
 from hushfleet.privacy.charge import Charge

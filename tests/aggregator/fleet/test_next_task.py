@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.tasks.next_task import set_task
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.own_certificates import AUTHORITY, ends
 from hushfleet.aggregator.fleet.watching.watch import FleetWatch
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput
+from support.command import hushfleet
 from support.desk import TASK, make_folder
 
 DAY_S = 86400.0
@@ -36,10 +35,7 @@ def begin(folder: FleetFolder, *, rounds: int = 2, finished: bool = False) -> No
 
 
 def fleet_task(folder: FleetFolder, file: Path, *words: str) -> str:
-    outcome = CliRunner().invoke(build_app(), ["fleet", "task", str(folder.path), str(file), *words])
-    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
-        raise outcome.exception
-    return outcome.output
+    return hushfleet("fleet", "task", folder.path, file, *words)
 
 
 def task_file(path: Path, name: str, **changes: Any) -> Path:
@@ -156,19 +152,13 @@ def test_status_says_why_the_aggregator_has_ended(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "fleet")
     folder.task.write_text(TASK.replace("[model]", '[model]\nstart = "runs/gone"'))
     with pytest.raises(BadInput, match="runs/gone"):
-        run_aggregator(folder)
+        hushfleet("aggregator", "--fleet", folder.path)
     watch = FleetWatch(folder)
     [told] = [problem.what for problem in watch.view().problems if "aggregator" in problem.what]
     assert told.startswith("the aggregator has ended: model.start = ")
     folder.task.write_text(TASK.replace('name = "small"', 'name = "next"'))
     assert not [problem for problem in watch.view().problems if "has ended" in problem.what], "it is of another run"
     watch.close()
-
-
-def run_aggregator(folder: FleetFolder) -> None:
-    outcome = CliRunner().invoke(build_app(), ["aggregator", "--fleet", str(folder.path)])
-    assert outcome.exception is not None
-    raise outcome.exception
 
 
 def test_a_task_is_kept_as_toml_that_all_commands_can_read(tmp_path: Path) -> None:

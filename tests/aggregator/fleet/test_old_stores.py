@@ -6,10 +6,10 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
-from hushfleet.aggregator.commands.field_run import members_of
-from hushfleet.aggregator.devices.activity import ActivityStore
+from hushfleet.aggregator.commands.of_fleet import members_of
 from hushfleet.aggregator.fleet.trust.access import apply
 from hushfleet.aggregator.fleet.trust.registry import FILE_NAME, FleetRegistry
+from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.schema import pack
 from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.identity import Identity

@@ -6,14 +6,12 @@ import datetime
 import logging
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.field_run import members_of
-from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.devices.activity import ActivityStore
+from hushfleet.aggregator.commands.of_fleet import members_of
 from hushfleet.aggregator.fleet.lock_out import LockOut
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.software.cards import choose_boards
@@ -23,26 +21,20 @@ from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.members import counted
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
 from hushfleet.aggregator.fleet.watching import columns
-from hushfleet.aggregator.fleet.watching.watch import FleetWatch
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch, view_now
+from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.topics import Topics
+from support.command import hushfleet
 from support.desk import TASK, make_folder
 
 KEY = Identity.from_bytes(bytes([7]) * 32).public_key
 ONE, OTHER = "greenhouse-01", "greenhouse-02"
 
 
-def fleet(*words: object) -> str:
-    return called("fleet", *words)
-
-
-def called(*words: object) -> str:
-    outcome = CliRunner().invoke(build_app(), [*map(str, words)])
-    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
-        raise outcome.exception
-    return outcome.output
+fleet = partial(hushfleet, "fleet")
 
 
 @pytest.fixture
@@ -327,7 +319,7 @@ def test_a_release_that_waits_for_signatures_is_not_built_again(folder: FleetFol
     waits.write_bytes(b"one of two signatures")
     told = rf"waits for signatures.* release add {folder.path} {waits}\. To build it anew"
     with pytest.raises(BadInput, match=told):
-        called("release", "make", folder.path, "--version", "9.9", "--python", "3.13")
+        hushfleet("release", "make", folder.path, "--version", "9.9", "--python", "3.13")
     assert waits.read_bytes() == b"one of two signatures"
 
 
@@ -337,9 +329,7 @@ def test_an_approved_board_is_told_as_one_that_has_not_asked_again_yet(
     """W11: it was told as waiting for approval, until it asked again minutes later."""
 
     def state() -> tuple[str, int, int]:
-        watch = FleetWatch(folder)
-        view = watch.view()
-        watch.close()
+        view = view_now(folder)
         board = next(each for each in view.boards if each.device == ONE)
         return columns.state(board), len(view.pending), len(board.problems)
 

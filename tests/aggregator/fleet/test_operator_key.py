@@ -5,28 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.trust import keys
 from hushfleet.aggregator.fleet.trust.device_file import device_toml
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.identity import Identity
+from support.command import hushfleet
 from support.desk import TASK, make_folder
 
 
 def init(folder: Path, *words: object) -> str:
     task = folder.with_name("task.toml")
     task.write_text(TASK)
-    line = ["fleet", "init", folder, "--broker-name", "broker.example", "--task", task, *words]
-    outcome = CliRunner().invoke(build_app(), [*map(str, line)])
-    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
-        raise outcome.exception
-    return outcome.output
+    return hushfleet("fleet", "init", folder, "--broker-name", "broker.example", "--task", task, *words)
 
 
 def told_to_boards(folder: FleetFolder, tmp_path: Path) -> tuple[bytes | None, bytes]:

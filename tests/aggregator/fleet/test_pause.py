@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import io
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.watching.metrics import metrics
 from hushfleet.aggregator.fleet.watching.table import table
-from hushfleet.aggregator.fleet.watching.watch import FleetWatch
-from hushfleet.aggregator.observe.display import FleetDisplay
+from hushfleet.aggregator.fleet.watching.watch import view_now
+from hushfleet.aggregator.report.display import FleetDisplay
 from hushfleet.aggregator.results.events import EventLog
+from support.command import hushfleet
 from support.desk import make_folder
 
 NOW = datetime(2026, 11, 26, 18, tzinfo=ZoneInfo("Europe/Berlin")).timestamp()
@@ -26,11 +26,7 @@ OPENS = datetime(2026, 11, 27, 1, tzinfo=ZoneInfo("Europe/Berlin")).timestamp()
 TOLD = "next round: tomorrow 01:00 (Europe/Berlin)"
 
 
-def fleet(*words: str) -> str:
-    outcome = CliRunner().invoke(build_app(), ["fleet", *words])
-    if outcome.exception is not None:
-        raise outcome.exception
-    return outcome.output
+fleet = partial(hushfleet, "fleet")
 
 
 def begin(folder: FleetFolder) -> EventLog:
@@ -42,9 +38,7 @@ def begin(folder: FleetFolder) -> EventLog:
 
 def shown(folder: FleetFolder, now: float = NOW) -> tuple[str, str, str]:
     """What terminal, page and metrics say."""
-    watch = FleetWatch(folder)
-    view = watch.view(now)
-    watch.close()
+    view = view_now(folder, now)
     console = Console(file=io.StringIO(), width=200)
     console.print(table(view))
     return console.file.getvalue(), render_parts(view)["summary"], metrics(view).decode()  # type: ignore[attr-defined]
@@ -86,7 +80,7 @@ def test_pause_and_resume(tmp_path: Path) -> None:
 
 
 def test_the_aggregator_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hushfleet.aggregator.observe.display.time.time", lambda: NOW)
+    monkeypatch.setattr("hushfleet.aggregator.report.display.time.time", lambda: NOW)
     display = FleetDisplay(console=Console(file=io.StringIO(), width=200))
     display.apply({"event": "run", "task": "small-1", "rounds": 2, "devices": 2})
     display.apply({"event": "next_round", "round": 1, "opens": OPENS, "timezone": "Europe/Berlin"})
@@ -99,7 +93,7 @@ def test_the_aggregator_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_aggregator_that_starts_again_after_a_pause_says_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training was resumed, or the schedule taken out of the task, while it did not run."""
-    monkeypatch.setattr("hushfleet.aggregator.observe.display.time.time", lambda: NOW)
+    monkeypatch.setattr("hushfleet.aggregator.report.display.time.time", lambda: NOW)
     display = FleetDisplay(console=Console(file=io.StringIO(), width=200))
     run = {"event": "run", "task": "small-1", "rounds": 2, "devices": 2}
     display.apply(run)
@@ -111,7 +105,7 @@ def test_an_aggregator_that_starts_again_after_a_pause_says_nothing_of_it(monkey
 
 def test_an_opening_whose_time_has_come_waits_for_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [NOW]
-    monkeypatch.setattr("hushfleet.aggregator.observe.display.time.time", lambda: now[0])
+    monkeypatch.setattr("hushfleet.aggregator.report.display.time.time", lambda: now[0])
     display = FleetDisplay(console=Console(file=io.StringIO(), width=200))
     display.apply({"event": "run", "task": "small-1", "rounds": 2, "devices": 2})
     display.apply({"event": "next_round", "round": 1, "opens": OPENS, "timezone": "Europe/Berlin"})

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.tasks.next_task import set_task
@@ -28,14 +27,16 @@ from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.fleet.watching.table import table
 from hushfleet.aggregator.fleet.watching.watch import FleetWatch
+from hushfleet.aggregator.report.verdict import judge
+from hushfleet.aggregator.report.words import sentences
 from hushfleet.aggregator.results.answers import StatisticRow, WithError
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.results.report.verdict import judge
-from hushfleet.aggregator.results.report.words import sentences
+from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.errors import BadInput
 from hushfleet.simulator.studies.plan.cli import plan
 from hushfleet.wire.format.identity import Identity
 from support import report_samples
+from support.command import hushfleet
 from support.desk import make_folder
 
 PLANNED = ["--images", "24", "--epsilon", "2", "--boards", "generic-x86"]
@@ -97,14 +98,13 @@ def places(folder: FleetFolder, file: Path) -> dict[str, str]:
     found = pay_of_fleet(load_task(folder.task), folder)
     assert found is not None
     told = result.but(pay=found.in_words, engine="field")
-    given = CliRunner().invoke(build_app(), ["fleet", "task", str(folder.path), str(file), "--now"])
-    assert given.exit_code == 0, given.output
+    given = hushfleet("fleet", "task", folder.path, file, "--now")
     return {
         "status": shown.getvalue(),
         "page": words(render_parts(view)["summary"]),
         "json": view.to_json()["pay"],
         "report of the run": sentences(told, judge(told))["answer"],
-        "fleet task": given.output,
+        "fleet task": given,
         "aggregator": said_by_aggregator(folder),
     }
 

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.fleet.software.releases import add_release
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput, HushfleetError
+from support.command import hushfleet
 from support.desk import make_folder, served, until
 from support.ports import free_ports
 from support.releases import build_release
@@ -144,10 +143,7 @@ def words_of(machine: Machine, fleet: FleetFolder, device: str = BOARD, *, key: 
 
 
 def push(*given: Any, **named: Any) -> str:
-    outcome = CliRunner().invoke(build_app(), words_of(*given, **named))
-    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
-        raise outcome.exception
-    return outcome.output
+    return hushfleet(*words_of(*given, **named))
 
 
 def test_a_running_board_is_installed_twice_and_enrols(machine: Machine, fleet: FleetFolder) -> None:
@@ -196,9 +192,9 @@ def test_what_cannot_be_reached_or_entered_is_named(machine: Machine, fleet: Fle
         push(machine, fleet, "greenhouse-03")
     words = ["push", "--fleet", str(fleet.path), "--device", OTHER, "--", "-oProxyCommand=true"]
     with pytest.raises(BadInput, match="not a destination"):
-        CliRunner().invoke(build_app(), words, catch_exceptions=False)
+        hushfleet(*words)
     with pytest.raises(BadInput, match='--ssh "-i \'key": No closing quotation'):
-        CliRunner().invoke(build_app(), [*words[:-2], "--ssh", "-i 'key", "me@board"], catch_exceptions=False)
+        hushfleet(*words[:-2], "--ssh", "-i 'key", "me@board")
 
 
 @pytest.mark.parametrize(

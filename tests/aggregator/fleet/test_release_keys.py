@@ -9,22 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.fleet.software.newest import SIGN_EVERY_S, TELL_AGAIN_S, TellingNewest
 from hushfleet.aggregator.fleet.software.releases import add_release, keys_in_force, releases, trust
 from hushfleet.aggregator.fleet.software.rollout import begin, change, current
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load
-from hushfleet.errors import BadSignature, Malformed
+from hushfleet.errors import BadSignature, HushfleetError, Malformed
 from hushfleet.release.statements import Newest, Signed, Trust, read_keys
 from hushfleet.schema import pack as packed
 from hushfleet.wire.format.fleet_messages import ReleaseNews
 from hushfleet.wire.format.health import Health, SlotState
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.topics import Topics
+from support.command import hushfleet
 from support.desk import TASK, make_folder
 from support.slots import AARCH64, pack_files
 
@@ -36,17 +35,15 @@ def folder(tmp_path: Path) -> FleetFolder:
     return make_folder(tmp_path / "greenhouse", boards=2)
 
 
-def run(*words: str | Path, group: str = "release") -> str:
-    done = CliRunner().invoke(build_app(), [group, *map(str, words)])
-    assert done.exit_code == 0, f"{done.output} {done.exception}"
-    return done.output
+def run(*words: str | Path, group: str = "release", answer: str = "") -> str:
+    return hushfleet(group, *words, answer=answer)
 
 
 def refused(*words: str | Path) -> str:
     """What a command says that gives up."""
-    done = CliRunner().invoke(build_app(), ["release", *map(str, words)])
-    assert done.exit_code != 0
-    return f"{done.output} {done.exception}"
+    with pytest.raises(HushfleetError) as told:
+        run(*words)
+    return str(told.value)
 
 
 def release(folder: Path, version: str, *, system: bool = False, content: str = "x", **manifest: Any) -> Path:
@@ -102,10 +99,7 @@ def test_root_and_release_keys_on_other_machines(tmp_path: Path) -> None:
         taken = Path(shutil.copy(waits, tmp_path / "elsewhere" / "release_keys.unsigned"))
         assert "not the root key" in refused("sign", taken, "--key", keys["eve"][0], "--yes")
         assert "not signed by the root" in refused("add", path, taken)
-        shown = CliRunner().invoke(
-            build_app(), ["release", "sign", str(taken), "--key", str(keys["root"][0])], input="n\n"
-        )
-        assert "sign it by" in shown.output
+        assert "sign it by" in run("sign", taken, "--key", keys["root"][0], answer="n\n")
         assert "not signed by the root" in refused("add", path, taken)
         run("sign", taken, "--key", keys["root"][0], "--yes")
         run("add", path, taken)

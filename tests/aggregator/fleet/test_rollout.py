@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.software import rollout as rollout_module
 from hushfleet.aggregator.fleet.software.cards import ReleasePlatform, build_release, release_of
@@ -41,6 +40,7 @@ from hushfleet.aggregator.fleet.software.rollout import (
 )
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder, UpdatesPart
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.edge_client.fleet.slot_state import SlotsError, State, check_fits
 from hushfleet.errors import BadInput, BadSignature, Malformed

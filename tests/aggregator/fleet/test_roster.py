@@ -7,30 +7,22 @@ from unittest.mock import patch
 
 import pytest
 
-from hushfleet.aggregator.devices.activity import ActivityStore
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.trust.access import apply
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
-from support.desk import FEDERATION, make_folder
+from support.desk import FEDERATION, add_enrolled, make_folder
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> FleetFolder:
     """Of two boards whose keys are known."""
     folder = make_folder(tmp_path / "plant", boards=0)
-    enrol(folder, "plant-1", "plant-2")
+    add_enrolled(folder, "plant-1", "plant-2")
     return folder
-
-
-def enrol(folder: FleetFolder, *devices: str) -> None:
-    keys = {device: Identity.from_bytes(device.encode().ljust(32)).public_key for device in devices}
-    with FleetRegistry(folder.path) as registry:
-        registry.add([Board(device, "generic-x86", public_key=key) for device, key in keys.items()])
-        registry.write("UPDATE boards SET standing = 'enrolled' WHERE standing = 'new'")
 
 
 def written(folder: FleetFolder) -> Roster:
@@ -49,7 +41,7 @@ def test_it_names_boards_fleet_and_what_sums_may_count_on(folder: FleetFolder) -
 def test_it_is_signed_anew_only_where_it_says_something_new(folder: FleetFolder) -> None:
     first = written(folder)
     assert written(folder) == first  # else each start of the service would draw other committees
-    enrol(folder, "plant-3")
+    add_enrolled(folder, "plant-3")
     second = written(folder)
     assert second.number > first.number
     assert second.nonce != first.nonce
@@ -73,7 +65,7 @@ def test_a_number_does_not_fall_where_a_clock_goes_back_or_the_file_is_gone(fold
     operator = load_or_create(folder.operator_key)
     ahead = written(folder).content.signed(operator, at=4e9)
     folder.roster.write_bytes(ahead.to_bytes())
-    enrol(folder, "plant-3")
+    add_enrolled(folder, "plant-3")
     assert written(folder).number == ahead.number + 1
     folder.roster.unlink()
     assert written(folder).number > 1_700_000_000  # of the clock

@@ -7,37 +7,33 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.devices import board as boards
-from hushfleet.aggregator.devices.roster_signing import RosterChanges
 from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.tasks.sums import _problems
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.fleet.watching.table import table
-from hushfleet.aggregator.fleet.watching.watch import FleetWatch
+from hushfleet.aggregator.fleet.watching.watch import view_now
+from hushfleet.aggregator.storage import board as boards
 from hushfleet.aggregator.storage.identity_file import load, load_or_create
+from hushfleet.aggregator.storage.roster_signing import RosterChanges
 from hushfleet.errors import BadInput
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.link.interface import LinkUp
-from support.desk import TASK, Board, event_of, make_folder, served, until
+from support.command import hushfleet
+from support.desk import TASK, Board, add_enrolled, event_of, make_folder, served, until
 
 SECURE = TASK.replace("[privacy]", '[privacy]\naccounting = "secure"')
 
 
-def run(*words: object, answer: str = "") -> str:
-    outcome = CliRunner().invoke(build_app(), ["fleet", *map(str, words)], input=answer)
-    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
-        raise outcome.exception
-    return outcome.output if outcome.exit_code == 0 else f"exit code {outcome.exit_code}: {outcome.output}"
+run = partial(hushfleet, "fleet")
 
 
 @dataclass
@@ -52,10 +48,7 @@ class Two:
         return self.away / "operator.key"
 
     def enrol(self, *devices: str) -> None:
-        keys = {device: Identity.from_bytes(device.encode().ljust(32)).public_key for device in devices}
-        with FleetRegistry(self.folder.path) as registry:
-            registry.add([boards.Board(device, "generic-x86", public_key=key) for device, key in keys.items()])
-            registry.write("UPDATE boards SET standing = 'enrolled' WHERE standing = 'new'")
+        add_enrolled(self.folder, *devices)
 
     def export(self, name: str = "list") -> Path:
         run("roster", "export", self.folder.path, "--out", self.folder.path / name)
@@ -73,11 +66,7 @@ class Two:
         return Roster.from_bytes(self.folder.roster.read_bytes(), operator=load(self.key).public_key)
 
     def view(self) -> FleetView:
-        watch = FleetWatch(self.folder)
-        try:
-            return watch.view()
-        finally:
-            watch.close()
+        return view_now(self.folder)
 
 
 @pytest.fixture

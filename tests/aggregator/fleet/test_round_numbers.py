@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.rounds.thresholds import RunningThresholds
 from hushfleet.errors import BadInput
+from support.command import hushfleet
 from support.desk import TASK, make_folder
 
 OF_FOURTEEN = TASK.replace("min_devices = 2\n", "").replace("devices = 2\n", "devices = 14\n")
 SECURE = OF_FOURTEEN.replace("[privacy]", '[privacy]\naccounting = "secure"')
 
 
-def fleet(*words: str) -> str:
-    outcome = CliRunner().invoke(build_app(), ["fleet", *words])
-    if outcome.exception is not None:
-        raise outcome.exception
-    return outcome.output
+fleet = partial(hushfleet, "fleet")
 
 
 def set_numbers(folder: FleetFolder, *settings: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.aggregator.commands.aggregator import REPLACED
+from hushfleet.aggregator.commands.field_run import REPLACED
 from hushfleet.aggregator.fleet.tasks.next_task import set_task
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.units import write_units

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from hushfleet.aggregator.fleet.service import APPLY_AGAIN_S, FleetService, Service, ServicePart
-from hushfleet.errors import StoreFull
+from hushfleet.aggregator.fleet.service import APPLY_AGAIN_S, Service, ServicePart
+from hushfleet.errors import LinkLost, StoreFull
 from hushfleet.simulator.world.hub import LocalHub
-from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import encode_message
 from hushfleet.wire.link.interface import Delivery
 from support.desk import FEDERATION
@@ -35,7 +33,9 @@ class Disk:
 @pytest.mark.parametrize("struck", ["a change of another process", "a board's first certificate"])
 def test_what_a_full_disk_held_up_is_written_when_there_is_room(tmp_path: Path, struck: str) -> None:
     desk, hub, disk, now, changed = Desk(tmp_path), LocalHub(), Disk(), [0.0], [False]
-    service = make_service(desk, hub, disk.apply, lambda: now[0], lambda: changed.pop() if changed else False)
+    service = desk.service(
+        hub, apply=disk.apply, clock=lambda: now[0], was_changed=lambda: bool(changed and changed.pop())
+    )
     desk.enroller._on_granted = disk.apply
     service.start()
     service.step(0.0)
@@ -62,7 +62,7 @@ def test_a_board_of_another_version_is_named_once_with_what_to_do(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk = Desk(tmp_path)
-    service = make_service(desk, LocalHub(), lambda: None, lambda: 0.0, lambda: False)
+    service = desk.service(LocalHub(), clock=lambda: 0.0)
     board = Asker(BOARD, desk.token(BOARD))
     frame = bytearray(encode_message(board.request(), board.identity, federation=FEDERATION))
     frame[2] -= 1  # the version
@@ -72,21 +72,6 @@ def test_a_board_of_another_version_is_named_once_with_what_to_do(
     assert BOARD in said
     assert "needs its card written anew" in said
     desk.close()
-
-
-def make_service(
-    desk: Desk, hub: LocalHub, apply: Callable[[], None], clock: Callable[[], float], was_changed: Callable[[], bool]
-) -> FleetService:
-    return FleetService(
-        federation=FEDERATION,
-        identity=Identity.generate(),
-        enrolment_link=hub.link("strangers"),
-        fleet=hub.link("fleet"),
-        enroller=desk.enroller,
-        apply=apply,
-        was_changed=was_changed,
-        clock=clock,
-    )
 
 
 class Slow(ServicePart):
@@ -113,3 +98,32 @@ def test_a_part_that_takes_long_leaves_time_to_messages(monkeypatch: pytest.Monk
         part.advance(service, clock[0])
         clock[0] += 0.1
     assert part.acted == pytest.approx([0.0, 10.0, 20.0], abs=0.3)
+
+
+class Failing(ServicePart):
+    fails_as, again_s = "nothing is told", 10.0
+
+    def __init__(self) -> None:
+        self.why, self.acted = "the disk is full", list[float]()
+
+    def act(self, service: Service, now: float) -> None:
+        self.acted.append(now)
+        if self.why:
+            raise LinkLost(self.why) if self.why == "no link" else StoreFull(self.why)
+
+
+def test_a_part_that_fails_is_told_once_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    part, service = Failing(), cast(Service, None)
+    for now in (0.0, 5.0, 11.0):
+        part.advance(service, now)
+    part.why = "the disk is gone"
+    part.advance(service, 30.0)
+    assert part.acted == [0.0, 11.0, 30.0]
+    assert caplog.messages == ["nothing is told: the disk is full", "nothing is told: the disk is gone"]
+    part.why = ""
+    part.advance(service, 60.0)
+    part.advance(service, 60.1)
+    assert part.acted[-1] == 60.1, "as often as it is due again"
+    part.why = "no link"
+    with pytest.raises(LinkLost):  # all parts wait for it
+        part.advance(service, 90.0)

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hushfleet.aggregator.commands.field_run import write_results
+from hushfleet.aggregator.commands.field_results import write_results
 from hushfleet.aggregator.config.question import noise_by_round
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.tasks.spending import Spending
 from hushfleet.aggregator.fleet.tasks.task_check import first_charge
 from hushfleet.aggregator.fleet.view import FleetView, RunView
 from hushfleet.aggregator.fleet.watching import columns
 from hushfleet.aggregator.fleet.watching.columns import Circumstances, with_problems
-from hushfleet.aggregator.results.report.readable import format_lifetime, number
+from hushfleet.aggregator.report.readable import format_lifetime, number
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
-from hushfleet.privacy.accounting.epsilon import Adjacency, Step, epsilon
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.register import DeviceRegister
+from hushfleet.privacy.accountant import Adjacency, Step, epsilon
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.schema import pack

@@ -13,20 +13,20 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import Task, load_task
-from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet.processes import _print_obstacles
 from hushfleet.aggregator.fleet.tasks.next_task import set_task
 from hushfleet.aggregator.fleet.tasks.payment import Payment
 from hushfleet.aggregator.fleet.tasks.task_check import first_charge, mean_charge, obstacles, spread, thresholds
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
-from hushfleet.aggregator.fleet.watching.watch import FleetWatch
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.fleet.watching.watch import FleetWatch, view_now
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.fleet_state import Shortfall
+from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.errors import BadInput
 from hushfleet.methods.cost import RoundTerms
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.spending import rounds_left
 from hushfleet.schema import pack
@@ -70,9 +70,7 @@ def test_the_last_day_is_that_of_the_tasks_time_zone(
     found = obstacles(load_task(file), folder)
     assert any("no window opens any more" in each for each in found) != opens
     folder.task.write_text(file.read_text())
-    watch = FleetWatch(folder)
-    told = [problem.what for problem in watch.view().problems]
-    watch.close()
+    told = [problem.what for problem in view_now(folder).problems]
     assert any("round 1 of next never opens" in each for each in told) != opens
 
 
@@ -121,9 +119,7 @@ def test_a_buffer_that_the_fleet_cannot_fill_is_told_before_and_while_it_is_open
     log = EventLog(folder.run / "events.jsonl")
     log.write("run", task="next-1", method="m", unit="device", delta=1e-5, rounds=2, devices=2)
     log.write("round_open", round=1, cohort_size=3, buffer_size=4)
-    watch = FleetWatch(folder)
-    assert any(re.match(words, problem.what) for problem in watch.view().problems)
-    watch.close()
+    assert any(re.match(words, problem.what) for problem in view_now(folder).problems)
     set_task(make_folder(tmp_path / "larger", boards=4), file)
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.devices.activity import ActivityStore
 from hushfleet.aggregator.fleet.tasks.next_task import set_task
 from hushfleet.aggregator.fleet.tasks.task_check import first_charge
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.fleet.watching.round_numbers import change
 from hushfleet.aggregator.results.events import iterate_events
+from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.privacy.spending import rounds_left
 from hushfleet.schema import pack

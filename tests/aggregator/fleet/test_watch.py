@@ -16,9 +16,6 @@ from unittest.mock import patch
 import pytest
 from rich.console import Console
 
-from hushfleet.aggregator.devices import activity
-from hushfleet.aggregator.devices.activity import ActivityStore, RefusedBirth
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.processes import LONGEST_WAIT_S, FleetProcess
@@ -31,11 +28,14 @@ from hushfleet.aggregator.fleet.watching import columns
 from hushfleet.aggregator.fleet.watching.columns import Circumstances, with_problems
 from hushfleet.aggregator.fleet.watching.metrics import metrics
 from hushfleet.aggregator.fleet.watching.table import table
-from hushfleet.aggregator.fleet.watching.watch import LOST_HEARTBEATS, FleetWatch
+from hushfleet.aggregator.fleet.watching.watch import LOST_HEARTBEATS, FleetWatch, view_now
+from hushfleet.aggregator.report.readable import format_lifetime, number
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.results.report.readable import format_lifetime, number
+from hushfleet.aggregator.storage import activity
+from hushfleet.aggregator.storage.activity import ActivityStore, RefusedBirth
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.errors import BadInput, BadSignature, Malformed
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.schema import pack, unpack
@@ -93,11 +93,7 @@ class Desk:
     def view(self) -> FleetView:
         self.now += 1
         self.listener.flush(self.now)
-        watch = FleetWatch(self.folder)
-        try:
-            return watch.view(self.now)
-        finally:
-            watch.close()
+        return view_now(self.folder, self.now)
 
 
 @pytest.fixture
@@ -580,9 +576,7 @@ def test_a_clock_that_is_set_back_does_not_end_listening(desk: Desk) -> None:
         desk.listener.advance(cast(Service, None), NOW + second)  # monotonic seconds, which go on
     desk.hear("board-1", desk.birth("board-1"))
     desk.listener.advance(cast(Service, None), NOW + 3 * HEARTBEAT_S)
-    watch = FleetWatch(desk.folder)
-    view = watch.view(desk.now)
-    watch.close()
+    view = view_now(desk.folder, desk.now)
     assert (view.boards[0].seen, view.service) == (desk.now, "running")
     assert max(at for _, at in desk.registry.processes().values()) <= desk.now
 
@@ -598,9 +592,7 @@ def test_processes_that_do_not_run_are_told(desk: Desk) -> None:
         assert [problem.what for problem in view.problems] == [
             "the aggregator does not run: boards wait, and nothing is lost"
         ]
-        watch = FleetWatch(desk.folder)
-        view = watch.view(desk.now + LOST_HEARTBEATS * HEARTBEAT_S + 1)
-        watch.close()
+        view = view_now(desk.folder, desk.now + LOST_HEARTBEATS * HEARTBEAT_S + 1)
         assert (view.service, view.aggregator) == ("stopped", "unknown")
         assert view.problems[0].urgent
 

@@ -12,15 +12,13 @@ from pathlib import Path
 
 import pytest
 from cryptography.x509 import DNSName, GeneralName, SubjectAlternativeName, load_pem_x509_certificate
-from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.field_run import members_of
-from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.devices import board as boards
+from hushfleet.aggregator.commands.of_fleet import members_of
 from hushfleet.aggregator.fleet.trust.access import apply, reload_brokers
 from hushfleet.aggregator.fleet.trust.authority import Authority, read_request
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
+from hushfleet.aggregator.storage import board as boards
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.fleet.renewal import Renewal
@@ -30,6 +28,7 @@ from hushfleet.wire.format.messages import ServerState, encode_message
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
+from support.command import hushfleet
 from support.desk import Board, event_of, make_folder, served, until
 
 FIRST, SECOND = "greenhouse-01", "greenhouse-02"
@@ -272,10 +271,7 @@ def test_the_brokers_take_a_new_certificate_while_boards_stay_connected(fleet: F
 
 
 def renew(fleet: FleetFolder, *words: str) -> str:
-    outcome = CliRunner().invoke(build_app(), ["fleet", "renew", str(fleet.path), "--broker", *words])
-    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
-        raise outcome.exception
-    return outcome.output
+    return hushfleet("fleet", "renew", fleet.path, "--broker", *words)
 
 
 def names_of(pem: str) -> list[GeneralName]:

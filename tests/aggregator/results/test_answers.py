@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.config.question import evaluations, question_of
+from hushfleet.aggregator.config.question import question_of
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.results.answers import evaluation_of, statistic_of
 from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.results.record import _statistic
-from hushfleet.config.question import QuestionSpec
 from hushfleet.data.targets import Targets
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
-from hushfleet.training.answer import scale_of
+from hushfleet.methods.answer_scale import scale_of
+from hushfleet.privacy.accountant import Step, epsilon
+from hushfleet.wire.format.question import QuestionSpec
 
 FLEETS = 400
 
@@ -71,7 +71,7 @@ def test_all_rounds_together_cost_the_epsilon_of_the_task(
     assert question is not None
     numbers = range(1, task.total_rounds + 1)
     asked = [number for number in numbers if number % question.every == 0 or number == numbers[-1]]
-    assert len(asked) == evaluations(task)
+    assert len(asked) == task.evaluations
     steps = [Step(question.noise_multiplier if number in asked else training, 1.0, 1) for number in numbers]
     assert epsilon(steps, delta=1e-5) == pytest.approx(4.0, rel=1e-4)
 

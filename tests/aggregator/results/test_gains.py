@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from hushfleet.aggregator.report.readable import gained
+from hushfleet.aggregator.report.verdict import judge
 from hushfleet.aggregator.results.gains import Gain, MeanAccuracies, chance, common_test, own_models, worse_than_alone
-from hushfleet.aggregator.results.report.readable import gained
-from hushfleet.aggregator.results.report.verdict import judge
 from hushfleet.aggregator.results.result import OwnHead, Result
 from support import report_samples
 

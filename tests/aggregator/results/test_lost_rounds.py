@@ -14,11 +14,11 @@ from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.watching.metrics import metrics
 from hushfleet.aggregator.fleet.watching.table import table
-from hushfleet.aggregator.fleet.watching.watch import FleetWatch
+from hushfleet.aggregator.fleet.watching.watch import view_now
+from hushfleet.aggregator.report.render import render_report
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.metrics import lost_rounds
 from hushfleet.aggregator.results.record import record
-from hushfleet.aggregator.results.report.render import render_report
 from hushfleet.aggregator.results.result import LostRounds
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.ledger import epsilon_server_of
@@ -54,9 +54,7 @@ def test_status_page_metrics_and_report_of_a_fleet_tell_it(tmp_path: Path) -> No
             log.write("round_open", round=number, cohort=["a", "b"])
             lost = {} if number < 3 else {"lost": to_json(LOST)}
             log.write("round_close", round=number, participants=2 * (number < 3), uplink_bytes=8, **lost)
-    watch = FleetWatch(folder)
-    view = watch.view()
-    watch.close()
+    view = view_now(folder)
     assert view.run is not None
     assert descriptions.progress(view.run).endswith(f"6 of 8 rounds are done; {TOLD}")
     console = Console(file=io.StringIO(), width=300)
@@ -73,9 +71,7 @@ def test_a_round_that_waits_is_told_to_programs_too(tmp_path: Path) -> None:
     with EventLog(folder.run / "events.jsonl") as log:
         log.write("run", task="small-1", method="m", unit="device", delta=1e-5, rounds=8, devices=2)
         log.write("waits", **waits)
-    watch = FleetWatch(folder)
-    view = watch.view(0.0)
-    watch.close()
+    view = view_now(folder, 0.0)
     told = "round 1 waits: 1 of 2 needed boards can take part; 1 have spent their period, which ends today 02:00 (UTC)"
     assert told in [problem.what for problem in view.problems]
     assert told in render_parts(view)["attention"]

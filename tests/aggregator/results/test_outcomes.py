@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.devices.board import ACTIVITIES
 from hushfleet.aggregator.results.fleet_state import RunState
 from hushfleet.aggregator.results.outcomes import OUTCOMES, Outcomes, Rounds
+from hushfleet.aggregator.storage.board import ACTIVITIES
 from support.event_samples import fleet_log
 
 HERE = Path(__file__)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.report.readable import repeating
 from hushfleet.aggregator.results import rerun
-from hushfleet.aggregator.results.report.readable import repeating
 from hushfleet.data.samples import Samples
 
 

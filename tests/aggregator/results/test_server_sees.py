@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hushfleet.aggregator.results.report.render import render_report
+from hushfleet.aggregator.report.render import render_report
 from hushfleet.aggregator.results.result import SumsInfo
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from support.report_samples import sample, told

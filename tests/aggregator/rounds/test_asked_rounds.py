@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.declines import Declined
-from hushfleet.edge_client.randomness import SeededRandomness
+from hushfleet.edge_client.storage.declines import Declined
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.errors import PrivacyError
 from hushfleet.secure.prime_field import to_bytes
 from hushfleet.secure.roster import Roster

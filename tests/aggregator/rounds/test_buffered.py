@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.results.metrics import privacy_tables
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.messages import Ack, RoundPlan
 from support.field import Field

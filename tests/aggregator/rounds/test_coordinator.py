@@ -11,10 +11,10 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.rounds.coordinator import MAX_UNKNOWN_BURST
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.errors import StoreFull
 from hushfleet.simulator.world.hub import Chaos
 from hushfleet.wire.format.chunks import Assembler

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
 from hushfleet.aggregator.results.metrics import RoundSummary, privacy_tables
 from hushfleet.aggregator.results.result import PrivacyRow
 from hushfleet.aggregator.rounds.policy import choose_cohort
 from hushfleet.errors import BadInput, StoreError, StoreFull
+from hushfleet.learning.evaluation import Evaluation
 from hushfleet.methods.state import PublicState
-from hushfleet.model.evaluation import Evaluation
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from support.accelerator import SUM_DEVICES
 
 MakeFleet = Callable[..., Any]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate, Refusal
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.identity import Identity

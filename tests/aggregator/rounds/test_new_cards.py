@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Ack, Decline
 from support.field import Field

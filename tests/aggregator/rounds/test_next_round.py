@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.results.fleet_state import Shortfall
 from hushfleet.aggregator.rounds.budgets import Budgets
-from hushfleet.aggregator.rounds.next_round import Declines, participants, shortfall_advice, shortfall_text
+from hushfleet.aggregator.rounds.next_round import Declines, participants
+from hushfleet.aggregator.rounds.shortfall import shortfall_advice, shortfall_text
 from hushfleet.aggregator.rounds.thresholds import Given, Thresholds, of_fleet
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.durations import Period
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.charge import Charge

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hushfleet.aggregator.rounds.outbox import Outbox
-from hushfleet.config.spec import BlobRef
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Message, RoundPlan, ServerState, TaskNotice, decode_message
+from hushfleet.wire.format.spec import BlobRef
 
 KEY = Identity.from_bytes(bytes(range(32)))
 PLAN = RoundPlan(

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import hushfleet as hf
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.rounds.policy import rises_no_more
 from hushfleet.aggregator.rounds.progress import TaskProgress
 from hushfleet.aggregator.rounds.round_events import finished_fields
 from hushfleet.errors import BadInput, StoreFull
-from hushfleet.model.evaluation import Evaluation
+from hushfleet.learning.evaluation import Evaluation
 
 
 def left_by(progress: TaskProgress) -> tuple[Any, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.simulator.world.hub import LocalHub
 from support.whole import Whole, prepared_digits
 

@@ -8,9 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.list_file import roster_file
-from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.storage.board import Board
+from hushfleet.aggregator.storage.list_file import roster_file
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.secure.roster import Roster, RosterContent
 from hushfleet.wire.format.identity import Identity
 from support.field import Field

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
+from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
 from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.secure.prime_field import PRIMES, add_into
 from hushfleet.secure.roster import Roster, RosterContent

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.simulator.world.hub import LocalHub
 from support.whole import Whole

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from hushfleet.aggregator.devices.board import Board
-from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.rounds.charge_book import charge_of
 from hushfleet.aggregator.rounds.coordinator import Coordinator
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.charged_keys import ChargedKeys
+from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.errors import StoreError, StoreFull
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Ack, Ask, Known, Offer, Refused, SeenCharges

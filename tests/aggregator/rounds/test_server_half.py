@@ -11,13 +11,13 @@ import pytest
 
 from hushfleet import methods
 from hushfleet.aggregator.rounds.server_half import server_state_from_bytes, server_state_to_bytes
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import StoreError
+from hushfleet.learning.evaluation import Evaluation
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import NumberReport
-from hushfleet.model.evaluation import Evaluation
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.spec import PrivacySpec
 
 MakeFleet = Callable[..., Any]
 

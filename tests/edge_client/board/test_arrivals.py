@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hushfleet.config.question import QuestionSpec
-from hushfleet.config.spec import BlobRef, EarlierTask, ModelSpec, PrivacySpec
 from hushfleet.data.held_out import chosen_by_content
 from hushfleet.data.targets import Targets
 from hushfleet.durations import Period
@@ -23,10 +21,12 @@ from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.notes import notes_in, read_data_use
 from hushfleet.edge_client.storage.arrivals import sample_key
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound
+from hushfleet.edge_client.worker.trainer import DeviceRound
+from hushfleet.learning.anomaly import divided
 from hushfleet.methods import method_of
-from hushfleet.model.anomaly import divided
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.question import QuestionSpec
+from hushfleet.wire.format.spec import BlobRef, EarlierTask, ModelSpec, PrivacySpec
 from support.device import config, linear, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Package
 
@@ -359,13 +359,13 @@ def test_a_round_follows_from_its_own_window_alone(
         write(folder, seed)
         newcomer = method_of(task.spec).init_state().public
         bench.server.open_round(1, cohort={DEVICE: newcomer.digest()})
-        bench.until(lambda: bench.entry_status(1) == "acked")  # noqa: B023
+        bench.acked(1)
         bench.clock.now += DAY
         write(folder, 3)
         state = bench.store.load_state("digits-test")
         assert state is not None
         bench.server.open_round(2, cohort={DEVICE: state.public.digest()})
-        bench.until(lambda: bench.entry_status(2) == "acked")  # noqa: B023
+        bench.acked(2)
         first, second = bench.store.ledger.entries()
         if window_s:
             assert second.window == Period(first.window.start + DAY, first.window.stop + DAY)
@@ -398,7 +398,7 @@ def test_within_a_window_a_device_goes_on_from_its_last_round(
         for number, days in enumerate((0, 0, 1, 1, 2), start=1):
             bench.clock.now += DAY * (days - len({entry.window for entry in bench.store.ledger.entries()}) + 1)
             bench.server.open_round(number, cohort={DEVICE: held.public.digest()})
-            bench.until(lambda: bench.entry_status(number) == "acked")  # noqa: B023
+            bench.acked(number)
             held = bench.store.load_state("digits-test")
     assert begins_with_own == [False, True, False, True, False]
 
@@ -413,7 +413,7 @@ def test_a_task_with_windows_goes_on_from_no_own_part_of_an_earlier_task(
     first = linear.with_spec(method="hush", method_config={})
     bench = make_bench(package=first)
     bench.server.open_round(1, cohort={DEVICE: method_of(first.spec).init_state().public.digest()})
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.acked(1)
     earlier = EarlierTask(first.spec.task, first.spec.model.class_names)
     bench.server.package = first.with_spec(task="next-test", continues=earlier, data_window_s=window_s)
     bench.server.announce()
@@ -432,7 +432,7 @@ def test_a_task_whose_unit_is_the_record_goes_on_from_no_own_part_of_an_earlier_
     first = package.with_spec(method="fedper")
     bench = make_bench(package=first)
     bench.server.open_round(1, cohort={DEVICE: method_of(first.spec).init_state().public.digest()})
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.acked(1)
     earlier = EarlierTask(first.spec.task, first.spec.model.class_names)
     of_records = PrivacySpec("record", "strict", 1.0, 1.0, 1e-5, sample_rate=0.5, batches=2)
     privacy = of_records if unit == "record" else first.spec.privacy
@@ -451,8 +451,7 @@ def test_a_charge_has_the_time_at_which_it_was_allowed(
     bench.until(lambda: bench.agent.tasks.runtime is not None)
     now = bench.agent.tasks.runtime.party.now()
     bench.clock.now += 1800
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     (entry,) = bench.store.ledger.entries()
     assert entry.at == now + 1800
 
@@ -471,7 +470,7 @@ def test_before_the_first_charge_samples_arrive_anew_at_each_start(
     bench.store.arrivals.of(keys, now=60)
     bench.restart()
     bench.server.open_round(1, cohort={DEVICE: method_of(task.spec).init_state().public.digest()})
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.acked(1)
     (entry,) = bench.store.ledger.entries()
     arrived = bench.store.arrivals.of(keys, now=60)
     assert {entry.window.holds(at) for at in arrived} == {True}

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from hushfleet.config.spec import PrivacySpec, TaskSpec
 from hushfleet.data.form import SampleForm
 from hushfleet.edge_client.board.by_content import check_by_content
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.errors import BadInput
+from hushfleet.wire.format.spec import PrivacySpec, TaskSpec
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
 

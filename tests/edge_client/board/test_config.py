@@ -10,11 +10,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hushfleet.config.toml_text import to_toml
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.errors import BadInput, HushfleetError, Malformed
 from hushfleet.refusals import bare
 from hushfleet.schema import from_plain, hints
+from hushfleet.toml_text import to_toml
 from hushfleet.wire.format.identity import Identity
 from support.written_keys import Key, changed, changes, check_text, keys_of
 

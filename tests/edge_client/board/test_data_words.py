@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.config.spec import BlobRef, ModelSpec
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.data_place import describe_data
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.errors import BadInput
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.spec import BlobRef, ModelSpec
 from support.closed import close
 
 MODEL = ModelSpec(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.results.answers import statistic_of
-from hushfleet.config.question import QuestionSpec
 from hushfleet.edge_client.board.drift import (
     HeldOutTest,
     classes_key,
@@ -17,7 +16,8 @@ from hushfleet.edge_client.board.drift import (
     note_test,
     read_tests,
 )
-from hushfleet.training.answer import drift_answer
+from hushfleet.methods.answer import drift_answer
+from hushfleet.wire.format.question import QuestionSpec
 
 
 @pytest.mark.parametrize(

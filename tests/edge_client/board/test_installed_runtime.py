@@ -16,7 +16,7 @@ assert "onnxruntime" not in sys.modules, "it would be too late"
 print(use_installed_runtime(sys.argv[1:]))
 import onnxruntime
 print(onnxruntime.__version__ == "7.7")
-from hushfleet.graphs import session
+from hushfleet.learning import graph_session as session
 print(session.ort is onnxruntime)
 """
 

@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 
 from hushfleet import progress
-from hushfleet.config.spec import BlobRef, ModelSpec
 from hushfleet.data.csv_file import load_csv_set, read_csv
 from hushfleet.data.form import SampleForm
 from hushfleet.data.targets import Targets
@@ -25,6 +24,7 @@ from hushfleet.edge_client.board.notes import DataUse, notes_in, read_data_use
 from hushfleet.edge_client.board.sample_files import load_file
 from hushfleet.errors import BadInput
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.spec import BlobRef, ModelSpec
 
 SERIES = np.arange(24, dtype=float).reshape(4, 2, 3)
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hushfleet.config.spec import BlobRef, ModelSpec
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.notes import notes_in, read_data_use
 from hushfleet.errors import BadInput
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.spec import BlobRef, ModelSpec
 
 LONG_S = 3600.0  # whatever the machine does meanwhile, a file that was written now has not settled
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from hushfleet.data.walk import walked
-from hushfleet.edge_client import state_files
 from hushfleet.edge_client.board import retention
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.retention import DAY_S, LOOK_S, Retention
+from hushfleet.edge_client.storage import state_files
 from hushfleet.errors import StoreFull
 from support.edge import Bench
 

@@ -25,7 +25,7 @@ from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.membership import run_in_fleet
 from hushfleet.edge_client.fleet.renewal import AskAgain
 from hushfleet.edge_client.fleet.second_place import SecondPlace
-from hushfleet.edge_client.state_files import CHARGED
+from hushfleet.edge_client.storage.state_files import CHARGED
 from hushfleet.errors import BadSignature, CopiedStore, Malformed, StoreError
 from hushfleet.privacy.charge import Charge
 from hushfleet.schema import pack

@@ -126,8 +126,7 @@ def test_it_is_retained_signed_and_once_a_minute(make_bench: MakeBench, in_fleet
     bench.steps()
     listen()
     assert [(health.uptime_s, health.disk_percent) for health in told] == [(0, None)], "no task is known yet"
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     bench.clock.now += EVERY_S
     bench.steps()
     listen()

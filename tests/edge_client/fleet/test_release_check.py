@@ -55,6 +55,13 @@ def test_a_board_without_a_store_has_nothing_to_copy(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_part_that_is_imported_at_need_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"hushfleet.secure.secure_round", "hushfleet.edge_client.storage.migrations"} < module.NAMED
+    monkeypatch.setattr(module, "NAMED", {"hushfleet.that_is_missing"})
+    with pytest.raises(ModuleNotFoundError, match="that_is_missing"):
+        module.check_software()
+
+
 def test_a_wrong_result_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = onnx.load_model_from_string(graph_of_squared_error())
     made.graph.node[8].input[1] = "one_more"

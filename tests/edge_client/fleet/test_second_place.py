@@ -13,8 +13,8 @@ from hushfleet.edge_client.board.config import DeviceConfig, FleetSection
 from hushfleet.edge_client.fleet.client_files import ChargeLine
 from hushfleet.edge_client.fleet.second_place import SecondPlace
 from hushfleet.edge_client.fleet.slots import Slots
-from hushfleet.edge_client.state_files import CHARGED
 from hushfleet.edge_client.status import format_status, status
+from hushfleet.edge_client.storage.state_files import CHARGED
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import CopiedStore
 from hushfleet.firmware_profiles.cards.seed import slots_archive

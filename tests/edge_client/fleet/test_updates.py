@@ -13,18 +13,11 @@ from typing import Any
 
 import pytest
 
-from hushfleet.edge_client.board.config import (
-    BrokerSection,
-    DeviceConfig,
-    DeviceSection,
-    FleetSection,
-    LimitsSection,
-    OwnDataSection,
-)
-from hushfleet.edge_client.fleet import updates as release_file_module
+from hushfleet.edge_client.fleet import release_file as release_file_module
 from hushfleet.edge_client.fleet.installed import Installed
+from hushfleet.edge_client.fleet.release_file import WINDOW, ReleaseFile
 from hushfleet.edge_client.fleet.slot_state import State
-from hushfleet.edge_client.fleet.updates import PATIENCE_S, WINDOW, ReleaseDuty, ReleaseFile, RestartForRelease
+from hushfleet.edge_client.fleet.updates import PATIENCE_S, ReleaseDuty, RestartForRelease
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadSignature, Malformed, StoreError, StoreFull
 from hushfleet.release.archive import read_head
@@ -68,18 +61,7 @@ class Bench(ReleaseBoard):
         super().__init__(tmp_path)
         self.tmp_path, self.state_dir = tmp_path, self.state
         self.service, self.now, self.link = Identity.generate(), 1000.0, RecordingLink()
-        self.config = DeviceConfig(
-            device=DeviceSection(DEVICE, str(self.state_dir), federation="greenhouse"),
-            broker=BrokerSection("mqtt://localhost"),
-            data=OwnDataSection("folder", str(tmp_path)),
-            limits=LimitsSection(epsilon_server=1.0),
-            fleet=FleetSection(
-                OPERATOR.public_key.hex(),
-                "mqtts://localhost:1",
-                service_key=self.service.public_key.hex(),
-                releases=str(self.root),
-            ),
-        )
+        self.config = self.of_fleet(DEVICE, OPERATOR, service_key=self.service.public_key.hex())
         self.store = DeviceStore(self.config.store_path, device=DEVICE, durable=False)
         self.installed = Installed.of(self.config)
         self.restart()

@@ -60,6 +60,5 @@ def device_toml(board: DeviceConfig, tmp_path: Path) -> Path:
 def trained(make_bench: Callable[..., Bench], board: DeviceConfig, package: Package) -> Bench:
     model = replace(package.spec.model, class_names=CLASSES, input_shape=(1, 8, 8))
     bench = make_bench(package.with_spec(model=model), board)
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     return bench

@@ -15,7 +15,7 @@ from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.notes import notes_in
 from hushfleet.edge_client.labelling.desk import Desk
-from support.edge import DEVICE, Bench
+from support.edge import Bench
 from support.hostile import HOSTILE, HOSTILE_FILE, SHOWN, SHOWN_FILE, assert_harmless
 from support.pictures import a_picture
 
@@ -47,8 +47,7 @@ def test_status(trained: Bench, device_toml: Path, photographs: Path, capsys) ->
     broken.write_bytes(b"no image")
     os.utime(broken, (1, 1))
     a_picture(photographs / HOSTILE_FILE / "1.png")
-    trained.server.open_round(2, cohort={DEVICE: trained.store.load_state("digits-test").public.digest()})
-    trained.until(lambda: trained.entry_status(2) == "acked")
+    trained.train(2)
     training = notes_in(trained.store.path.parent)[1]
     training.keep(f"training failed at {HOSTILE_FILE}")
     trained.store.close()

@@ -14,8 +14,8 @@ import pytest
 
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.fleet.trial import check_release
-from hushfleet.edge_client.state_files import REMNANTS
-from hushfleet.edge_client.storage.arrays import RoundCommit
+from hushfleet.edge_client.storage.round_commit import RoundCommit
+from hushfleet.edge_client.storage.state_files import REMNANTS
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import LostStore, StoreError
 from hushfleet.methods.state import DeviceState, PublicState

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from hushfleet.edge_client.fleet.trial import check_release, drop_copy
-from hushfleet.edge_client.storage.arrays import RoundCommit
+from hushfleet.edge_client.storage.round_commit import RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
 from hushfleet.errors import StoreError

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hushfleet.edge_client.storage import migrations
-from hushfleet.edge_client.storage.arrays import RoundCommit, pack_arrays, unpack_arrays
+from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
+from hushfleet.edge_client.storage.round_commit import RoundCommit
 from hushfleet.edge_client.storage.store import KEPT_TASKS, DeviceStore
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.errors import CopiedStore, LedgerError, StoreError
@@ -201,7 +202,7 @@ _COMMIT = """
     import hashlib, os, random, resource, signal, sys, time
     from pathlib import Path
     import numpy as np
-    from hushfleet.edge_client.storage.arrays import RoundCommit
+    from hushfleet.edge_client.storage.round_commit import (RoundCommit)
     from hushfleet.edge_client.storage.store import DeviceStore
     from hushfleet.errors import StoreError
     from hushfleet.methods.state import DeviceState, PublicState

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.aggregator.devices.board import Board
 from hushfleet.aggregator.fleet.trust.device_file import device_toml
-from hushfleet.config.spec import BlobRef
+from hushfleet.aggregator.storage.board import Board
 from hushfleet.edge_client.board.config import DeviceConfig, WorkerSection, load_config
 from hushfleet.edge_client.worker import process
 from hushfleet.edge_client.worker.frames import frame, read_job
 from hushfleet.edge_client.worker.job import Job
 from hushfleet.edge_client.worker.process import ChildProcess
+from hushfleet.wire.format.spec import BlobRef
 from hushfleet.wire.format.update import payload_digest
 from support.desk import make_folder
 from support.edge import DEVICE, Bench, Package
@@ -44,9 +44,7 @@ def until(bench: Bench, done: Callable[[], bool]) -> None:
 
 def open_and_wait(bench: Bench, round: int = 1) -> None:
     before = len(bench.server.declines)
-    state = bench.store.load_state(bench.server.package.spec.task)
-    public = bench.server.initial_public() if state is None else state.public
-    bench.server.open_round(round, cohort={DEVICE: public.digest()})
+    bench.opens(round)
     until(bench, lambda: bench.entry_status(round) == "acked" or len(bench.server.declines) > before)
 
 
@@ -322,8 +320,7 @@ def test_no_key_is_in_a_job(make_bench: MakeBench) -> None:
     bench, jobs = make_bench(), list[Job]()
     begin = bench.workshop.begin
     bench.workshop.begin = lambda job: (jobs.append(job), begin(job))[1]
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.train(1)
     (job,) = jobs
     assert bench.store.identity.to_bytes() not in process.frame(job)
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from hushfleet.edge_client.allowed import AllowedRound
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker import process
+from hushfleet.edge_client.worker.allowed import AllowedRound
 from hushfleet.edge_client.worker.handover import Handover
 from hushfleet.edge_client.worker.job import Died, Finished
 from hushfleet.edge_client.worker.process import ChildProcess
+from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update_values import SIGNED

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from hushfleet.data.samples import Samples
 from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import Malformed
+from hushfleet.learning.evaluation import evaluate
 from hushfleet.losses import loss_and_cotangent, loss_of
-from hushfleet.model.evaluation import evaluate
 from hushfleet.models.losses import losses_of, mean_loss
 from hushfleet.objectives import Objective
 from hushfleet.schema import from_plain, to_plain

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import METHODS, Method, TrainingConfig, make_method
 from hushfleet.methods.personal import Personal
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.spec import PrivacySpec
 from support.methods import BLACK, Constant, advanced, context_of, privatized, stacked
 from support.methods import trained as train
 

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput, Malformed, PrivacyError
-from hushfleet.gradients.own_samples import HiddenSamples
-from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
+from hushfleet.learning.own_samples import HiddenSamples
 from hushfleet.methods import make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.hush import TailMean
@@ -28,8 +27,9 @@ from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
+from hushfleet.wire.format.spec import PrivacySpec
 from support.methods import Constant, context_of, privatized
 from support.methods import trained as train
 

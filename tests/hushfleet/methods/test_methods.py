@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
+from hushfleet.learning.evaluation import Evaluation
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.model.evaluation import Evaluation
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
+from hushfleet.wire.format.spec import PrivacySpec
 from support.methods import Constant, Fisher, advanced, context_of, penalty, privatized, stacked
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 2), (2,), (4,)))  # layers of 6 and 4

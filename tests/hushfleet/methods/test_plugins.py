@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from hushfleet import methods
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
 from hushfleet.methods import ALLOWED_FILE, METHODS, allow_file, find_method, make_method, offer, title_of
 from hushfleet.methods.server import ClosedRound
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.spec import PrivacySpec
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "fedbabu.py"
 PRIVACY = PrivacySpec("device", "strict", 1.0, 1.0, 1e-5)
@@ -28,7 +28,7 @@ def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_method_of_an_installed_package_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("theirs", "hushfleet.methods.ditto:ditto", methods.GROUP)
+    entry = EntryPoint("theirs", "hushfleet.methods.papers.ditto:ditto", methods.GROUP)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry] if group == methods.GROUP else [])
     assert find_method("theirs") is methods.METHODS["ditto"]
     assert "theirs" in methods.all_names()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
 from hushfleet.methods.local import Pull, Sgd
+from hushfleet.methods.local_round import Trained
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig
 from hushfleet.methods.personal import Head
 from hushfleet.methods.stages import Transform
@@ -19,7 +19,7 @@ from hushfleet.methods.state import DeviceState
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.training.local_round import Trained
+from hushfleet.wire.format.spec import PrivacySpec
 from support.methods import context_of, privatized, trained
 
 LAYOUT = ParamLayout(("w",), ((1,),))

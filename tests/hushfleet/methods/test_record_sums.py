@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushfleet.config.spec import PrivacySpec, SecureSpec
 from hushfleet.data.samples import FeatureSamples
 from hushfleet.errors import PrivacyError
-from hushfleet.gradients.draws import Inputs
+from hushfleet.learning.draws import Inputs
 from hushfleet.methods import METHODS, TaskMethod, make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.ring import Ring, Scale, least_bits, scale_for
 from hushfleet.secure.prime_field import PRIMES
+from hushfleet.wire.format.spec import PrivacySpec, SecureSpec
 from support.methods import train_round
 
 CLASSES, COUNT = 10, 513

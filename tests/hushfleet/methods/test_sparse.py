@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import make_method
 from hushfleet.methods.cost import RoundTerms
@@ -18,6 +17,7 @@ from hushfleet.methods.sparse import KeepLargest
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.spec import PrivacySpec
 from support.methods import BLACK, Constant, context_of, penalty, privatized, stacked
 from support.methods import trained as train
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import PrivacyError
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.method import Method, TrainingConfig
@@ -31,6 +30,7 @@ from hushfleet.methods.stages import (
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
+from hushfleet.wire.format.spec import PrivacySpec
 from support.methods import Constant, context_of
 
 LAYOUT = ParamLayout(("a.weight", "b.weight", "c.weight"), ((3,), (4,), (2,)))

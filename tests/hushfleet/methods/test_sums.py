@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import PrivacySpec, SecureSpec
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.cost import RoundTerms
@@ -22,6 +21,7 @@ from hushfleet.methods.sums import check_sums
 from hushfleet.methods.task_method import bind
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
+from hushfleet.wire.format.spec import PrivacySpec, SecureSpec
 
 LAYOUT = ParamLayout(("body.weight", "head.weight", "prior"), ((4, 2), (3, 2), (3,)))
 SECURE = SecureSpec(16, min_devices=90, honest_devices=80, honest_fraction=0.9)

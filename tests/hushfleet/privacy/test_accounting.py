@@ -17,13 +17,13 @@ from scipy import special  # comes with Opacus
 
 from hushfleet.durations import Period
 from hushfleet.errors import PrivacyError
-from hushfleet.privacy.accounting import epsilon as accounting
-from hushfleet.privacy.accounting import noise_for
-from hushfleet.privacy.accounting.epsilon import Step
-from hushfleet.privacy.accounting.noise_for import check_delta
-from hushfleet.privacy.accounting.renyi import DEFAULT_ORDERS, _log_erfc, rdp
+from hushfleet.privacy import accountant as accounting
+from hushfleet.privacy import noise_for
+from hushfleet.privacy.accountant import Step
 from hushfleet.privacy.charge import RECORD_ADJACENCY, Charge
 from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of
+from hushfleet.privacy.noise_for import check_delta
+from hushfleet.privacy.renyi import DEFAULT_ORDERS, _log_erfc, rdp
 from hushfleet.privacy.spending import charges_on
 
 epsilon = partial(accounting.epsilon, accountant="rdp")

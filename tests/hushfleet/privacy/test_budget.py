@@ -13,7 +13,7 @@ import pytest
 
 from hushfleet.durations import Period
 from hushfleet.errors import BudgetExceeded
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.ledger import CountedTime, Ledger, epsilon_server_of
 from hushfleet.privacy.mechanism import GaussianMechanism

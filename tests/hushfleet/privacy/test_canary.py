@@ -18,7 +18,7 @@ from scipy.stats import beta  # comes with Opacus
 
 from hushfleet.errors import PrivacyError
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.clipping import clip, clip_layers
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import SeededNoise

@@ -19,11 +19,11 @@ from opacus.accountants import PRVAccountant
 from scipy import optimize, stats  # comes with Opacus
 
 from hushfleet.errors import PrivacyError
-from hushfleet.privacy.accounting.epsilon import Adjacency, Step, epsilon
-from hushfleet.privacy.accounting.gaussian import epsilon_of_gaussian
-from hushfleet.privacy.accounting.loss_grid import Pair, loss_of, losses_on_grid, z_of
-from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
-from hushfleet.privacy.accounting.privacy_loss import _Composition, epsilon_bound
+from hushfleet.privacy.accountant import Adjacency, Step, epsilon
+from hushfleet.privacy.gaussian import epsilon_of_gaussian
+from hushfleet.privacy.loss_grid import Pair, loss_of, losses_on_grid, z_of
+from hushfleet.privacy.noise_for import noise_multiplier_for
+from hushfleet.privacy.privacy_loss import _Composition, epsilon_bound
 
 # sample rate, noise multiplier, steps, delta, grid, pessimistic and optimistic epsilon: make_dp_accounting_reference.py
 REFERENCE = json.loads(Path(__file__).with_name("dp_accounting_reference.json").read_text())

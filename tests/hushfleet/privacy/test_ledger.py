@@ -18,7 +18,7 @@ import msgpack
 import pytest
 
 from hushfleet.errors import BudgetExceeded, LedgerError, PrivacyError
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.charge import RECORD_ADJACENCY, Charge
 from hushfleet.privacy.ledger import Ledger, LedgerEntry, epsilon_server_of
 from hushfleet.privacy.mechanism import GaussianMechanism

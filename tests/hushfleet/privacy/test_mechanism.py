@@ -11,11 +11,11 @@ import pytest
 from hushfleet.errors import PrivacyError
 from hushfleet.params import ParamLayout
 from hushfleet.privacy import mechanism as mechanism_module
-from hushfleet.privacy.accounting.renyi import DEFAULT_ORDERS, rdp
-from hushfleet.privacy.accounting.step import Step
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import SecureNoise, SeededNoise
+from hushfleet.privacy.renyi import DEFAULT_ORDERS, rdp
+from hushfleet.privacy.step import Step
 
 LAYOUT = ParamLayout(("conv.weight", "conv.bias", "fc.weight"), ((2, 2), (1,), (3,)))
 

@@ -16,15 +16,16 @@ from rich.console import Console
 from hushfleet.aggregator.commands.privacy_figures import view_of
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft, RunView
-from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.planning.advice import Question
-from hushfleet.aggregator.results.report import sections
-from hushfleet.aggregator.results.report.comparison import comparison_table
-from hushfleet.aggregator.results.report.page import Facts
-from hushfleet.aggregator.results.report.render import render_report
-from hushfleet.aggregator.results.report.verdict import judge
+from hushfleet.aggregator.report import sections
+from hushfleet.aggregator.report.comparison import comparison_table
+from hushfleet.aggregator.report.display import FleetDisplay
+from hushfleet.aggregator.report.page import Facts
+from hushfleet.aggregator.report.render import render_report
+from hushfleet.aggregator.report.summary import summary_table
+from hushfleet.aggregator.report.verdict import judge
 from hushfleet.edge_client import status
-from hushfleet.privacy.accounting.noise_for import noise_multiplier_for
+from hushfleet.privacy.noise_for import noise_multiplier_for
 from hushfleet.privacy.protection import LARGEST_EPSILON, guess_rate, protection, worth
 from hushfleet.simulator.studies.plan import show
 from hushfleet.simulator.studies.plan.needs import needs

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hushfleet.errors import PrivacyError
-from hushfleet.privacy.accounting.gaussian import epsilon_of_gaussian
+from hushfleet.privacy.gaussian import epsilon_of_gaussian
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.ring import Ring, Scale, least_bits, scale_for
 from hushfleet.secure.prime_field import PRIMES

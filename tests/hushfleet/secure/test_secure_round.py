@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushfleet.config.spec import SecureSpec
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.secure.secure_round import SecureRound
+from hushfleet.wire.format.spec import SecureSpec
 from support.secure_sums import SumFleet, plan_of
 
 

@@ -23,9 +23,10 @@ from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.config.season import SeasonSection
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.aggregator.fleet.tasks.task_check import season_charge
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
+from hushfleet.aggregator.report.readable import format_seconds
 from hushfleet.errors import BadInput
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.simulator.boards import FleetMix, parse_mix
@@ -33,7 +34,6 @@ from hushfleet.simulator.fleet import device_names, make_fleet
 from hushfleet.simulator.forecast.days import Days, limited, read_budget
 from hushfleet.simulator.forecast.forecast import AS_IN_TASK, Forecast, epsilon_unused, forecast, read_policies
 from hushfleet.simulator.forecast.show import print_forecasts, sample_counts
-from hushfleet.simulator.units import format_seconds
 from hushfleet.simulator.world.outcomes import STARTS, Spent
 from hushfleet.simulator.world.sizes import sizes_of
 from hushfleet.simulator.world.times import Costs
@@ -271,10 +271,10 @@ def test_a_policy_of_another_mode_leaves_out_what_has_no_meaning_in_it(short_tas
     buffered = {"rounds": 7, "min_updates": 1, "mode": "buffered", "buffer_size": 2}
     text = "mode=buffered,buffer_size=3"
     rules = read_policies([text], short_task(**strict, round=waiting))[text]
-    assert (rules.buffered, rules.buffer_size, rules.min_updates, rules.quorum) == (True, 3, 1, 1.0)
+    assert (rules.has_cohort, rules.buffer_size, rules.min_updates, rules.quorum) == (False, 3, 1, 1.0)
     text = "mode=synchronous,min_devices=2"
     rules = read_policies([text], short_task(**strict, round=buffered))[text]
-    assert (rules.buffered, rules.buffer_size, rules.max_staleness, rules.min_devices) == (False, None, None, 2)
+    assert (rules.has_cohort, rules.buffer_size, rules.max_staleness, rules.min_devices) == (True, None, None, 2)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.fleet import device_names
 from hushfleet.simulator.schedule import make_schedule, schedule_of

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
-from hushfleet.graphs.session import GradientGraph
+from hushfleet.learning.graph_session import GradientGraph
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.boards import BoardKind, FleetMix
 from hushfleet.simulator.schedule import schedule_of

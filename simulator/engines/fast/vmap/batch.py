@@ -1,4 +1,4 @@
-"""Implements `hushfleet.gradients.batch.Batch` for arrays `[c, d]`: one step's batches of many clients."""
+"""Implements `hushfleet.learning.batch.Batch` for arrays `[c, d]`: one step's batches of many clients."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from hushfleet.gradients.batch import Batch
-from hushfleet.gradients.entries import ALL, Entries
+from hushfleet.learning.batch import Batch
+from hushfleet.learning.entries import ALL, Entries
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.clipping import clipped_sum
 from hushfleet.simulator.engines.fast.vmap.device_data import CohortStep

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from hushfleet.data.augment import PADDING, draw_flip_crop
 from hushfleet.data.samples import LabelledSamples
-from hushfleet.gradients.draws import Inputs, draw_dropout, drawn_batches, epochs
-from hushfleet.gradients.own_samples import Teacher
+from hushfleet.learning.draws import Inputs, draw_dropout, drawn_batches, epochs
+from hushfleet.learning.own_samples import Teacher
 from hushfleet.methods.method import TrainingConfig
 from hushfleet.privacy.record import RecordMechanism
 

@@ -19,11 +19,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hushfleet.config.spec import DropoutSpec
-from hushfleet.gradients.draws import Inputs
+from hushfleet.learning.draws import Inputs
 from hushfleet.methods.method import TrainingConfig
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.record import RecordMechanism
+from hushfleet.wire.format.spec import DropoutSpec
 
 FLOAT_BYTES = 4
 

@@ -1,4 +1,4 @@
-"""Implements the optimizers of `hushfleet.gradients.optim` for a cohort `[c, d]` of PyTorch tensors, one kernel each.
+"""Implements the optimizers of `hushfleet.learning.optim` for a cohort `[c, d]` of PyTorch tensors, one kernel each.
 
 The array operations there pass over the memory about fifteen times per step, and on an accelerator each pass costs a
 launch and a temporary `[c, d]`. PyTorch's fused versions read and write each entry once: they are also about five times
@@ -13,12 +13,12 @@ from __future__ import annotations
 from torch import Tensor, zeros, zeros_like
 from torch.optim.adam import adam
 
-from hushfleet.gradients.optim import SGD, Adam, Optimizer, make_optimizer
+from hushfleet.learning.optim import SGD, Adam, Optimizer, make_optimizer
 from hushfleet.methods.method import TrainingConfig
 
 
 class CohortAdam(Adam):
-    """`hushfleet.gradients.optim.Adam`, fused."""
+    """`hushfleet.learning.optim.Adam`, fused."""
 
     def step(self, params: Tensor, gradient: Tensor) -> None:
         """Moves `params [c, d]` in place."""
@@ -40,7 +40,7 @@ class CohortAdam(Adam):
 
 
 class CohortSGD(SGD):
-    """`hushfleet.gradients.optim.SGD`, with PyTorch's in-place operations."""
+    """`hushfleet.learning.optim.SGD`, with PyTorch's in-place operations."""
 
     def step(self, params: Tensor, gradient: Tensor) -> None:
         """Moves `params [c, d]` in place."""

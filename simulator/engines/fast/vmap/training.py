@@ -1,6 +1,6 @@
 """Trains many clients locally at once: arrays `[c, d]` in one vmapped step, on the processor or on CUDA.
 
-It uses the loop of `hushfleet.training.local_round` with an executor for many clients, and equals `LocalRound.train`
+It uses the loop of `hushfleet.methods.local_round` with an executor for many clients, and equals `LocalRound.train`
 for each client up to the rounding of float32: the same order of samples, augmentation and dropout masks, each client's
 own number of steps, and with the privacy unit `record` each client's own noise. A method's computations on a device's
 own data before and after the training are done client by client. The rest of a round (noise, codec, ledger, store)
@@ -33,13 +33,14 @@ from torch import Tensor
 from hushfleet.array_api import Array
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.errors import BadInput
-from hushfleet.gradients.batch import Batch, NoisedBatch
-from hushfleet.gradients.draws import Inputs, epochs
-from hushfleet.gradients.entries import Entries
-from hushfleet.gradients.optim import Optimizer
-from hushfleet.gradients.own_samples import LoadedSamples
+from hushfleet.learning.batch import Batch, NoisedBatch
+from hushfleet.learning.draws import Inputs, epochs
+from hushfleet.learning.entries import Entries
+from hushfleet.learning.optim import Optimizer
+from hushfleet.learning.own_samples import LoadedSamples
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local import Sgd
+from hushfleet.methods.local_round import BatchStep, LocalRound, Trained, train_vector
 from hushfleet.methods.method import TrainingConfig
 from hushfleet.methods.state import DeviceState, PublicState, RoundContext
 from hushfleet.methods.task_method import TaskMethod
@@ -51,7 +52,6 @@ from hushfleet.simulator.engines.fast.vmap.memory import bytes_per_client, recor
 from hushfleet.simulator.engines.fast.vmap.optim import make_cohort_optimizer
 from hushfleet.simulator.engines.fast.vmap.replay import ReplayedGradient
 from hushfleet.simulator.engines.fast.vmap.streams import LARGE, StreamedGradient
-from hushfleet.training.local_round import BatchStep, LocalRound, Trained, train_vector
 
 CPU_BUDGET_BYTES = 1 << 30
 CUDA_SHARE = 0.8  # of the free memory; the rest is for kernels' scratch space and for fragmentation
@@ -294,7 +294,7 @@ class _Ready(NamedTuple):
 
 
 class _ManyClients:
-    """The executor of a group's clients, as `hushfleet.training.local_round.Executor`."""
+    """The executor of a group's clients, as `hushfleet.methods.local_round.Executor`."""
 
     def __init__(
         self,

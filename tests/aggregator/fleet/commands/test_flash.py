@@ -10,9 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.fleet.software.releases import add_release, trust
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.members import counted
@@ -21,6 +19,7 @@ from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.wire.format.fleet_messages import token_seed
 from hushfleet.wire.format.identity import Identity
+from support.command import hushfleet
 from support.desk import make_folder
 from support.slots import AARCH64, pack_files
 from support.stock import BOOKWORM, TRIXIE, make_image, needs_mtools, put_root, read_back
@@ -36,11 +35,7 @@ def key_of(token: bytes) -> bytes:
 
 def flash(*arguments: object) -> str:
     """What it prints. Raises what the command raises."""
-    done = CliRunner().invoke(build_app(), ["flash", *(str(each) for each in arguments)])
-    if isinstance(done.exception, HushfleetError):
-        raise done.exception
-    assert done.exit_code == 0, done.output
-    return done.output
+    return hushfleet("flash", *arguments)
 
 
 @pytest.fixture

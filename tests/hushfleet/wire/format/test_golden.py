@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import BlobRef
 from hushfleet.methods.state import PublicState
 from hushfleet.schema import from_plain
 from hushfleet.secure import prime_field
@@ -53,6 +52,7 @@ from hushfleet.wire.format.messages import (
     TaskNotice,
     Want,
 )
+from hushfleet.wire.format.spec import BlobRef
 from hushfleet.wire.format.update import UpdateHeader
 from hushfleet.wire.format.update_values import decode_masked, decode_update, encode_masked, encode_update
 from support import independent_reader

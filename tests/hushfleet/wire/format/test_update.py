@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hushfleet.codecs.one_bit import magnitude
-from hushfleet.codecs.registry import codecs
 from hushfleet.errors import BadSignature, Malformed, TooLarge
 from hushfleet.schema import to_plain
+from hushfleet.wire.format.codecs import codecs
 from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.one_bit import magnitude
 from hushfleet.wire.format.update import (
     MAX_HEADER_BYTES,
     UpdateHeader,

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
-from hushfleet.codecs.codec import Coding
-from hushfleet.codecs.registry import codec_of, codecs
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError, StoreFull
+from hushfleet.learning.head_choice import HeadChoice
 from hushfleet.methods import METHODS
-from hushfleet.model.head_choice import HeadChoice
+from hushfleet.methods.local_round import LocalRound, Trained
 from hushfleet.simulator.engines.fast import engine, jobs
 from hushfleet.simulator.engines.fast.device_file import DeviceFile, NotKept, store_of
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
@@ -29,7 +28,8 @@ from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import Simulation, begin
-from hushfleet.training.local_round import LocalRound, Trained
+from hushfleet.wire.format.codec import Coding
+from hushfleet.wire.format.codecs import codec_of, codecs
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import UpdateHeader
 from hushfleet.wire.format.update_values import SIGNED, encode_update

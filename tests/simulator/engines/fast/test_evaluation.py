@@ -14,31 +14,31 @@ import pytest
 
 from hushfleet.aggregator.commands.second_opinion import second_opinion
 from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.planning.evaluation_error import evaluation_error
-from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.answers import DEVIATIONS
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
-from hushfleet.config.question import QuestionSpec
-from hushfleet.config.spec import TaskSpec
 from hushfleet.data.held_out import is_held_out
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.drift import HeldOutTest, note_test
 from hushfleet.edge_client.board.sample_files import load_arrays
-from hushfleet.edge_client.trainer import DeviceRound
+from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.methods import method_of
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.methods.answer import right_answers
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.clipping import clip
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.fast import engine
 from hushfleet.simulator.engines.fast.jobs import Job, device_of
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.fast.workers import Workers
-from hushfleet.simulator.engines.on_boards import run_on_boards
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation, begin
-from hushfleet.training.answer import right_answers
+from hushfleet.simulator.world.on_boards import run_on_boards
+from hushfleet.wire.format.question import QuestionSpec
+from hushfleet.wire.format.spec import TaskSpec
 from hushfleet.wire.format.update import read_header
 from hushfleet.wire.format.update_values import decode_update
 from support.device import config, make_bench, package  # noqa: F401

@@ -17,8 +17,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from hushfleet.edge_client.metrics import MetricsFile
-from hushfleet.edge_client.trainer import DeviceRound
+from hushfleet.edge_client.worker.metrics import MetricsFile
+from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.engine import deliver
 from hushfleet.simulator.engines.fast.jobs import JobAnswer
@@ -46,7 +46,7 @@ torch.set_num_threads(1)
 folders = [Path(name) for name in sys.argv[1:]]
 simulations = [go_on(folder, data_dir=None) for folder in folders]
 WATCHED = ("simulator/engines/fast/engine.py", "simulator/engines/fast/jobs.py", "edge_client/storage/store.py",
-           "edge_client/trainer.py", "edge_client/metrics.py", "aggregator/rounds/engine.py",
+           "edge_client/worker/trainer.py", "edge_client/worker/metrics.py", "aggregator/rounds/engine.py",
            "aggregator/storage/store.py", "aggregator/storage/checkpoints.py", "aggregator/results/events.py")
 
 

@@ -11,7 +11,7 @@ from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.results.record import record
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.methods.hush_rule import falling
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.run_folder import Simulation, begin
 

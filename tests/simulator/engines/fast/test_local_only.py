@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.edge_client.randomness import SeededRandomness
-from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
 from hushfleet.simulator.engines.fast.examples import choose_examples
 from hushfleet.simulator.engines.fast.local_only import Alone, train_alone
 from hushfleet.simulator.engines.fast.workers import Workers

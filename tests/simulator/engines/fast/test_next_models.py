@@ -10,7 +10,7 @@ import pytest
 
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.model.evaluation import evaluate
+from hushfleet.learning.evaluation import evaluate
 from hushfleet.models.native.gradient import NativeGradient
 from hushfleet.simulator.engines.fast import next_models
 from hushfleet.simulator.engines.fast.after_round import AfterRound

@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.config.question import QuestionSpec
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods import METHODS, privatize
@@ -27,6 +26,7 @@ from hushfleet.simulator.studies.audit import game
 from hushfleet.simulator.studies.audit.finding import Finding, whole_task
 from hushfleet.simulator.studies.audit.games import Effort, findings
 from hushfleet.simulator.studies.audit.subject import Subject
+from hushfleet.wire.format.question import QuestionSpec
 
 pytestmark = pytest.mark.slow
 
@@ -178,7 +178,7 @@ def of_answers(fault: Callable[[Any], None]) -> Callable[[pytest.MonkeyPatch], N
                 fault(rules.method)
             return rules
 
-        monkeypatch.setattr("hushfleet.edge_client.allowed.rules_of", faulty)
+        monkeypatch.setattr("hushfleet.methods.question.rules_of", faulty)
 
     return plant
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from hushfleet.config.question import QuestionSpec
-from hushfleet.config.spec import SecureSpec
 from hushfleet.privacy.discrete_gaussian import DiscreteGaussian
 from hushfleet.simulator.studies.audit import game
 from hushfleet.simulator.studies.audit.finding import Finding
 from hushfleet.simulator.studies.audit.games import Effort, findings
 from hushfleet.simulator.studies.audit.subject import Subject
+from hushfleet.wire.format.question import QuestionSpec
+from hushfleet.wire.format.spec import SecureSpec
 
 pytestmark = pytest.mark.slow
 

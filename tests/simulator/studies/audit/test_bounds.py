@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hushfleet.privacy.accounting.epsilon import Step
-from hushfleet.privacy.accounting.epsilon import epsilon as composed
+from hushfleet.privacy.accountant import Step
+from hushfleet.privacy.accountant import epsilon as composed
 from hushfleet.privacy.charge import RECORD_ADJACENCY, Charge
 from hushfleet.simulator.studies.audit.bounds import (
     ErrorRates,

@@ -24,7 +24,7 @@ from hushfleet.aggregator.planning.gain_table import gain_table
 from hushfleet.aggregator.planning.year import Year
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
 from hushfleet.privacy.ledger import epsilon_server_of
@@ -34,7 +34,7 @@ from hushfleet.secure.prime_field import PRIMES
 from hushfleet.simulator.studies.plan.cli import plan, read_shape
 from hushfleet.simulator.studies.plan.needs import HEADER_BYTES, ROUND_S, BoardCosts, needs
 from hushfleet.simulator.studies.plan.own_images import own_images
-from hushfleet.simulator.studies.plan.show import _promise, show
+from hushfleet.simulator.studies.plan.show import rows, show
 from hushfleet.simulator.studies.plan.task_file import task_text
 
 ASKED = Question(devices=60, images=40, classes=10, epsilon=4)
@@ -170,7 +170,7 @@ def test_a_task_of_ten_boards_names_the_option_that_its_fleet_needs() -> None:
 
 def test_the_honest_devices_are_those_that_a_committee_counts_on() -> None:
     asked = replace(ASKED, devices=100, honest_fraction=0.55)  # 0.55 times 100 is a little more than 55 in floats
-    assert _promise(asked, needs(asked))["trust"] == "secure-sum: 55 of 100 devices are honest"
+    assert rows(Advice.on(asked), needs(asked), [])["trust"] == "secure-sum: 55 of 100 devices are honest"
 
 
 def test_bytes_are_those_of_a_masked_update() -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from hushfleet.errors import BadInput
-from hushfleet.methods.fedglp_adp import FedGLPADPConfig, final_share
+from hushfleet.methods.papers.fedglp_adp import FedGLPADPConfig, final_share
 from hushfleet.models import get_model
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.simulator.studies import reproduce
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper, load_recipes, paper_names

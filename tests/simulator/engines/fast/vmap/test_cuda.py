@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
-from hushfleet.edge_client.randomness import SeededRandomness
-from hushfleet.gradients.draws import Inputs
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.learning.draws import Inputs
 from hushfleet.methods import make_method
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models import get_model
@@ -21,6 +20,7 @@ from hushfleet.simulator.engines.fast.vmap.device_data import CohortStep, GroupB
 from hushfleet.simulator.engines.fast.vmap.replay import EAGER, ReplayedGradient
 from hushfleet.simulator.engines.fast.vmap.streams import StreamedGradient
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member
+from hushfleet.wire.format.spec import PrivacySpec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device")
 

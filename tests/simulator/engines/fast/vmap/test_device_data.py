@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from hushfleet.config.spec import Augment, DropoutSpec
 from hushfleet.data.samples import Samples
-from hushfleet.gradients.draws import Inputs, draw_dropout, drawn_inputs, shuffled_batches
-from hushfleet.gradients.own_samples import Teacher
+from hushfleet.learning.draws import Inputs, draw_dropout, drawn_inputs, shuffled_batches
+from hushfleet.learning.own_samples import Teacher
 from hushfleet.methods.method import TrainingConfig
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.engines.fast.vmap.device_data import GroupBatches, SamplesOnDevice, step_count
+from hushfleet.wire.format.spec import Augment, DropoutSpec
 
 pytestmark = pytest.mark.slow
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hushfleet.config.spec import DropoutSpec, PrivacySpec
 from hushfleet.data.samples import Samples
-from hushfleet.edge_client.randomness import SeededRandomness
-from hushfleet.gradients.draws import Inputs
-from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.learning.draws import Inputs
+from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.heads import HeadFirstConfig
+from hushfleet.methods.local_round import Trained
 from hushfleet.methods.state import DeviceState
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models.model import Model, layout_of
@@ -27,7 +27,7 @@ from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.models.tracing import export_gradient, export_inference
 from hushfleet.objectives import Objective
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member
-from hushfleet.training.local_round import Trained
+from hushfleet.wire.format.spec import DropoutSpec, PrivacySpec
 from support.methods import train_round
 
 pytestmark = pytest.mark.slow

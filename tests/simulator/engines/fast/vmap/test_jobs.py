@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hushfleet.edge_client.randomness import SeededRandomness
+from hushfleet.edge_client.worker.randomness import SeededRandomness
 from hushfleet.errors import PrivacyError
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hushfleet.gradients.draws import Inputs
+from hushfleet.learning.draws import Inputs
 from hushfleet.methods.method import TrainingConfig
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hushfleet.gradients.optim import make_optimizer
+from hushfleet.learning.optim import make_optimizer
 from hushfleet.methods.method import TrainingConfig
 from hushfleet.simulator.engines.fast.vmap.optim import make_cohort_optimizer
 

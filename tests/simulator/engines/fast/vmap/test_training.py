@@ -13,11 +13,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
-from hushfleet.edge_client.randomness import SeededRandomness
+from hushfleet.edge_client.worker.randomness import SeededRandomness
 from hushfleet.errors import BadInput
-from hushfleet.gradients.draws import Inputs
+from hushfleet.learning.draws import Inputs
 from hushfleet.methods import make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local import GradientRule, Penalty, Sgd
@@ -29,6 +28,7 @@ from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.simulator.engines.fast.vmap.device_data import CohortStep, GroupBatches
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member, Trained
+from hushfleet.wire.format.spec import PrivacySpec
 from support.methods import train_round
 
 PRIVACY = PrivacySpec("device", accounting="strict", clip_norm=0.05, noise_multiplier=1.0, delta=0.1)

@@ -1,1 +1,0 @@
-"""The register of devices that may take part."""

@@ -1,1 +1,0 @@
-"""Processing of an update from its offer to the exact sums."""

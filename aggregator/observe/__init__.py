@@ -1,1 +1,0 @@
-"""Events, metrics and the live display of a run."""

@@ -1,0 +1,1 @@
+"""Prepares what a round sends, and checks and sums what it receives: package, model and differences; updates."""

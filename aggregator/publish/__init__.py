@@ -1,1 +1,0 @@
-"""The task package, blobs and new global models that devices get."""

@@ -1,0 +1,165 @@
+"""Draws charts for several sections. Colours come from the style sheet; each series also has its own symbol, for
+readers who cannot distinguish the colours.
+
+A line connects its measured values, because a run may measure only every few rounds. It ends where a value is infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import plotly.graph_objects as go
+
+from hushfleet.aggregator.report.page import (
+    BLUE,
+    CARD,
+    ORANGE,
+    SERIES,
+    Plot,
+    SectionPart,
+    label,
+    missing,
+)
+
+Values = Sequence[float | None]
+MOST_SYMBOLS = 24
+MOST_LINES = 12
+MOST_NAMES = 40
+SYMBOLS = ("circle", "square", "triangle-up", "diamond")
+PERCENT: dict[str, Any] = {"yaxis_tickformat": "~%", "yaxis_hoverformat": ".1%"}
+
+
+def line(name: str, xs: Sequence[float], values: Values, color: int, *, dashed: bool = False) -> go.Scatter:
+    """Returns one series; a dashed line is a reference and not a course of the run.
+
+    :param color: an index in `SERIES` and in `SYMBOLS`.
+    """
+    known = [(x, y if math.isfinite(y) else None) for x, y in zip(xs, values, strict=True) if y is not None]
+    plain = len(known) > 1 and (dashed or len(known) > MOST_SYMBOLS)
+    return go.Scatter(
+        x=[x for x, _ in known],
+        y=[y for _, y in known],
+        name=name,
+        mode="lines" if plain else "lines+markers",
+        marker={"symbol": SYMBOLS[color], "size": 7},
+        line={"color": SERIES[color], "width": 1.8 if dashed else 2.2, "dash": "dash" if dashed else "solid"},
+    )
+
+
+def log_axis(name: str, values: Sequence[float]) -> dict[str, Any]:
+    """Returns a logarithmic axis of positive values, `xaxis` or `yaxis`, with round numbers at its ticks."""
+    powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1) if values else ()
+    ticks = [factor * 10.0**power for power in powers for factor in ((1, 2, 5) if len(powers) <= 4 else (1,))]
+    return {f"{name}_type": "log", f"{name}_tickvals": ticks, f"{name}_tickformat": ",~g"}
+
+
+def per_device(
+    devices: Sequence[str],
+    xs: Sequence[int],
+    grid: Sequence[Values],
+    color: int,
+    name: str = "a device",
+    dash: str = "solid",
+) -> list[go.Scatter]:
+    """Returns a thin line per device for small fleets; the range and the median for large ones.
+
+    :param grid: `[round][device]`.
+    """
+    look: dict[str, Any] = {"mode": "lines", "legendgroup": name, "line_dash": dash}
+    if len(devices) <= MOST_LINES:
+        look |= {"line_width": 1.4, "opacity": 0.6, "showlegend": False}
+        lines = [line(label(device), xs, [row[n] for row in grid], color) for n, device in enumerate(devices) if grid]
+        entry = line(name, [], [], color).update(look | {"x": [None], "y": [None], "showlegend": True, "opacity": 1})
+        return [entry, *(each.update(look) for each in lines)] if lines else []
+    finite = [[value for value in row if value is not None and math.isfinite(value)] for row in grid]
+    low, high, middle = ([of(row) if row else None for row in finite] for of in (min, max, median))
+    edge = {**look, "line_width": 0, "showlegend": False}
+    return [
+        line(f"{name}: lowest", xs, low, color).update(edge),
+        line(f"{name}: highest", xs, high, color).update(fill="tonexty", **edge),
+        line(f"{name}: median and range", xs, middle, color).update(look),
+    ]
+
+
+def over(
+    title: str,
+    series: Sequence[go.Scatter],
+    otherwise: str,
+    *,
+    note: str = "",
+    x: str = "round",
+    **layout: Any,
+) -> SectionPart:
+    """Returns lines over rounds, or over another `x`; if nothing was measured, the text `otherwise`, which says why."""
+    solid = [each for each in series if each.line.dash != "dash" and any(value is not None for value in each.y)]
+    if not solid:
+        return missing(otherwise)
+    drawn = [each for each in series if each in solid or each.line.dash == "dash" or each.x == (None,)]
+    entries = sum(each.showlegend is not False for each in drawn)
+    few = x == "round" and max(len(each.x) for each in solid) <= 12
+    figure = go.Figure(drawn, {"xaxis_title_text": x, "hovermode": "x unified", "showlegend": True, **layout})
+    figure.update_layout(height=320 + 18 * max(0, entries - 2), xaxis_dtick=1 if few else None)
+    return Plot(figure, title, note)
+
+
+def heat_map(
+    title: str, rows: Sequence[str], columns: Sequence[str], grid: Sequence[Values], *, form: str, x: str, note: str
+) -> Plot:
+    """Returns a cell per row and column, with a stronger colour for larger values; a small grid also shows values."""
+    few = len(rows) <= 16 and len(columns) <= 12
+    heat = go.Heatmap(
+        z=grid,
+        zmin=0,
+        colorscale=[[0, CARD], [1, BLUE]],
+        showscale=False,
+        xgap=1,
+        ygap=1 if len(rows) <= MOST_NAMES else 0,
+        texttemplate=f"%{{z:{form}}}" if few else "",
+        hovertemplate=f"%{{y}}, {x} %{{x}}: %{{z:{form}}}<extra></extra>",
+    )
+    return rows_of_names(title, [heat], rows, note, xaxis={"title_text": x, **named(columns)})
+
+
+def gains(title: str, names: Sequence[str], alone: Values, federated: Values, *, note: str) -> Plot:
+    """Returns a bar per device that was measured twice, from the largest loss to the largest gain."""
+    rows = zip(names, alone, federated, strict=True)
+    ordered = sorted((f - a, label(name), a, f) for name, a, f in rows if a is not None and f is not None)
+    losses = sum(gain < 0 for gain, *_ in ordered)
+    places = list(range(len(ordered)))
+    bars = go.Bar(
+        x=places,
+        y=[gain for gain, *_ in ordered],
+        hovertext=[f"{name}: {a:.1%} alone, {f:.1%} federated" for _, name, a, f in ordered],
+        marker={
+            "color": [ORANGE] * losses + [BLUE] * (len(ordered) - losses),
+            "pattern_shape": ["/"] * losses + [""] * (len(ordered) - losses),  # not by its colour alone
+            "line_width": 0,
+        },
+        hovertemplate="%{hovertext}: %{y:+.1%}<extra></extra>",
+    )
+    names_fit = len(ordered) <= MOST_SYMBOLS
+    words = {"tickvals": places, "ticktext": [name for _, name, *_ in ordered], "showticklabels": names_fit}
+    axis = {"title_text": f"{len(ordered)} devices, sorted", **words}
+    return Plot(go.Figure(bars, {"bargap": 0.1, "xaxis": axis, "yaxis_tickformat": "+~%"}), title, note)
+
+
+def row_height(rows: int) -> float:
+    """Returns the height of a row in pixels, for a chart with one row per name."""
+    return 26 if rows <= 16 else 17 if rows <= MOST_NAMES else max(1.2, 420 / rows)
+
+
+def named(names: Sequence[str], *, shown: bool = True) -> dict[str, Any]:
+    """Returns an axis of names at the numbers 0, 1, ..., because two names may be the same after they are shortened."""
+    words = [label(name, longest=32) for name in names]
+    return {"tickvals": list(range(len(names))), "ticktext": words, "showticklabels": shown}
+
+
+def rows_of_names(title: str, traces: Sequence[Any], names: Sequence[str], note: str, **layout: Any) -> Plot:
+    """Returns a plot with one row per name, the first at the top; names are shown if there is room for them."""
+    rows = len(names)
+    axis = {**named(names, shown=rows <= MOST_NAMES), "range": [rows - 0.5, -0.5], "showgrid": rows <= MOST_NAMES}
+    height = round(100 + rows * row_height(rows))
+    return Plot(go.Figure(traces, {"height": height, "yaxis": axis, **layout}), title, note)

@@ -1,1 +1,0 @@
-"""The report of a run: its verdicts, its words, its tables and its page."""

@@ -1,1 +1,0 @@
-"""Messages of a device to the aggregator, and the answers that it accepts."""

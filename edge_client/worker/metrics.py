@@ -1,0 +1,104 @@
+"""Writes the metrics of a simulated device as JSON lines into a local file; they are never sent.
+
+In the field there is no such file, because losses and accuracies are functions of private data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hushfleet.data.samples import LabelledSamples, inputs_of
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
+from hushfleet.edge_client.worker.trainer import DeviceRound
+from hushfleet.learning.evaluation import Evaluation, LogitsOf, evaluate, evaluate_each
+from hushfleet.methods.local_round import Trained
+from hushfleet.methods.privatize import NoisedUpdate
+from hushfleet.plain_json import to_json
+from hushfleet.wire.format.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from hushfleet.learning.graph_features import FeatureGraph
+
+
+@dataclass(frozen=True)
+class MetricsFile:
+    """A file of a device's metrics, and the samples that they are measured on.
+
+    :param path: JSON lines are appended to it.
+    :param common_test: .npz that all devices share.
+    :param local_test: this device's own held-out samples, or one bit for each image of the common test.
+    :param features: computes the features of these images, if the task trains on features.
+    """
+
+    path: Path
+    common_test: Path | None
+    local_test: Path | None
+    features: FeatureGraph | None = None
+
+    @classmethod
+    def of(cls, config: DeviceConfig, features: FeatureGraph | None = None) -> MetricsFile | None:
+        """Returns None outside simulations, and if the configuration asks for no file."""
+        section = config.simulation
+        if section is None or section.metrics is None:
+            return None
+        common, local = (None if test is None else Path(test) for test in (section.common_test, section.local_test))
+        return cls(Path(section.metrics), common, local, features)
+
+    def write(self, round: DeviceRound, trained: Trained, noised: NoisedUpdate, *, train_s: float) -> None:
+        """Appends one line about the device's own model after local training, before aggregation."""
+        spec, logits_of = round.spec, round.trainer.logits_of
+        privacy, line = spec.privacy, dict[str, object](round=round.plan.round, loss=trained.loss)
+        # for a linear model, the head that the device chooses counts, not the model that a round trains
+        tested = {} if spec.model.chooses_head else self._evaluate(trained, spec.model, logits_of)
+        for name, result in tested.items():
+            line[f"accuracy_own_{name}"] = result.accuracy
+            line[f"loss_own_{name}"] = result.loss
+        mask, layers = trained.context.mask, spec.model.layout.layers
+        line["personal_share"] = [np.count_nonzero(mask[layer.start : layer.stop]) / layer.size for layer in layers]
+        line["clip_weights"] = _clip_weights(noised.clip_norms, privacy.clip_norm)
+        line["epsilon_server"] = round.store.ledger.epsilon_server(
+            delta=privacy.delta, task=spec.task, extra=noised.charge, accountant=privacy.accountant
+        )
+        line["train_s"] = float(f"{train_s:.3f}")
+        append_line(self.path, line)
+
+    def _evaluate(self, trained: Trained, model: ModelSpec, logits_of: LogitsOf) -> dict[str, Evaluation]:
+        results: dict[str, Evaluation] = {}
+        indices = None
+        if self.common_test is not None:
+            outcomes = evaluate_each(logits_of, trained.own, self._load(self.common_test, model))
+            results["common"] = outcomes.mean()
+            indices = None if self.local_test is None else load_indices(self.local_test)
+            if indices is not None:
+                results["local"] = outcomes.take(indices).mean()
+        if self.local_test is not None and indices is None:
+            results["local"] = evaluate(logits_of, trained.own, self._load(self.local_test, model))
+        return results
+
+    def _load(self, path: Path, model: ModelSpec) -> LabelledSamples:
+        return inputs_of(load_arrays(path, model), self.features)
+
+
+def append_line(path: Path, line: Mapping[str, object]) -> None:
+    """Appends one JSON line, with numbers as in the event log. A line that a full disk has truncated stays separate."""
+    with path.open("a+b") as out:
+        if out.tell():
+            out.seek(-1, os.SEEK_END)
+        begin = "" if out.read(1) in (b"", b"\n") else "\n"
+        out.write(f"{begin}{json.dumps(to_json(line), allow_nan=False)}\n".encode())
+
+
+def _clip_weights(clip_norms: Sequence[float], clip_norm: float) -> list[float | None]:
+    """Returns each layer's part of the squared clip norm, by Eq. (13) of FedGLP-ADP."""
+    if not math.isfinite(clip_norm):
+        return [None] * len(clip_norms)
+    return [(float(norm) / clip_norm) ** 2 for norm in clip_norms]

@@ -1,1 +1,0 @@
-"""Defines the task package that devices receive, and reads typed values from untrusted data."""

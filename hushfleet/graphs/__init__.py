@@ -1,1 +1,0 @@
-"""Checks ONNX graphs on a board, bounds their cost, and runs them."""

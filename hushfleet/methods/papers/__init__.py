@@ -1,0 +1,1 @@
+"""Methods of single papers, a file each; `hushfleet.methods` finds them by name."""

@@ -1,1 +1,0 @@
-"""Evaluates models, and makes a device's own head, its anomaly threshold and a model for other classes."""

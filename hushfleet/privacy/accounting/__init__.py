@@ -1,1 +1,0 @@
-"""Conversion of noise multipliers to epsilon."""

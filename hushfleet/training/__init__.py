@@ -1,1 +1,0 @@
-"""One local round of one device, which runs the parts of its method."""

@@ -1,1 +1,0 @@
-"""The live engine: a real broker and real processes, with emulated boards and links."""

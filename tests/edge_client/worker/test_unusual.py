@@ -1,0 +1,134 @@
+"""A board learns from a CSV file without labels, and says how unusual other windows are, by a threshold of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hushfleet.data.targets import Targets
+from hushfleet.edge_client.__main__ import main
+from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
+from hushfleet.edge_client.board.local_data import LocalData
+from hushfleet.errors import BadInput
+from hushfleet.models import get_model
+from hushfleet.models.export import export_graphs
+from hushfleet.objectives import Objective
+from hushfleet.wire.format.spec import BlobRef
+from support.edge import DEVICE, Bench, Package
+
+CHANNELS, STEPS, WINDOWS = 2, 3, 20
+SHAPE = (CHANNELS, 1, STEPS)
+
+
+@pytest.fixture(scope="session")
+def series(package: Package) -> Package:
+    """The model gives back the mean of its two channels in each step, so that it is right where they are equal."""
+    model = get_model("autoencoder", input_shape=SHAPE)
+    graphs = export_graphs(model, objective=Objective("reconstruction"))
+    spec = replace(
+        package.spec.model,
+        name="autoencoder",
+        layout=model.layout,
+        input_shape=SHAPE,
+        class_names=("fault",),
+        mean=(0.0, 0.0),
+        std=(1.0, 1.0),
+        gradient=BlobRef.of(graphs.gradient),
+        inference=BlobRef.of(graphs.inference),
+        dropout=(),
+        targets=Targets("reconstruction", false_alarms=0.2),
+    )
+    alike = np.hstack([np.eye(STEPS)] * CHANNELS)
+    parts = (alike / CHANNELS, np.zeros(STEPS), alike.T, np.zeros(CHANNELS * STEPS))
+    initial = np.concatenate([part.ravel() for part in parts]).astype(np.float32)
+    blobs = {hashlib.sha256(graph).digest(): graph for graph in (graphs.gradient, graphs.inference)}
+    return replace(package, blobs=blobs, initial=initial).with_spec(model=spec)
+
+
+def write(path: Path, apart: list[float], *, faults: list[int] | None = None) -> None:
+    """Windows of two channels that differ by so much, one line a step."""
+    rng, lines = np.random.default_rng(1), ["left,right" + ",fault" * (faults is not None)]
+    for window, distance in enumerate(apart):
+        for value in rng.standard_normal(STEPS):
+            mark = "" if faults is None else f",{int(window in faults)}"
+            lines.append(f"{value + distance},{value - distance}{mark}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def device_toml(folder: Path, more: str = "") -> Path:
+    path = folder / "device.toml"
+    path.write_text(
+        f'[device]\nid = "{DEVICE}"\nfederation = "test"\nstate_dir = "state"\nallow_volatile_state = true\n'
+        '[broker]\nurl = "mqtt://127.0.0.1:9"\n'
+        f'[data]\nkind = "csv"\npath = "pump.csv"\n{more}[limits]\nepsilon_server = 1000.0\n'
+    )
+    return path
+
+
+def test_a_board_says_how_unusual_a_window_is(
+    make_bench: Callable[..., Bench],
+    series: Package,
+    config: DeviceConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(tmp_path / "pump.csv", [0.01 * (1 + window) for window in range(WINDOWS)])
+    write(tmp_path / "later.csv", [0.01, 2.0, 0.1])
+    write(tmp_path / "known.csv", [0.01, 2.0, 3.0, 0.3], faults=[1, 3])
+    data = OwnDataSection("csv", str(tmp_path / "pump.csv"))
+    bench = make_bench(package=series, config=replace(config, data=data, simulation=None))
+    bench.train(1)
+    bench.server.global_params = bench.server.global_params + np.float32(1e-6)
+    final = bench.server.open_round(5, phase="finished").global_digest
+    bench.until(
+        lambda: bench.store.global_digest == final
+    )  # it predicts with the shared model, and fetches the last one
+    path = device_toml(tmp_path, 'held_out = "known.csv"\n')
+    assert main(["predict", str(path), str(tmp_path / "later.csv"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    # Every fifth window is held out: 0.05, 0.1, 0.15 and 0.2 apart. Of four the largest error keeps to one in five.
+    assert told["threshold"] == {
+        "error": pytest.approx(0.2**2, rel=1e-3),
+        "held_out": 4,
+        "false_alarms": pytest.approx(0.2),
+    }
+    assert [each["score"] for each in told["samples"]] == pytest.approx([0.01**2 / 0.04, 100, 0.25], rel=1e-3)
+    assert [each["unusual"] for each in told["samples"]] == [False, True, False]
+    assert main(["predict", str(path), str(tmp_path / "later.csv")]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 3 samples is unusual\n  sample 1: 100 times the threshold" in said
+    assert "0.04, by 4 samples of this board that are held out; of normal ones at most 20 % lie above" in said
+    assert main(["status", str(path)]) == 0
+    assert "right on 3 of 4 held-out samples" in capsys.readouterr().out  # window 2 is called unusual without a label
+
+
+def test_what_is_held_out_or_a_fault_is_not_trained_on(series: Package, tmp_path: Path) -> None:
+    write(tmp_path / "pump.csv", [0.1 * window for window in range(12)], faults=[3, 7])
+    data = LocalData(OwnDataSection("csv", str(tmp_path / "pump.csv")), series.spec.model).samples()
+    apart = np.abs(data.x[:, 0, 0, 0] - data.x[:, 1, 0, 0]) / 2
+    np.testing.assert_allclose(apart, [0, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0], atol=1e-6)
+    np.testing.assert_array_equal(data.y, data.x.reshape(8, -1))
+
+
+def test_without_enough_windows_it_says_what_is_missing(
+    make_bench: Callable[..., Bench],
+    series: Package,
+    config: DeviceConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(tmp_path / "pump.csv", [0.0] * 4)
+    data = OwnDataSection("csv", str(tmp_path / "pump.csv"))
+    bench = make_bench(package=series, config=replace(config, data=data, simulation=None))
+    bench.train(1)
+    assert main(["predict", str(device_toml(tmp_path)), str(tmp_path / "pump.csv")]) == 2
+    assert "no sample is held out to choose a threshold by" in capsys.readouterr().err
+    (tmp_path / "pump.csv").write_text("left\n1\n")
+    with pytest.raises(BadInput, match=r"has 1 columns of values, the task wants 6: 2 x 1 x 3; or 2, where each line"):
+        LocalData(data, replace(series.spec.model)).samples()
