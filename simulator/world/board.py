@@ -15,6 +15,7 @@ import numpy as np
 
 from hushfleet.array_api import Array
 from hushfleet.edge_client.agent import Agent
+from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import (
     BrokerSection,
     DeviceConfig,
@@ -67,7 +68,7 @@ def trained(job: Job, trainer: Trainer) -> Outcome:
         return Failed(*decline_reason(error))
     done = store.commit
     assert done is not None
-    return Finished(done.charge, done.update, done.public_before, done.state, round.failed)
+    return Finished(done.charge, done.update, done.public_before, done.state, round.failed, arrived=tuple(store.new))
 
 
 class ZeroTraining:
@@ -178,6 +179,7 @@ class WorldBoard:
     """One board.
 
     :param store: opens its store; called at each start.
+    :param budget_clock: makes its clock for its owner's limits; None: the agent's own.
     """
 
     def __init__(
@@ -190,7 +192,9 @@ class WorldBoard:
         config: DeviceConfig,
         store: Callable[[], DeviceStore],
         train: Training,
+        budget_clock: Callable[[DeviceStore], BudgetClock] | None = None,
     ) -> None:
+        self._budget_clock = budget_clock
         self.name, self.times, self.config = name, times, config
         self._clock, self._hub, self._open_store, self._train = clock, hub, store, train
         simulation = config.simulation
@@ -252,7 +256,13 @@ class WorldBoard:
         self.store = self._open_store()
         self._is_started = False
         self.agent = Agent(
-            self.config, self._make_link, self.store, clock=self._clock, stop=self.stop, workshop=self.workshop
+            self.config,
+            self._make_link,
+            self.store,
+            clock=self._clock,
+            stop=self.stop,
+            workshop=self.workshop,
+            budget_clock=None if self._budget_clock is None else self._budget_clock(self.store),
         )
         self.down_since = self._clock.now + self.times.start_s
         if connects and not self.is_cut:
