@@ -74,7 +74,8 @@ def trained(job: Job, trainer: Trainer) -> Outcome:
 class ZeroTraining:
     """Trains with a gradient of zeros on one sample: for forecasts, whose updates have the real size.
 
-    Noise, codec and bookkeeping are the board's own.
+    Noise, codec and bookkeeping are the board's own. Without noise zeros would be sent as nothing: such a gradient is
+    drawn at random, for each device and round.
     """
 
     def __init__(self, spec: TaskSpec, method: TaskMethod) -> None:
@@ -89,7 +90,9 @@ class ZeroTraining:
             store=JobStore(job),
             spec=self._spec,
             method=self._method,
-            gradient=_zeros,
+            gradient=_zeros
+            if job.charge is None or job.charge.noise_multiplier
+            else _Drawn(simulation.index, job.plan.round),
             logits_of=lambda params, x: np.zeros((len(x), self._spec.model.outputs), np.float32),
             samples=lambda: self._sample,
             held_out=lambda: self._sample,
@@ -112,6 +115,27 @@ def _zeros(
     gradient = np.empty_like(params) if out is None else out
     gradient[...] = 0
     return 0.0, gradient
+
+
+class _Drawn:
+    """A gradient of independent values of one size."""
+
+    def __init__(self, index: int, round: int) -> None:
+        self._random = np.random.default_rng((index, round))
+
+    def __call__(
+        self,
+        params: Array,
+        x: Any,
+        y: Any,
+        dropout: Sequence[Array] = (),
+        out: Array | None = None,
+        teacher: Array | None = None,
+        distill: Any | None = None,
+    ) -> tuple[float, Array]:
+        gradient = np.empty_like(params) if out is None else out
+        gradient[...] = self._random.standard_normal(params.shape, np.float32)
+        return 0.0, gradient
 
 
 class TimedWorkshop:
