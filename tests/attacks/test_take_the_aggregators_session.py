@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from certificates_bench import QUICK, Authority, tls_broker
 
-from hushfleet.aggregator.broker import programs
+from hushfleet.aggregator.broker import config
 from hushfleet.aggregator.broker.process import Broker, start_broker
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.topics import Topics
@@ -69,13 +69,13 @@ def test_without_the_binding_a_device_takes_it(
     connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attack, with the configuration as it was."""
-    made = programs.mosquitto_config
+    made = config.mosquitto_config
 
     def unbound(**options: object) -> str:
         lines = made(**options).splitlines(keepends=True)
         return "".join(line for line in lines if not line.startswith("use_username_as_clientid"))
 
-    monkeypatch.setattr(programs, "mosquitto_config", unbound)
+    monkeypatch.setattr(config, "mosquitto_config", unbound)
     authority = Authority(tmp_path, "fleet-ca")
     with tls_broker(authority, authority.issue("broker")) as broker:
         name = "aggregator-plant"

@@ -140,7 +140,7 @@ def test_preferences_are_normal_around_one_within_limits_and_by_the_seed(short_t
 def test_budget_and_preference_reach_a_live_device(
     short_task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LiveFleet, "_broker_url", "mqtt://localhost")
+    monkeypatch.setattr(LiveFleet, "url_for", lambda fleet, device: "mqtt://localhost")
     simulation = begin(task_of(short_task, budget=3.5, preference_std=0.3), tmp_path / "run", data_dir=None)
     for device in simulation.fleet.devices:
         path = tmp_path / "device.toml"

@@ -16,7 +16,7 @@ from rich.console import Console
 from hushfleet.aggregator.commands.privacy_figures import view_of
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft, RunView
-from hushfleet.aggregator.planning.advice import Question
+from hushfleet.aggregator.planning.advice import Advice, Question
 from hushfleet.aggregator.report import sections
 from hushfleet.aggregator.report.comparison import comparison_table
 from hushfleet.aggregator.report.display import FleetDisplay
@@ -129,7 +129,7 @@ def test_all_say_the_same_of_one_epsilon(epsilon: float) -> None:
         "board": next(line for line in status.format_status(board) if line.startswith("privacy ")),
         "board, details": next(line for line in status.format_status(board, details=True) if line.startswith("means ")),
         "fleet's owner": descriptions.privacy_left(FleetView("f", 0.0, privacy_left=PrivacyLeft("a", epsilon))),
-        "plan": show._promise(planned, needs(planned))["given away"],
+        "plan": show.rows(Advice.on(planned), needs(planned), [])["given away"],
     }
     if epsilon > 8:
         told["display"] = shown(display)
