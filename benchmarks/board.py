@@ -18,6 +18,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,6 @@ def client(folder: Path, runtime: str) -> None:
     from hushfleet.methods import method_of
     from hushfleet.wire.format.messages import RoundPlan
     from hushfleet.wire.format.spec import TaskSpec
-    from hushfleet.wire.format.update_values import SIGNED
 
     return_freed_memory()  # as `hushfleet-edge` does
     os.cpu_count = lambda: 1  # the client gives ONNX Runtime this number of threads
@@ -69,14 +69,21 @@ def client(folder: Path, runtime: str) -> None:
     work._task(Job(config, package, tuple(graphs), nothing, b"", 0))
     del graphs, graph
     trainer = work.loaded.trainer
-    trainer.store, trainer.update_format = store, SIGNED
+    trainer.store = store
     if runtime != "onnx":
         from hushfleet.simulator.engines.fast.runtimes import make_gradient, make_optimizer
 
         names = spec.model.name, len(spec.model.class_names)
         trainer.gradient = make_gradient(runtime, *names, spec.model.layout, gradient, trainer.method.objective)
         trainer.make_optimizer = make_optimizer
-    done = 0
+    done, marks, compute = 0, list[Clock](), trainer.gradient
+
+    def marked(*inputs: Any, **options: Any) -> Any:
+        marks.append(clock())
+        return compute(*inputs, **options)
+
+    marked.takes_part = getattr(compute, "takes_part", False)  # type: ignore[attr-defined]
+    trainer.gradient = marked
 
     def a_round() -> Reply:
         """Runs one round: the global model arrives, is trained, and the update is committed and acknowledged."""
@@ -87,10 +94,10 @@ def client(folder: Path, runtime: str) -> None:
         public = newcomer if state is None else state.public.digest()
         model = hashlib.sha256(params.tobytes()).digest()
         plan = RoundPlan(spec.task, done, spec.rounds, "open", model, params.nbytes, {DEVICE: public}, 1, 600.0)
-        marks: list[Clock] = []
+        marks.clear()
         began = clock()
         store.put_blob(model, params.tobytes())
-        entry = DeviceRound(trainer, plan).run(params, on_batch=lambda *_: marks.append(clock()))
+        entry = DeviceRound(trainer, plan).run(params)
         store.set_status(spec.task, done, "acked")
         store.drop_blobs({model, *kept})
         total = between([began, clock()])

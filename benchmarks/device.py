@@ -134,6 +134,7 @@ def measure_model(name: str, methods: Sequence[str], runtimes: Sequence[str], fo
             best = {side: min(each, key=lambda answer: answer["cpu_ms"]) for side, each in rounds.items()}
             steps = {side: min((a["step"] for a in each), key=lambda a: a["cpu_ms"]) for side, each in rounds.items()}
             by_method[method] = {
+                "processes": measure_processes(run),
                 "start": {"start_s": ours.start_s, **ours.ready},
                 "step": steps,
                 "round": best[OURS],
@@ -142,6 +143,21 @@ def measure_model(name: str, methods: Sequence[str], runtimes: Sequence[str], fo
             }
             torch = {"round": best[PLAIN], "peak_mib": plain.ask("peak")["mib"], "import_mib": plain.ready["mib"]}
     return {"model": name, "parameters": get_model(name).layout.size, PLAIN: torch, "methods": by_method}
+
+
+def measure_processes(run: Path) -> Figures:
+    """Measures guardian and worker in processes of their own: what a start costs, and both peaks over three rounds."""
+    with ReadyProcess("-m", "benchmarks.guardian", str(run)) as guardian:
+        first, kept, last = (guardian.ask("round") for _ in range(3))
+    round_ms = last["worker_cpu_ms"] - kept["worker_cpu_ms"]
+    return {
+        "idle_mib": guardian.ready["mib"],
+        "guardian_mib": last["guardian_mib"],
+        "first_mib": first["worker_mib"],
+        "worker_mib": last["worker_mib"],
+        "start_ms": first["worker_cpu_ms"] - round_ms,
+        "round_ms": round_ms,
+    }
 
 
 def measure_features(name: str, folder: Path, **work: int) -> Figures:
@@ -154,6 +170,7 @@ def measure_features(name: str, folder: Path, **work: int) -> Figures:
         peak = ours.ask("peak")["mib"]
         own_head_ms = ours.ask("own_head")["cpu_ms"]
         chosen_mib = ours.ask("peak")["mib"]
+    processes = measure_processes(run)
     return {
         "features": name,
         "image_ms": read["cpu_ms"] / read["images"],
@@ -163,11 +180,13 @@ def measure_features(name: str, folder: Path, **work: int) -> Figures:
         "features_peak_mib": made_mib,
         "round_peak_mib": peak,
         "own_head_peak_mib": chosen_mib,
+        "guardian_peak_mib": processes["guardian_mib"],
+        "worker_peak_mib": processes["worker_mib"],
     }
 
 
 def show(figures: Figures) -> None:
-    steps, rounds, memory = [], [], []
+    steps, rounds, memory, processes = [], [], [], []
     for model in figures["models"]:
         torch = model[PLAIN]
         for method, case in model["methods"].items():
@@ -178,10 +197,12 @@ def show(figures: Figures) -> None:
             rounds.append({**place, OURS: case["round"]["cpu_ms"], PLAIN: torch["round"]["cpu_ms"]})
             own = {"ready": case["start"]["mib"], "trained": case["trained_peak_mib"]}
             own["after rounds"] = case["round_peak_mib"]
+            processes.append({**place, **case["processes"]})
             memory.append({**place, **own, PLAIN: torch["peak_mib"], "its imports": torch["import_mib"]})
     table("A step of local training, CPU ms on one thread", steps)
     table("A whole round, CPU ms", rounds)
-    table("Peak memory, MiB resident", memory)
+    table("Peak memory of one process, MiB resident", memory)
+    table("Guardian and worker: MiB resident (idle, and peaks), CPU ms of a worker's start and of its round", processes)
     table("A linear head on features: CPU ms an image and a round, peak MiB resident", figures["features"])
 
 

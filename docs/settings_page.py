@@ -63,11 +63,11 @@ def _sections(kind: type) -> Iterator[str]:
 
 def _table(kind: type, section: str, names: list[str] | None = None) -> str:
     """Returns the table of some fields."""
-    rows = ["| key | type | default | accepted | meaning |", "|---|---|---|---|---|"]
+    rows = ["| key | default | values | meaning |", "|---|---|---|---|"]
     meanings, fields = _meanings(kind), {field.name: field for field in dataclasses.fields(kind)}
     for name in names or fields:
         key, hint = f"{section}.{name}" if section else name, hints(kind)[name]
-        cells = (f"`{key}`", _type(hint), _default(fields[name]), accepted(hint), meanings[name])
+        cells = (f"`{key}`", _default(fields[name]), _values(hint, fields[name]), meanings[name])
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join([*rows, ""])
 
@@ -87,10 +87,18 @@ def _meanings(kind: type) -> dict[str, str]:
     return found
 
 
+def _values(hint: Any, field: Any) -> str:
+    """Returns what a key accepts, and its type where neither that nor the default shows it."""
+    said = accepted(hint).removeprefix("in ").removeprefix("one of ")
+    if get_origin(bare(hint)) is Literal or (not said and _default(field) not in ("", "required")):
+        return said
+    return said or _type(hint)
+
+
 def _type(hint: Any) -> str:
     inner = bare(hint)
     if get_origin(inner) is tuple:
-        return f"list of {_type(get_args(inner)[0])}s"
+        return f"list of {_type(get_args(inner)[0]).replace('list of', 'lists of').removesuffix('s')}s"
     if get_origin(inner) is Literal:
         return "text"
     return _KINDS.get(inner.__name__, "table")

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.notes import Kind, WaitingNote, advice_on_silence
 from hushfleet.edge_client.board.process import Supervisor
-from hushfleet.edge_client.board.waiting import Kind, WaitingNote, advice_on_silence
 from hushfleet.edge_client.download import BlobSource
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.listening import Listening

@@ -1,4 +1,4 @@
-"""What a guardian imports only if a task or its owner asks for it; a person who reviews a board begins without it."""
+"""Names the modules that a guardian imports only if a task or its owner asks for them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING
 from hushfleet.at_need import at_need
 
 __all__ = [
-    "agreement", "drift", "member_answer", "migrations", "new_samples", "question", "retention", "rosters",
+    "agreement", "drift", "member_answer", "new_samples", "question", "retention", "rosters",
     "secure_round",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from hushfleet.edge_client import rosters
     from hushfleet.edge_client.board import drift, new_samples, retention
-    from hushfleet.edge_client.storage import migrations
     from hushfleet.methods import question
     from hushfleet.secure import agreement, member_answer, secure_round
 else:
     drift = at_need("hushfleet.edge_client.board.drift")  # limits.tell_drift, and tasks that hold samples out
     new_samples = at_need("hushfleet.edge_client.board.new_samples")  # limits.tell_new
     retention = at_need("hushfleet.edge_client.board.retention")  # data.keep, data.max_mib
-    migrations = at_need("hushfleet.edge_client.storage.migrations")  # a store of an earlier version
     question = at_need("hushfleet.methods.question")  # rounds that ask
     rosters = at_need("hushfleet.edge_client.rosters")  # rounds with a secure sum
     agreement = at_need("hushfleet.secure.agreement")

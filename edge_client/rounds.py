@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import ANSWER_S, announced_at
-from hushfleet.edge_client.board.waiting import Kind
+from hushfleet.edge_client.board.notes import Kind
 from hushfleet.edge_client.download import BlobSource, DifferenceChain, GlobalModel
 from hushfleet.edge_client.optional import new_samples, rosters
 from hushfleet.edge_client.own_head import OwnHeads

@@ -16,9 +16,8 @@ from hushfleet.durations import describe_duration
 from hushfleet.edge_client.board.certificate import describe_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.drift import HeldOutTest, describe_drift, read_tests
-from hushfleet.edge_client.board.notes import read_data_use, read_training
+from hushfleet.edge_client.board.notes import read_data_use, read_training, read_waiting
 from hushfleet.edge_client.board.state_place import volatile_place
-from hushfleet.edge_client.board.waiting import read_waiting
 from hushfleet.edge_client.fleet.installed import standing_of
 from hushfleet.edge_client.fleet.newest import Freshness
 from hushfleet.edge_client.fleet.second_place import SecondPlace
@@ -49,7 +48,7 @@ DELETING = (
     "as they are; its digest stays, so that it keeps its window if it comes back"
 )
 WELL = ("round", "nothing")
-"""Kinds of `board.waiting.Waiting` in which nothing is wrong."""
+"""Kinds of `board.notes.Waiting` in which nothing is wrong."""
 
 
 def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.errors import BadInput, Malformed
+from hushfleet.field_types import hints
 from hushfleet.refusals import bare, missing, unknown
-from hushfleet.schema import from_plain, hints
+from hushfleet.schema import from_plain
 
 
 class Fault(str):

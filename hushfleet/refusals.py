@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from msgspec import Meta
 
 from hushfleet.errors import format_value
-from hushfleet.schema import MAX_COUNT, hints
+from hushfleet.field_types import MAX_COUNT, hints
 
 
 def halved(where: str, text: str) -> str:

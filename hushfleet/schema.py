@@ -13,7 +13,6 @@ import math
 import re
 import sys
 import threading
-import typing
 from collections.abc import Mapping
 from datetime import date
 from functools import cache
@@ -25,6 +24,7 @@ from msgspec import Meta
 
 from hushfleet.at_need import at_need
 from hushfleet.errors import BadInput, Malformed, format_value
+from hushfleet.field_types import MAX_COUNT, hints
 from hushfleet.rules import NO_RULES, check_rules
 
 if sys.version_info >= (3, 11):
@@ -44,7 +44,6 @@ Finite = Annotated[float, Meta(ge=-_MAX, le=_MAX, description="a finite number")
 NotNegative = Annotated[float, Meta(ge=0, le=_MAX, description="finite and not negative")]
 Positive = Annotated[float, Meta(gt=0, le=_MAX, description="positive and finite")]
 PositiveOrInf = Annotated[float, Meta(gt=0, description="positive")]
-MAX_COUNT = (1 << 63) - 1
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 AtLeast1 = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=1, le=65535, description="a port, 1 to 65535")]
@@ -201,12 +200,6 @@ def _of_backslashes(error: Exception, text: str) -> str:
 def _code_of(error: BaseException) -> str:
     """Returns the code of the broken rule; empty if the error is of another kind."""
     return getattr(error.__cause__, "code", "")
-
-
-@cache
-def hints(kind: type) -> dict[str, Any]:
-    """Returns the types of a dataclass's fields, with their constraints."""
-    return typing.get_type_hints(kind, include_extras=True)
 
 
 @cache

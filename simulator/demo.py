@@ -120,12 +120,13 @@ def _run(
     from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.results.result import Result
     from hushfleet.simulator.command import again_command, interrupted, run_and_show
+    from hushfleet.simulator.studies.invert.options import InvertOptions
     from hushfleet.simulator.studies.invert.study import PICTURE, invert
 
     folder = out / name
     task = load_task(Path(__file__).with_name(half.task), half.short if short else ())
     inverts = half.inverts and not (folder / PICTURE).exists()
-    seen = workers.map(partial(invert, images=2 if short else 6), [task] * inverts)
+    seen = workers.map(partial(invert, options=InvertOptions(images=2 if short else 6)), [task] * inverts)
     if resume and (folder / "result.json").exists():
         result = Result.load(folder / "result.json")
     else:

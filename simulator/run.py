@@ -17,7 +17,7 @@ from hushfleet.aggregator.report.progress import show_progress
 from hushfleet.aggregator.report.readable import format_seconds
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
-from hushfleet.schema import MAX_COUNT
+from hushfleet.field_types import MAX_COUNT
 from hushfleet.simulator.boards import read_boards
 from hushfleet.simulator.engines import RoundsRunner, engine
 from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, choose_runtime, unavailable

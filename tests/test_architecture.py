@@ -86,7 +86,15 @@ def test_a_guardian_at_rest_has_not_what_its_tasks_and_its_owner_do_not_ask_for(
     for file in files("hushfleet", "edge_client"):
         at_need |= set(re.findall(r'at_need\("(hushfleet\.[\w.]+)"\)', file.read_text("utf-8")))
     assert {"hushfleet.secure.secure_round", "hushfleet.wire.format.health", "hushfleet.refusals"} < at_need
+    at_need -= {"hushfleet.wire.link.address"}  # a worker does without it
     assert not loaded("edge_client.agent", "wire.link.mqtt") & {*at_need, "email", "http.client", "urllib.request"}
+
+
+def test_a_worker_has_no_broker_no_store_and_no_ssl() -> None:
+    """Not even before it limits itself; and it has what only a part of all tasks asks for when they do."""
+    of_the_guardian = {"paho", "ssl", "hushfleet.edge_client.storage.store", "hushfleet.wire.link.address"}
+    of_some_tasks = {"hushfleet.data.csv_file", "hushfleet.data.folder", "hushfleet.learning.own_head"}
+    assert not loaded("edge_client.worker.main", "edge_client.worker.work") & (of_the_guardian | of_some_tasks)
 
 
 AT_NEED = {

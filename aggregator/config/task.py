@@ -32,6 +32,7 @@ from hushfleet.aggregator.config.secure_sums import least_updates, spec_of
 from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput, Malformed, PrivacyError, format_value
 from hushfleet.faults import Fault, faults, refusal, with_lines
+from hushfleet.field_types import hints
 from hushfleet.losses import FAULT, find_loss
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
@@ -39,7 +40,7 @@ from hushfleet.privacy.noise_for import check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor, sensitivity
 from hushfleet.refusals import unknown
 from hushfleet.rules import check_rules
-from hushfleet.schema import Checked, Count, from_plain, hints, later, parse_toml, read_file, to_plain
+from hushfleet.schema import Checked, Count, from_plain, later, parse_toml, read_file, to_plain
 from hushfleet.toml_text import without_none
 from hushfleet.wire.format.spec import MAX_BATCHES, PrivacySpec, SecureSpec
 from hushfleet.wire.format.topics import Name

@@ -20,6 +20,7 @@ from hushfleet.aggregator.payloads.start import EarlierModel
 from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, SampleForm, ValueKind
 from hushfleet.data.samples import DataSet, LabelledSamples
 from hushfleet.errors import BadInput, Malformed
+from hushfleet.field_types import hints
 from hushfleet.learning.evaluation import Evaluation, evaluate
 from hushfleet.learning.graph_session import InferenceGraph
 from hushfleet.methods import make_method
@@ -29,7 +30,7 @@ from hushfleet.models.export import export_graphs
 from hushfleet.models.model import Model
 from hushfleet.params import MAX_PARAMS, MAX_TENSORS
 from hushfleet.progress import doing
-from hushfleet.schema import from_plain, hints
+from hushfleet.schema import from_plain
 from hushfleet.wire.format.chunks import MAX_BLOB_BYTES, MAX_CHUNKS, chunk_count
 from hushfleet.wire.format.headed import MAX_HEADER_BYTES, MAX_LAYERS
 from hushfleet.wire.format.spec import MAX_SPEC_BYTES, BlobRef, DropoutSpec, ModelSpec, TaskSpec

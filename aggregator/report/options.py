@@ -19,7 +19,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from msgspec import Meta
 
-from hushfleet.schema import MAX_COUNT
+from hushfleet.field_types import MAX_COUNT
 
 
 class Option:

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
 
+from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.nominal_time import nominal_seconds
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.errors import GraphRefused
 from hushfleet.learning.draws import draw_dropout
@@ -27,6 +26,11 @@ from hushfleet.learning.graph_session import GradientGraph, InferenceGraph, Prov
 from hushfleet.losses import loss_of
 from hushfleet.objectives import CROSS_ENTROPY
 from hushfleet.wire.format.spec import TaskSpec
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.board import nominal_time
+else:
+    nominal_time = at_need("hushfleet.edge_client.board.nominal_time")
 
 PROVIDER = "CUDAExecutionProvider"
 OWN_MIB = 800
@@ -175,10 +179,10 @@ class AcceleratorTrial:
         """Measures training with batches of the task's kind; the first one is a warm-up and is not counted."""
         params = self._params(np.random.default_rng(0))
         times = [
-            nominal_seconds(self._spec, params, gradient, self._logits_of, clock=time.perf_counter)
+            nominal_time.nominal_seconds(self._spec, params, gradient, self._logits_of, clock=time.perf_counter)
             for _ in range(_BATCHES + 1)
         ]
-        return median(times[1:])
+        return float(np.median(times[1:]))
 
     def _params(self, rng: np.random.Generator) -> np.ndarray:
         return rng.normal(0, 0.05, self._cpu.layout.size).astype(np.float32)

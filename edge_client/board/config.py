@@ -10,10 +10,11 @@ import math
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
+from hushfleet.at_need import at_need
 from hushfleet.data.form import Columns, DecimalMark, LabelKind, OwnData, SampleForm, ValueKind, form_rules
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.storage.state_files import STORE, TLS_CERTIFICATE, TLS_KEY
@@ -33,8 +34,12 @@ from hushfleet.schema import (
 )
 from hushfleet.wire.format.spec import ModelSpec, PrivacySpec
 from hushfleet.wire.format.topics import Name
-from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.written import read_written
+
+if TYPE_CHECKING:
+    from hushfleet.wire.link import address as link_address
+else:
+    link_address = at_need("hushfleet.wire.link.address")
 
 _IN_FILES = "left out with kind 'arrays': parts of one file cannot be deleted"
 USABLE_MEMORY = 0.6  # share of the board's memory, the same as the systemd unit's MemoryHigh
@@ -104,9 +109,9 @@ class BrokerSection(Checked):
     }
 
     @property
-    def address(self) -> BrokerAddress:
+    def address(self) -> link_address.BrokerAddress:
         """The broker's address. Raises `BadInput` if a file cannot be read or has the wrong content."""
-        return BrokerAddress.parse(
+        return link_address.BrokerAddress.parse(
             self.url,
             username=self.username,
             password_file=self.password_file,
@@ -322,7 +327,7 @@ class DeviceConfig(Checked):
         return self.simulation is None or self.simulation.durable
 
     @property
-    def broker_address(self) -> BrokerAddress:
+    def broker_address(self) -> link_address.BrokerAddress:
         """The broker's address, with the certificate of the fleet unless the file names another. Raises `BadInput`."""
         broker, folder = self.broker, Path(self.device.state_dir)
         if self.fleet is not None and broker.cert_file is None:
@@ -330,11 +335,11 @@ class DeviceConfig(Checked):
         return broker.address
 
     @property
-    def enrolment_address(self) -> BrokerAddress:
+    def enrolment_address(self) -> link_address.BrokerAddress:
         """The address at which a board of a fleet asks for its certificate. Raises `BadInput`."""
         if self.fleet is None:
             raise BadInput("this board has no section [fleet], so it cannot ask for a certificate")
-        return BrokerAddress.parse(self.fleet.enrol_url, ca_file=self.broker.ca_file)
+        return link_address.BrokerAddress.parse(self.fleet.enrol_url, ca_file=self.broker.ca_file)
 
     @property
     def server_key(self) -> bytes | None:

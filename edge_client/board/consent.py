@@ -45,11 +45,7 @@ def check_stored(charge: Charge, method: str, limits: LimitsSection) -> None:
     The update is already charged, so the spent budget is not checked.
     """
     _check_raw(charge, method, limits)
-    if 0 < limits.noise_split < charge.noise_split:
-        raise _no_privacy(
-            f"the round divides the noise among {charge.noise_split} devices; this device's limits.noise_split is "
-            f"{limits.noise_split}"
-        )
+    _check_allowed_split("round", charge.noise_split, limits)
     _check_multiplier(charge, limits)
 
 
@@ -72,20 +68,23 @@ def _check_multiplier(charge: Charge, limits: LimitsSection) -> None:
 
 def _check_split(plan: RoundPlan, spec: TaskSpec, split: int, limits: LimitsSection) -> None:
     """:param split: the number by which the mechanism divides the noise; 1 if it does not, whatever the plan says."""
-    asked = f"the plan divides the noise among {plan.noise_split} devices"
     if spec.privacy.secure is not None:  # the plan names no device, and divides no noise
-        if 0 < limits.noise_split < split:
-            raise _no_privacy(
-                f"the task divides the noise among {split} devices; this device's limits.noise_split "
-                f"is {limits.noise_split}"
-            )
+        _check_allowed_split("task", split, limits)
         return
+    asked = f"the plan divides the noise among {plan.noise_split} devices"
     if split > spec.privacy.noise_split:
         raise _no_privacy(f"{asked}, but the task package names {spec.privacy.noise_split}")
     if plan.noise_split > max(1, len(plan.cohort)):
         raise _no_privacy(f"{asked}, but only {len(plan.cohort)} take part")
+    _check_allowed_split("plan", split, limits)
+
+
+def _check_allowed_split(who: str, split: int, limits: LimitsSection) -> None:
     if 0 < limits.noise_split < split:
-        raise _no_privacy(f"{asked}; this device's limits.noise_split is {limits.noise_split}")
+        raise _no_privacy(
+            f"the {who} divides the noise among {split} devices; this device's limits.noise_split is "
+            f"{limits.noise_split}"
+        )
 
 
 def check_trust(secure: SecureSpec, limits: LimitsSection) -> None:

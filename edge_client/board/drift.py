@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from hushfleet import atomic_file
+from hushfleet.edge_client.board.notes import Note
 from hushfleet.edge_client.storage.state_files import HELD_OUT_TESTS
-from hushfleet.errors import StoreError
 
 KEPT_MONTHS = 36
 SURE = 0.0228
@@ -54,9 +52,7 @@ def classes_key(names: Sequence[str]) -> str:
 def note_test(state_dir: Path, test: HeldOutTest) -> None:
     """Stores a test; it replaces an earlier one of the same month and the same classes."""
     kept = [each for each in read_tests(state_dir) if (each.month, each.classes) != (test.month, test.classes)]
-    text = json.dumps([asdict(each) for each in [*kept, test][-KEPT_MONTHS:]])
-    with suppress(OSError, StoreError):  # a full disk is reported elsewhere
-        atomic_file.write_whole(state_dir / HELD_OUT_TESTS, text.encode(), durable=False)
+    Note(state_dir / HELD_OUT_TESTS).keep(json.dumps([asdict(each) for each in [*kept, test][-KEPT_MONTHS:]]))
 
 
 def read_tests(state_dir: Path) -> list[HeldOutTest]:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hushfleet.data.folder import ImageForm, load_unlabelled, scan_folder
-from hushfleet.data.held_out import held_out_part, training_part
+from hushfleet.at_need import at_need
+from hushfleet.data.held_out import both_parts
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples, inputs_of
 from hushfleet.data.walk import ENDINGS, files_below
 from hushfleet.durations import Period
@@ -36,11 +36,15 @@ from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.edge_client.board.sample_files import Reading, contents, load_file, reasons
 from hushfleet.edge_client.storage.arrivals import file_key, sample_key
 from hushfleet.errors import BadInput
-from hushfleet.learning.anomaly import divided
 from hushfleet.wire.format.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from hushfleet.data import folder
+    from hushfleet.learning import anomaly
     from hushfleet.learning.graph_features import FeatureGraph
+else:
+    folder = at_need("hushfleet.data.folder")
+    anomaly = at_need("hushfleet.learning.anomaly")
 
 Stamp = tuple[int, int]
 FilePlace = tuple[str, tuple[int, int, int]]
@@ -136,7 +140,7 @@ class LocalData:
         """Reads the images that the owner has named for the own head, at most `MOST_UNLABELLED`, at each call."""
         if self._section.unlabelled is None:
             return None
-        samples = load_unlabelled(Path(self._section.unlabelled), most=MOST_UNLABELLED, **_form(self._model))
+        samples = folder.load_unlabelled(Path(self._section.unlabelled), most=MOST_UNLABELLED, **_form(self._model))
         inputs = inputs_of(samples, self._features, skipped=[])
         return_small_blocks()
         return inputs
@@ -162,10 +166,7 @@ class LocalData:
         if len(samples):
             _warn_of_another_unit(samples, path)
         if self._share:
-            sides = (
-                part(samples, self._share, are_all=not self._by_content) for part in (training_part, held_out_part)
-            )
-            samples, self._held_out = sides
+            samples, self._held_out = both_parts(samples, self._share, are_all=not self._by_content)
         inputs = inputs_of(samples, self._features, skipped=skipped if self._is_lenient else None)
         held_out = 0 if self._held_out is None else len(self._held_out)
         use = DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty, others, held_out)
@@ -186,7 +187,7 @@ class LocalData:
                     return True
                 return asked.get(str(file), False) and _place_of(str(file)) in self._keys
 
-            samples, found = scan_folder(path, lenient=True, unfinished=unfinished, keep=keep, **_form(model))
+            samples, found = folder.scan_folder(path, lenient=True, unfinished=unfinished, keep=keep, **_form(model))
             skipped += found
             return samples, len(asked) - sum(asked.values())
         skips = skipped if os.path.isdir(path) or self._is_lenient else None
@@ -196,7 +197,7 @@ class LocalData:
         samples = load_file(path, model, kind=self._section.kind, reading=reading, names=names)
         if model.targets.are_inputs:
             by = samples.images if self._by_content else None
-            samples = samples.take(divided(samples.labels, by=by)[0])
+            samples = samples.take(anomaly.divided(samples.labels, by=by)[0])
         if window is None or self._arrivals is None:
             return samples, 0
         outputs = () if model.targets.are_classes else model.class_names
@@ -238,7 +239,7 @@ class LocalData:
             _log.warning("data.path = %r: %d samples are used%s%s%s", str(path), use.used, alone, left_out, use.why)
 
 
-def _form(model: ModelSpec) -> ImageForm:
+def _form(model: ModelSpec) -> folder.ImageForm:
     return {
         "input_shape": model.image_shape,
         "class_names": model.class_names,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hushfleet.at_need import at_need
-from hushfleet.data.arrays import opened
 from hushfleet.data.form import one_form
 from hushfleet.data.measurements import warn_of_row_numbers
 from hushfleet.data.records import are_pixels, fitted
@@ -25,9 +24,10 @@ from hushfleet.errors import BadInput
 from hushfleet.wire.format.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from hushfleet.data import arrays as npz
     from hushfleet.data import csv_file
-    from hushfleet.data.csv_file import CsvLayout, CsvTable
 else:
+    npz = at_need("hushfleet.data.arrays")
     csv_file = at_need("hushfleet.data.csv_file")
 
 
@@ -69,7 +69,7 @@ def load_arrays(path: Path, model: ModelSpec, *, reading: Reading = STRICT) -> S
     """Reads an .npz with samples `x`, as in `fitted`, and labels `y`: whole numbers, names of classes, or other
     targets of the task. A simulation's files have `images` and `labels`, where numbers are places. Raises `BadInput`.
     """
-    with opened(path) as arrays:
+    with npz.opened(path) as arrays:
         x, y = ("images", "labels") if "images" in arrays else ("x", "y")
         needed = {x} if model.targets.are_inputs else {x, y}
         if missing := needed - set(arrays):
@@ -131,12 +131,12 @@ def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> 
     return [marks[places].tobytes() + row[places].tobytes() for row, places in zip(table, found, strict=True)]
 
 
-def _read_folder(folder: Path, layout: CsvLayout, reading: Reading) -> CsvTable:
+def _read_folder(folder: Path, layout: csv_file.CsvLayout, reading: Reading) -> csv_file.CsvTable:
     """Reads the `.csv` files in the order of their names; a file that does not fit is skipped."""
     if reading.by_content and not layout.form.columns:
         raise BadInput(f"{folder}: {FORM_OF_FOLDERS}")
     skipped = [] if reading.skipped is None else reading.skipped
-    parts: dict[str, CsvTable] = {}
+    parts: dict[str, csv_file.CsvTable] = {}
     for file in sorted(files_below(folder, data=folder)):
         name, lines = Path(file).relative_to(folder).as_posix(), list[str]()
         if any(part.startswith(".") for part in name.split("/")):
@@ -155,7 +155,7 @@ def _read_folder(folder: Path, layout: CsvLayout, reading: Reading) -> CsvTable:
     if not parts:
         raise BadInput(f"{folder} holds no CSV file that can be read{': ' * bool(skipped)}{reasons(skipped)}")
     values, targets = (np.concatenate([table[at] for table in parts.values()]) for at in (0, 1))
-    return CsvTable(values, targets, None, next(iter(parts.values())).names)
+    return csv_file.CsvTable(values, targets, None, next(iter(parts.values())).names)
 
 
 def _for_task(
@@ -182,7 +182,7 @@ def load_indices(path: Path) -> np.ndarray | None:
 
     Returns None for an .npz of images. Raises `BadInput`.
     """
-    with opened(path) as arrays:
+    with npz.opened(path) as arrays:
         return np.flatnonzero(np.unpackbits(arrays["of_common"])) if "of_common" in arrays else None
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection
-from hushfleet.edge_client.board.waiting import Kind
+from hushfleet.edge_client.board.notes import Kind
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.rate_limits import Backoff, RejectedMessages
 from hushfleet.edge_client.storage.store import DeviceStore

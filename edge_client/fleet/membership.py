@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.notes import WaitingNote
 from hushfleet.edge_client.board.process import Supervisor
-from hushfleet.edge_client.board.waiting import WaitingNote
 from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.newest import News

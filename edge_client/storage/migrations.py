@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from hushfleet.edge_client.storage import answers, arrivals
 from hushfleet.edge_client.storage.kept import KeptModel
-from hushfleet.edge_client.storage.store_file import OWN_MODELS, PUBLIC_DIGESTS
+from hushfleet.edge_client.storage.tables import OWN_MODELS, PUBLIC_DIGESTS
 from hushfleet.errors import Malformed
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.schema import pack, unpack

@@ -11,7 +11,7 @@ from hushfleet.privacy.charge import Charge
 if TYPE_CHECKING:
     import numpy as np
 
-State = TypeVar("State")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class StoredState:
 
 
 @dataclass(frozen=True)
-class RoundCommit(Generic[State]):
+class RoundCommit(Generic[S]):
     """The result of a round, to be stored whole or not at all.
 
     :param state: the next one: arrays (`DeviceState`), or bytes.
@@ -47,7 +47,7 @@ class RoundCommit(Generic[State]):
     task: str
     round: int
     charge: Charge
-    state: State
+    state: S
     update: bytes
     public_before: bytes
     residual: np.ndarray | None = None

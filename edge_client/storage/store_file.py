@@ -12,14 +12,20 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hushfleet.at_need import at_need
 from hushfleet.atomic_file import PART_SUFFIX, sync_folder
-from hushfleet.edge_client.optional import migrations
-from hushfleet.edge_client.storage import answers, arrivals
 from hushfleet.edge_client.storage.state_files import LOCK_SUFFIX, REMNANTS, SQLITE_SUFFIXES
+from hushfleet.edge_client.storage.tables import SCHEMA
 from hushfleet.errors import LostStore, StoreError
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.identity import Identity
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.storage import migrations
+else:  # not in `optional`, which names users of the store
+    migrations = at_need("hushfleet.edge_client.storage.migrations")
 
 SCHEMA_VERSION = b"6"
 OLDEST_SCHEMA = b"1"  # the oldest that `migrations` upgrades
@@ -27,30 +33,6 @@ OLDEST_SCHEMA = b"1"  # the oldest that `migrations` upgrades
 # A simulation writes thousands of stores. Larger pages make a model's bytes cheaper, and each of the seventeen tables
 # and indexes has at least one. A board keeps SQLite's small ones: most commits change a few bytes, and flash wears.
 _SIMULATED_PAGE_BYTES = 1 << 13
-
-# The digests of all public states that the device ever had: an aggregator holds one of them, or a newcomer's.
-PUBLIC_DIGESTS = """
-CREATE TABLE public_digests (task TEXT NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (task, digest)) WITHOUT ROWID;
-"""
-
-# The models of the last tasks with which the device predicts (`KeptModel`), the newest in the last row.
-OWN_MODELS = "CREATE TABLE own_models (task TEXT PRIMARY KEY, kept BLOB NOT NULL);"
-
-_SCHEMA = f"""
-CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL);
-CREATE TABLE blobs (digest BLOB PRIMARY KEY, data BLOB NOT NULL);
-CREATE TABLE states (
-    task TEXT PRIMARY KEY, round INTEGER NOT NULL, size INTEGER NOT NULL,
-    public BLOB NOT NULL, own BLOB, private BLOB NOT NULL);
-CREATE TABLE outbox (
-    task TEXT NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL, data BLOB,
-    public_before BLOB NOT NULL, status TEXT NOT NULL, attached_digest BLOB, context BLOB,
-    PRIMARY KEY (task, round));
-{PUBLIC_DIGESTS}
-{answers.SCHEMA}
-{arrivals.SCHEMA};
-{OWN_MODELS}
-"""
 
 
 class StoreLock:
@@ -173,7 +155,7 @@ def create(path: Path, *, device: str, durable: bool, identity: Identity | None)
         if not durable:
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute(f"PRAGMA page_size = {_SIMULATED_PAGE_BYTES}")
-        connection.executescript("BEGIN IMMEDIATE;" + _SCHEMA)  # one transaction until COMMIT: one sync
+        connection.executescript("BEGIN IMMEDIATE;" + SCHEMA)  # one transaction until COMMIT: one sync
         Ledger(connection, device=device).create_schema()
         key = identity or Identity.generate()
         facts = {"schema": SCHEMA_VERSION, "device": device.encode(), "identity": key.to_bytes()}

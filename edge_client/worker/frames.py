@@ -15,15 +15,18 @@ from hushfleet.schema import from_plain, to_plain
 _HEAD = struct.Struct("<BI")
 _KINDS: tuple[type, ...] = (Job, Told, Finished, HeadChosen, Applied, Failed)
 _MAX_TOLD_BYTES = 1 << 16
+_ENCODER = msgspec.msgpack.Encoder()
 
 Message = Job | Told | Finished | HeadChosen | Applied | Failed
 M = TypeVar("M", bound=Message)
 
 
-def frame(message: Message) -> bytes:
-    """Encodes a message."""
-    data = msgspec.msgpack.encode(to_plain(message))
-    return _HEAD.pack(_KINDS.index(type(message)), len(data)) + data
+def frame(message: Message) -> bytearray:
+    """Encodes a message, once: it has megabytes."""
+    data = bytearray(_HEAD.size)
+    _ENCODER.encode_into(to_plain(message), data, _HEAD.size)
+    _HEAD.pack_into(data, 0, _KINDS.index(type(message)), len(data) - _HEAD.size)
+    return data
 
 
 class Frames:
@@ -64,7 +67,7 @@ class Frames:
         return message
 
 
-def read_job(data: bytes | mmap.mmap) -> Job:
+def read_job(data: bytearray | mmap.mmap) -> Job:
     """Decodes the only kind of message that a worker gets."""
     with memoryview(data) as whole, whole[_HEAD.size :] as job:
         return read(Job, job)

@@ -144,10 +144,7 @@ class Handover:
             self._workshop.give_up()
         self._kept_for = serves
         self._workshop.begin(job)
-        # Only what the outcome is compared with is kept: model and graphs are megabytes.
-        self._job = replace(
-            job, package=b"", graphs=(), model=b"", roster=None, earlier=None, arrivals=(), differences=()
-        )
+        self._job = job.light()
 
     def poll(self, task: TaskRuntime | None) -> Outcome | None:
         """Returns the outcome, once; None while the worker works."""

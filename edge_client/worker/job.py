@@ -7,7 +7,7 @@ outcome is untrusted input: the guardian checks it as it checks a message from t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Protocol
 
 from msgspec import Meta
@@ -87,6 +87,12 @@ class Job:
     head: HeadJob | None = None
     differences: tuple[bytes, ...] = ()
     counts: tuple[int, ...] = ()
+
+    def light(self) -> Job:
+        """Returns the job without what has megabytes: only what an outcome is compared with."""
+        state = None if self.state is None else replace(self.state, own=None, private=b"")
+        light = replace(self, package=b"", graphs=(), model=b"", roster=None, state=state, earlier=None)
+        return replace(light, arrivals=(), trained_samples=None, differences=())
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,7 @@ class JobStore:
 
     def release(self) -> None:
         """Drops what only this job needs: a process that waits for the next one keeps its memory small."""
-        self.job = replace(self.job, package=b"", graphs=(), model=b"", state=None, earlier=None, roster=None)
-        self.commit = None
+        self.job, self.commit = replace(self.job.light(), state=None), None
 
     @property
     def answers(self) -> Answers:

@@ -13,22 +13,21 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.accelerator import AcceleratorTrial
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.local_data import SETTLED_S, LocalData
-from hushfleet.edge_client.board.nominal_time import nominal_seconds
 from hushfleet.edge_client.board.notes import Note
 from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.edge_client.worker.job_store import JobStore
-from hushfleet.edge_client.worker.metrics import MetricsFile
 from hushfleet.edge_client.worker.randomness import FieldRandomness, SeededRandomness
 from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.learning.evaluation import EVALUATION_BATCH
-from hushfleet.learning.graph_features import FeatureGraph, check_features
 from hushfleet.learning.graph_safety import check_graph, check_masks
 from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
 from hushfleet.learning.graph_shapes import check_cost
@@ -37,6 +36,15 @@ from hushfleet.methods.local_round import Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.paths import features_folder
 from hushfleet.wire.format.spec import TaskSpec
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.board import nominal_time
+    from hushfleet.edge_client.worker import metrics
+    from hushfleet.learning import graph_features
+else:
+    nominal_time = at_need("hushfleet.edge_client.board.nominal_time")
+    metrics = at_need("hushfleet.edge_client.worker.metrics")
+    graph_features = at_need("hushfleet.learning.graph_features")
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -79,11 +87,11 @@ class LoadedTask:
         check_cost(check_graph(inference), batch=EVALUATION_BATCH, memory_bytes=memory_bytes)
         # One thread in a simulation: many devices share the machine, and sums must not depend on its cores.
         threads = 1 if simulation else os.cpu_count() or 1
-        features: FeatureGraph | None = None
+        features: graph_features.FeatureGraph | None = None
         if spec.model.features is not None:
-            check_features(graphs[2], spec.model.features, memory_bytes=memory_bytes)
+            graph_features.check_features(graphs[2], spec.model.features, memory_bytes=memory_bytes)
             shared = None if simulation is None or simulation.common_test is None else Path(simulation.common_test)
-            features = FeatureGraph(
+            features = graph_features.FeatureGraph(
                 lambda: graphs[2],
                 spec.model.features,
                 given=spec.model.input_shape[0],
@@ -115,7 +123,7 @@ class LoadedTask:
             wanted="cpu" if simulation is not None or processor_only else config.device.accelerator,
         )
         self.gradient = self._trial.gradient()
-        self._metrics = MetricsFile.of(config, features)
+        self._metrics = None if simulation is None else metrics.MetricsFile.of(config, features)
         self.trainer = Trainer(
             device=config.device.id,
             store=store,
@@ -142,7 +150,7 @@ class LoadedTask:
 
     def nominal_seconds(self, params: np.ndarray) -> float:
         """Measures the training time that the task alone implies."""
-        return nominal_seconds(self.spec, params, self.gradient, self.inference, clock=self._clock)
+        return nominal_time.nominal_seconds(self.spec, params, self.gradient, self.inference, clock=self._clock)
 
     def begins(self) -> None:
         """Notes that a round begins."""

@@ -20,30 +20,32 @@ from hushfleet.edge_client.worker.allowed import AllowedRound, Party
 from hushfleet.edge_client.worker.randomness import Randomness
 from hushfleet.errors import BadInput, LedgerError, Malformed, PrivacyError, StoreError
 from hushfleet.learning.batch import GradientFunction
-from hushfleet.learning.carry_over import carry_over, output_names
 from hushfleet.learning.draws import Inputs
 from hushfleet.learning.evaluation import LogitsOf
 from hushfleet.learning.optim import make_optimizer
 from hushfleet.learning.own_samples import LoadedSamples, OwnSamples
-from hushfleet.methods.local_round import LocalRound, MakeOptimizer, OnBatch, Trained
+from hushfleet.methods.local_round import LocalRound, MakeOptimizer, Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.noise import NoiseSource
-from hushfleet.secure import prime_field
-from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.codecs import codec_of, steps_for
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import UpdateHeader
-from hushfleet.wire.format.update_values import SIGNED, UpdateFormat, encode_masked
+from hushfleet.wire.format.update_values import EncodeUpdate, encode_masked, encode_update
 
 if TYPE_CHECKING:
     from hushfleet.edge_client.board import local_data
-    from hushfleet.methods import answer as answers
+    from hushfleet.learning import carry_over
+    from hushfleet.methods import answer
+    from hushfleet.secure import prime_field
+    from hushfleet.secure.roster import Roster
 else:
     local_data = at_need("hushfleet.edge_client.board.local_data")
-    answers = at_need("hushfleet.methods.answer")
+    carry_over = at_need("hushfleet.learning.carry_over")
+    answer = at_need("hushfleet.methods.answer")
+    prime_field = at_need("hushfleet.secure.prime_field")
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -63,7 +65,7 @@ class Trainer(Party):
     :param make_optimizer: creates the optimizer of the local training.
     :param replace_failed_training: whether the device answers like a device without data if training fails on its
         data.
-    :param update_format: a format other than the field's is FOR SIMULATION ONLY.
+    :param encode: what does not sign is FOR SIMULATION ONLY.
     :param arrived: reads the samples that arrived in a window; None if all arrived in the present one.
     """
 
@@ -77,7 +79,7 @@ class Trainer(Party):
     held_out: Callable[[], LabelledSamples] | None = None
     left_out: Callable[[], int] = lambda: 0
     worse: Callable[[], bool | None] = lambda: None
-    update_format: UpdateFormat = SIGNED
+    encode: EncodeUpdate = encode_update
     arrived: Callable[[Period], LabelledSamples] | None = None
 
 
@@ -94,7 +96,7 @@ class DeviceRound(AllowedRound):
         super().__init__(trainer, plan, roster)
         self.trainer = trainer
 
-    def run(self, published: np.ndarray, *, on_batch: OnBatch | None = None, blank: bool = False) -> OutboxEntry:
+    def run(self, published: np.ndarray, *, blank: bool = False) -> OutboxEntry:
         """Trains and commits the update; returns the stored update if the round was committed before.
 
         :param published: the round's model and vectors, float32, read-only, in the form that `TaskMethod.split` takes.
@@ -103,15 +105,15 @@ class DeviceRound(AllowedRound):
         stored = self.store.outbox(self.plan.task, self.plan.round)
         if stored is not None:
             return stored
-        return self.commit((self._without_data if blank else self._train_or_replace)(published, on_batch))
+        return self.commit((self._without_data if blank else self._train_or_replace)(published))
 
-    def _train_or_replace(self, published: np.ndarray, on_batch: OnBatch | None) -> Trained:
+    def _train_or_replace(self, published: np.ndarray) -> Trained:
         """Trains. If training fails on the device's data, continues as without data: a decline would reveal this.
 
         A failure that also occurs without data is no secret, and is raised.
         """
         try:
-            trained = self.answer_question(published) if self.asks else self.train(published, on_batch=on_batch)
+            trained = self.answer_question(published) if self.asks else self.train(published)
         except (StoreError, BadInput):  # `BadInput`: the task takes no device without data
             raise
         except Exception as error:
@@ -125,16 +127,16 @@ class DeviceRound(AllowedRound):
                 self.failed = f"round {self.plan.round}: training left some of the data out: {reasons}"
                 _log.error("%s", self.failed)
             return trained
-        return self._without_data(published, on_batch)
+        return self._without_data(published)
 
-    def _without_data(self, published: np.ndarray, on_batch: OnBatch | None) -> Trained:
+    def _without_data(self, published: np.ndarray) -> Trained:
         """Trains, or answers, as a device without data does: what is sent is noise alone."""
         if self.asks:
             return self._as_update(np.zeros(self.spec.model.layout.size, np.float32))
         model, by_record = self.spec.model, self.method.by_record
         count = 0 if by_record else self.method.config.batch_size
         blank = local_data.zero_samples(model, model.targets.blank(count, len(model.class_names)))
-        trained = self.train(published, blank, on_batch=on_batch)
+        trained = self.train(published, blank)
         return trained if by_record else trained.without_training()  # with the unit `record`, training adds the noise
 
     def _is_hidden(self, published: np.ndarray) -> bool:
@@ -176,11 +178,11 @@ class DeviceRound(AllowedRound):
             return state
         softmax, layout = model.targets.loss == "cross-entropy", model.layout
         names, to_names = (
-            output_names(each, layout, are_inputs=model.targets.are_inputs)
+            carry_over.output_names(each, layout, are_inputs=model.targets.are_inputs)
             for each in (earlier.class_names, model.class_names)
         )
         try:
-            own = carry_over(before.own, names, layout=layout, to_names=to_names, softmax=softmax)
+            own = carry_over.carry_over(before.own, names, layout=layout, to_names=to_names, softmax=softmax)
         except BadInput:  # another network: its own parts start like everyone's
             return state
         return replace(state, own=own)
@@ -197,16 +199,16 @@ class DeviceRound(AllowedRound):
         trainer, question = self.trainer, self.spec.question
         assert question is not None
         if question.kind == "drift":
-            return self._as_update(answers.drift_answer(trainer.worse()))
+            return self._as_update(answer.drift_answer(trainer.worse()))
         samples = trainer.samples()
         if question.kind != "evaluation":
             assert isinstance(samples, Samples)
             return self._as_update(
-                answers.statistic_answer(question, samples, self.spec.model.class_names, trainer.left_out())
+                answer.statistic_answer(question, samples, self.spec.model.class_names, trainer.left_out())
             )
         assert trainer.held_out is not None
         params, _ = trainer.method.split(published)
-        return self._as_update(answers.evaluation_answer(trainer.spec, params, samples, trainer.held_out()))
+        return self._as_update(answer.evaluation_answer(trainer.spec, params, samples, trainer.held_out()))
 
     def _as_update(self, answer: np.ndarray) -> Trained:
         """Returns an answer, float32 `[k]`, as the update of a model that is zero."""
@@ -214,9 +216,7 @@ class DeviceRound(AllowedRound):
         context = RoundContext(self.method.setting(self.terms), self.method.init_state(), begin, begin)
         return Trained(context, answer, answer, 0.0)
 
-    def train(
-        self, published: np.ndarray, samples: LabelledSamples | None = None, *, on_batch: OnBatch | None = None
-    ) -> Trained:
+    def train(self, published: np.ndarray, samples: LabelledSamples | None = None) -> Trained:
         """Runs only the local training; nothing is stored, and nothing may leave the device.
 
         :param samples: samples to use instead of the device's own.
@@ -227,7 +227,6 @@ class DeviceRound(AllowedRound):
             inputs=Inputs(self.spec.model.dropout, self.spec.augment),
             rng=self.trainer.randomness.order(self.plan.round),
             noise=self.trainer.randomness.noise(self.plan.round),
-            on_batch=on_batch,
             make_optimizer=self.trainer.make_optimizer,
         )
 
@@ -264,7 +263,7 @@ class DeviceRound(AllowedRound):
             if codec_of(self.spec.wire.codec).carries_error:
                 residual = self.store.load_residual(plan.task, size=layout.size)
                 values = values + residual[shared]
-            data, seen = self.trainer.update_format.encode(header, values, counts=counts, identity=self.store.identity)
+            data, seen = self.trainer.encode(header, values, counts=counts, identity=self.store.identity)
         sent = seen
         if not everything:
             sent = np.zeros_like(update)

@@ -10,22 +10,30 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hushfleet.edge_client.board.new_samples import count_new, digests_of
+from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.notes import DataUse, Note
 from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason, ran_out_of_memory
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
-from hushfleet.edge_client.worker.head import chosen_head
 from hushfleet.edge_client.worker.job import MAX_TEXT_CHARS, Applied, Failed, Finished, HeadChosen, Job, Told
 from hushfleet.edge_client.worker.job_store import JobStore
 from hushfleet.edge_client.worker.loaded_task import LoadedTask
 from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.errors import BadInput, GraphRefused, StoreError, WireError
 from hushfleet.schema import pack, unpack
-from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.spec import BlobRef, TaskSpec
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.board import new_samples
+    from hushfleet.edge_client.worker import head
+    from hushfleet.secure import roster
+else:
+    new_samples = at_need("hushfleet.edge_client.board.new_samples")
+    head = at_need("hushfleet.edge_client.worker.head")
+    roster = at_need("hushfleet.secure.roster")
 
 _MAX_WHY_CHARS = MAX_TEXT_CHARS // 4  # JSON may write a character as six
 
@@ -58,7 +66,7 @@ class JobWork:
         except Exception as error:
             return Failed(*_of_task(error), of_task=True)
         try:
-            return self._round(job, store, task) if job.head is None else chosen_head(job, job.head, task)
+            return self._round(job, store, task) if job.head is None else head.chosen_head(job, job.head, task)
         except Exception as error:
             return Failed(*decline_reason(error))
         finally:
@@ -94,8 +102,8 @@ class JobWork:
             raise Declined("no-privacy", "the round's model has values that are not finite")
         if job.hides and job.nominal_s is None:
             self._tell(Told(nominal_s=task.nominal_seconds(params)))
-        roster = None if job.roster is None else Roster.from_bytes(job.roster)
-        round = DeviceRound(task.trainer, job.plan, roster)
+        listed = None if job.roster is None else roster.Roster.from_bytes(job.roster)
+        round = DeviceRound(task.trainer, job.plan, listed)
         round.at, round.mask_keys = job.at, job.mask_keys
         assert job.charge is not None
         round.charge = job.charge
@@ -124,8 +132,8 @@ class JobWork:
             return b""
         if job.trained_samples is None or not spec.after_new or round.asks:
             return b""
-        digests = digests_of(samples)
-        if count_new(digests, job.trained_samples, task=spec.task) < spec.after_new:
+        digests = new_samples.digests_of(samples)
+        if new_samples.count_new(digests, job.trained_samples, task=spec.task) < spec.after_new:
             raise Declined(
                 "paused",
                 f"fewer than {spec.after_new} new samples since the last update; this device's owner lets it say so",
@@ -149,7 +157,7 @@ class _DataNote(Note):
         super().__init__(None)
         self._tell = tell
 
-    def keep(self, words: str | DataUse | None) -> None:
+    def keep(self, words: object) -> None:
         if isinstance(words, DataUse):
             self._tell(Told(data_use=self.text_of(replace(words, why=words.why[:_MAX_WHY_CHARS]))))
 

@@ -10,9 +10,10 @@ from hushfleet.edge_client.board.config import DeviceConfig, LimitsSection
 from hushfleet.edge_client.board.consent import check_stored, check_trust
 from hushfleet.edge_client.storage.declines import Declined
 from hushfleet.faults import faults
+from hushfleet.field_types import hints
 from hushfleet.privacy.charge import Charge
 from hushfleet.refusals import bare, missing
-from hushfleet.schema import from_plain, hints, parse_toml, require
+from hushfleet.schema import from_plain, parse_toml, require
 from hushfleet.wire.format.spec import SecureSpec
 
 _OF_FLEET = ("device", "broker", "data", "limits", "fleet")

@@ -136,13 +136,7 @@ def scan_folder(
             + (f"; of {len(skipped)} files none can be used: {named(skipped)}" if skipped else "")
             + f"; put images into {path}/<class>/, the classes are {', '.join(class_names)}"
         )
-    samples = Samples(
-        np.stack(images) if images else np.empty((0, *input_shape), np.uint8),
-        np.array(labels, dtype=np.int64),
-        tuple(map(float, form["mean"])),
-        tuple(map(float, form["std"])),
-    )
-    return samples, tuple(skipped)
+    return _samples(images, labels, form), tuple(skipped)
 
 
 def load_unlabelled(path: Path, *, most: int, **form: Unpack[ImageForm]) -> Samples:
@@ -162,9 +156,13 @@ def load_unlabelled(path: Path, *, most: int, **form: Unpack[ImageForm]) -> Samp
             images.append(image)
     if skipped:
         _log.warning("%d unlabelled files in %s are left out: %s", len(skipped), path, named(skipped))
+    return _samples(images, [0] * len(images), form)
+
+
+def _samples(images: Sequence[npt.NDArray[np.uint8]], labels: Sequence[int], form: ImageForm) -> Samples:
     pixels = np.stack(images) if images else np.empty((0, *form["input_shape"]), np.uint8)
-    labels = np.zeros(len(images), np.int64)
-    return Samples(pixels, labels, tuple(map(float, form["mean"])), tuple(map(float, form["std"])))
+    mean, std = (tuple(map(float, given)) for given in (form["mean"], form["std"]))
+    return Samples(pixels, np.array(labels, np.int64), mean, std)
 
 
 def _read(file: Path, input_shape: tuple[int, int, int]) -> npt.NDArray[np.uint8] | str:

@@ -50,11 +50,9 @@ def _place(image: np.ndarray) -> float:
     return int.from_bytes(digest.digest(), "big") / 2.0**64
 
 
-def training_part(samples: Samples, share: float, *, are_all: bool = True) -> Samples:
-    """Returns the samples for training; `are_all` as in `is_held_out`."""
-    return samples if not share else samples.take(np.flatnonzero(~is_held_out(samples, share, are_all=are_all)))
-
-
-def held_out_part(samples: Samples, share: float, *, are_all: bool = True) -> Samples:
-    """Returns the samples that are never used in training; `are_all` as in `is_held_out`."""
-    return samples.take(np.flatnonzero(is_held_out(samples, share, are_all=are_all)))
+def both_parts(samples: Samples, share: float, *, are_all: bool = True) -> tuple[Samples, Samples]:
+    """Returns the samples for training, and those that are never used in it; `are_all` as in `is_held_out`."""
+    if not share:
+        return samples, samples.take(slice(0, 0))
+    held_out = is_held_out(samples, share, are_all=are_all)
+    return samples.take(np.flatnonzero(~held_out)), samples.take(np.flatnonzero(held_out))

@@ -16,46 +16,6 @@ from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import BadInput
 
 
-class LabelledSamples(Protocol):
-    """Samples for training and test of a network: `Samples`, or `FeatureSamples` if its inputs are features."""
-
-    @property
-    def kept(self) -> npt.NDArray[Any]:
-        """The stored values, `[n, C, H, W]`; `x` is `kept * scale - shift`."""
-
-    @property
-    def scale(self) -> npt.NDArray[np.float32]:
-        """Per channel, `[C]` or `[1]`; `shift` likewise."""
-
-    @property
-    def shift(self) -> npt.NDArray[np.float32]: ...
-
-    @property
-    def x(self) -> npt.NDArray[np.float32]:
-        """The network's input, float32 `[n, C, H, W]`."""
-
-    @property
-    def y(self) -> npt.NDArray[Any]:
-        """The target of the loss: labels int64 `[n]`, scaled numbers float32 `[n, outputs]`, or the rows of `x`."""
-
-    @property
-    def labels(self) -> npt.NDArray[Any]:
-        """The original labels: int64 `[n]`, or float32 `[n, outputs]`."""
-
-    @property
-    def targets(self) -> Targets:
-        """The task's targets, which define how labels are learned."""
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that they take in bytes, without the labels."""
-
-    def __len__(self) -> int: ...
-
-    def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> LabelledSamples:
-        """Returns the samples at `indices`, in that order."""
-
-
 @dataclass(frozen=True, eq=False)
 class Samples:
     """Some labelled images, or other samples of one shape.
@@ -104,7 +64,7 @@ class Samples:
 
     @property
     def kept(self) -> npt.NDArray[Any]:
-        """The images."""
+        """The stored values: `x` is `kept * scale - shift`."""
         return self.images
 
     @property
@@ -120,6 +80,7 @@ class Samples:
 
     @property
     def nbytes(self) -> int:
+        """The memory that they take in bytes, without the labels."""
         return self.images.nbytes
 
     @property
@@ -197,6 +158,10 @@ class FeatureSamples:
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> FeatureSamples:
         """Returns the samples at `indices`, in that order."""
         return replace(self, features=self.features[indices], labels=self.labels[indices])
+
+
+LabelledSamples = Samples | FeatureSamples
+"""Samples for training and test of a network."""
 
 
 class MakesFeatures(Protocol):

@@ -27,7 +27,6 @@ from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism
 
-OnBatch = Callable[[int, int], None]
 MakeOptimizer = Callable[[str, float, float], Optimizer]
 
 
@@ -184,7 +183,6 @@ class OneClient:
     :param rng: draws the order of the samples or the samples of a batch, the augmentation and the dropout masks.
     :param noise: the source of the gradients' noise with `record`.
     :param record: how gradients get noise with the unit `record`; None for an own model, which is never sent.
-    :param on_batch: called before each batch with (batches done, total batches); may raise to stop the training.
     :param make_optimizer: for an implementation that gives the same bits faster.
     :param step: in a secure sum over records, the movement by the only batch. The difference of two models would have
         the models' rounding errors, and with small steps one record could move it by many times its bound.
@@ -196,7 +194,6 @@ class OneClient:
     rng: np.random.Generator
     noise: NoiseSource | None = None
     record: RecordMechanism | None = None
-    on_batch: OnBatch | None = None
     make_optimizer: MakeOptimizer = make_optimizer
     step: np.ndarray | None = None
     loss_sum: float = 0.0
@@ -234,13 +231,9 @@ class OneClient:
 
     def steps(self) -> Iterator[BatchStep]:
         count, out = len(self.samples), np.empty(self.round.method.layout.size, np.float32)
-        plan, done = list(epochs(count, self.config, self.record)), 0
-        for epoch, batches in enumerate(plan):
+        for epoch, batches in enumerate(epochs(count, self.config, self.record)):
             for indices in drawn_batches(count, self.config.batch_size, batches, self.record, self.rng):
-                if self.on_batch:
-                    self.on_batch(done, sum(plan))
                 yield BatchStep(epoch, ..., self._batch(indices, out))
-                done += 1
 
     def _batch(self, indices: np.ndarray, out: np.ndarray) -> Batch:
         x, masks = drawn_inputs(self.samples, indices, self.inputs, self.rng)

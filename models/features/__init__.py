@@ -32,7 +32,7 @@ from hushfleet.models.features import (
     synthetic,
     whitening,
 )
-from hushfleet.models.features.backbone import FeatureBackbone
+from hushfleet.models.features.backbone import FeatureExtractor
 from hushfleet.models.features.filters import Filters
 from hushfleet.models.features.hidden import hidden_graph
 from hushfleet.models.features.scattering import Scattering
@@ -41,32 +41,7 @@ from hushfleet.models.features.whitening import Whitening
 from hushfleet.models.model import Model
 from hushfleet.models.onnx_nodes import Graph
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
-from hushfleet.wire.format.spec import MAX_SIDE, UNIT_NORM, BlobRef, FeatureSpec, Shape
-
-
-@dataclass(frozen=True)
-class FeatureExtractor:
-    """A fixed function of an image.
-
-    :param image_shape: channels, height, width; pixels are in [0, 1], or normalised for `hidden_features`.
-    :param count: the number of features of an image, including the bias.
-    :param graph: ONNX file, `x` float32 `[batch, C, H, W]` -> `features` float32 `[batch, count]`.
-    :param shared: how many of them, from the first on, a shared head takes. The others are for the devices' own heads.
-    :param about: the licence and the size of weights that somebody else trained; empty if there are none.
-    """
-
-    name: str
-    image_shape: Shape
-    count: int
-    graph: bytes
-    shared: int
-    about: str = ""
-
-    @property
-    def spec(self) -> FeatureSpec:
-        """The specification in a task package."""
-        return FeatureSpec(self.image_shape, self.count, BlobRef.of(self.graph))
-
+from hushfleet.wire.format.spec import MAX_SIDE, UNIT_NORM, Shape
 
 RawFeatures = Filters | Scattering
 """Features before whitening: the same function in PyTorch and as ONNX nodes, and the images to fit the whitening."""
@@ -94,25 +69,25 @@ class Features:
 
     named: str
     has_name: Callable[[str], bool]
-    make: Callable[[Asked], FeatureBackbone]
+    make: Callable[[Asked], FeatureExtractor]
 
 
 def _whitened(name: str, kind: type[RawFeatures]) -> Features:
-    def make(asked: Asked) -> FeatureBackbone:
+    def make(asked: Asked) -> FeatureExtractor:
         raw = kind(asked.image_shape)
         graph = _kept(lambda: make_graph(raw, fit(raw)), repr(raw), asked.cache_dir)
-        return FeatureBackbone(graph, raw.kept + 1, has_order=True)
+        return FeatureExtractor(asked.image_shape, graph, raw.kept + 1, raw.kept + 1, has_order=True)
 
     return Features(name, name.__eq__, make)
 
 
-def _unit_norm(asked: Asked) -> FeatureBackbone:
+def _unit_norm(asked: Asked) -> FeatureExtractor:
     scaled = UnitNorm(asked.image_shape, asked.standardised)
     graph = _compared(asked.image_shape, scaled.count, scaled, scaled.add)
-    return FeatureBackbone(graph, scaled.count, has_order=False)
+    return FeatureExtractor(asked.image_shape, graph, scaled.count, scaled.count)
 
 
-def _pretrained(asked: Asked) -> FeatureBackbone:
+def _pretrained(asked: Asked) -> FeatureExtractor:
     network = pretrained.find(asked.name, asked.weights)
     key = f"{asked.name} {network.digest} {asked.image_shape}"
     exported = _kept(lambda: pretrained.export(network, asked.image_shape), key, asked.cache_dir)
@@ -167,7 +142,7 @@ def get_features(
     """
     made = find_features(name).make(Asked(name, image_shape, weights, standardised, cache_dir))
     if directions is None or (made.has_order and directions >= made.count - 1):
-        return _checked(name, image_shape, made.count, made.graph, about=made.about)
+        return _checked(made, f"model.features = {name!r}")
     if not made.has_order:
         cure = "leave model.directions out" if name.endswith(".onnx") else "take another network"
         raise BadInput(
@@ -176,7 +151,8 @@ def get_features(
             f"classes, with nothing but a softmax or a sigmoid behind it; export the network with it, or {cure}"
         )
     graph = whitening.with_leading(made.graph, directions, image_shape, made.count)
-    return _checked(name, image_shape, directions + 1 + made.count, graph, shared=directions + 1, about=made.about)
+    both = replace(made, graph=graph, count=directions + 1 + made.count, shared=directions + 1)
+    return _checked(both, f"model.features = {name!r} with model.directions = {directions}")
 
 
 def hidden_features(model: Model, params: np.ndarray, *, cache_dir: Path | None = None) -> FeatureExtractor:
@@ -188,21 +164,15 @@ def hidden_features(model: Model, params: np.ndarray, *, cache_dir: Path | None 
     """
     key = f"{content_key(model)} {hashlib.sha256(params.tobytes()).hexdigest()}"
     graph = _kept(lambda: hidden_graph(model, params), key, cache_dir)
-    made = backbone.from_bytes(graph, model.input_shape, what=f"model.name = {model.name!r}", projected=False)
-    return _checked(f"{model.name} without its last layer", model.input_shape, made.count, made.graph)
+    what = f"model.name = {model.name!r}"
+    return _checked(backbone.from_bytes(graph, model.input_shape, what=what, projected=False), what)
 
 
-def _checked(
-    name: str, image_shape: Shape, count: int, made: bytes, *, shared: int | None = None, about: str = ""
-) -> FeatureExtractor:
-    if count > MAX_SIDE:
-        leading = "" if shared is None else f" with model.directions = {shared - 1}"
-        raise BadInput(
-            f"model.features = {name!r}{leading}: an image has {count} features, and devices take at most {MAX_SIDE}"
-        )
-    extractor = FeatureExtractor(name, image_shape, count, made, shared or count, about)
-    check_features(made, extractor.spec)
-    return extractor
+def _checked(made: FeatureExtractor, what: str) -> FeatureExtractor:
+    if made.count > MAX_SIDE:
+        raise BadInput(f"{what}: an image has {made.count} features, and devices take at most {MAX_SIDE}")
+    check_features(made.graph, made.spec)
+    return made
 
 
 def _kept(make: Callable[[], bytes], key: str, cache_dir: Path | None) -> bytes:

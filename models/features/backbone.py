@@ -17,28 +17,37 @@ from hushfleet.errors import BadInput
 from hushfleet.models.features import classifier
 from hushfleet.models.features.whitening import Whitening, add_unit_with_bias
 from hushfleet.models.onnx_nodes import Graph, without_traces
-from hushfleet.wire.format.spec import MAX_GRAPH_BYTES
+from hushfleet.wire.format.spec import MAX_GRAPH_BYTES, BlobRef, FeatureSpec, Shape
 
-Shape = tuple[int, int, int]
 _LARGE = 1024  # a constant with at least this many float values is converted to bytes
 
 
 @dataclass(frozen=True)
-class FeatureBackbone:
-    """A graph that makes features.
+class FeatureExtractor:
+    """A fixed function of an image.
 
+    :param image_shape: channels, height, width; pixels are in [0, 1], or normalised for `hidden_features`.
+    :param graph: ONNX file, `x` float32 `[batch, C, H, W]` -> `features` float32 `[batch, count]`.
     :param count: the number of features of an image, including the bias.
+    :param shared: how many of them, from the first on, a shared head takes. The others are for the devices' own heads.
     :param has_order: whether the features that distinguish classes best come first.
     :param about: the licence and the size of weights that somebody else trained; empty if there are none.
     """
 
+    image_shape: Shape
     graph: bytes
     count: int
-    has_order: bool
+    shared: int
+    has_order: bool = False
     about: str = ""
 
+    @property
+    def spec(self) -> FeatureSpec:
+        """The specification in a task package."""
+        return FeatureSpec(self.image_shape, self.count, BlobRef.of(self.graph))
 
-def from_file(path: Path, image_shape: Shape) -> FeatureBackbone:
+
+def from_file(path: Path, image_shape: Shape) -> FeatureExtractor:
     """Reads a file for `from_bytes`. Raises `BadInput`."""
     return from_bytes(_read(path), image_shape, what=f"model.features = {str(path)!r}")
 
@@ -50,7 +59,7 @@ def has_classifier(path: Path) -> bool:
     return classifier.find(_model(_read(path), what=f"model.features = {str(path)!r}").graph) is not None
 
 
-def from_bytes(data: bytes, image_shape: Shape, *, what: str, projected: bool = True) -> FeatureBackbone:
+def from_bytes(data: bytes, image_shape: Shape, *, what: str, projected: bool = True) -> FeatureExtractor:
     """Returns the graph, followed by unit norm and bias. Raises `BadInput`.
 
     :param what: its name in error texts.
@@ -85,7 +94,7 @@ def from_bytes(data: bytes, image_shape: Shape, *, what: str, projected: bool = 
     if last is not None or len(data) > MAX_GRAPH_BYTES:
         _to_bytes(graph)
     made = ends.appended_to(model, inputs[0].name, result, image_shape, count)
-    return FeatureBackbone(made, count, has_order=last is not None)
+    return FeatureExtractor(image_shape, made, count, count, has_order=last is not None)
 
 
 def _read(path: Path) -> bytes:

@@ -15,6 +15,7 @@ import numpy as np
 
 from hushfleet.array_api import Array
 from hushfleet.edge_client.agent import Agent
+from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import (
     BrokerSection,
     DeviceConfig,
@@ -67,13 +68,14 @@ def trained(job: Job, trainer: Trainer) -> Outcome:
         return Failed(*decline_reason(error))
     done = store.commit
     assert done is not None
-    return Finished(done.charge, done.update, done.public_before, done.state, round.failed)
+    return Finished(done.charge, done.update, done.public_before, done.state, round.failed, arrived=tuple(store.new))
 
 
 class ZeroTraining:
     """Trains with a gradient of zeros on one sample: for forecasts, whose updates have the real size.
 
-    Noise, codec and bookkeeping are the board's own.
+    Noise, codec and bookkeeping are the board's own. Without noise zeros would be sent as nothing: such a gradient is
+    drawn at random, for each device and round.
     """
 
     def __init__(self, spec: TaskSpec, method: TaskMethod) -> None:
@@ -88,7 +90,9 @@ class ZeroTraining:
             store=JobStore(job),
             spec=self._spec,
             method=self._method,
-            gradient=_zeros,
+            gradient=_zeros
+            if job.charge is None or job.charge.noise_multiplier
+            else _Drawn(simulation.index, job.plan.round),
             logits_of=lambda params, x: np.zeros((len(x), self._spec.model.outputs), np.float32),
             samples=lambda: self._sample,
             held_out=lambda: self._sample,
@@ -111,6 +115,27 @@ def _zeros(
     gradient = np.empty_like(params) if out is None else out
     gradient[...] = 0
     return 0.0, gradient
+
+
+class _Drawn:
+    """A gradient of independent values of one size."""
+
+    def __init__(self, index: int, round: int) -> None:
+        self._random = np.random.default_rng((index, round))
+
+    def __call__(
+        self,
+        params: Array,
+        x: Any,
+        y: Any,
+        dropout: Sequence[Array] = (),
+        out: Array | None = None,
+        teacher: Array | None = None,
+        distill: Any | None = None,
+    ) -> tuple[float, Array]:
+        gradient = np.empty_like(params) if out is None else out
+        gradient[...] = self._random.standard_normal(params.shape, np.float32)
+        return 0.0, gradient
 
 
 class TimedWorkshop:
@@ -178,6 +203,7 @@ class WorldBoard:
     """One board.
 
     :param store: opens its store; called at each start.
+    :param budget_clock: makes its clock for its owner's limits; None: the agent's own.
     """
 
     def __init__(
@@ -190,7 +216,9 @@ class WorldBoard:
         config: DeviceConfig,
         store: Callable[[], DeviceStore],
         train: Training,
+        budget_clock: Callable[[DeviceStore], BudgetClock] | None = None,
     ) -> None:
+        self._budget_clock = budget_clock
         self.name, self.times, self.config = name, times, config
         self._clock, self._hub, self._open_store, self._train = clock, hub, store, train
         simulation = config.simulation
@@ -252,7 +280,13 @@ class WorldBoard:
         self.store = self._open_store()
         self._is_started = False
         self.agent = Agent(
-            self.config, self._make_link, self.store, clock=self._clock, stop=self.stop, workshop=self.workshop
+            self.config,
+            self._make_link,
+            self.store,
+            clock=self._clock,
+            stop=self.stop,
+            workshop=self.workshop,
+            budget_clock=None if self._budget_clock is None else self._budget_clock(self.store),
         )
         self.down_since = self._clock.now + self.times.start_s
         if connects and not self.is_cut:

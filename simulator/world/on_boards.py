@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,16 +19,13 @@ from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.job import Job, Outcome
 from hushfleet.edge_client.worker.job_store import JobStore
-from hushfleet.edge_client.worker.metrics import MetricsFile
 from hushfleet.edge_client.worker.randomness import SeededRandomness
-from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.methods.local_round import Trained
-from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.fast.engine import ALL_SPENT, too_few_can_pay
+from hushfleet.simulator.engines.fast.jobs import trainer_of
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
-from hushfleet.simulator.engines.fast.runtimes import make_noise, make_optimizer
+from hushfleet.simulator.engines.fast.runtimes import make_noise
 from hushfleet.simulator.engines.fast.sums import key_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.fleet import SimulatedDevice
@@ -64,29 +60,12 @@ class RunJob:
 
 def train(each: RunJob) -> Outcome:
     """Trains a round on the device's samples in the run folder."""
-    job, run, began = each.job, loaded_run(each.path, each.runtime), time.monotonic()
-    device, simulation = job.config.device.id, job.config.simulation
+    job, simulation = each.job, each.job.config.simulation
     assert simulation is not None
-    folder = run.folder.device(device)
-    common, local = (run.folder.common_test, folder.local_test) if each.evaluate else (None, None)
-    metrics = MetricsFile(folder.metrics, common, local, run.features)
-
-    def observe(round: DeviceRound, result: Trained, noised: NoisedUpdate) -> None:
-        metrics.write(round, result, noised, train_s=time.monotonic() - began)
-
-    trainer = Trainer(
-        device=device,
-        store=JobStore(job),
-        spec=run.spec,
-        method=run.method,
-        gradient=run.gradient,
-        logits_of=run.inference,
-        samples=lambda: run.train(device),
-        held_out=lambda: run.held_out(device),
-        randomness=SeededRandomness(simulation.seed, simulation.index, make_noise),
-        limits=job.config.limits,
-        observer=observe,
-        make_optimizer=make_optimizer,
+    randomness = SeededRandomness(simulation.seed, simulation.index, make_noise)
+    run, limits = loaded_run(each.path, each.runtime), job.config.limits
+    trainer = trainer_of(
+        run, job.config.device.id, randomness, evaluate=each.evaluate, store=JobStore(job), limits=limits
     )
     return trained(job, trainer)
 

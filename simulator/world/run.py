@@ -128,7 +128,8 @@ class WorldServer:
         """True if every round is closed, or none may open any more."""
         return self.coordinator is not None and self.coordinator.engine.finished
 
-    def _wall(self) -> float:
+    def wall(self) -> float:
+        """Unix seconds."""
         return self._began + self._clock.now
 
     def start(self) -> None:
@@ -137,20 +138,24 @@ class WorldServer:
         clock, key = self._clock, self._key
         identity = Identity.from_bytes(bytes(range(32))) if key is None else load_or_create(key)
         self.store = AggregatorStore(self.folder, durable=False)
-        self.register = DeviceRegister(self.folder / "aggregator", durable=False, wall=self._wall)
-        engine = RoundEngine(self.store, self.prepared, clock=self._wall, monotonic=clock, **self._engine_options)
+        engine = RoundEngine(self.store, self.prepared, clock=self.wall, monotonic=clock, **self._engine_options)
         self.coordinator = Coordinator(
             engine,
             self._connect,
             identity=identity,
-            epoch=self._starts if key is None else next_epoch(key, clock=self._wall),
-            enrolment=Enrolment(self.store, self.register, closed=False, clock=clock, wall=self._wall),
-            rhythm=Rhythm(self.prepared.task.schedule, self.store, wall=self._wall, elapsed=clock),
-            events=EventLog(self.events_path, clock=clock),
+            epoch=self._starts if key is None else next_epoch(key, clock=self.wall),
+            rhythm=Rhythm(self.prepared.task.schedule, self.store, wall=self.wall, elapsed=clock),
             clock=clock,
+            **self.options_of(engine),
         )
         self.coordinator.start()
         self.actor.wake()
+
+    def options_of(self, engine: RoundEngine) -> dict[str, Any]:
+        """Opens the register of its boards; returns the coordinator's options that depend on it."""
+        self.register: DeviceRegister = DeviceRegister(self.folder / "aggregator", durable=False, wall=self.wall)
+        enrolment = Enrolment(self.store, self.register, closed=False, clock=self._clock, wall=self.wall)
+        return {"enrolment": enrolment, "events": EventLog(self.events_path, clock=self._clock)}
 
     def kill(self) -> None:
         """Ends the process at once; what it has not stored is lost."""
@@ -193,7 +198,7 @@ class WorldServer:
         assert coordinator is not None
         self._idle_s = min(2 * self._idle_s, MOST_IDLE_S)
         rhythm, rule = coordinator.rounds.rhythm, coordinator.engine.responses
-        moments = [rhythm.opens() - self._wall(), rhythm.left_s(), rule.deadline - now]
+        moments = [rhythm.opens() - self.wall(), rhythm.left_s(), rule.deadline - now]
         moments += [self._heard_at + grace_s - now for grace_s in (rule.grace_s, rule.answers_grace_s)]
         return min([waits_s, *(each + ROUNDING_S for each in moments if each > 0)])
 

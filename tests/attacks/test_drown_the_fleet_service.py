@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hushfleet.aggregator.fleet import service as service_module
-from hushfleet.aggregator.fleet.service import FleetService
 from hushfleet.aggregator.fleet.software.cards import choose_boards
 from hushfleet.aggregator.fleet.trust.registry import MAX_REFUSED_REQUESTS
 from hushfleet.simulator.world.hub import LocalHub
@@ -21,22 +19,9 @@ from support.enroller import Asker, Desk
 BOARD = "greenhouse-01"
 
 
-def service_of(desk: Desk, hub: LocalHub, *, clock: Callable[[], float]) -> FleetService:
-    return FleetService(
-        federation=FEDERATION,
-        identity=Identity.generate(),
-        enrolment_link=hub.link("strangers"),
-        fleet=hub.link("fleet"),
-        enroller=desk.enroller,
-        apply=lambda: None,
-        was_changed=lambda: False,
-        clock=clock,
-    )
-
-
 def test_a_flood_is_not_read_and_leaves_little_behind(tmp_path: Path) -> None:
     desk, hub, now, read = Desk(tmp_path), LocalHub(), [0.0], []
-    service = service_of(desk, hub, clock=lambda: now[0])
+    service = desk.service(hub, clock=lambda: now[0])
     answer = desk.enroller.answer
     desk.enroller.answer = lambda request: read.append(request) or answer(request)  # type: ignore[method-assign]
     stranger = Asker(BOARD, "guess", seed=9)
@@ -63,7 +48,7 @@ def test_a_flood_is_not_read_and_leaves_little_behind(tmp_path: Path) -> None:
 def test_a_flood_of_strangers_or_of_one_board_stops_no_renewal(tmp_path: Path) -> None:
     """Who has a certificate comes in at the fleet's broker; what strangers spend is not what its renewal takes."""
     desk, hub = Desk(tmp_path), LocalHub()
-    service = service_of(desk, hub, clock=lambda: 0.0)  # no bucket fills again
+    service = desk.service(hub, clock=lambda: 0.0)  # no bucket fills again
     service.start()
     calm, wild = (
         Asker(name, desk.token(name), seed=seed) for seed, name in enumerate(("greenhouse-01", "greenhouse-02"), 1)
@@ -108,7 +93,7 @@ def test_a_flood_of_strangers_or_of_one_board_stops_no_renewal(tmp_path: Path) -
 def test_a_flood_of_strangers_stops_no_board_whose_certificate_has_ended(tmp_path: Path) -> None:
     """It comes in where strangers do, and is known by its key, which they do not have."""
     desk, hub = Desk(tmp_path), LocalHub()
-    service = service_of(desk, hub, clock=lambda: 0.0)  # no bucket fills again
+    service = desk.service(hub, clock=lambda: 0.0)  # no bucket fills again
     answers: list[str] = []
     service._enrolment_link.publish = lambda topic, _: answers.append(topic)  # type: ignore[method-assign]
     service._fleet.publish = lambda topic, *_, **__: answers.append(topic)  # type: ignore[method-assign]

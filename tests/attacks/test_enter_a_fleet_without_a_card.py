@@ -10,11 +10,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from hushfleet.aggregator.fleet.service import FleetService
 from hushfleet.aggregator.fleet.trust.members import check_board_name
 from hushfleet.errors import BadInput, BadSignature, WireError
 from hushfleet.simulator.world.hub import LocalHub
-from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import decode_message, encode_message
 from support.desk import FEDERATION
 from support.enroller import Asker, Desk, signing_request
@@ -124,15 +122,7 @@ def test_requests_that_are_none(desk: Desk) -> None:
 def test_a_request_on_another_boards_topic(desk: Desk) -> None:
     """A member with a certificate cannot renew that of another, nor have it answered elsewhere."""
     hub = LocalHub()
-    service = FleetService(
-        federation=FEDERATION,
-        identity=Identity.generate(),
-        enrolment_link=hub.link("strangers"),
-        fleet=hub.link("fleet"),
-        enroller=desk.enroller,
-        apply=lambda: None,
-        was_changed=lambda: False,
-    )
+    service = desk.service(hub)
     board = Asker(OTHER, desk.token(OTHER))
     frame = encode_message(board.request(), board.identity, federation=FEDERATION)
     with pytest.raises(WireError, match="came on the topic of"):

@@ -12,7 +12,7 @@ from statistics import median
 
 import numpy as np
 
-from chaos.year import DEADLINE_S, Card, Year, YearTask
+from chaos.year import BEGINS, DEADLINE_S, Card, Year, YearTask
 from chaos.year_audit import oracle
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet import descriptions
@@ -175,10 +175,8 @@ class SeasonYears(Year):
         self._text = task_text(boards=boards, there=there, rounds=rounds, lifetime=lifetime, epsilon=epsilon)
         self.season = 1
         self.ends: list[SeasonEnd] = []
+        self._there = there
         super().__init__(path, boards=boards, every_days=7)
-        self.limits = LimitsSection(
-            **self.desk.folder.config.device["limits"], memory_mib=500, min_devices=there, constant_time=False
-        )
 
     def make_desk(self, path: Path, boards: int) -> Desk:
         path.joinpath("classes.txt").write_text("\n".join(CLASSES[:FIRST_CLASSES]))
@@ -186,6 +184,9 @@ class SeasonYears(Year):
         file = desk.folder.path / "fleet.toml"
         file.write_text(file.read_text().replace("min_devices = 10", "min_devices = 2"))
         desk.folder = FleetFolder(desk.folder.path)
+        self.limits = LimitsSection(
+            **desk.folder.config.device["limits"], memory_mib=500, min_devices=self._there, constant_time=False
+        )
         return desk
 
     def first_task(self) -> YearTask:
@@ -222,7 +223,7 @@ class SeasonYears(Year):
                 self.season += 1
                 self._changes(day)
             self.skip_to(self.at(day, 0.99))
-            starter.advance(None, self.elapsed)
+            starter.advance(None, self.clock.now)
             if self._named().name != self._task.name:
                 self.begin_task(self._named())
             if day % 30 == 0:
@@ -242,8 +243,7 @@ class SeasonYears(Year):
 
     def _keep_models(self) -> None:
         """Boards that were there see the model of the round that has closed."""
-        engine, task = self.aggregator.coordinator.engine, self.aggregator.prepared
-        digest = engine.announcement.global_digest
+        task, digest = self.server.prepared, self.engine.announcement.global_digest
         flat = np.frombuffer(self.blob(digest), "<f4", count=task.model.layout.size)
         for name in self.heard:
             self.cards[name].model = task, flat
@@ -253,8 +253,8 @@ class SeasonYears(Year):
         cards = [card for card in self.cards.values() if card.model is not None]
         own, ways = zip(*(card.accuracies(classes) for card in cards), strict=True)
         alone = max(float(np.mean([each[way] for each in ways])) for way in ways[0])
-        entries = {card.name: card.store.ledger.entries() for card in self.cards.values()}
-        began = self.at((self.season - 1) * SEASON_DAYS) + self._begins
+        entries = {card.name: card.entries for card in self.cards.values()}
+        began = self.at((self.season - 1) * SEASON_DAYS) + BEGINS.timestamp()
         here = {name: [each for each in found if each.at >= began] for name, found in entries.items()}
         spent = []
         for of in (here, entries):
@@ -302,7 +302,7 @@ def check_seasons(year: SeasonYears, *, epsilon: float, lifetime: float, worse: 
         assert end.in_all[2] <= lifetime * 1.0001
         assert end.own >= end.alone - worse, f"season {end.number}: worse than alone"
     for card in year.cards.values():
-        own = [(entry.task, entry.round) for entry in card.store.ledger.entries()]
+        own = [(entry.task, entry.round) for entry in card.entries]
         assert own == list(dict.fromkeys(card.committed)), "each round once, none twice"
     began = [end.task for end in year.ends]
     assert began == sorted(began, key=lambda name: int(name.partition("-")[2] or 1))

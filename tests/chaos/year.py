@@ -1,7 +1,7 @@
 """A fleet's year on a virtual clock: real stores, ledgers, keys, certificates and rounds; links in memory, no waiting.
 
-Boards do what their client does in a round (`DeviceRound` on a `DeviceStore`), one after the other; the aggregator is
-the real `Coordinator` on the fleet's folder. What is not played is the transport and the boards' software.
+Boards are those of a world, whose agents are started each night; the aggregator is the real `Coordinator` on the
+fleet's folder. What is not played is the transport and the boards' software.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -24,32 +26,38 @@ from hushfleet.aggregator.payloads.start import EarlierModel
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.rounds.budgets import Budgets
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
-from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
-from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.storage.enrolment import Enrolment
 from hushfleet.aggregator.storage.fleet_members import FleetMembers
-from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoch
-from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.edge_client.board.budget_clock import BudgetClock
-from hushfleet.edge_client.board.config import LimitsSection, OwnDataSection
+from hushfleet.edge_client.board.config import (
+    BrokerSection,
+    DeviceConfig,
+    DeviceSection,
+    LimitsSection,
+    OwnDataSection,
+    SimulationSection,
+)
 from hushfleet.edge_client.board.local_data import LocalData
-from hushfleet.edge_client.storage.answers import AnswerEntry
-from hushfleet.edge_client.storage.declines import Declined, decline_reason
-from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.verifier import MessageVerifier
+from hushfleet.edge_client.worker.job import Job, Outcome
+from hushfleet.edge_client.worker.job_store import JobStore
 from hushfleet.edge_client.worker.randomness import SeededRandomness
-from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
-from hushfleet.errors import PrivacyError, WireError
+from hushfleet.edge_client.worker.trainer import Trainer
+from hushfleet.errors import WireError
 from hushfleet.learning.carry_over import with_outputs
 from hushfleet.methods import make_method
 from hushfleet.models.torch_gradient import TorchGradient
-from hushfleet.secure.roster import Roster
+from hushfleet.privacy.ledger import LedgerEntry
+from hushfleet.simulator.world.board import WorldBoard, trained
+from hushfleet.simulator.world.clock import WorldClock
 from hushfleet.simulator.world.hub import LocalHub
-from hushfleet.wire.format.chunks import split
-from hushfleet.wire.format.messages import Birth, Decline, Message, Offer, RoundPlan, encode_message
+from hushfleet.simulator.world.run import WorldServer
+from hushfleet.simulator.world.times import DeviceTimes
 from hushfleet.wire.format.spec import BlobRef, ModelSpec, TaskSpec
+from hushfleet.wire.format.topics import Topics
 from support.desk import FEDERATION
 from support.enroller import Asker, Desk
 from support.fleet import LAYOUT, tiny_model
@@ -101,7 +109,8 @@ def prepared(task: YearTask, *, devices: int, every_days: int, start: Path | Non
         "round": {"rounds": 400, "min_devices": 2, "deadline_s": DEADLINE_S},
         "schedule": {"every": f"{every_days}d", "between": "01:00-05:00", "timezone": "Europe/Berlin"},
     }
-    parsed, graph = parse_task(section), BlobRef.of(b"a graph that no test runs")
+    stub = b"a graph that nothing runs"
+    parsed, graph = parse_task(section), BlobRef.of(stub)
     layout = with_outputs(LAYOUT, len(task.classes))
     model = replace(tiny_model(), classes=len(task.classes), layout=layout)
     shape = ModelSpec(
@@ -134,7 +143,7 @@ def prepared(task: YearTask, *, devices: int, every_days: int, start: Path | Non
         model=model,
         spec=spec,
         spec_ref=BlobRef.of(package),
-        blobs={BlobRef.of(package).digest: package},
+        blobs={BlobRef.of(blob).digest: blob for blob in (package, stub)},
         initial=model.init(5) if earlier is None else earlier.vector(shape),
         method=make_method(spec.method, spec.method_config, spec.privacy, layout, rounds=spec.rounds),
         dataset=None,
@@ -145,43 +154,60 @@ def prepared(task: YearTask, *, devices: int, every_days: int, start: Path | Non
 
 
 class Card:
-    """One card of a board: its store, its budget's clock, its data. A new card has a new store and a new key."""
+    """One card of a board: its store, its data, and the client on it. A new card has a new store and a new key."""
 
     def __init__(self, year: Year, name: str, folder: Path, number: int) -> None:
-        self.year, self.name, self.number = year, name, number
-        self.store = DeviceStore(folder / "store.sqlite", device=name, durable=False)
-        self.clock = BudgetClock(self.store.ledger, wall=year.wall, monotonic=lambda: year.elapsed, witness=year.wall)
+        self.year, self.name, self.number, self._folder = year, name, number, folder
+        folder.mkdir()
         self.path = folder / "train.npz"
-        self.verifier = MessageVerifier(self.store, year.identity.public_key, federation=FEDERATION)
         self.asker = Asker(name, year.desk.token(name))
-        self.asker.identity = self.store.identity
         self.certificates, self.carried = 0, 0
         self.committed: list[tuple[str, int]] = []
-        self.refused: list[str] = []
-        self.link = year.hub.link(f"{name}-{number}")
-        self.link.open()
         self._months = -1
-        self._trainer: tuple[str, Trainer] | None = None
+        seconds = {"steps": 1, "step_s": 10.0 if number % 2 else 100.0, "release_s": 1.0, "start_s": 0.0, "load_s": 0.0}
+        link = {"latency_s": 0.01, "down_s_per_byte": 0.0, "up_s_per_byte": 0.0}
+        self.board = WorldBoard(
+            name,
+            clock=year.clock,
+            hub=year.hub,
+            times=DeviceTimes(**seconds, **link, write_s_per_byte=0.0, idle_w=1.0, active_w=1.0),
+            config=DeviceConfig(
+                device=DeviceSection(name, str(folder), federation=FEDERATION, board="generic-x86"),
+                broker=BrokerSection("mqtt://year"),
+                data=OwnDataSection("arrays", str(self.path), values="pixels"),
+                limits=year.limits,
+                simulation=SimulationSection(seed=number, index=number),
+            ),
+            store=self.opened,
+            train=self._train,
+            budget_clock=lambda store: BudgetClock(
+                store.ledger, wall=year.wall, monotonic=year.clock, witness=year.wall
+            ),
+        )
 
-    def send(self, message: Message, kind: str = "msg") -> None:
-        payload = encode_message(message, self.store.identity, federation=FEDERATION)
-        topic = getattr(self.year.topics, kind)(self.name)
-        self.link.publish(topic, payload, retain=kind == "state")
+    def opened(self) -> DeviceStore:
+        return DeviceStore(self._folder / "store.sqlite", device=self.name, durable=False)
+
+    @property
+    def entries(self) -> list[LedgerEntry]:
+        with self.opened() as store:
+            return store.ledger.entries()
 
     def enrol(self) -> None:
         """Asks for a certificate, as at the first start and before the last one ends."""
         if self.certificates:
             self.asker = Asker(self.name, seed=1)
-            self.asker.identity = self.store.identity
-        answer = self.year.desk.ask(self.asker)
-        assert answer.verdict == "granted", answer
-        if not self.store.is_enrolled:
-            carried = [*answer.carried]
-            while answer.up_to is not None:
-                answer = self.year.desk.ask(self.asker, after=answer.up_to)
-                carried += answer.carried
-            self.store.note_enrolled(carried)
-            self.carried = len(self.store.ledger.entries())
+        with self.opened() as store:
+            self.asker.identity = store.identity
+            answer = self.year.desk.ask(self.asker)
+            assert answer.verdict == "granted", answer
+            if not store.is_enrolled:
+                carried = [*answer.carried]
+                while answer.up_to is not None:
+                    answer = self.year.desk.ask(self.asker, after=answer.up_to)
+                    carried += answer.carried
+                store.note_enrolled(carried)
+                self.carried = len(store.ledger.entries())
         self.certificates += 1
 
     def take_pictures(self, month: int, classes: int) -> None:
@@ -198,98 +224,60 @@ class Card:
                 x, y = np.concatenate([kept["images"], x]), np.concatenate([kept["labels"], y])
         np.savez(self.path, images=x, labels=y)
 
-    def trainer(self, prepared: PreparedTask) -> Trainer:
-        spec = prepared.spec
-        if self._trainer is None or self._trainer[0] != spec.task:
-            data = LocalData(
-                OwnDataSection("arrays", str(self.path)),
-                spec.model,
-                features=prepared.features,
-                may_be_empty=prepared.method.parts.takes_empty,
-                arrivals=lambda keys: self.store.arrivals.of(keys, now=self.clock.now()),
-            )
-            made = Trainer(
-                device=self.name,
-                store=self.store,
-                spec=spec,
-                method=prepared.method,
-                gradient=self.year.gradient(prepared),
-                logits_of=None,  # type: ignore[arg-type]  # the method looks at no data
-                samples=data.samples,
-                arrived=data.samples,
-                randomness=SeededRandomness(self.number, self.number),
-                limits=self.year.limits,
-                now=self.clock.now,
-            )
-            self._trainer = spec.task, made
-        return self._trainer[1]
-
-    def hear(self, payload: bytes, prepared: PreparedTask, *, delivers: bool) -> None:
-        """Takes a plan and does its round; raises a `WireError` for a plan that is another's, or old."""
-        plan = self.verifier.verify(payload)
-        assert isinstance(plan, RoundPlan)
-        if plan.phase not in ("open", "unmask") or (plan.secure is None and self.name not in plan.cohort):
-            return
-        published = np.frombuffer(self.year.blob(plan.global_digest), "<f4")
-        roster = None if plan.secure is None else Roster.from_bytes(self.year.blob(plan.secure.roster.digest))
-        round = DeviceRound(self.trainer(prepared), plan, roster)
-        if roster is not None and round.secure.key_of(self.name) is None:
-            return  # it came after the round had opened
-        if plan.phase == "unmask":
-            if (answer := round.answer()) is not None:
-                self._deliver(plan, answer)
-            return
-        try:
-            entry = round.run(published)
-        except (PrivacyError, Declined) as error:
-            self.refused.append(str(error))
-            if delivers:
-                self.send(Decline(plan.task, plan.round, *decline_reason(error)))
-            return
-        self.committed.append((plan.task, plan.round))
-        if delivers:
-            self._deliver(plan, entry)
-
-    def _deliver(self, plan: RoundPlan, entry: OutboxEntry | AnswerEntry) -> None:
-        self.send(Offer(plan.task, plan.round, entry.digest, len(entry.data)))
-        for frame in split(entry.data, 1024):
-            self.link.publish(self.year.topics.chunk(self.name), frame)
+    def _train(self, job: Job) -> Iterator[Outcome]:
+        store, prepared = JobStore(job), self.year.server.prepared
+        data = LocalData(
+            job.config.data,
+            prepared.spec.model,
+            features=prepared.features,
+            may_be_empty=prepared.method.parts.takes_empty,
+            arrivals=store.arrived,
+        )
+        trainer = Trainer(
+            device=self.name,
+            store=store,
+            spec=prepared.spec,
+            method=prepared.method,
+            gradient=self.year.gradient(prepared),
+            logits_of=None,  # type: ignore[arg-type]  # the method looks at no data
+            samples=data.samples,
+            arrived=data.samples,
+            randomness=SeededRandomness(self.number, self.number),
+            limits=job.config.limits,
+        )
+        self.committed.append((job.plan.task, job.plan.round))
+        yield trained(job, trainer)
 
 
-class Aggregator:
-    """One start of the aggregator's process on a folder."""
+class Aggregator(WorldServer):
+    """The aggregator on the fleet's folder."""
 
     def __init__(self, year: Year, folder: Path, key: Path, task: YearTask) -> None:
-        self.folder, self.run = folder, folder / "runs" / task.name
-        self.prepared = year.prepared(task, folder)
-        self.store = AggregatorStore(self.run, durable=False)
+        self.year, self.fleet, run = year, folder, folder / "runs" / task.name
+        super().__init__(year.prepared(task, folder), run, clock=year.clock, hub=year.hub, starts=BEGINS, key=key)
+
+    def options_of(self, engine: RoundEngine) -> dict[str, Any]:
         self.register = FleetMembers(
-            folder / "aggregator", file=folder / "admissions", authority=folder / "ca/ca.pem", federation=FEDERATION,
-            durable=False, wall=year.wall,
-        )  # fmt: skip
-        clocks = {"clock": year.wall, "monotonic": lambda: year.elapsed}
-        engine = RoundEngine(self.store, self.prepared, **clocks)
-        budget = year.limits.budget
-        assert budget is not None
-        self.rhythm = Rhythm(self.prepared.task.schedule, self.store, wall=year.wall, elapsed=lambda: year.elapsed)
-        self.coordinator = Coordinator(
-            engine,
-            lambda will: year.hub.link("aggregator", will),
-            identity=load_or_create(key),
-            epoch=next_epoch(key, clock=year.wall),
-            enrolment=Enrolment(self.store, self.register, clock=lambda: year.elapsed, wall=year.wall),
+            self.fleet / "aggregator",
+            file=self.fleet / "admissions",
+            authority=self.fleet / "ca/ca.pem",
             federation=FEDERATION,
-            charges=ChargeBook(self.register, engine, Budgets(self.register, budget, clock=year.wall)),
-            rhythm=self.rhythm,
-            events=EventLog(self.run / "events.jsonl", clock=year.wall),
-            clock=lambda: year.elapsed,
+            durable=False,
+            wall=self.wall,
         )
-        self.coordinator.start()
+        budget = self.year.limits.budget
+        assert budget is not None
+        return {
+            "enrolment": Enrolment(self.store, self.register, clock=self.year.clock, wall=self.wall),
+            "federation": FEDERATION,
+            "charges": ChargeBook(self.register, engine, Budgets(self.register, budget, clock=self.wall)),
+            "events": EventLog(self.events_path, clock=self.wall),
+        }
 
     def close(self) -> None:
+        assert self.coordinator is not None
         self.coordinator.close()
-        self.store.close()
-        self.register.close()
+        self.kill()
 
 
 class Year:
@@ -298,30 +286,32 @@ class Year:
     :param every_days: from one round to the next.
     """
 
-    limits = LimitsSection(**LIMITS, memory_mib=64)  # type: ignore[arg-type]
+    limits = LimitsSection(**LIMITS, memory_mib=64, constant_time=False)  # type: ignore[arg-type]
     make_card: type[Card] = Card
 
     def __init__(self, path: Path, *, boards: int, every_days: int, seed: int = 1) -> None:
         self.path, self.every_days = path, every_days
-        self.elapsed, self._begins = 1000.0, BEGINS.timestamp() - 1000.0
+        self.clock = WorldClock()
         self.random = random.Random(seed)
-        self.hub = LocalHub()
-        self.present: set[str] = set()
+        self.hub = LocalHub(clock=self.clock)
         self.heard: set[str] = set()  # who was asked last to train
         self.desk = self.make_desk(path, boards)
         self.desk.now = self.wall()
         self.names = [board.device for board in self.desk.registry.boards()]
+        self.topics = Topics(FEDERATION)
         self.key = path / "aggregator.key"
-        self.identity = load_or_create(self.key)
         self._gradients: dict[str, TorchGradient] = {}
         self._task = self.first_task()
-        self.aggregator = Aggregator(self, self.desk.folder.path, self.key, self._task)
-        self.topics = self.aggregator.coordinator.topics
+        self._start(self.desk.folder.path)
         self.cards: dict[str, Card] = {}
         self.lost_cards: list[Card] = []
         for name in self.names:
             if self.has_card(name, day=0):
                 self.insert_card(name)
+
+    def _start(self, folder: Path) -> None:
+        self.server = Aggregator(self, folder, self.key, self._task)
+        self.server.start()
 
     def make_desk(self, path: Path, boards: int) -> Desk:
         desk = Desk(path, boards=boards, certificate_days=120)
@@ -342,31 +332,30 @@ class Year:
 
     def wall(self) -> float:
         """Unix seconds."""
-        return self._begins + self.elapsed
+        return BEGINS.timestamp() + self.clock.now
 
     def at(self, day: int, hour: float = 0.0) -> float:
-        """Returns the elapsed second at which the clocks in the fleet's country show this hour."""
+        """Returns the second of the year at which the clocks in the fleet's country show this hour."""
         local = datetime(2027, 1, 1) + timedelta(days=day, hours=hour)
-        return local.replace(tzinfo=ZONE).timestamp() - self._begins
+        return local.replace(tzinfo=ZONE).timestamp() - BEGINS.timestamp()
 
-    def skip_to(self, elapsed: float) -> None:
-        self.elapsed = max(self.elapsed, elapsed)
+    def skip_to(self, at: float) -> None:
+        """Lets everything happen until then."""
+        while self.clock.next_s <= at:
+            self.clock.advance()
+        self.clock.now = max(self.clock.now, at)
         self.desk.now = self.wall()
-        self.step()
 
-    def step(self, least: int = 6) -> None:
-        """Lets the aggregator do all that is due."""
-        idle, coordinator = 0, self.aggregator.coordinator
-        while idle < least:
-            waits = coordinator.link.events.empty()
-            coordinator.step(0.0)
-            idle = idle + 1 if waits else 0
+    @property
+    def engine(self) -> RoundEngine:
+        assert self.server.coordinator is not None
+        return self.server.coordinator.engine
 
     def gradient(self, prepared: PreparedTask) -> TorchGradient:
         return self._gradients.setdefault(prepared.spec.task, TorchGradient(prepared.model))
 
     def blob(self, digest: bytes) -> bytes:
-        found = self.aggregator.coordinator.engine.find_blob(digest)
+        found = self.engine.find_blob(digest)
         assert found is not None
         return bytes(found)
 
@@ -377,15 +366,10 @@ class Year:
         before = self.cards.get(name)
         if before is not None:
             self.lost_cards.append(before)
-            self.present.discard(name)
         number = len(self.cards) + len(self.lost_cards)
         card = self.cards[name] = self.make_card(self, name, self.path / f"card-{number}", number)
         card.enrol()
         return card
-
-    def announce(self, name: str, state: str = "ready") -> None:
-        card = self.cards[name]
-        card.send(Birth(name, 1, state, "generic-x86", "0.3.0", card.store.identity.public_key, 512), "state")  # type: ignore[arg-type]
 
     def lock_out(self, name: str) -> None:
         """`hushfleet fleet block`: the board was stolen."""
@@ -400,15 +384,14 @@ class Year:
 
     def begin_task(self, task: YearTask) -> None:
         """`hushfleet fleet task`, and a start of the aggregator."""
-        self.aggregator.close()
+        self.server.close()
         self._task = task
-        self.aggregator = Aggregator(self, self.aggregator.folder, self.key, task)
-        self.present = set()
+        self._start(self.server.fleet)
 
     def move(self, to: Path) -> None:
         """The aggregator goes on another machine, with a copy of folder and key."""
-        self.aggregator.close()
-        old = self.aggregator.folder, self.key
+        self.server.close()
+        old = self.server.fleet, self.key
         self.desk.close()
         shutil.copytree(old[0], to / "fleet")
         self.key = to / "aggregator.key"
@@ -416,17 +399,17 @@ class Year:
             shutil.copy2(file, to / file.name)
         self.desk.folder = FleetFolder(to / "fleet")
         self.desk.open()
-        self.aggregator = Aggregator(self, self.desk.folder.path, self.key, self._task)
-        self.present = set()
+        self._start(self.desk.folder.path)
 
     def refusals_of(self, payload: bytes) -> dict[str, str]:
         """Returns which boards refuse a message of the aggregator, and why."""
-        errors = {}
+        errors, key = {}, load_or_create(self.key).public_key
         for name, card in self.cards.items():
-            try:
-                card.verifier.verify(payload)
-            except WireError as error:
-                errors[name] = str(error)
+            with card.opened() as store:
+                try:
+                    MessageVerifier(store, key, federation=FEDERATION).verify(payload)
+                except WireError as error:
+                    errors[name] = str(error)
         return errors
 
     # nights
@@ -434,51 +417,32 @@ class Year:
     def night(self, day: int, *, outage: bool = False) -> bool:
         """One night's window: who is there takes part. Returns whether a round was open.
 
-        :param outage: the broker dies when boards have trained, and is back in the next night.
+        :param outage: the broker dies when half of the boards have trained, and is back in the next night.
         """
-        month = day // 30
-        self.skip_to(self.at(day, NIGHT[0] + 0.05))
-        if self.aggregator.coordinator.engine.plan is None and not self.aggregator.rhythm.is_due():
+        begins = self.at(day, NIGHT[0] + 0.05)
+        self.skip_to(begins)
+        rhythm = self.server.coordinator.rounds.rhythm
+        if self.engine.plan is None and not rhythm.is_due():
             return False
-        self._announce_present()
-        self.step()
-        plan = self.aggregator.coordinator.engine.plan
+        self.server.link.open()  # if the broker died in the night before
+        there = [self.cards[name] for name in self.names if self.takes_part(name)]
+        for card in there:
+            card.take_pictures(day // 30, len(self._task.classes))
+            card.board.start()
+        self.skip_to(begins + 60.0)
+        plan = self.engine.plan
         if plan is not None:
-            payload = self.hub.retained[self.topics.round]
-            self.heard = self.present & (set(self.names) if plan.secure else set(plan.cohort))
-            for place, name in enumerate(sorted(self.heard)):
-                card = self.cards[name]
-                card.take_pictures(month, len(self._task.classes))
-                card.hear(payload, self.aggregator.prepared, delivers=not outage or place % 2 == 0)
-            self.step()
-            if plan.secure is not None:
-                self._open_sum()
+            self.heard = {card.name for card in there} & (set(self.names) if plan.secure else set(plan.cohort))
         if outage:
-            self.hub.cut("aggregator")
-            self.step()
+            self.hub.crash()
         self.skip_to(self.at(day, NIGHT[1] + 0.05))
-        if outage:
-            self.hub.restore("aggregator")
-            self.step()
+        for card in there:
+            card.board.stop_client()
         return plan is not None
-
-    def _open_sum(self) -> None:
-        """The deadline passes; members of the committee who are there answer."""
-        self.skip_to(self.elapsed + DEADLINE_S)
-        payload = self.hub.retained[self.topics.round]
-        for name in sorted(self.heard):
-            self.cards[name].hear(payload, self.aggregator.prepared, delivers=True)
-        self.step()
 
     def takes_part(self, name: str) -> bool:
         """Nine of ten boards are there in a night."""
         return self.random.random() < 0.9
-
-    def _announce_present(self) -> None:
-        there = {name for name in self.names if self.takes_part(name)}
-        for name in sorted(there ^ self.present):
-            self.announce(name, "ready" if name in there else "sleeping")
-        self.present = there
 
     def renew_certificates(self) -> None:
         for name, card in self.cards.items():
@@ -487,7 +451,5 @@ class Year:
                 card.enrol()
 
     def close(self) -> None:
-        self.aggregator.close()
-        for card in [*self.cards.values(), *self.lost_cards]:
-            card.store.close()
+        self.server.close()
         self.desk.close()

@@ -14,14 +14,14 @@ from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.question import QuestionSpec
 from hushfleet.wire.format.spec import WireSpec
-from hushfleet.wire.format.update_values import SIGNED, decode_update
+from hushfleet.wire.format.update_values import decode_update
 from support.edge import DEVICE, Bench, Package
 
 
 def test_what_signs_leave_out_is_sent_later(make_bench: Callable[..., Bench], package: Package) -> None:
     bench = make_bench(package=package.with_spec(wire=WireSpec("one-bit"), method="fedglp-adp"))
     trainer, store, size = bench.load().trainer, bench.store, package.initial.size
-    trainer.store, trainer.update_format = store, SIGNED
+    trainer.store = store
     seen: list[NoisedUpdate] = []
     trainer.observer = lambda round, trained, noised: seen.append(noised)
     task = trainer.spec.task
@@ -58,7 +58,7 @@ def test_an_answer_between_two_trainings_leaves_what_signs_have_left_out(
     question = QuestionSpec("evaluation", every=2, noise_multiplier=4.0, held_out=0.3)
     bench = make_bench(package=linear.with_spec(wire=WireSpec("one-bit"), question=question))
     trainer, store, size = bench.load().trainer, bench.store, linear.initial.size
-    trainer.store, trainer.update_format = store, SIGNED
+    trainer.store = store
     task, residuals, states = trainer.spec.task, [], []
     for number in (1, 2):
         plan = RoundPlan(task, number, 5, "open", bytes(32), 4 * size, {DEVICE: bytes(16)}, 1, 60.0)

@@ -13,11 +13,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
+from hushfleet.aggregator.fleet.service import FleetService
 from hushfleet.aggregator.fleet.trust.access import apply
 from hushfleet.aggregator.fleet.trust.authority import Authority
 from hushfleet.aggregator.fleet.trust.enrolment import Enroller
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.activity import ActivityStore
+from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, proven_by_token, token_seed
 from hushfleet.wire.format.identity import Identity
 from support.desk import FEDERATION, issue_token, make_folder
@@ -54,6 +56,18 @@ class Desk:
 
     def ask(self, asker: Asker, **changes: Any) -> EnrolAnswer:
         return self.enroller.answer(asker.request(**changes))
+
+    def service(self, hub: LocalHub, **settings: Any) -> FleetService:
+        """The fleet service, on the links of a hub."""
+        settings = {"apply": lambda: None, "was_changed": lambda: False, **settings}
+        return FleetService(
+            federation=FEDERATION,
+            identity=Identity.generate(),
+            enrolment_link=hub.link("strangers"),
+            fleet=hub.link("fleet"),
+            enroller=self.enroller,
+            **settings,
+        )
 
     def state(self, device: str) -> str:
         return self.registry.board(device).standing

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from hushfleet.schema import hints
+from hushfleet.field_types import hints
 
 EXTREMES: tuple[Any, ...] = (
     *(0, 1, 2, -1, 7, 255, 4096, 4097, 65_536, 65_537, 100_001, 1_000_001, 10**9, 2**31, 2**32, 2**53),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from msgspec import Meta
 
@@ -370,24 +370,9 @@ Message: TypeAlias = (
     " | fleet_messages.ReleaseOffer | fleet_messages.ReleaseNews"
 )
 
-# Each name with its place; its kind on the wire is its number here, from 1 on. Messages of a fleet are imported if one
-# comes or goes.
-_PLACES: dict[str, Any] = {
-    **{
-        each.__name__: each
-        for each in (
-            *(ServerState, TaskNotice, RoundPlan, Birth, Want, Offer, Decline, Ack, Missing, Refused, NotEnrolled),
-            *(Ask, Known),
-        )
-    },
-    "EnrolRequest": fleet_messages,
-    "EnrolAnswer": fleet_messages,
-    "Health": health,
-    "ReleaseOffer": fleet_messages,
-    "ReleaseNews": fleet_messages,
-}
-KINDS = tuple(_PLACES)
-"""The names of all messages."""
+_PLACES = [each.strip().rpartition(".") for each in str(Message).split("|")]
+KINDS = tuple(name for _, _, name in _PLACES)
+"""The names of all messages, in the order of `Message`; the kind of one on the wire is its place, from 1 on."""
 _OF_FLEET = ("Want", "EnrolRequest", "EnrolAnswer", "Health", "ReleaseOffer")
 _WITH_KEY = ("ServerState", "Birth", "EnrolRequest")
 
@@ -428,10 +413,9 @@ def peek_kind(data: bytes) -> type[Message]:
 
 
 def type_of(kind: int) -> type[Message]:
-    """Returns the type of the messages of this kind, from 1 on."""
-    name = KINDS[kind - 1]
-    place = _PLACES[name]
-    found: type[Message] = place if isinstance(place, type) else getattr(place, name)
+    """Returns the type of the messages of this kind. Those of a fleet are imported if one comes or goes."""
+    module, _, name = _PLACES[kind - 1]
+    found: type[Message] = getattr(globals()[module], name) if module else globals()[name]
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,14 +55,14 @@ def encode_update(
     return EncodedUpdate(assembled(pack(header), coded, public or b"", identity), sent)
 
 
+EncodeUpdate = Callable[..., EncodedUpdate]
+"""`encode_update`, or what a simulation does in its place."""
+
+
 class UpdateFormat:
     """The format of an update for a plain sum on its way to the aggregator: encoded and signed, as on real devices."""
 
-    def encode(
-        self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity | None
-    ) -> EncodedUpdate:
-        """Encodes an update as `encode_update` does."""
-        return encode_update(header, values, counts=counts, identity=identity)
+    encode: EncodeUpdate = staticmethod(encode_update)
 
     def authenticate(self, data: bytes, *, public_key: bytes) -> tuple[UpdateHeader, bytes]:
         """Returns the header, and `payload_digest`, if the owner of the key sent the update.

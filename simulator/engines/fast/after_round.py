@@ -4,29 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
+from hushfleet.simulator.engines.fast.loaded_run import DeviceJob
 from hushfleet.simulator.run_folder import Simulation
 
 
 @dataclass(frozen=True)
-class AfterRound:
-    """A job for a worker: one device after a closed round of the run in the folder `path`."""
+class AfterRound(DeviceJob):
+    """One device after a closed round."""
 
-    path: Path
-    runtime: str
-    device: str
     round: int
-
-    @property
-    def run(self) -> LoadedRun:
-        """The run, loaded once in each process."""
-        return loaded_run(self.path, self.runtime)
 
     def published(self) -> np.ndarray:
         """Returns the result of the round, float32: the global model, followed by the method's vectors."""

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason
@@ -20,7 +19,7 @@ from hushfleet.errors import PrivacyError
 from hushfleet.methods.local_round import Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.simulator.engines.fast.device_file import DeviceFile, NotKept
-from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
+from hushfleet.simulator.engines.fast.loaded_run import DeviceJob, LoadedRun
 from hushfleet.simulator.engines.fast.runtimes import VMAP, make_noise, make_optimizer
 from hushfleet.simulator.engines.fast.sums import key_of
 from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
@@ -29,8 +28,8 @@ from hushfleet.wire.format.messages import RoundPlan
 
 
 @dataclass(frozen=True)
-class Job:
-    """A job for a worker; all other inputs are in the run folder.
+class Job(DeviceJob):
+    """A device's part of a round.
 
     :param evaluate: whether the device's own model is tested after training.
     :param epsilon_limit: largest epsilon that the device allows against the server, at the task's delta.
@@ -38,9 +37,6 @@ class Job:
     :param place: number of the device in its cohort, starting at 0.
     """
 
-    path: Path
-    runtime: str
-    device: str
     index: int
     seed: int
     plan: RoundPlan
@@ -91,7 +87,7 @@ def commit(done: TrainedJob) -> JobAnswer:
 
 
 def _answer(job: Job, work: Callable[[Trainer, LoadedRun], OutboxEntry]) -> JobAnswer:
-    run = loaded_run(job.path, job.runtime)
+    run = job.run
     with device_of(job, run) as trainer:
         try:
             update = work(trainer, run).data
@@ -117,32 +113,49 @@ def store_for(job: Job, run: LoadedRun) -> DeviceFile:
 @contextmanager
 def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
     """Opens the device's store, and yields the device's trainer."""
-    folder = run.folder.device(job.device)
-    common, local = (run.folder.common_test, folder.local_test) if job.evaluate else (None, None)
-    metrics = MetricsFile(folder.metrics, common, local, run.features)
-    began = time.monotonic()
+    privacy = run.spec.privacy
     with store_for(job, run) as store:
-
-        def observe(round: DeviceRound, trained: Trained, noised: NoisedUpdate) -> None:
-            # If training has diverged, the own model is still the former one. If that was not kept, it is not tested.
-            file = replace(metrics, common_test=None, local_test=None) if isinstance(trained.own, NotKept) else metrics
-            file.write(round, trained, noised, train_s=time.monotonic() - began)
-
-        yield Trainer(
-            device=job.device,
+        yield trainer_of(
+            run,
+            job.device,
+            SeededRandomness(job.seed, job.index, make_noise),
+            evaluate=job.evaluate,
             store=store,
-            spec=run.spec,
-            gradient=run.gradient,
-            logits_of=run.inference,
-            samples=lambda: run.train(job.device),
-            held_out=lambda: run.held_out(job.device),
-            randomness=SeededRandomness(job.seed, job.index, make_noise),
             limits=LimitsSection.of_simulation(
-                run.spec.privacy, epsilon_server=job.epsilon_limit, noise_preference=job.preference
+                privacy, epsilon_server=job.epsilon_limit, noise_preference=job.preference
             ),
-            method=run.method,
-            observer=observe,
-            make_optimizer=make_optimizer,
             make_secure_round=run.secure_round,
-            update_format=UncodedUpdates(run.folder.updates, job.place),
+            encode=UncodedUpdates(run.folder.updates, job.place).encode,
         )
+
+
+def trainer_of(
+    run: LoadedRun, device: str, randomness: SeededRandomness, *, evaluate: bool, **of_trainer: Any
+) -> Trainer:
+    """Returns the trainer of a device, on its samples in the run folder.
+
+    :param evaluate: whether its own model is tested after training.
+    :param of_trainer: the other arguments of `Trainer`, such as store and limits.
+    """
+    folder, began = run.folder.device(device), time.monotonic()
+    common, local = (run.folder.common_test, folder.local_test) if evaluate else (None, None)
+    metrics = MetricsFile(folder.metrics, common, local, run.features)
+
+    def observe(round: DeviceRound, trained: Trained, noised: NoisedUpdate) -> None:
+        # If training has diverged, the own model is still the former one. If that was not kept, it is not tested.
+        file = replace(metrics, common_test=None, local_test=None) if isinstance(trained.own, NotKept) else metrics
+        file.write(round, trained, noised, train_s=time.monotonic() - began)
+
+    return Trainer(
+        device=device,
+        spec=run.spec,
+        method=run.method,
+        gradient=run.gradient,
+        logits_of=run.inference,
+        samples=lambda: run.train(device),
+        held_out=lambda: run.held_out(device),
+        randomness=randomness,
+        observer=observe,
+        make_optimizer=make_optimizer,
+        **of_trainer,
+    )

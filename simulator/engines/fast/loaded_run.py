@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
-from hushfleet.data.held_out import held_out_part, training_part
+from hushfleet.data.held_out import both_parts
 from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
 from hushfleet.learning.anomaly import divided
@@ -118,8 +119,7 @@ class LoadedRun:
     def train(self, device: str) -> LabelledSamples:
         samples = self._train.pop(device, None)
         if samples is None:
-            are_all = not self.spec.by_content
-            stored = training_part(self._stored(device), self.spec.held_out, are_all=are_all)
+            stored, _ = self._parts(device)
             if self.spec.model.targets.are_inputs:
                 by = stored.images if self.spec.by_content else None
                 stored = stored.take(divided(stored.labels, by=by)[0])
@@ -132,8 +132,11 @@ class LoadedRun:
 
     def held_out(self, device: str) -> LabelledSamples:
         """Returns the device's samples that are never used in training."""
-        are_all = not self.spec.by_content
-        return self._inputs(held_out_part(self._stored(device), self.spec.held_out, are_all=are_all))
+        return self._inputs(self._parts(device)[1])
+
+    def _parts(self, device: str) -> tuple[Samples, Samples]:
+        """Returns the stored samples for training, and those that are held out."""
+        return both_parts(self._stored(device), self.spec.held_out, are_all=not self.spec.by_content)
 
     def unlabelled(self, device: str) -> LabelledSamples | None:
         """Returns images without labels for the device's own head: the labels in the result have no meaning."""
@@ -168,3 +171,17 @@ class LoadedRun:
 def loaded_run(path: Path, runtime: str) -> LoadedRun:
     """Returns this process's loaded run of a folder."""
     return LoadedRun(path, runtime)
+
+
+@dataclass(frozen=True)
+class DeviceJob:
+    """A worker's job for one device; all that it does not name is in the run folder `path`."""
+
+    path: Path
+    runtime: str
+    device: str
+
+    @property
+    def run(self) -> LoadedRun:
+        """The run, loaded once in each process."""
+        return loaded_run(self.path, self.runtime)

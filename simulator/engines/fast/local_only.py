@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +30,7 @@ from hushfleet.simulator.engines.fast.alone_on_features import (
     predict_alone,
 )
 from hushfleet.simulator.engines.fast.examples import answers, choose_examples
-from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
+from hushfleet.simulator.engines.fast.loaded_run import DeviceJob, LoadedRun
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
@@ -54,10 +53,7 @@ class Alone(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Job:
-    path: Path
-    runtime: str
-    device: str
+class _Job(DeviceJob):
     index: int
     seed: int
     initial: np.ndarray
@@ -83,7 +79,7 @@ def _best_alone(found: list[tuple[AccuracyByWay, AccuracyByWay, Predictions]], d
 
 def _test_one(job: _Job) -> tuple[AccuracyByWay, AccuracyByWay, Predictions]:
     """Returns the accuracies on the common test and on the device's own test, and the predictions for the examples."""
-    run = loaded_run(job.path, job.runtime)
+    run = job.run
     shown = run.common_test.take(choose_examples(run.common_test, seed=job.seed))
     tests = (run.common_test, run.local_test(job.device), shown)
     *said, of_shown = predict_alone(run.train(job.device), tests, classes=len(run.spec.model.class_names))
@@ -92,7 +88,7 @@ def _test_one(job: _Job) -> tuple[AccuracyByWay, AccuracyByWay, Predictions]:
 
 
 def _train_one(job: _Job) -> Alone:
-    run = loaded_run(job.path, job.runtime)
+    run = job.run
     params = trained_alone(run, job.device, job.initial, SeededRandomness(job.seed, job.index))
     shown = run.common_test.take(choose_examples(run.common_test, seed=job.seed))
     return Alone(

@@ -16,6 +16,7 @@ from hushfleet.errors import BadInput
 from hushfleet.models import get_model
 from hushfleet.progress import doing
 from hushfleet.simulator.fleet import make_fleet
+from hushfleet.simulator.studies.invert.options import InvertOptions
 from hushfleet.simulator.studies.invert.show import draw, to_json
 from hushfleet.simulator.studies.invert.views import ImageView, Terms, look
 
@@ -47,20 +48,9 @@ class AttackTarget:
         draw(self.originals, self.views, folder / PICTURE)
 
 
-def invert(
-    task: Task,
-    *,
-    data_dir: Path | None = None,
-    images: int = 6,
-    devices: int = 100,
-    steps: int = 400,
-    tries: int = 4,
-    seed: int = 0,
-) -> AttackTarget:
-    """Searches training images in updates of the task's first round; the parameters are the command's options.
-
-    Raises `BadInput` for a task that cannot be attacked.
-    """
+def invert(task: Task, options: InvertOptions) -> AttackTarget:
+    """Searches training images in updates of the task's first round. Raises `BadInput` for a task that cannot be
+    attacked."""
     if task.data.name in OWN_DATA:
         raise BadInput(f"data.name = {task.data.name!r}: the attack seeks images of the public data sets only")
     if task.model.features or task.model.share != "all":
@@ -69,7 +59,7 @@ def invert(
     if clip_norm is None or not math.isfinite(clip_norm):
         raise BadInput("privacy.clip_norm must be a number, since the noise is scaled to it: --set privacy.clip_norm=1")
     with doing(f"reading the data set {task.data.name}"):
-        data = load(task.data.name, data_dir=data_dir)
+        data = load(task.data.name, data_dir=options.data_dir)
     model = get_model(task.model.name, classes=data.classes, input_shape=data.input_shape)
     if model.input_shape != data.input_shape:
         raise BadInput(
@@ -78,12 +68,10 @@ def invert(
     fleet = make_fleet(task, data)
     first = fleet.devices[0].train
     own, others = len(first), len(first.source) - len(first)
-    if own < images or others < devices - 1:
+    if own < options.images or others < options.devices - 1:
         raise BadInput(f"the first device has {own} images, the others {others}; --images and --devices ask for more")
-    terms = Terms(clip_norm, task.round.rounds, task.delta, devices, _of_a_device(task, len(first.source)))
-    originals, views = look(
-        model, model.init(task.seed), fleet, terms, count=images, steps=steps, tries=tries, seed=seed
-    )
+    terms = Terms(clip_norm, task.round.rounds, task.delta, options.devices, _of_a_device(task, len(first.source)))
+    originals, views = look(model, model.init(task.seed), fleet, terms, options)
     title = f"{model.name} on {task.data.name}, {task.round.rounds} rounds, delta {task.delta:g}"
     return AttackTarget(task, title, len(first.source) / data.classes, originals, views)
 

@@ -21,6 +21,7 @@ from hushfleet.privacy.noise_for import noise_multiplier_for
 from hushfleet.privacy.step import Step
 from hushfleet.simulator.fleet import Fleet
 from hushfleet.simulator.studies.invert.attack import gradients, reconstruct
+from hushfleet.simulator.studies.invert.options import InvertOptions
 
 LITTLE = 0.005
 """A noise multiplier with almost no protection: its epsilon is several hundred thousand."""
@@ -61,24 +62,23 @@ class ImageView:
 
 
 def look(
-    model: Model, params: np.ndarray, fleet: Fleet, terms: Terms, *, count: int, steps: int, tries: int, seed: int
+    model: Model, params: np.ndarray, fleet: Fleet, terms: Terms, options: InvertOptions
 ) -> tuple[np.ndarray, list[ImageView]]:
-    """Attacks `count` images of the fleet's first device; returns originals float32 `[n, C, H, W]`, 0..1, and views.
+    """Attacks images of the fleet's first device; returns originals float32 `[n, C, H, W]`, 0..1, and views.
 
     :param fleet: fleet of the task. In a sum, each device has one image; the other devices' images are drawn from all
         images that the first device does not have.
-    :param seed: draws the images.
     """
     device = fleet.devices[0].train
     data, own = device.source, device.indices
-    rng = np.random.default_rng(seed)
+    rng, count = np.random.default_rng(options.seed), options.images
     victims = rng.choice(own, count, replace=False)
     others = rng.choice(np.setdiff1d(np.arange(len(data)), own), terms.devices - 1, replace=False)
     drawn = np.concatenate([victims, others])
     updates = np.concatenate(
         [_updates(model, params, data.take(part)) for part in np.array_split(drawn, -(-len(drawn) // 32))]
     )
-    seen = make_views(updates, count, terms, seed=seed)
+    seen = make_views(updates, count, terms, seed=options.seed)
     mean, std = (np.asarray(each, np.float32) for each in (data.mean, data.std))
     found = reconstruct(
         model,
@@ -86,9 +86,9 @@ def look(
         np.concatenate([vectors for _, _, vectors in seen]),
         np.tile(data.y[victims], len(seen)),
         (-mean / std, (1 - mean) / std),
-        steps=steps,
-        tries=tries,
-        seed=seed,
+        steps=options.steps,
+        tries=options.tries,
+        seed=options.seed,
     )
     pixels = _pixels(data.x, data)
     views = []

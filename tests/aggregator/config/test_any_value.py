@@ -21,8 +21,8 @@ from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.data.form import OWN_DATA
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.field_types import hints
 from hushfleet.methods import METHODS, find_method
-from hushfleet.schema import hints
 from hushfleet.toml_text import to_toml, toml_value
 from hushfleet.wire.format.spec import ClassNames, ModelSpec, Shape, TaskSpec
 from support.written_keys import Key, changed, changes, check_text, keys_of

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from hushfleet.aggregator.fleet.service import APPLY_AGAIN_S, FleetService, Service, ServicePart
+from hushfleet.aggregator.fleet.service import APPLY_AGAIN_S, Service, ServicePart
 from hushfleet.errors import LinkLost, StoreFull
 from hushfleet.simulator.world.hub import LocalHub
-from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import encode_message
 from hushfleet.wire.link.interface import Delivery
 from support.desk import FEDERATION
@@ -35,7 +33,9 @@ class Disk:
 @pytest.mark.parametrize("struck", ["a change of another process", "a board's first certificate"])
 def test_what_a_full_disk_held_up_is_written_when_there_is_room(tmp_path: Path, struck: str) -> None:
     desk, hub, disk, now, changed = Desk(tmp_path), LocalHub(), Disk(), [0.0], [False]
-    service = make_service(desk, hub, disk.apply, lambda: now[0], lambda: changed.pop() if changed else False)
+    service = desk.service(
+        hub, apply=disk.apply, clock=lambda: now[0], was_changed=lambda: bool(changed and changed.pop())
+    )
     desk.enroller._on_granted = disk.apply
     service.start()
     service.step(0.0)
@@ -62,7 +62,7 @@ def test_a_board_of_another_version_is_named_once_with_what_to_do(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk = Desk(tmp_path)
-    service = make_service(desk, LocalHub(), lambda: None, lambda: 0.0, lambda: False)
+    service = desk.service(LocalHub(), clock=lambda: 0.0)
     board = Asker(BOARD, desk.token(BOARD))
     frame = bytearray(encode_message(board.request(), board.identity, federation=FEDERATION))
     frame[2] -= 1  # the version
@@ -72,21 +72,6 @@ def test_a_board_of_another_version_is_named_once_with_what_to_do(
     assert BOARD in said
     assert "needs its card written anew" in said
     desk.close()
-
-
-def make_service(
-    desk: Desk, hub: LocalHub, apply: Callable[[], None], clock: Callable[[], float], was_changed: Callable[[], bool]
-) -> FleetService:
-    return FleetService(
-        federation=FEDERATION,
-        identity=Identity.generate(),
-        enrolment_link=hub.link("strangers"),
-        fleet=hub.link("fleet"),
-        enroller=desk.enroller,
-        apply=apply,
-        was_changed=was_changed,
-        clock=clock,
-    )
 
 
 class Slow(ServicePart):

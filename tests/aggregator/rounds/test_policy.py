@@ -123,6 +123,18 @@ def test_who_declines_for_good_counts_again_with_a_new_card() -> None:
     assert not closing.is_hopeless
 
 
+def test_without_a_cohort_a_round_waits_for_updates_and_for_nobody() -> None:
+    closing = rule(3, mode="buffered", buffer_size=2)
+    for act in (closing.accept, lambda name: closing.decline(name, "budget")):
+        act("d0")
+        assert closing.decide(1e6, ready=0) == "wait"
+    closing.lost("d1", now=11.0)
+    assert (closing.decide(1e6, ready=0), closing.wait_longer(1e6)) == ("wait", False)
+    assert closing.announced_deadline_s == 100, "no device's time to train grows with each night that the round rests"
+    closing.accept("d2")
+    assert closing.decide(12.0, ready=0) == "close"
+
+
 def test_a_committees_answers_are_not_given_up_early() -> None:
     closing = rule(3, min_updates=2)
     closing.begin_answers(["d0", "d1", "d2"], least=3, now=10.0)

@@ -12,6 +12,7 @@ from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
 from hushfleet.aggregator.payloads.refusals import RefusalCounter
 from hushfleet.aggregator.rounds.uploads import Uploads
 from hushfleet.errors import StoreError
+from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.messages import Offer
 
 MakeFleet = Callable[..., Any]
@@ -64,6 +65,25 @@ def test_an_update_of_a_round_that_is_over_is_late(make_fleet: MakeFleet) -> Non
     assert take(uploads, fleet, "dev-1", late).code == "late"
     assert fleet.engine.accepted == 0
     assert fleet.engine.responses.expects("dev-1")
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "buffered"])
+def test_half_an_update_is_dropped_with_its_round_unless_a_later_sum_takes_it(make_fleet: MakeFleet, mode: str) -> None:
+    rules = {"mode": mode, "buffer_size": 1, "method": "dp-fedavg", "accounting": "strict"}
+    fleet = make_fleet(**(rules if mode == "buffered" else {"min_updates": 1}))
+    fleet.open()
+    uploads = Uploads(fleet.engine, RefusalCounter(fleet.store, now=0.0), clock=lambda: fleet.now)
+    data = fleet.update("dev-1", advance=False).data
+    offer = Offer("tiny-0001", 1, hashlib.sha256(data).digest(), len(data))
+    assert uploads.offer("dev-1", offer) is None
+    first, *others = split(data, 200)
+    assert uploads.chunk("dev-1", first) is None
+    assert take(uploads, fleet, "dev-0", fleet.update("dev-0").data).code == "accepted"
+    fleet.engine.close()
+    uploads.end_round()
+    fleet.open()
+    found = [uploads.chunk("dev-1", frame) for frame in others]
+    assert (found[-1] is not None and found[-1].code == "accepted") == (mode == "buffered")
 
 
 def test_a_store_that_fails_refuses_and_the_update_may_come_again(

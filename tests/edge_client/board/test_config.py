@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.errors import BadInput, HushfleetError, Malformed
+from hushfleet.field_types import hints
 from hushfleet.refusals import bare
-from hushfleet.schema import from_plain, hints
+from hushfleet.schema import from_plain
 from hushfleet.toml_text import to_toml
 from hushfleet.wire.format.identity import Identity
 from support.written_keys import Key, changed, changes, check_text, keys_of

@@ -24,8 +24,8 @@ from hushfleet.atomic_file import PART_SUFFIX, write_whole
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection, OwnDataSection
+from hushfleet.edge_client.board.notes import WaitingNote
 from hushfleet.edge_client.board.process import Supervisor
-from hushfleet.edge_client.board.waiting import WaitingNote
 from hushfleet.edge_client.fleet.enrol import CertificateRequest
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.newest import News

@@ -51,9 +51,9 @@ class Quadratic:
         return float(((params[0] - values) ** 2).mean() / 2), out
 
 
-def train(samples: Samples, *, seed: int = 0, start: float = 0.0, dropout=(), on_batch=None, **config: Any):
+def train(samples: Samples, *, seed: int = 0, start: float = 0.0, dropout=(), **config: Any):
     gradient = Quadratic()
-    how = {"inputs": Inputs(dropout), "rng": np.random.default_rng(seed), "on_batch": on_batch}
+    how = {"inputs": Inputs(dropout), "rng": np.random.default_rng(seed)}
     done = run(method(**config), [start], gradient, samples, **how)
     return done.end, done.loss, gradient
 
@@ -189,22 +189,6 @@ def test_a_gradient_that_takes_parts_is_told_what_moves(unit: str) -> None:
     assert ends == [[-0.5, -1.0, -1.5]] * 2
     told = [slice(2, 3), slice(0, 2)] if unit == "device" else [slice(None)] * 2
     assert parts == told + [slice(None)] * 2
-
-
-def test_progress_is_told_before_each_batch_and_may_stop_the_training() -> None:
-    told: list[tuple[int, int]] = []
-    train(samples_of([1, 2, 3]), local_epochs=2, on_batch=lambda done, total: told.append((done, total)))
-    assert told == [(0, 4), (1, 4), (2, 4), (3, 4)]
-
-    class Enough(Exception):
-        pass
-
-    def stop(done: int, total: int) -> None:
-        if done == 1:
-            raise Enough
-
-    with pytest.raises(Enough):
-        train(samples_of([1, 2, 3]), on_batch=stop)
 
 
 @pytest.mark.parametrize(("count", "batch_size", "sizes"), [(7, 3, [3, 3, 1]), (6, 3, [3, 3]), (2, 5, [2]), (0, 4, [])])

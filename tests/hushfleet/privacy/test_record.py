@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from opacus.optimizers import DPOptimizer
 from hushfleet.data.samples import Samples
 from hushfleet.errors import PrivacyError
 from hushfleet.learning.draws import Inputs
+from hushfleet.learning.optim import make_optimizer
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local import GradientRule, Sgd
@@ -92,8 +94,8 @@ def start_of() -> np.ndarray:
     return np.random.default_rng(3).normal(size=LAYOUT.size).astype(np.float32)
 
 
-def trained(method: TaskMethod, data: Samples, *, gradient: Any = None, on_batch: Any = None) -> np.ndarray:
-    how = {"rng": np.random.default_rng(1), "noise": SeededNoise(5, 0, 1), "logits_of": logits, "on_batch": on_batch}
+def trained(method: TaskMethod, data: Samples, *, gradient: Any = None, **how: Any) -> np.ndarray:
+    how |= {"rng": np.random.default_rng(1), "noise": SeededNoise(5, 0, 1), "logits_of": logits}
     return train(method, start_of(), gradient or Gradient(), data, **how).end
 
 
@@ -144,9 +146,15 @@ def test_the_charge_is_opacus_and_known_before_training() -> None:
 
 @pytest.mark.parametrize("count", [10, 200])
 def test_steps_do_not_tell_how_many_records_there_are(count: int) -> None:
-    steps: list[tuple[int, int]] = []
-    trained(method_of(local_epochs=4), samples(count), on_batch=lambda *at: steps.append(at))
-    assert steps == [(done, 6) for done in range(6)]
+    steps: list[np.ndarray] = []
+
+    def counted(*settings: Any) -> Any:
+        optimizer = make_optimizer(*settings)
+        step = optimizer.step
+        return SimpleNamespace(step=lambda params, gradient: (steps.append(gradient.copy()), step(params, gradient)))
+
+    trained(method_of(local_epochs=4), samples(count), make_optimizer=counted)
+    assert len(steps) == 6
 
 
 def test_without_records_only_noise_is_learned() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hushfleet.simulator.world.hub import Roughness
+from support.fleet import prepared_task
 from support.world import BOARD, TRAINS_S, played, world
 
 OPENED_S = 0.12
@@ -55,6 +56,18 @@ def test_a_slow_link_takes_its_time_for_each_byte() -> None:
     (quick,) = played(world([BOARD]))
     update_bytes = only.arrivals[0].update_bytes
     assert arrivals(only)["a"] - arrivals(quick)["a"] > update_bytes * 0.001
+
+
+def test_updates_without_noise_have_their_size_too() -> None:
+    """Zeros would be sent as nothing."""
+    noised = played(world([BOARD] * 2))
+    plain = played(
+        world(
+            [BOARD] * 2, prepared=prepared_task(method="fedavg", multiplier=0.0, devices=2, rounds=1, deadline_s=100.0)
+        )
+    )
+    sizes = [{arrival.update_bytes for arrival in outcome.arrivals} for (outcome,) in (noised, plain)]
+    assert min(sizes[1]) > 0.9 * min(sizes[0])
 
 
 def test_a_bad_network_makes_rounds_longer_and_two_runs_are_the_same() -> None:

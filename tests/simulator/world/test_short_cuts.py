@@ -40,6 +40,12 @@ def test_some_boards_stand_for_a_large_fleet() -> None:
         assert 4 * scaled == pytest.approx(total, rel=0.02), name
 
 
+def test_unsigned_answers_of_a_committee_are_accepted() -> None:
+    secure = {"accounting": "secure", "unit": {"delta": 1e-5}, "rounds": 2, "min_updates": 4, "short": True}
+    outcomes = played(world([BOARD] * 4, **secure))
+    assert [(len(each.arrivals), each.used, each.extensions) for each in outcomes] == [(4, True, 0)] * 2
+
+
 def test_a_large_fleet_keeps_its_kinds_its_rules_and_what_happens_to_them() -> None:
     names = device_names(2000)
     fleet = [FleetDevice(name, replace(BOARD, steps=1 + place % 7), kind=place % 2) for place, name in enumerate(names)]

@@ -16,7 +16,7 @@ from hushfleet.learning.draws import Inputs
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.simulator.engines.fast.jobs import REFUSALS, Job, JobAnswer, TrainedJob, commit, declined, device_of
-from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
+from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 
@@ -46,7 +46,7 @@ def cohort_trainer(files: LoadedRun) -> CohortTrainer:
 
 
 def _group_size(job: Job) -> int:
-    run = loaded_run(job.path, job.runtime)
+    run = job.run
     spec, method = run.spec, run.method
     member = Member(method.init_state(), run.train(job.device), np.random.default_rng(0))
     return cohort_trainer(run).clients_at_once(method, [member], inputs=Inputs(spec.model.dropout, spec.augment))
@@ -57,7 +57,7 @@ def _train(group: Sequence[Job]) -> tuple[dict[str, JobAnswer], list[TrainedJob]
     known: dict[str, JobAnswer] = {}
     jobs: list[Job] = []
     members: list[Member] = []
-    files = loaded_run(group[0].path, group[0].runtime)
+    files = group[0].run
     for job in group:
         with device_of(job, files) as trainer:
             stored = trainer.store.outbox(job.plan.task, job.plan.round)
@@ -92,7 +92,7 @@ def _one_by_one(
 ) -> tuple[dict[str, JobAnswer], list[TrainedJob]]:
     """Trains each device alone after a group's training was refused, so that only devices that must decline do so."""
     if len(jobs) == 1:
-        with device_of(jobs[0], loaded_run(jobs[0].path, jobs[0].runtime)) as trainer:
+        with device_of(jobs[0], jobs[0].run) as trainer:
             return {**known, jobs[0].device: declined(jobs[0], trainer, error)}, []
     trained: list[TrainedJob] = []
     for job in jobs:

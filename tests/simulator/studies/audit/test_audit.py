@@ -178,7 +178,7 @@ def of_answers(fault: Callable[[Any], None]) -> Callable[[pytest.MonkeyPatch], N
                 fault(rules.method)
             return rules
 
-        monkeypatch.setattr("hushfleet.edge_client.worker.allowed.rules_of", faulty)
+        monkeypatch.setattr("hushfleet.methods.question.rules_of", faulty)
 
     return plant
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.waiting import SILENT_S, WaitingNote, advice_on_silence, read_waiting
+from hushfleet.edge_client.board.notes import SILENT_S, WaitingNote, advice_on_silence, read_waiting
 from hushfleet.edge_client.status import format_status, status
 from hushfleet.edge_client.storage.state_files import WAITING
 from hushfleet.wire.format.messages import NotEnrolled, ServerState
