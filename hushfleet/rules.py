@@ -1,7 +1,8 @@
 """Rules between settings: tables whose rows have a code, a condition and a sentence for people.
 
 A code such as `model.features-need-linear` is stable: programs and tests compare codes, and people read sentences. In a
-sentence `{name}` is the value of a setting, as for `str.format`, and `{name!r}` is a value as an error shows it.
+sentence `{name}` is the value of a setting, as for `str.format`, `{name!r}` is a value as an error shows it, `{name!l}`
+one as a list, and `{name!n}` its length.
 """
 
 from __future__ import annotations
@@ -42,4 +43,7 @@ class _Sentence(string.Formatter):
         return kwargs[str(key)] if key in kwargs else getattr(args[0], str(key))
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
-        return format_value(value) if conversion == "r" else super().convert_field(value, conversion)
+        if conversion == "n":
+            return len(value)
+        value = list(value) if conversion == "l" else value
+        return format_value(value) if conversion in ("r", "l") else super().convert_field(value, conversion)

@@ -132,3 +132,23 @@ for name in METHODS:
 
 def test_the_charge_of_each_method_needs_no_arithmetic() -> None:
     assert not loaded(then=CHARGES) & HEAVY
+
+
+def test_a_process_of_the_server_side_loads_what_it_needs() -> None:
+    """An engine when it is chosen, a fleet's folder where there is a fleet, the report when it is written."""
+    aggregator = loaded("aggregator.commands.field_run")
+    assert not {name for name in aggregator if name.startswith("hushfleet.aggregator.fleet")}
+    simulate = loaded("simulator.command", "simulator.engines.fast.engine")
+    assert not {
+        name for name in simulate if name.startswith(("hushfleet.simulator.world", "hushfleet.simulator.engines.ray"))
+    }
+    for process in (aggregator, simulate):
+        assert not process & {
+            "plotly",
+            "hushfleet.aggregator.report.render",
+            "hushfleet.aggregator.planning.advice",
+            "hushfleet.aggregator.rounds.secure_sum",
+            "hushfleet.data.csv_file",
+            "hushfleet.data.sets",
+            "hushfleet.learning.graph_features",
+        }

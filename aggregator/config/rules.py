@@ -22,12 +22,12 @@ from hushfleet.wire.format.spec import MAX_ROUNDS, UNIT_NORM
 _OF_NUMBERS = ", ".join(repr(name) for name, loss in LOSSES.items() if loss.of_numbers)
 
 
-def _error(check: Callable[[], object], **values: object) -> dict[str, object]:
-    """Returns the error of a check, and other values, for a sentence; empty if there is no error."""
+def _error(check: Callable[[], object]) -> dict[str, object]:
+    """Returns the error of a check for a sentence; empty if there is no error."""
     try:
         check()
     except HushfleetError as error:
-        return {"error": error, **values}
+        return {"error": error}
     return {}
 
 
@@ -128,10 +128,8 @@ DATA: Rules = {
         "partition = 'pathological' needs classes_per_device, for example 2",
     ),
     "data.class-names-differ": (
-        lambda data: (
-            len(set(map(one_form, data.class_names))) != len(data.class_names) and {"names": list(data.class_names)}
-        ),
-        "class_names = {names!r}: each name may appear only once",
+        lambda data: len(set(map(one_form, data.class_names))) != len(data.class_names),
+        "class_names = {class_names!l}: each name may appear only once",
     ),
     "data.folder-needs-form": (
         lambda data: data.name == "folder" and (not data.class_names or data.input_shape is None),
@@ -142,27 +140,18 @@ DATA: Rules = {
         f"path is for your own data alone ({', '.join(OWN_DATA)}); leave it out: name = {{name!r}} is in --data-dir",
     ),
     "data.mean-needs-std": (
-        lambda data: (
-            (len(data.mean) != len(data.std) or (data.mean and data.name not in OWN_DATA))
-            and {"means": len(data.mean), "stds": len(data.std)}
-        ),
-        "mean and std come together, one of each for a channel, with your own data; here they have {means} and {stds} "
-        "values",
+        lambda data: len(data.mean) != len(data.std) or (data.mean and data.name not in OWN_DATA),
+        "mean and std come together, one of each for a channel, with your own data; here they have {mean!n} and "
+        "{std!n} values",
     ),
     "data.target-mean-needs-std": (
-        lambda data: (
-            len(data.target_mean) != len(data.target_std)
-            and {"means": len(data.target_mean), "stds": len(data.target_std)}
-        ),
-        "target_mean and target_std come together, one of each for an output; here they have {means} and {stds} values",
+        lambda data: len(data.target_mean) != len(data.target_std),
+        "target_mean and target_std come together, one of each for an output; here they have {target_mean!n} and "
+        "{target_std!n} values",
     ),
     "data.target-mean-per-output": (
-        lambda data: (
-            data.class_names
-            and len(data.target_mean) not in (0, len(data.class_names))
-            and {"means": len(data.target_mean), "outputs": len(data.class_names)}
-        ),
-        "target_mean has {means} values, for {outputs} outputs",
+        lambda data: data.class_names and len(data.target_mean) not in (0, len(data.class_names)),
+        "target_mean has {target_mean!n} values, for {class_names!n} outputs",
     ),
     "data.given-needs-owners": (
         lambda data: data.partition == "given" and data.name not in ("arrays", "csv"),
@@ -208,8 +197,8 @@ ROUND: Rules = {
 
 SCHEDULE: Rules = {
     "schedule.days-differ": (
-        lambda schedule: len(set(schedule.days)) != len(schedule.days) and {"listed": list(schedule.days)},
-        "days = {listed}: each day may stand there once",
+        lambda schedule: len(set(schedule.days)) != len(schedule.days),
+        "days = {days!l}: each day may stand there once",
     ),
 }
 
@@ -492,7 +481,7 @@ TASK: Rules = {
         "so it cannot end sooner; leave patience out",
     ),
     "task.delta-too-large": (  # the number of records of a device is not known before the data are
-        lambda task: task.privacy.unit != "record" and _error(lambda: _check_delta(task), delta=task.delta),
+        lambda task: task.privacy.unit != "record" and _error(lambda: _check_delta(task)),
         "privacy.delta = {delta:g}: {error}; to repeat a paper with its own delta write privacy.accounting = "
         '"as-published"',
     ),
@@ -535,10 +524,9 @@ TASK: Rules = {
         "round.patience = {round.patience}: leave patience out, or evaluation",
     ),
     "task.evaluation-rounds": (
-        lambda task: task.evaluation and task.total_rounds > MAX_ROUNDS and {"total": task.total_rounds},
-        f"round.rounds = {{round.rounds}}: {{total}} with those that evaluate, and a task has at most {MAX_ROUNDS}; "
-        f"take "
-        "fewer, or a larger evaluation.every",
+        lambda task: task.evaluation and task.total_rounds > MAX_ROUNDS,
+        f"round.rounds = {{round.rounds}}: {{total_rounds}} with those that evaluate, and a task has at most "
+        f"{MAX_ROUNDS}; take fewer, or a larger evaluation.every",
     ),
 }
 """In the order in which they are checked."""
