@@ -110,19 +110,24 @@ def client(folder: Path, runtime: str) -> None:
         marks.append(clock())
         return {**between(marks), "images": count}
 
-    def own_head() -> Reply:
+    def personalized_head() -> Reply:
         """Chooses the device's head among the shared one and its own ones, as after a task."""
-        from hushfleet.learning.own_head import own_head_of
+        from hushfleet.learning.personalized_head import personalized_head_of
 
         marks = [clock()]
-        own_head_of(initial, spec.model.layout, trainer.samples(), spec.signal)
+        personalized_head_of(initial, spec.model.layout, trainer.samples(), spec.signal)
         marks.append(clock())
         return between(marks)
 
     if runtime == "onnx" and "torch" in sys.modules:
         raise SystemExit("the client has imported PyTorch; its figures would mean nothing")
     ready = {"cpu_s": time.process_time(), "mib": memory_mib("VmHWM")}
-    handlers = {"read": read, "round": a_round, "own_head": own_head, "peak": lambda: {"mib": memory_mib("VmHWM")}}
+    handlers = {
+        "read": read,
+        "round": a_round,
+        "own_head": personalized_head,
+        "peak": lambda: {"mib": memory_mib("VmHWM")},
+    }
     Parent(ready).serve(handlers)
 
 

@@ -161,21 +161,22 @@ def measure_processes(run: Path) -> Figures:
 
 
 def measure_features(name: str, folder: Path, **work: int) -> Figures:
-    """Measures a linear head on features: time per image, a client's memory in rounds, and then for its own head."""
+    """Measures a linear head on features: time per image, a client's memory in rounds, and then for its personalized
+    head."""
     run = write_task(folder / name, name, "dp-fedavg", batch=work["batch"], samples=work["samples"])
     with ReadyProcess("-m", "benchmarks.board", "client", str(run), "onnx") as ours:
         read = ours.ask("read")
         made_mib = ours.ask("peak")["mib"]
         rounds = [ours.ask("round")["cpu_ms"] for _ in range(2)]
         peak = ours.ask("peak")["mib"]
-        own_head_ms = ours.ask("own_head")["cpu_ms"]
+        personalized_head_ms = ours.ask("own_head")["cpu_ms"]
         chosen_mib = ours.ask("peak")["mib"]
     processes = measure_processes(run)
     return {
         "features": name,
         "image_ms": read["cpu_ms"] / read["images"],
         "round_ms": min(rounds),
-        "own_head_ms": own_head_ms,
+        "own_head_ms": personalized_head_ms,
         "ready_mib": ours.ready["mib"],
         "features_peak_mib": made_mib,
         "round_peak_mib": peak,

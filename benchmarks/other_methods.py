@@ -106,7 +106,7 @@ def cells() -> Iterator[MethodRun]:
 
 def measure(cell: MethodRun, *, data_dir: Path | None) -> Figures:
     """Returns accuracies on the common test set after the last round, of the global model and as the mean of the
-    devices' own models; and the epsilons spent, by the accountant."""
+    devices' personalized models; and the epsilons spent, by the accountant."""
     began, task = time.process_time(), parse_task(cell.plain(), where=cell.method)
     with tempfile.TemporaryDirectory() as folder:
         simulation = begin(task, Path(folder) / "run", data_dir=data_dir)

@@ -2,13 +2,14 @@
 
     python -m benchmarks.private_gain --kept FILE [--quick] [--data-dir DIR] [--table FILE] [--figure FILE.svg]
 
-Method `hush` with secure sums, by the simulation of `hushfleet plan --data` (`simulator/studies/plan/simulated.py`).
-Unit device, delta 1e-5, every device in every round.
+Method `hush` with secure aggregation, by the simulation of `hushfleet plan --data`
+(`simulator/studies/plan/simulated.py`). Unit device, delta 1e-5, every device in every round.
 
 A fleet is a data set, divided by a seed among a number of devices with a number of images. For each epsilon there are
 
-- `shared`: the final shared head, with secure sums;
-- `chosen`: the head that each device makes from it with its own images, at no cost (`hushfleet.learning.own_head`);
+- `shared`: the final shared head, with secure aggregation;
+- `chosen`: the head that each device makes from it with its own images, at no cost
+  (`hushfleet.learning.personalized_head`);
 - `local`: the shared head without trust, so that each device adds all of the noise;
 
 and once for the fleet `alone`: the best way, on the test over all devices, among softmax with three penalties, nearest
@@ -220,7 +221,7 @@ def draw_fleets(axes: Any, fleets: list[Figures]) -> None:
         middle = np.array([100 * point["shared"]["common"] for point in each["points"]])
         wide = np.array([100 * point["std"] for point in each["points"]])
         color = colors[each["devices"]]
-        axes.plot(epsilons, middle, "o-", color=color, label=f"{each['devices']:,} devices, secure sums")
+        axes.plot(epsilons, middle, "o-", color=color, label=f"{each['devices']:,} devices, secure aggregation")
         axes.fill_between(epsilons, middle - wide, middle + wide, color=color, alpha=0.2, linewidth=0)
         if each["devices"] == 100:
             local = [100 * point["local"]["common"] for point in each["points"]]
@@ -243,7 +244,7 @@ def draw_others(axes: Any, fleet: Figures, others: list[Figures]) -> None:
     for method, noise in sorted(curves, key=lambda curve: (curve[1] == "local", list(SHOWN).index(curve[0]))):
         points, (name, color) = curves[method, noise], SHOWN[method]
         epsilons = sorted(points)
-        how = {"sum": "secure sums", "local": "each adds all the noise"}[noise]
+        how = {"sum": "secure aggregation", "local": "each adds all the noise"}[noise]
         how = "if its masks could be summed" if (method, noise) == ("fedglp-adp", "sum") else how
         style = "o-" if noise == "sum" else "o:"
         axes.plot(epsilons, [100 * mean(points[each]) for each in epsilons], style, color=color, label=f"{name}, {how}")

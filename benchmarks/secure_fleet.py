@@ -1,4 +1,5 @@
-"""Runs a thousand real devices in rounds with secure sums, kills some, and checks the opened sums and the losses.
+"""Runs a thousand real devices in rounds with secure aggregation, kills some, and checks the opened sums and the
+losses.
 
     python -m benchmarks.secure_fleet --data-dir DIR [--devices 1000] [--rounds 1] [--lost 0.05] [--json F]
 

@@ -69,7 +69,7 @@ def train(
 ) -> None:
     """Runs all rounds, without tests of accuracy but after the last round.
 
-    :param evaluate_last: 1 to test the devices' own models too.
+    :param evaluate_last: 1 to test the devices' personalized models too.
     """
     with Workers(processes) as workers, log(simulation.folder.events) as events:
         runtime, every = runtime or quickest(simulation.task.model.name), simulation.task.round.rounds

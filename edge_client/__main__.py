@@ -38,7 +38,7 @@ _EXAMPLE = """\
 examples:
   hushfleet-edge device.toml                   run it until it is stopped
   hushfleet-edge status device.toml            what it has spent, and on what
-  hushfleet-edge predict device.toml photo.jpg   what its own model sees
+  hushfleet-edge predict device.toml photo.jpg   what its model sees
   hushfleet-edge add device.toml *.jpg --label leaf   more images to train on
   hushfleet-edge label device.toml             label new images, in a browser
 
@@ -58,7 +58,8 @@ a small device.toml:
   inbox = "inbox"                # may be left out: new images that wait until
                                  # somebody has labelled them
   unlabelled = "camera"          # may be left out: images without labels, for
-                                 # this board's own head; they never leave it
+                                 # this board's personalized head;
+                                 # they never leave it
 
   [limits]
   epsilon_server = 8.0           # it sits rounds out rather than spend more;
@@ -108,7 +109,10 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="{run,predict,status,add,label}", required=True)
     for name, text in (
         ("run", "run the device (the default)"),
-        ("predict", "classify an image with the device's own model, or say how unusual series of sensor values are"),
+        (
+            "predict",
+            "classify an image with the device's personalized model, or say how unusual series of sensor values are",
+        ),
         ("status", "show the device's state, its model, and the privacy that it has spent"),
         ("add", "add images of one class to what the device trains on"),
         ("label", "label new images from the inbox, on a page for a browser or a telephone"),
@@ -138,7 +142,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
             command.add_argument("--port", type=int, default=8765, metavar="N", help="(default %(default)s)")
         if name == "status":
             command.add_argument(
-                "--details", action="store_true", help="show more about privacy, tasks and the own model"
+                "--details", action="store_true", help="show more about privacy, tasks and the personalized model"
             )
         if name in ("predict", "status"):
             command.add_argument("--json", action="store_true", help="print JSON for other programs")
@@ -234,14 +238,14 @@ def _run(options: argparse.Namespace) -> int:
 def _predict(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
     from hushfleet.edge_client.status import describe_model
-    from hushfleet.edge_client.worker.own_model import own_model
+    from hushfleet.edge_client.worker.personalized_model import personalized_model
     from hushfleet.edge_client.worker.predict import LoadedGraphs, predict
     from hushfleet.edge_client.worker.unusual import judge
 
     config, loaded, wrong = load_config(options.config), dict[bytes, LoadedGraphs](), 0
     many = len(options.files) > 1
     with _inspected(config) as store:
-        own = own_model(store)
+        own = personalized_model(store)
         of_model = f"by {describe_model(own.kind)}, of {own.spec.task}"
         if many and not options.json:
             say(of_model)

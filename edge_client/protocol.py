@@ -3,12 +3,12 @@
 | state | the device |
 |---|---|
 | `rest` | has nothing to do for the plan: no round is open, it is not in it, or its part is done |
-| `decide` | looks at an open round; its task, roster, model or the aggregator's answer may be missing |
+| `decide` | looks at an open round; its task, membership list, model or the aggregator's answer may be missing |
 | `train` | waits for its worker |
 | `slot` | has an outcome, and announces the end of its training at the slot's end |
 | `send` | sends an update, or a member's answer |
 | `declined` | has declined the round |
-| `head` | waits for its worker, which chooses its own head |
+| `head` | waits for its worker, which chooses its personalized head |
 
 An action may return the next event, which is taken at once. An event without a row is ignored.
 """

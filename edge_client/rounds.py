@@ -1,7 +1,7 @@
 """Handles the open round on a device: decides, has a worker train, and sends its update until it is acknowledged.
 
-It handles one plan at a time, by the table in `protocol`. In a round with a secure sum, the phase `unmask` follows the
-updates; in it only the members of the committee send an answer, in the same way.
+It handles one plan at a time, by the table in `protocol`. In a round with secure aggregation, the phase `unmask`
+follows the updates; in it only the members of the committee send an answer, in the same way.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import ANSWER_S, announced_at
 from hushfleet.edge_client.board.notes import Kind
 from hushfleet.edge_client.download import BlobSource, DifferenceChain, GlobalModel
-from hushfleet.edge_client.optional import new_samples, rosters
-from hushfleet.edge_client.own_head import OwnHeads
+from hushfleet.edge_client.optional import membership_lists, new_samples
+from hushfleet.edge_client.personalized_head import PersonalizedHeads
 from hushfleet.edge_client.protocol import ROUND, Event, RoundState
 from hushfleet.edge_client.sending import Sending
 from hushfleet.edge_client.storage.answers import AnswerEntry
@@ -31,7 +31,7 @@ from hushfleet.edge_client.tasks import TaskHandler
 from hushfleet.edge_client.worker.allowed import AllowedRound
 from hushfleet.edge_client.worker.handover import Handover
 from hushfleet.edge_client.worker.job import Died, Failed, Finished, HeadChosen, HeadJob
-from hushfleet.edge_client.worker.own_model import tidy
+from hushfleet.edge_client.worker.personalized_model import tidy
 from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import BadInput, CopiedStore, HushfleetError, Malformed, WireError
 from hushfleet.wire.format.messages import IN_PROGRESS, Decline, DeviceStatus, Message, RoundPlan
@@ -105,7 +105,7 @@ class RoundHandler:
         self._federation, self._operator = config.device.federation, config.roster_key
         self._store, self._blobs, self._tasks, self._store_check = store, blobs, tasks, store_check
         self._model = GlobalModel(store, blobs, apply=self._applied)
-        self._own_heads = OwnHeads(store, self._model, unlabelled=config.data.unlabelled is not None)
+        self._personalized_heads = PersonalizedHeads(store, self._model, unlabelled=config.data.unlabelled is not None)
         self._has_owner = config.simulation is None  # in a simulation the simulator chooses heads
         self._new_samples: new_samples.NewSamples | None = None
         if config.limits.tell_new:
@@ -164,8 +164,10 @@ class RoundHandler:
         return "round", f"round {plan.round + (plan.phase == 'closed')} of {plan.rounds} of {plan.task}"
 
     @cached_property
-    def _rosters(self) -> rosters.RosterSource:
-        return rosters.RosterSource(self._store, self._blobs, federation=self._federation, operator=self._operator)
+    def _membership_lists(self) -> membership_lists.MembershipListSource:
+        return membership_lists.MembershipListSource(
+            self._store, self._blobs, federation=self._federation, operator=self._operator
+        )
 
     # events
 
@@ -300,7 +302,7 @@ class RoundHandler:
         return next((self._store.outbox(*each) for each in taken), None)
 
     def _round_of(self, plan: RoundPlan, task: TaskRuntime) -> AllowedRound | None:
-        """Returns the plan's round; None while its roster is fetched.
+        """Returns the plan's round; None while its membership list is fetched.
 
         Raises `Declined` for a cohort that this device must not be in.
         """
@@ -310,16 +312,16 @@ class RoundHandler:
             self._round = AllowedRound(task.party, plan)
             return self._round
         try:
-            roster = self._rosters.need(plan.secure.roster)
-            if roster is None:
+            membership_list = self._membership_lists.need(plan.secure.roster)
+            if membership_list is None:
                 return None
-            self._round = AllowedRound(task.party, plan, roster)
+            self._round = AllowedRound(task.party, plan, membership_list)
             key = self._round.secure.key_of(self._device)
         except (WireError, BadInput) as error:
             raise Declined("no-privacy", f"round {plan.round}: {error}") from error
         if key not in (None, self._store.identity.public_key):
             self._round = None
-            raise Declined("no-privacy", f"the roster of round {plan.round} names another key for this device")
+            raise Declined("no-privacy", f"the membership list of round {plan.round} names another key for this device")
         return self._round
 
     def _ready(self, task: TaskRuntime, entry: OutboxEntry | AnswerEntry | None) -> Then:
@@ -537,15 +539,20 @@ class RoundHandler:
             _log.error("%s", error)
 
     def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:
-        tidy(self._store, plan, task, rosters=self._rosters.kept() if task.spec.privacy.secure else set())
+        tidy(
+            self._store,
+            plan,
+            task,
+            membership_lists=self._membership_lists.kept() if task.spec.privacy.secure else set(),
+        )
 
-    # actions: the own head
+    # actions: the personalized head
 
     def _look_for_head(self) -> Then | None:
         plan, task = self.plan, self._tasks.runtime
         if not self._has_owner or plan is None or task is None or plan.task != self._tasks.name:
             return None
-        found = self._own_heads.look(plan, task)
+        found = self._personalized_heads.look(plan, task)
         if found is True:
             self._tidy(plan, task)
         return None if isinstance(found, bool) else ("choose", found)
@@ -556,17 +563,17 @@ class RoundHandler:
 
     def _keep_head(self, chosen: HeadChosen | Finished) -> None:
         plan, task = self._open
-        if self._own_heads.keep(plan, task, chosen):
+        if self._personalized_heads.keep(plan, task, chosen):
             self._tidy(plan, task)
         else:
             self._handover.give_up()
 
     def _head_failed(self, why: Failed | Died) -> None:
-        self._own_heads.failed(self._open[0], why.why if isinstance(why, Died) else why.reason)
+        self._personalized_heads.failed(self._open[0], why.why if isinstance(why, Died) else why.reason)
 
     def _give_up_head(self) -> None:
         self._handover.give_up()
-        self._own_heads.again()
+        self._personalized_heads.again()
 
     # actions: sending
 

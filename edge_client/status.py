@@ -1,6 +1,6 @@
 """`hushfleet-edge status`: shows what a board does, waits for and has spent, also while the client runs.
 
-Nothing of it leaves the board, because the accuracy of its own model depends on its own images.
+Nothing of it leaves the board, because the accuracy of its personalized model depends on its own images.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hushfleet.edge_client.board.state_place import volatile_place
 from hushfleet.edge_client.fleet.installed import standing_of
 from hushfleet.edge_client.fleet.newest import Freshness
 from hushfleet.edge_client.fleet.second_place import SecondPlace
-from hushfleet.edge_client.storage.kept import RosterMark
+from hushfleet.edge_client.storage.kept import MembershipListMark
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_in_use
 from hushfleet.edge_client.worker.own_accuracy import own_accuracy
@@ -57,7 +57,7 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
     rounds = {entry.task: ledger.rounds_charged(entry.task) for entry in ledger.entries()}
     spec, use = _task(store), read_data_use(store.path.parent)
     trust, of_task, assumption = _trust(config, store, spec)
-    head = store.own_head()
+    head = store.personalized_head()
     model = own_accuracy(store, config.data)
     waiting, chosen = read_waiting(store.path.parent), store.accelerator()
     report: dict[str, Any] = {
@@ -144,7 +144,7 @@ def _details(report: dict[str, Any]) -> list[str]:
         spent = _figure(task["epsilon_server"])
         lines.append(f"task        {task['task']}: {task['rounds']} rounds, epsilon_server {spent}")
     if (head := report["own_head"]) is not None:
-        lines.append(f"own head    {head['task']}: {head['words']}; it never leaves the device")
+        lines.append(f"personalized head    {head['task']}: {head['words']}; it never leaves the device")
     for each in report["waiting"]:
         lines.append(f"waiting     the update of round {each['round']} of {each['task']} is not acknowledged yet")
     return lines
@@ -273,10 +273,10 @@ def _assumption(config: DeviceConfig, store: DeviceStore, secure: SecureSpec) ->
             "protected only as long as the aggregator follows the protocol: this device asks for no operator's "
             "signature under the list of boards (device.roster_key)"
         )
-    newest = store.newest_roster(RosterMark.scope(config.device.federation, operator))
+    newest = store.newest_membership_list(MembershipListMark.scope(config.device.federation, operator))
     if newest is None:
-        return "no roster of the operator has come yet"
-    return assumption(secure, devices=newest.devices, roster=newest.name)
+        return "no membership list of the operator has come yet"
+    return assumption(secure, devices=newest.devices, membership_list=newest.name)
 
 
 def _describe_windows(report: dict[str, Any]) -> str:
@@ -352,10 +352,10 @@ def _cure(report: dict[str, Any]) -> str:
 def describe_model(kind: str) -> str:
     """Names a model.
 
-    :param kind: as in `OwnModel`.
+    :param kind: as in `PersonalizedModel`.
     """
-    known = {"global": "the fleet's model", "personalised": "the board's own model"}
-    return known.get(kind) or (kind if kind in known.values() else f"the board's own head ({kind})")
+    known = {"global": "the fleet's model", "personalised": "the board's personalized model"}
+    return known.get(kind) or (kind if kind in known.values() else f"the board's personalized head ({kind})")
 
 
 def model(found: dict[str, Any] | None, what: str, awaited: str = "") -> str:

@@ -10,7 +10,7 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.download import BlobSource
 from hushfleet.edge_client.storage.declines import DeclineReason, decline_reason
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.worker.own_model import blobs_of_models
+from hushfleet.edge_client.worker.personalized_model import blobs_of_models
 from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import BadInput, Malformed, StoreError, TooLarge, WireError
 from hushfleet.wire.format.messages import Message, TaskNotice

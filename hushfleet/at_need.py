@@ -3,9 +3,9 @@
 The name stands at the top of a file, where imports are:
 
     if TYPE_CHECKING:
-        from hushfleet.secure import roster
+        from hushfleet.secure import membership list
     else:
-        roster = at_need("hushfleet.secure.roster")
+        roster = at_need("hushfleet.secure.membership_list")
 """
 
 from __future__ import annotations

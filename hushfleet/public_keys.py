@@ -27,12 +27,12 @@ def can_have_owner(public_key: bytes) -> bool:
     """Returns whether somebody can own this key: 32 bytes that encode a point of edwards25519 of large order.
 
     Half of all strings are no point of the curve, and nobody can sign with them. With a point of small order anybody
-    can sign, and it gives no shared secret, so one board with such a key would stop all secure sums of its fleet. A
-    key whose y is not reduced is another spelling of a point, which no device makes.
+    can sign, and it gives no shared secret, so one board with such a key would stop all secure aggregation of its
+    fleet. A key whose y is not reduced is another spelling of a point, which no device makes.
 
     A sum of an owned point and one of small order is accepted. Only the owner can sign with it, and its secrets with
-    others belong to places in the roster, so it is worth no more than a second key of the same owner. To refuse it
-    would take a scalar multiplication for each of the 100,000 keys that a list may have.
+    others belong to places in the membership list, so it is worth no more than a second key of the same owner. To
+    refuse it would take a scalar multiplication for each of the 100,000 keys that a list may have.
 
     >>> can_have_owner(bytes(32)), can_have_owner(b"short")
     (False, False)

@@ -59,9 +59,9 @@ def get_model(
     if is_own(name):
         if classes is None or input_shape is None:
             raise BadInput(f"model.name = {name!r}: a network of your own needs model.share = 'all'")
-        from hushfleet.models.module import own_model
+        from hushfleet.models.module import personalized_model
 
-        return own_model(name, classes=classes, input_shape=input_shape, loss=loss, by_record=by_record)
+        return personalized_model(name, classes=classes, input_shape=input_shape, loss=loss, by_record=by_record)
     if name not in _FILES:
         raise BadInput(
             f"model.name = {format_value(name)}: must be one of {', '.join(model_names())}, or path/to/file.py:NAME"

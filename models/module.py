@@ -48,7 +48,7 @@ def offer(made: nn.Module | Make) -> str:
     return name
 
 
-def own_model(name: str, **what: Any) -> Model:
+def personalized_model(name: str, **what: Any) -> Model:
     """Loads an own network, from a file or from this process's `offer`. Raises `BadInput`.
 
     :param what: the other arguments of `model_of`.

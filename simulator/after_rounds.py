@@ -1,12 +1,13 @@
-"""Finishes a run whose rounds are over: own heads, the baseline, the sweep, models, `result.json` and the report."""
+"""Finishes a run whose rounds are over: personalized heads, the baseline, the sweep, models, `result.json` and the
+report."""
 
 from __future__ import annotations
 
 from hushfleet.aggregator.report.render import write_report
 from hushfleet.aggregator.results.result import Result
 from hushfleet.simulator.answers import with_answers
-from hushfleet.simulator.engines.fast.local_only import train_alone
-from hushfleet.simulator.engines.fast.own_heads import choose_own_heads
+from hushfleet.simulator.engines.fast.local_only import train_local_only
+from hushfleet.simulator.engines.fast.personalized_heads import choose_personalized_heads
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.options import RunOptions
@@ -25,12 +26,12 @@ def finished(
     """
     trains = simulation.prepared.spec.training_rounds > 0
     if trains:
-        choose_own_heads(simulation, workers, runtime=runtime)
+        choose_personalized_heads(simulation, workers, runtime=runtime)
     fleet = simulation.fleet.devices if options.local_only and trains else ()
-    alone = list(train_alone(simulation, workers, runtime=runtime)) if fleet else []
+    alone = list(train_local_only(simulation, workers, runtime=runtime)) if fleet else []
     noises = options.noise_multipliers
     points = list(sweep_noise(simulation, workers, noises, alone, runtime=runtime, rounds=rounds))
-    result = assemble(simulation, engine=options.engine, alone=alone, runtime=runtime)
+    result = assemble(simulation, engine=options.engine, local_only_models=alone, runtime=runtime)
     if trains:
         result = with_answers(result, simulation, workers, alone, runtime=runtime)
         write_models(simulation)

@@ -13,12 +13,12 @@ import numpy as np
 from PIL import Image
 
 from hushfleet.aggregator.results.result import Example, Result
-from hushfleet.learning.own_head import inputs_of_own, own_logits
+from hushfleet.learning.personalized_head import inputs_of_own, own_logits
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.examples import answers, choose_examples
-from hushfleet.simulator.engines.fast.local_only import Alone
+from hushfleet.simulator.engines.fast.local_only import DeviceLocalOnly
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import MOST_SHOWN, Simulation
 
@@ -31,7 +31,12 @@ def confusion(labels: np.ndarray, said: np.ndarray, classes: int) -> np.ndarray:
 
 
 def with_answers(
-    result: Result, simulation: Simulation, workers: WorkerPool, alone: Sequence[Alone], *, runtime: str
+    result: Result,
+    simulation: Simulation,
+    workers: WorkerPool,
+    local_only_models: Sequence[DeviceLocalOnly],
+    *,
+    runtime: str,
 ) -> Result:
     """Adds the predictions of the models of the first devices that took part. Without classes, changes nothing."""
     if not simulation.prepared.spec.model.targets.are_classes:
@@ -48,13 +53,14 @@ def with_answers(
         "confusion_global": confusion(test.labels, by_global, classes).tolist(),
         "confusion_own": own.tolist() if said else [],
         "confusion_devices": len(said),
-        "examples": _examples(simulation, by_global, said, {each.device: each.said for each in alone}),
+        "examples": _examples(simulation, by_global, said, {each.device: each.said for each in local_only_models}),
     }
     return result.with_details(**details)
 
 
 def _ask(job: AfterRound) -> np.ndarray | None:
-    """Returns the own model's predictions, None if it has no model; without a device's name, the global model's."""
+    """Returns the personalized model's predictions, None if it has no model; without a device's name, the global
+    model's."""
     run = job.run
     if job.device:
         with store_of(run.folder.device(job.device), job.device) as store:
@@ -67,7 +73,10 @@ def _ask(job: AfterRound) -> np.ndarray | None:
 
 
 def _examples(
-    simulation: Simulation, by_global: np.ndarray, own: dict[str, np.ndarray], alone: dict[str, tuple[int, ...]]
+    simulation: Simulation,
+    by_global: np.ndarray,
+    own: dict[str, np.ndarray],
+    local_only_models: dict[str, tuple[int, ...]],
 ) -> list[Example]:
     """Returns the examples; the devices whose models predict take turns."""
     test, devices = simulation.fleet.common_test, list(own)
@@ -83,7 +92,7 @@ def _examples(
                 device=device,
                 said_global=int(by_global[index]),
                 said_own=int(own[device][index]) if device else None,
-                said_alone=alone[device][place] if alone.get(device) else None,
+                said_alone=local_only_models[device][place] if local_only_models.get(device) else None,
             )
         )
     return shown

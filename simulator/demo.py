@@ -1,8 +1,8 @@
 """`hushfleet demo`: run two fleets on this machine with broker, clients and real images, and write a report.
 
 The paper's half: eight boards train FedGLP-ADP, a compact CNN each, and their single updates reveal a lot.
-The kit's half: a hundred boards with a dozen images each train a small shared head, updates are opened as sums alone, and
-at epsilon_server 2 each board gains.
+The kit's half: a hundred boards with a dozen images each train a small shared head, updates are opened as sums alone,
+and at epsilon_server 2 each board gains.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ class Half:
 
 HALVES = {
     "paper": Half("FedGLP-ADP, as the paper", "demo_paper.toml", 0, ("round.rounds=3",), inverts=True),
-    "secure": Half("hush, secure sums", "demo_secure.toml", 4, ("round.rounds=5",)),
+    "secure": Half("hush, secure aggregation", "demo_secure.toml", 4, ("round.rounds=5",)),
 }
 
 
 @with_options
 def demo(
-    half: Annotated[Literal["both", "paper", "secure"], typer.Argument(help="Fleet to run. paper: 8 boards, FedGLP-ADP on compact CNNs. secure: 100 boards, sums only, epsilon_server 2.")] = "both",
+    half: Annotated[Literal["both", "paper", "secure"], typer.Argument(help="Fleet to run. paper: 8 boards, "
+"FedGLP-ADP on compact CNNs. secure: 100 boards, sums only, epsilon_server 2.")] = "both",
     out: Out = None,
     short: Annotated[bool, typer.Option("--short", help="Smoke test: 3 and 5 rounds, two images in the picture.")] = False,
     broker: BrokerOption = "auto",

@@ -57,7 +57,7 @@ class SimulatedDevice:
         with the shares that it has.
     :param epsilon_limit: its privacy budget against the server, at the task's delta.
     :param preference: factor on the standard noise that its owner wants.
-    :param unlabelled: images without labels, for its own head.
+    :param unlabelled: images without labels, for its personalized head.
     """
 
     index: int

@@ -1,6 +1,6 @@
 """Writes the trained models as ONNX files, the global one and each device's own, and checks them by running them.
 
-In the field a device's own model never leaves it; a simulation has all of them on one disk.
+In the field a device's personalized model never leaves it; a simulation has all of them on one disk.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.data.samples import inputs_of
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.learning.own_head import inputs_of_own, own_logits
+from hushfleet.learning.personalized_head import inputs_of_own, own_logits
 from hushfleet.models import get_model
 from hushfleet.models.export import bake
 from hushfleet.models.model import Model
@@ -91,7 +91,7 @@ def trained_tensors(folder: RunFolder, which: str) -> dict[str, np.ndarray]:
     if own is None:
         raise BadInput(f"{which!r} was in no round of {folder.path}, so it has no model of its own")
     layout, made = spec.model.layout, spec.model.features
-    if made is not None and len(own) != layout.size:  # an own head, which takes all features
+    if made is not None and len(own) != layout.size:  # a personalized head, which takes all features
         layout = _linear(len(spec.model.class_names), made.count).layout
     return dict(layout.unflatten(np.asarray(own)))
 
@@ -103,8 +103,8 @@ def _write(simulation: Simulation, name: str, params: np.ndarray) -> Path:
     features = None if made is None else prepared.blobs[made.graph.digest]
     probe = simulation.fleet.common_test.take(slice(0, 32))
     inputs = inputs_of(probe, prepared.features)
-    if made is not None and len(params) != layout.size:  # an own head, which takes all features
-        graph, layout = _own_head(len(model.class_names), made.count)
+    if made is not None and len(params) != layout.size:  # a personalized head, which takes all features
+        graph, layout = _personalized_head(len(model.class_names), made.count)
         inputs, logits_of = inputs_of_own(inputs), own_logits
     path.write_bytes(bake(graph, layout, params, features=features))
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -117,7 +117,7 @@ def _write(simulation: Simulation, name: str, params: np.ndarray) -> Path:
 
 
 @cache
-def _own_head(classes: int, count: int) -> tuple[bytes, ParamLayout]:
+def _personalized_head(classes: int, count: int) -> tuple[bytes, ParamLayout]:
     """Returns the graph `(param.*, x) -> logits` of a linear model of `count` features, and its layout."""
     from hushfleet.models.tracing import export_inference  # takes seconds to import
 

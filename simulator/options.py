@@ -27,7 +27,8 @@ BrokerOption = Annotated[
 ]
 DataDir = Annotated[Path | None, Option(help="Folder with the files of the data set; default: download.")]
 Json = Annotated[bool, Option("--json", help="Print JSON for other programs.")]
-Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override any key of the task file, e.g. privacy.epsilon=8.")]  # fmt: skip
+Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override any key of the task file, "
+"e.g. privacy.epsilon=8.")]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,23 +68,33 @@ class TaskOptions(TaskSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Checked):
-    """How a simulation runs. Raises `BadInput` for a value that an option cannot have, or that the engine would ignore."""
+    """How a simulation runs. Raises `BadInput` for a value that an option cannot have, or that the engine would
+    ignore."""
 
     # fmt: off
-    engine: Annotated[Engine, Option(help="Engine. fast: no network. live: real broker and processes. ray: fast, on a Ray cluster.")] = "fast"
+    engine: Annotated[Engine, Option(help="Engine. fast: no network. live: real broker and processes. ray: fast, on a "
+"Ray cluster.")] = "fast"
     out: Out = None
     data_dir: DataDir = None
     resume: Resume = False
     broker: BrokerOption = "auto"
-    boards: Annotated[str, Option(metavar="A,B,...|MIX.toml", help="Board profiles, dealt to the devices in turn, or a file of shares. With fast, rounds run on a virtual clock: the time, stragglers and energy of that fleet.")] = ""
+    boards: Annotated[str, Option(metavar="A,B,...|MIX.toml", help="Board profiles, dealt to the devices in turn, or "
+"a file of shares. With fast, rounds run on a virtual clock: the time, stragglers and energy of that fleet.")] = ""
     emulate: Annotated[bool, Option("--emulate", hidden=True)] = False
-    own_processes: Annotated[Count, Option(help="Live engine: number of devices with a process of their own; the others share one for each core; 0: all have their own.")] = 0
-    workers: Annotated[Count, Option(help="Number of processes of the fast engine, or of parallel jobs on Ray; 0: one a core.")] = 0
-    ray_address: Annotated[str, Option(metavar="HOST:PORT", help="Address of a Ray cluster's head, or 'auto'; default: Ray on this machine.")] = ""
-    runtime: Annotated[Runtime, Option(help="Runtime that computes gradients in the fast engine. onnx: as on devices, with the live engine's model; auto: onnx for short runs; for long ones vmap on CUDA, else compiled kernels where the network has them.")] = "auto"
-    evaluate_every: Annotated[AtLeast1, Option(help="Fast engine: number of rounds between tests of own models.")] = 1
+    own_processes: Annotated[Count, Option(help="Live engine: number of devices with a process of their own; the "
+"others share one for each core; 0: all have their own.")] = 0
+    workers: Annotated[Count, Option(help="Number of processes of the fast engine, or of parallel jobs on Ray; 0: one "
+"a core.")] = 0
+    ray_address: Annotated[str, Option(metavar="HOST:PORT", help="Address of a Ray cluster's head, or 'auto'; "
+"default: Ray on this machine.")] = ""
+    runtime: Annotated[Runtime, Option(help="Runtime that computes gradients in the fast engine. onnx: as on devices, "
+"with the live engine's model; auto: onnx for short runs; for long ones vmap on CUDA, else compiled kernels where the "
+"network has them.")] = "auto"
+    evaluate_every: Annotated[AtLeast1, Option(help="Fast engine: number of rounds between tests of personalized "
+"models.")] = 1
     local_only: Annotated[bool, Option(help="Also train each device alone, for comparison.")] = True
-    seeds: Annotated[AtLeast1, Option(help="Number of runs, with the task's seed and the next ones; shows the mean and the spread.")] = 1
+    seeds: Annotated[AtLeast1, Option(help="Number of runs, with the task's seed and the next ones; shows the mean "
+"and the spread.")] = 1
     sweep: Annotated[str, Option(metavar="S,S,...", help="Noise multipliers at which the run is repeated.")] = ""
     # fmt: on
 
@@ -119,7 +130,8 @@ class RunOptions(Checked):
 
     @property
     def noise_multipliers(self) -> tuple[float, ...]:
-        """The points of `sweep`, without repetitions, in ascending order. Raises `BadInput` for a text that is no number."""
+        """The points of `sweep`, without repetitions, in ascending order. Raises `BadInput` for a text that is no
+        number."""
         try:
             return tuple(sorted({float(part) for part in self.sweep.split(",") if part.strip()}))
         except ValueError as error:

@@ -11,10 +11,10 @@ import numpy as np
 
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.aggregator.results.record import record
-from hushfleet.aggregator.results.result import LocalOnly, OwnHead, Result
+from hushfleet.aggregator.results.result import LocalOnly, PersonalizedHead, Result
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.simulator.engines.fast.local_only import Alone
+from hushfleet.simulator.engines.fast.local_only import DeviceLocalOnly
 from hushfleet.simulator.run_folder import Simulation
 
 Metrics = dict[int, dict[str, Any]]
@@ -24,12 +24,12 @@ def assemble(
     simulation: Simulation,
     *,
     engine: str,
-    alone: Sequence[Alone] = (),
+    local_only_models: Sequence[DeviceLocalOnly] = (),
     runtime: str = "",
 ) -> Result:
     """Returns the result of the closed rounds.
 
-    :param alone: the local-only baseline, in the fleet's order; may be empty.
+    :param local_only_models: the local-only baseline, in the fleet's order; may be empty.
     :param runtime: runtime that computed the gradients.
     """
     with AggregatorStore(simulation.folder.aggregator) as store:
@@ -60,7 +60,7 @@ def assemble(
         clip_weights=_means_by_layer(metrics, rounds, "clip_weights", len(base.model.layers)),
         label_counts=[] if counts is None else [counts[by_name[name].index].tolist() for name in names],
         chance=None if chance is None else list(chance),
-        own_heads=_own_heads(metrics, names, rounds[-1] if rounds else 0),
+        own_heads=_personalized_heads(metrics, names, rounds[-1] if rounds else 0),
         common_test_images=len(simulation.fleet.common_test),
         local_test_images=[len(by_name[name].local_test) for name in names],
     )
@@ -69,18 +69,20 @@ def assemble(
         for i, row in enumerate(base.rounds)
     ]
     full = base.but(rounds=rows, details=details, boards={device.name: device.board for device in fleet})
-    return with_baseline(Result.of(full), alone)
+    return with_baseline(Result.of(full), local_only_models)
 
 
-def with_baseline(result: Result, alone: Sequence[Alone]) -> Result:
+def with_baseline(result: Result, local_only_models: Sequence[DeviceLocalOnly]) -> Result:
     """Adds the scores of devices that train alone, given in any order; without them, returns the result unchanged."""
-    if not alone:
+    if not local_only_models:
         return result
-    baseline = {one.device: one for one in alone}
+    baseline = {one.device: one for one in local_only_models}
     rows = [baseline[name] for name in result.details.devices]
     common, local = ([_measured(value) for value in each] for each in zip(*(row[1:3] for row in rows), strict=True))
     details = {"local_only_common": common, "local_only_local": local}
-    local_only = LocalOnly(accuracy_own_common=_mean(common), accuracy_own_local=_mean(local), way=alone[0].way)
+    local_only = LocalOnly(
+        accuracy_own_common=_mean(common), accuracy_own_local=_mean(local), way=local_only_models[0].way
+    )
     return result.but(local_only=local_only, details=result.details.but(**details))
 
 
@@ -98,10 +100,10 @@ def read_metrics(simulation: Simulation, device: str) -> Metrics:
     return rounds
 
 
-def _own_heads(metrics: dict[str, Metrics], names: Sequence[str], last: int) -> list[OwnHead | None]:
+def _personalized_heads(metrics: dict[str, Metrics], names: Sequence[str], last: int) -> list[PersonalizedHead | None]:
     """Returns the head that each device chose; empty if the model has no choice of heads."""
     chosen = [metrics[name].get(last, {}).get("own_head") for name in names]
-    return [each and OwnHead.of(each) for each in chosen] if any(chosen) else []
+    return [each and PersonalizedHead.of(each) for each in chosen] if any(chosen) else []
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

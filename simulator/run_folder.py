@@ -5,7 +5,7 @@ digests.json             digests of data and method's file: a resumed run needs 
 clock.json               the costs of the task's work, if the run has a virtual clock
 scenario.jsonl           the actions of the scenario
 package.bin, graphs/     the files that a device receives
-roster.bin               for secure sums in the fast engine: the devices and their keys
+roster.bin               for secure aggregation in the fast engine: the devices and their keys
 updates/                 values of the open round's updates, in the fast engine
 runtime.txt              the runtime that computes gradients, if the simulator chose it
 aggregator/              the aggregator's store, and events.jsonl: the events of the run, written as they happen
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 
 MOST_SHOWN = 50
-"""Number of devices, the first that took part, whose own models are written and shown: nobody looks at 10,000."""
+"""Number of devices, the first that took part, whose personalized models are written and shown: nobody looks at
+10,000."""
 
 
 class DeviceFolder:
@@ -78,7 +79,7 @@ class RunFolder:
         self.runtime = path / "runtime.txt"
         self.package = path / "package.bin"
         self.graphs = path / "graphs"
-        self.roster = path / "roster.bin"
+        self.membership_list = path / "roster.bin"
         self.updates = path / "updates"
         self.scenario = path / "scenario.jsonl"
         self.clock = path / "clock.json"

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ACCURACIES = {
-    "accuracy_own_common": "own models, common test",
-    "accuracy_own_local": "own models, own data",
+    "accuracy_own_common": "personalized models, common test",
+    "accuracy_own_local": "personalized models, own data",
     "accuracy_global": "global model, common test",
 }
 
@@ -133,9 +133,9 @@ class Run:
         columns, measure = self._named(_ACCURACIES), self.result.details.measure
         frame = _measured(self.rounds[list(columns)].rename(columns=columns))
         axes: Axes = frame.interpolate(limit_area="inside").plot(ax=ax, ylabel=measure, grid=True)
-        alone = self.result.local_only.accuracy_own_common
-        if alone is not None:
-            axes.axhline(alone, linestyle="--", color="gray", label="alone, common test")
+        local_only = self.result.local_only.accuracy_own_common
+        if local_only is not None:
+            axes.axhline(local_only, linestyle="--", color="gray", label="alone, common test")
         axes.legend()
         return axes
 
@@ -152,7 +152,7 @@ class Run:
     def _repr_html_(self) -> str:
         measure = escape(self.result.details.measure)
         rows = "".join(
-            f"<tr><th>{escape(row.name)}</th><td>{percent(row.found.federated)}</td><td>{percent(row.found.alone)}</td></tr>"
+            f"<tr><th>{escape(row.name)}</th><td>{percent(row.found.federated)}</td><td>{percent(row.found.local_only)}</td></tr>"
             for row in judge(self.result).rows
         )
         return (

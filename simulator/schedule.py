@@ -114,7 +114,8 @@ def schedule_of(task: Task, devices: Sequence[str]) -> Schedule:
             f"with {needed} devices only; set round.min_devices = {max(1, len(devices) - len(waiting))}, or say at_s"
         )
     later = {window.target for window in schedule.windows if window.begins_s is None and window.at_round > 1}
-    if later and len(devices) - len(later) < task.round.min_updates:  # with secure sums, whose devices may be absent
+    # with secure aggregation, whose devices may be absent
+    if later and len(devices) - len(later) < task.round.min_updates:
         raise BadInput(
             f"scenario.late: {len(later)} of {len(devices)} devices wait for round 1 to close, and it closes with "
             f"{task.round.min_updates} updates only; set round.min_updates to {len(devices) - len(later)} or fewer, or "

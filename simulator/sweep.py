@@ -14,8 +14,8 @@ from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.results.result import Result, SeedPoint, SweepPoint, last_measured
 from hushfleet.progress import counted
 from hushfleet.simulator.engines import RoundsRunner
-from hushfleet.simulator.engines.fast.local_only import Alone
-from hushfleet.simulator.engines.fast.own_heads import choose_own_heads
+from hushfleet.simulator.engines.fast.local_only import DeviceLocalOnly
+from hushfleet.simulator.engines.fast.personalized_heads import choose_personalized_heads
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.options import tasks_at
 from hushfleet.simulator.results import assemble, with_baseline
@@ -26,7 +26,7 @@ def sweep_noise(
     simulation: Simulation,
     workers: WorkerPool,
     multipliers: Sequence[float],
-    alone: Sequence[Alone],
+    local_only_models: Sequence[DeviceLocalOnly],
     *,
     runtime: str = "onnx",
     rounds: RoundsRunner,
@@ -38,7 +38,7 @@ def sweep_noise(
     tasks = tasks_at(simulation.task, multipliers, clocked=True)
     for multiplier, task in counted(tasks.items(), "the same run at other noise", total=len(tasks)):
         result = _run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime, rounds=rounds)
-        yield noise_point(with_baseline(result, alone))
+        yield noise_point(with_baseline(result, local_only_models))
 
 
 def with_sweep(result: Result, points: Sequence[SweepPoint]) -> Result:
@@ -60,11 +60,11 @@ def with_seeds(result: Result, others: Sequence[Result]) -> Result:
 def seed_point(result: Result) -> SeedPoint:
     """Makes the point of a run among several seeds."""
     assert result.seed is not None  # a simulation always has one
-    alone = result.local_only
+    local_only = result.local_only
     return SeedPoint(
         seed=result.seed,
-        local_only_common=alone.accuracy_own_common,
-        local_only_local=alone.accuracy_own_local,
+        local_only_common=local_only.accuracy_own_common,
+        local_only_local=local_only.accuracy_own_local,
         **_reached(result),
     )
 
@@ -96,7 +96,7 @@ def _run_with(
     point = repeated(simulation, task, folder)
     every = 1 if task.round.patience else task.round.rounds  # with patience any round may be the last one
     rounds(point, evaluate_every=every)
-    choose_own_heads(point, workers, runtime=runtime)
+    choose_personalized_heads(point, workers, runtime=runtime)
     result = assemble(point, engine="fast")
     result.save(folder.result)
     return result

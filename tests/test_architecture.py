@@ -93,7 +93,7 @@ def test_a_guardian_at_rest_has_not_what_its_tasks_and_its_owner_do_not_ask_for(
 def test_a_worker_has_no_broker_no_store_and_no_ssl() -> None:
     """Not even before it limits itself; and it has what only a part of all tasks asks for when they do."""
     of_the_guardian = {"paho", "ssl", "hushfleet.edge_client.storage.store", "hushfleet.wire.link.address"}
-    of_some_tasks = {"hushfleet.data.csv_file", "hushfleet.data.folder", "hushfleet.learning.own_head"}
+    of_some_tasks = {"hushfleet.data.csv_file", "hushfleet.data.folder", "hushfleet.learning.personalized_head"}
     assert not loaded("edge_client.worker.main", "edge_client.worker.work") & (of_the_guardian | of_some_tasks)
 
 
@@ -147,7 +147,7 @@ def test_a_process_of_the_server_side_loads_what_it_needs() -> None:
             "plotly",
             "hushfleet.aggregator.report.render",
             "hushfleet.aggregator.planning.advice",
-            "hushfleet.aggregator.rounds.secure_sum",
+            "hushfleet.aggregator.rounds.secure_aggregation",
             "hushfleet.data.csv_file",
             "hushfleet.data.sets",
             "hushfleet.learning.graph_features",

@@ -25,7 +25,8 @@ def aggregator(
 
     `hushfleet aggregator tasks/digits-fedglp-adp.toml --broker mqtt://localhost:1883 --enrolment open`
 
-    `hushfleet aggregator task.toml --broker mqtts://broker:8883 --ca-file ca.pem --devices devices.toml --out runs/a --resume`
+    `hushfleet aggregator task.toml --broker mqtts://broker:8883 --ca-file ca.pem --devices devices.toml --out runs/a
+    --resume`
 
     `hushfleet aggregator --fleet greenhouse`
     """

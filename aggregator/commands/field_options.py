@@ -22,12 +22,17 @@ class AggregatorOptions:
 
     # fmt: off
     broker: Annotated[str | None, Option(metavar="URL", help="mqtt://host:1883 or mqtts://host:8883.")] = None
-    fleet: Annotated[Path | None, Option(metavar="DIR", help="Folder of a fleet, with its task, broker, certificates, key and devices. An unfinished run is resumed.")] = None
+    fleet: Annotated[Path | None, Option(metavar="DIR", help="Folder of a fleet, with its task, broker, certificates, "
+"key and devices. An unfinished run is resumed.")] = None
     federation: Annotated[str, Option(help="Name of the federation, as in the devices' files.")] = "default"
-    devices: Annotated[Path | None, Option(metavar="FILE|RUN", help="Devices that may take part: a TOML list of ids and keys, or the folder of an earlier run. `hushfleet fleet add|block|forget RUN` changes it during the run.")] = None
-    roster: Annotated[Path | None, Option(help="Signed list of the devices in secure sums, from `hushfleet fleet roster sign`. Default: all accepted devices.", **_FILE)] = None
-    enrolment: Annotated[EnrolmentMode, Option(help="`open`: every device that reaches the broker takes part and shares the noise; for labs only.")] = EnrolmentMode.closed
-    device: Annotated[DeviceName, Option(help="Processor that holds the sums; auto: cuda where torch finds one. The result is equal bit by bit.")] = DeviceName.auto
+    devices: Annotated[Path | None, Option(metavar="FILE|RUN", help="Devices that may take part: a TOML list of ids "
+"and keys, or the folder of an earlier run. `hushfleet fleet add|block|forget RUN` changes it during the run.")] = None
+    membership_list: Annotated[Path | None, Option("--roster", help="Signed list of the devices in secure "
+"aggregation, from `hushfleet fleet roster sign`. Default: all accepted devices.", **_FILE)] = None
+    enrolment: Annotated[EnrolmentMode, Option(help="`open`: every device that reaches the broker takes part and "
+"shares the noise; for labs only.")] = EnrolmentMode.closed
+    device: Annotated[DeviceName, Option(help="Processor that holds the sums; auto: cuda where torch finds one. The "
+"result is equal bit by bit.")] = DeviceName.auto
     out: Annotated[Path | None, Option(help="Run folder; default: runs/TASK-TIME.")] = None
     resume: Annotated[bool, Option("--resume", help="Resume the run in --out, if there is one.")] = False
     data_dir: Annotated[Path | None, Option(help="Folder with the files of the test set.")] = None

@@ -27,7 +27,7 @@ def write_results(
 ) -> None:
     """Writes result and report, and prints the summary.
 
-    :param sums: who could unmask devices, if the task has secure sums.
+    :param sums: who could unmask devices, if the task has secure aggregation.
     :param lifetimes: what a fleet's boards have spent over all tasks.
     :param pays: says whether the fleet pays, given the task's newest evaluation.
     """

@@ -47,13 +47,13 @@ from hushfleet.aggregator.storage.identity_file import (
     load_or_create,
     next_epoch,
 )
-from hushfleet.aggregator.storage.list_file import ListFile, roster_file
+from hushfleet.aggregator.storage.list_file import ListFile, membership_list_file
 from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
 from hushfleet.errors import BadInput
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.schema import pack, unpack
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.user_files import checked_folder, refuse_others
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.topics import check_name
@@ -68,7 +68,17 @@ LOOK_S = 1.0
 INTERRUPTED = 130
 REPLACED = 75
 """Exit code of a fleet's aggregator that has to begin again, with the task that the fleet was given meanwhile."""
-_OF_A_FLEET = ("federation", "devices", "enrolment", "roster", "out", "identity", "ca_file", "cert_file", "key_file")
+_OF_A_FLEET = (
+    "federation",
+    "devices",
+    "enrolment",
+    "membership_list",
+    "out",
+    "identity",
+    "ca_file",
+    "cert_file",
+    "key_file",
+)
 
 
 def torch_device(name: str) -> str:
@@ -220,15 +230,19 @@ def _stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def sum_facts_of(store: AggregatorStore, fleet: SumFacts | None, roster: ListFile[Roster] | None) -> SumFacts:
+def sum_facts_of(
+    store: AggregatorStore, fleet: SumFacts | None, membership_list: ListFile[MembershipList] | None
+) -> SumFacts:
     """Finds who could unmask devices in this run, now and at its earlier starts, which its store records.
 
     :param fleet: what is known of a fleet.
     """
-    listed = None if roster is None else roster.current()
+    listed = None if membership_list is None else membership_list.current()
     now = fleet or SumFacts("operator" if listed is not None and listed.signature else "aggregator")
     before = store.get("sum_facts")
-    facts = now.or_worse(None if before is None else unpack(SumFacts, before, what="the run's facts on secure sums"))
+    facts = now.or_worse(
+        None if before is None else unpack(SumFacts, before, what="the run's facts on secure aggregation")
+    )
     store.put("sum_facts", pack(facts))
     return facts
 
@@ -259,9 +273,10 @@ def run_in_field(context: typer.Context, options: AggregatorOptions, task_file: 
     noted = nullcontext if fleet is None else fleet.noted_end
     with noted():
         task = load_task(task_file, tuple(options.settings or ()))
-    if options.roster is not None and fleet is None and task.privacy.accounting != "secure":
+    if options.membership_list is not None and fleet is None and task.privacy.accounting != "secure":
         raise BadInput(
-            f"--roster needs secure sums, and the task has accounting = {task.privacy.accounting!r}: remove --roster"
+            f"--roster needs secure aggregation, and the task has accounting = {task.privacy.accounting!r}: remove "
+            "--roster"
         )
     folder = checked_folder(options.out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     check_name(options.federation, "the federation's name")
@@ -319,8 +334,11 @@ def run_in_field(context: typer.Context, options: AggregatorOptions, task_file: 
             counter = epoch_file(key_path)
             refuse_older_copy(connect(None), key, federation=options.federation, last=last, counter=counter)
         epoch = next_epoch(key_path)
-        roster = None if options.roster is None else roster_file(options.roster)
-        facts, secure = sum_facts_of(store, None if fleet is None else fleet.sums, roster), engine.spec.privacy.secure
+        membership_list = None if options.membership_list is None else membership_list_file(options.membership_list)
+        facts, secure = (
+            sum_facts_of(store, None if fleet is None else fleet.sums, membership_list),
+            engine.spec.privacy.secure,
+        )
         if secure is not None:
             said = server_sees(facts, min_devices=secure.min_devices)
             console.print(escape(said), highlight=False, soft_wrap=True)
@@ -329,7 +347,7 @@ def run_in_field(context: typer.Context, options: AggregatorOptions, task_file: 
             connect,
             identity=key,
             enrolment=policy,
-            roster=roster,
+            membership_list=membership_list,
             charges=fleet and fleet.charges(engine),
             thresholds=fleet and fleet.thresholds(task),
             seen=seen,

@@ -66,7 +66,7 @@ class OfFleet:
             out=fleet.run,
             resume=True,
             identity=fleet.aggregator / "identity.key",
-            roster=fleet.roster,
+            membership_list=fleet.membership_list,
             ca_file=fleet.ca / "ca.pem",
             cert_file=fleet.aggregator / "cert.pem",
             key_file=fleet.aggregator / "cert.key",

@@ -11,7 +11,7 @@ OLD_NAMES = {
     "devices add": "fleet add",
     "devices forget": "fleet forget",
     "devices block": "fleet block",
-    "devices roster": "fleet roster export",
+    "devices membership list": "fleet roster export",
     "devices": "fleet",
     "fleet list": "fleet status",
     "fleet show": "fleet status",

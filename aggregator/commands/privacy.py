@@ -43,7 +43,7 @@ _REFUSALS: tuple[tuple[Callable[[PrivacyOptions], bool], str], ...] = (
             o.devices is not None
             and (o.unit == "record" or o.noise_split != 1 or o.participants is not None or o.sample_rate != 1)
         ),
-        "a secure sum takes --devices, --honest-fraction and --min-devices alone: remove the other options",
+        "secure aggregation takes --devices, --honest-fraction and --min-devices alone: remove the other options",
     ),
 )
 """The options that do not go together, each with the sentence that says so."""
@@ -67,12 +67,12 @@ def privacy(
 
         hushfleet privacy --unit record --epsilon 4 --rounds 3000 --sample-rate 0.01 --delta 1e-5
 
-    A hundred devices with secure sums; a tenth may be corrupt and another tenth missing:
+    A hundred devices with secure aggregation; a tenth may be corrupt and another tenth missing:
 
         hushfleet privacy --accounting secure --devices 100 --parameters 5130 --epsilon 2 --rounds 20 --delta 1e-5
 
-    The table shows epsilon for adding or removing a unit, and for replacing one unit by another. `--accountant rdp` computes as
-    the papers do, with Rényi's bound, which is larger.
+    The table shows epsilon for adding or removing a unit, and for replacing one unit by another. `--accountant rdp`
+    computes as the papers do, with Rényi's bound, which is larger.
     """
     from hushfleet.aggregator.commands.privacy_figures import figures, print_json, print_table
 

@@ -1,4 +1,5 @@
-"""Computes and prints the figures of `hushfleet privacy`: what each adversary can learn, and a secure sum's ring."""
+"""Computes and prints the figures of `hushfleet privacy`: what each adversary can learn, and the ring of secure
+aggregation."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from rich.table import Column, Table
 
 from hushfleet.aggregator.commands.privacy_options import PrivacyOptions
 from hushfleet.aggregator.commands.second_opinion import Opinion, second_opinion
-from hushfleet.aggregator.config.secure_sums import LEAST_SHARE
+from hushfleet.aggregator.config.secure_aggregation import LEAST_SHARE
 from hushfleet.aggregator.report.console import Console
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accountant import Step, epsilon

@@ -38,8 +38,10 @@ class PrivacyOptions:
         Accounting | None,
         Option(help="Trust model: strict (trust nobody), secure (sums of enough honest devices), as-published."),
     ] = None
-    devices: Annotated[int | None, Option(help="Number of devices in a secure sum when none is missing.")] = None
-    honest_fraction: Annotated[float, Option(help="Least share of honest devices, with secure sums.")] = HONEST_FRACTION
+    devices: Annotated[int | None, Option(help="Number of devices in secure aggregation when none is missing.")] = None
+    honest_fraction: Annotated[float, Option(help="Least share of honest devices, with secure aggregation.")] = (
+        HONEST_FRACTION
+    )
     min_devices: Annotated[
         int | None, Option(help="Fewest devices in a sum that is opened; default: nine tenths of --devices.")
     ] = None

@@ -1,7 +1,7 @@
 """Gets a second opinion on an epsilon from Opacus' two accountants, for the same steps as ours.
 
 Opacus supports Gaussian steps with Poisson sampling and the add-or-remove adjacency; a ledger charges nothing else.
-Steps of a secure sum are compared as Gaussians; `hushfleet.privacy.ring` says why this is valid for the sum.
+Steps of secure aggregation are compared as Gaussians; `hushfleet.privacy.ring` says why this is valid for the sum.
 The import of Opacus takes seconds, so only `second_opinion` imports it.
 """
 

@@ -272,7 +272,7 @@ def _cohort(task: Any) -> int:
 
 
 def _is_named(task: Any) -> bool:
-    """Returns whether a round's plan names its devices: a cohort of secure sums follows from the roster."""
+    """Returns whether a round's plan names its devices: a cohort of secure aggregation follows from the roster."""
     return bool(task.privacy.accounting != "secure" and task.round.has_cohort)
 
 
@@ -306,14 +306,14 @@ SUMS_OF_TASK: Rules = {
     ),
 }
 
-SECURE_SUMS: Rules = {
+SECURE_AGGREGATION: Rules = {
     "task.secure-codec": (
         lambda task: task.wire.codec not in ("masked", type(task.wire)().codec),
-        'wire.codec = {wire.codec!r}: secure sums have their own, "masked"; leave it out',
+        'wire.codec = {wire.codec!r}: secure aggregation has its own, "masked"; leave it out',
     ),
     "task.secure-needs-mean": (
         lambda task: task.round.aggregation != "mean",
-        "round.aggregation = {round.aggregation!r}: a secure sum gives only the mean",
+        "round.aggregation = {round.aggregation!r}: secure aggregation gives only the mean",
     ),
     "task.secure-reading": (
         lambda task: task.privacy.reading != "user-level",
@@ -330,7 +330,7 @@ SECURE_SUMS: Rules = {
 
 def _corrupt_committee(task: Any) -> dict[str, int]:
     fraction = task.privacy.honest_fraction
-    committee = committee_rule(_cohort(task), honest_fraction=fraction, roster=task.data.devices)
+    committee = committee_rule(_cohort(task), honest_fraction=fraction, membership_list=task.data.devices)
     return {} if committee.packed >= 1 else {"members": committee.members, "corrupt": committee.corrupt}
 
 
@@ -421,7 +421,7 @@ TASK: Rules = {
     ),
     "task.loss-unlabelled": _without_classes(
         lambda task: task.data.unlabelled > 0,
-        "data.unlabelled = {data.unlabelled} is for own heads, which classes alone have; leave it out",
+        "data.unlabelled = {data.unlabelled} is for personalized heads, which classes alone have; leave it out",
     ),
     "task.loss-augmented-input": _without_classes(
         lambda task: find_loss(task.model.loss).of_inputs and task.data.augment != "none",

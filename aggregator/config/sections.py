@@ -220,8 +220,8 @@ class PlanSection(Checked):
     :param measured_on: the public images that `--data` simulated; the keys below are its results.
     :param devices: size of a fleet in which all are honest and present.
     :param alone: two accuracies without the others, on own labels and on all.
-    :param points: each with an epsilon, the accuracies of own heads and of the shared head, and the gain's deviation
-        over seeds.
+    :param points: each with an epsilon, the accuracies of personalized heads and of the shared head, and the gain's
+        deviation over seeds.
     """
 
     images: AtLeast1 | None = None
@@ -250,8 +250,8 @@ class DataSection(Checked):
     :param min_samples: of a device.
     :param limit: use only this many training samples.
     :param unlabelled: number of additional images of each simulated device, with its own mix of classes but without
-        labels, drawn from the training images that `limit` leaves out. They help its own head after the last round
-        (`hush` with few devices); a board has `data.unlabelled` in DEVICE.toml.
+        labels, drawn from the training images that `limit` leaves out. They help its personalized head after the last
+        round (`hush` with few devices); a board has `data.unlabelled` in DEVICE.toml.
     :param augment: `flip-crop` flips images at random and moves them by up to 4 pixels before each training step.
     :param window: such as `30d`: a board trains only on the samples that arrived in the current window, so that a
         person who appears in one window is protected by the epsilon of that window (docs/privacy.md). In a simulation
@@ -347,9 +347,9 @@ class WireSection(WireSpec):
 class EvaluationSection(Checked):
     """`[evaluation]`: rounds in which boards do not train, but answer whether the model is useful to them.
 
-    After the last training round, and after each `every` training rounds, each board tests its own head, a head trained
-    alone and the shared model on samples that are never trained on, and answers with a few noised numbers. They are
-    summed like updates, and have a privacy cost of their own.
+    After the last training round, and after each `every` training rounds, each board tests its personalized head, a
+    head trained alone and the shared model on samples that are never trained on, and answers with a few noised numbers.
+    They are summed like updates, and have a privacy cost of their own.
 
     :param share: of the privacy budget, counted in inverse squared noise multipliers, which add up. Training has the
         rest, so that both together cost the task's epsilon.
@@ -374,8 +374,8 @@ class StatisticSection(Checked):
 
     :param kind: `counts` counts the samples in each class, and those that could not be read. `mean` and `histogram` are
         those of a `column`; each board has the same weight, no matter how many samples it has. `drift` counts the
-        boards whose own model has become worse on samples that are never trained on, among the boards whose owners have
-        set `limits.tell_drift`.
+        boards whose personalized model has become worse on samples that are never trained on, among the boards whose
+        owners have set `limits.tell_drift`.
     :param column: for `mean` and `histogram`: the index of a value in a sample, from 0, or the name of a target.
     :param low: public limit of the column: values below it count as the limit.
     :param high: its upper limit.

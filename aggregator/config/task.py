@@ -28,7 +28,7 @@ from hushfleet.aggregator.config.sections import (
     WireSection,
     is_path,
 )
-from hushfleet.aggregator.config.secure_sums import least_updates, spec_of
+from hushfleet.aggregator.config.secure_aggregation import least_updates, spec_of
 from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput, Malformed, PrivacyError, format_value
 from hushfleet.faults import Fault, faults, refusal, with_lines
@@ -79,7 +79,7 @@ class Task(Checked):
         self._complete_season()
         check_rules(self, rules.SUMS_OF_TASK)
         if self.privacy.accounting == "secure":
-            check_rules(self, rules.SECURE_SUMS)
+            check_rules(self, rules.SECURE_AGGREGATION)
             object.__setattr__(self, "wire", replace(self.wire, codec="masked"))
             object.__setattr__(self, "round", replace(self.round, min_updates=least_updates(self)))
         check_rules(self, rules.TASK)
@@ -136,7 +136,7 @@ class Task(Checked):
         return self.cohort_size / self.data.devices
 
     def secure_spec(self, *, noise_multiplier: float = 0.0, size: int | None = None) -> SecureSpec | None:
-        """Returns the specification of secure sums; None with another accounting.
+        """Returns the specification of secure aggregation; None with another accounting.
 
         Parameters and errors are those of `secure_sums.spec_of`.
         """
@@ -194,7 +194,7 @@ class Task(Checked):
         """Returns the specification of the privacy section, with its noise multiplier computed.
 
         :param train_samples: number of records of all devices together; `reading = "pooled-sampling"` needs it.
-        :param size: number of values in an update; secure sums need it.
+        :param size: number of values in an update; secure aggregation needs it.
         """
         rate, batches = self._record_batches(train_samples) if self.privacy.unit == "record" else (1.0, 1)
         noise_multiplier = self._noise_multiplier(train_samples, rate, batches)

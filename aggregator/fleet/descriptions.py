@@ -57,7 +57,7 @@ def progress(run: RunView, season: SeasonView | None = None) -> str:
         told = f"{run.task}: {done} {run.rounds} rounds are done{lost}"
         if season is None:
             return f"{told}; boards wait for the next task: hushfleet fleet task DIR TASK.toml"
-        return f"{told}; boards predict with their own heads"
+        return f"{told}; boards predict with their personalized heads"
     if run.open_round is None:
         return f"{run.task}: {run.rounds_closed} of {run.rounds} rounds are done{lost}"
     asked = f" of {run.asked}" if run.asked else ""
@@ -114,10 +114,10 @@ def rollout(rollout: RolloutView) -> str:
     return f"release {rollout.version} {rollout.state} ({rollout.stage}): {counted}{why}"
 
 
-def roster(sums: SumsView) -> str:
-    """Describes the roster: `roster 1785225600 of 2026-07-28: 40 boards, 36 of them honest at least, ...`."""
+def membership_list(sums: SumsView) -> str:
+    """Describes the membership list: `roster 1785225600 of 2026-07-28: 40 boards, 36 of them honest at least, ...`."""
     if not sums.roster:
-        return "no roster is signed yet, so no round of secure sums begins"
+        return "no membership list is signed yet, so no round of secure aggregation begins"
     return (
         f"{sums.roster}: {sums.boards} boards, {sums.honest} of them honest at least, no sum of fewer than "
         f"{sums.min_devices}"

@@ -16,7 +16,7 @@ from hushfleet.aggregator.fleet.sightings import Listener
 from hushfleet.aggregator.fleet.software.newest import TellingNewest
 from hushfleet.aggregator.fleet.software.rollout import Updating
 from hushfleet.aggregator.fleet.tasks.seasons import SeasonStarter
-from hushfleet.aggregator.fleet.trust import keys, roster
+from hushfleet.aggregator.fleet.trust import keys, membership_list
 from hushfleet.aggregator.fleet.trust.access import apply
 from hushfleet.aggregator.fleet.trust.authority import Authority
 from hushfleet.aggregator.fleet.trust.enrolment import Enroller
@@ -33,7 +33,7 @@ log = logging.getLogger("hushfleet.fleet")
 
 
 class _Applied:
-    """Writes the files that are derived from the registry, and logs once that a roster waits to be signed."""
+    """Writes the files that are derived from the registry, and logs once that a membership list waits to be signed."""
 
     def __init__(self, folder: FleetFolder, registry: FleetRegistry, register: ActivityStore) -> None:
         self._folder, self._registry, self._register = folder, registry, register
@@ -44,9 +44,9 @@ class _Applied:
         try:
             changes = apply(self._folder, self._registry, self._register, anew=not self._begun)
             self._begun = True
-            told = f"{roster.describe_waiting(changes)}: {roster.export_command()}" if changes else ""
+            told = f"{membership_list.describe_waiting(changes)}: {membership_list.export_command()}" if changes else ""
         except BadInput as error:  # boards must still be able to enrol
-            told = f"the roster of secure sums stays as it is: {error}"
+            told = f"the membership list of secure aggregation stays as it is: {error}"
         if told and told != self._warned_of:
             log.warning("%s", told)
         self._warned_of = told

@@ -96,13 +96,13 @@ class RolloutView:
 
 @dataclass(frozen=True)
 class SumsView:
-    """The secure sums of a fleet: what the server sees, and the list of boards that the operator has signed.
+    """The secure aggregation of a fleet: what the server sees, and the list of boards that the operator has signed.
 
     :param server_sees: in words.
     :param roster: its number and date, in words; empty before the first.
     :param boards: number in the roster. `honest`: how many of them at least are honest, by the operator's limit;
         `min_devices`: no smaller sum is opened.
-    :param joining: how many boards the next signed roster adds, also with a new key.
+    :param joining: how many boards the next signed membership list adds, also with a new key.
     :param leaving: how many boards it removes.
     """
 
@@ -172,7 +172,7 @@ class FleetView:
     :param certificates_end: when the first of its own certificates ends; None if they cannot be read.
     :param authority_end: when its authority ends; None if it cannot be read.
     :param asking: the requests for a certificate that were not granted.
-    :param sums: None if the task has no secure sums.
+    :param sums: None if the task has no secure aggregation.
     :param season: None if the task does not repeat.
     :param lifetime: of the board that has spent most over all tasks, even if it has left; `privacy_left`: of the board
         that has spent most among those that may take part. None: nothing was charged.

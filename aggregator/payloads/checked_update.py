@@ -57,7 +57,7 @@ class CheckedUpdate:
     :param after: the device's public state after it.
     :param counts: number of values in each layer.
     :param shared: bool `[d]`, True where a value was sent.
-    :param values: float32 `[d]`, zero where nothing was sent; in a secure sum masked integers and corrections.
+    :param values: float32 `[d]`, zero where nothing was sent; in secure aggregation masked integers and corrections.
     :param peaks: the largest magnitude in each layer; empty if it was not measured.
     :param squares: the sum of squares in each layer.
     :param row: the row that the store keeps.

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from hushfleet.aggregator.config.secure_sums import LEAST_SHARE
+from hushfleet.aggregator.config.secure_aggregation import LEAST_SHARE
 from hushfleet.aggregator.planning.gain_errors import Answer, Intervals, Way, gain_errors
 from hushfleet.aggregator.planning.gain_table import Estimate, GainTable, gain_table, table_name
 from hushfleet.durations import describe_duration
@@ -183,7 +183,7 @@ class Advice:
         for question in questions:
             try:
                 estimate = question.estimate(self.table)
-            except (BadInput, PrivacyError):  # too few devices for a secure sum
+            except (BadInput, PrivacyError):  # too few devices for secure aggregation
                 continue
             if not estimate.outside:
                 yield replace(self, question=question, estimate=estimate)

@@ -40,7 +40,7 @@ class Interval(NamedTuple):
 class Intervals(NamedTuple):
     """The intervals of a fleet's two gains.
 
-    :param own: of the devices' own heads, on their own mixes of labels.
+    :param own: of the devices' personalized heads, on their own mixes of labels.
     :param common: of the shared head, on a test set that is common to all devices.
     """
 
@@ -59,7 +59,8 @@ class GainErrors:
         self.ways: Mapping[Way, Mapping[str, Any]] = plain["ways"]
 
     def held(self, way: Way) -> tuple[int, int]:
-        """Returns how many gains of own heads were in such intervals, and of how many, all of them left out before."""
+        """Returns how many gains of personalized heads were in such intervals, and of how many, all of them left out
+        before."""
         (held, gains), (more_held, more) = (self.ways[way][part]["own"] for part in ("fleets", "product"))
         return held + more_held, gains + more
 

@@ -123,9 +123,9 @@ def heat_map(
     return rows_of_names(title, [heat], rows, note, xaxis={"title_text": x, **named(columns)})
 
 
-def gains(title: str, names: Sequence[str], alone: Values, federated: Values, *, note: str) -> Plot:
+def gains(title: str, names: Sequence[str], local_only: Values, federated: Values, *, note: str) -> Plot:
     """Returns a bar per device that was measured twice, from the largest loss to the largest gain."""
-    rows = zip(names, alone, federated, strict=True)
+    rows = zip(names, local_only, federated, strict=True)
     ordered = sorted((f - a, label(name), a, f) for name, a, f in rows if a is not None and f is not None)
     losses = sum(gain < 0 for gain, *_ in ordered)
     places = list(range(len(ordered)))

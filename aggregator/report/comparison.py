@@ -106,7 +106,7 @@ def comparison(runs: Mapping[str, Result]) -> Table:
         tests = [[headline.rows[n].found for headline in each] for each in headlines]
         pooled = [(_gain(each), _verdict(each)) for each in tests]
         rows[f"federated, {where}"] = (spread([one.federated for one in each]) for each in tests)
-        rows[f"alone, {where}"] = (spread([one.alone for one in each]) for each in tests)
+        rows[f"alone, {where}"] = (spread([one.local_only for one in each]) for each in tests)
         rows[f"gained, {where}"] = [PageCell(gained(gain), verdict or "") for gain, verdict in pooled]
         rows[f"verdict, {where}"] = [PageCell(VERDICTS[verdict], verdict or "") for _, verdict in pooled]
     sent = [[count for result in each.values() if (count := _bytes_a_round(result))] for each in columns]
@@ -167,7 +167,7 @@ def _tests(headlines: Sequence[Headline]) -> dict[str, dict[str, Any]]:
     figures = {}
     for n, where in enumerate(TESTS):
         found = [headline.rows[n].found for headline in headlines]
-        means = {name: [v for each in found if (v := getattr(each, name)) is not None] for name in _MEANS}
+        means = {key: [v for each in found if (v := getattr(each, name)) is not None] for key, name in _MEANS.items()}
         gain, federated = _gain(found), means["federated"]
         figures[where.replace(" ", "_")] = {
             "models": headlines[0].rows[n].model,
@@ -180,7 +180,7 @@ def _tests(headlines: Sequence[Headline]) -> dict[str, dict[str, Any]]:
     return figures
 
 
-_MEANS = ("federated", "alone", "chance")
+_MEANS = {"federated": "federated", "alone": "local_only", "chance": "chance"}
 
 
 def task_differences(results: Sequence[Result]) -> dict[str, list[str]]:
@@ -230,7 +230,7 @@ def write_comparison(
         shown = sections.ShownRun(result, headline)
         plots = [
             next(part for part in found.parts if isinstance(part, page.Plot))
-            for group in (sections.accuracy, sections.devices_against_alone)
+            for group in (sections.accuracy, sections.devices_against_local_only)
             if (found := sections.ReportSection("", (group,)).of(shown)) is not None
         ]
         prose = page.Prose([*others, f"All of it: {reports[name]}"])

@@ -98,8 +98,8 @@ def evaluated(row: EvaluationRow) -> str:
     own, alone, shared, gaining = map(_with_error, (row.own, row.alone, row.shared, row.gaining))
     return (
         f"by noised answers of {row.devices} boards after round {row.round}, on samples that never train: {own} right "
-        f"with their own heads, {alone} with heads trained alone, {shared} with the shared model; {gaining} of the "
-        "boards gain (the truth is within each ± in 19 of 20 cases)"
+        f"with their personalized heads, {alone} with heads trained alone, {shared} with the shared model; {gaining} "
+        "of the boards gain (the truth is within each ± in 19 of 20 cases)"
     )
 
 

@@ -97,29 +97,33 @@ def accuracy(shown: ShownRun) -> Parts:
 
 def _accuracies(xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint], headline: Headline) -> list[go.Scatter]:
     """Returns lines of the three accuracies of runs or rounds, and of the accuracy of training alone."""
-    alone = ((0, "common test", headline.common.alone), (1, "own data", headline.local.alone))
+    local_only = ((0, "common test", headline.common.local_only), (1, "own data", headline.local.local_only))
     own, other = headline.rows[1].model, headline.rows[0 if headline.own_heads else 2].model
     return [
         line(f"{own}, common test", xs, [row.accuracy_own_common for row in rows], 0),
         line(f"{own}, own data", xs, [row.accuracy_own_local for row in rows], 1),
         line(f"{other}, common test", xs, [row.accuracy_global for row in rows], 2),
-        *(line(f"alone, {on}", xs, [value] * len(xs), n, dashed=True) for n, on, value in alone if value is not None),
+        *(
+            line(f"alone, {on}", xs, [value] * len(xs), n, dashed=True)
+            for n, on, value in local_only
+            if value is not None
+        ),
     ]
 
 
-def devices_against_alone(shown: ShownRun) -> Parts:
+def devices_against_local_only(shown: ShownRun) -> Parts:
     yield shown.heading("devices")
     detail, heads = shown.result.details, shown.headline.own_heads
-    for tests, grid, alone in (
+    for tests, grid, local_only in (
         ("the common test", detail.accuracy_own_common, detail.local_only_common),
         ("own data", detail.accuracy_own_local, detail.local_only_local),
     ):
-        title = f"Own heads, {tests.removeprefix('the ')}" if heads else f"On {tests}"
+        title = f"Personalized heads, {tests.removeprefix('the ')}" if heads else f"On {tests}"
         final = final_by_device(grid, len(detail.devices))
-        gains = [f - a for f, a in zip(final, alone, strict=False) if f is not None and a is not None]
+        gains = [f - a for f, a in zip(final, local_only, strict=False) if f is not None and a is not None]
         if gains:
             note = shown.told("devices_note", min(gains), max(gains))
-            yield charts.gains(f"{title}: gain", detail.devices, alone, final, note=note)
+            yield charts.gains(f"{title}: gain", detail.devices, local_only, final, note=note)
         else:
             yield shown.missing("devices_missing", tests)
 
@@ -334,8 +338,8 @@ def course(shown: ShownRun) -> Parts:
     loss = line("training loss, mean over devices", xs, [row.loss for row in shown.result.rounds], 3)
     yield over("Loss", [loss], shown.told("course_missing"), yaxis_rangemode="tozero")
     for title, grid, color in (
-        ("Own models on the common test", detail.accuracy_own_common, 0),
-        ("Own models on their own data", detail.accuracy_own_local, 1),
+        ("Personalized models on the common test", detail.accuracy_own_common, 0),
+        ("Personalized models on their own data", detail.accuracy_own_local, 1),
     ):
         if sum(any(value is not None for value in row) for row in grid) > 1:  # one round is no course
             yield over(title, charts.per_device(detail.devices, xs, grid, color), "", **PERCENT)
@@ -366,7 +370,7 @@ def meaning(shown: ShownRun) -> Parts:
 
 
 SECTIONS = (
-    ReportSection("accuracy", (accuracy, devices_against_alone, seeds)),
+    ReportSection("accuracy", (accuracy, devices_against_local_only, seeds)),
     ReportSection("answers", (answers,)),
     ReportSection("privacy", (privacy, seen, privacy_sweep)),
     ReportSection("bytes", (traffic,)),

@@ -21,7 +21,7 @@ def summary_table(result: Result) -> RenderableType:
         (
             row.name,
             percent(row.found.federated),
-            "" if row.found.alone is None else percent(row.found.alone),
+            "" if row.found.local_only is None else percent(row.found.local_only),
             gain_cell(row.found.gain, row.verdict, " points", missing=""),
         )
         for row in headline.rows

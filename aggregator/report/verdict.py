@@ -19,11 +19,11 @@ from hushfleet.aggregator.results.gains import (
     MeanAccuracies,
     chance,
     common_test,
-    own_models,
+    personalized_models,
     shared_model,
-    worse_than_alone,
+    worse_than_local_only,
 )
-from hushfleet.aggregator.results.result import Lifetime, OwnHead, Repeated, Result, SumsInfo, SweepPoint
+from hushfleet.aggregator.results.result import Lifetime, PersonalizedHead, Repeated, Result, SumsInfo, SweepPoint
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE
 from hushfleet.privacy.terms import TRUST, TrustModel
@@ -44,7 +44,8 @@ COMMON = "common test"
 class ComparedRow:
     """A row of the table of a run. Sentences and tables take its figures and its verdict from here.
 
-    :param model: `own models` and `global model`; if devices also choose own heads, `own heads` and `shared head`.
+    :param model: `personalized models` and `global model`; if devices also choose personalized heads, `personalized
+        heads` and `shared head`.
     :param test: `common test` or `own data`.
     """
 
@@ -89,7 +90,7 @@ class Headline:
 
     @property
     def own_heads(self) -> bool:
-        """Whether devices choose own heads, so that the rows are of two kinds of heads."""
+        """Whether devices choose personalized heads, so that the rows are of two kinds of heads."""
         return bool(self.result.details.own_heads)
 
     @property
@@ -104,7 +105,7 @@ class Headline:
 
     @property
     def judged(self) -> tuple[ComparedRow, ...]:
-        """The rows of models with which devices predict: both heads, or own models without the global one."""
+        """The rows of models with which devices predict: both heads, or personalized models without the global one."""
         rows = self.rows if self.own_heads else self.rows[:2]
         return tuple(row for row in rows if row.verdict is not None)
 
@@ -130,13 +131,13 @@ class Headline:
         return self.result.trust or TRUST[self.result.accounting]
 
     @property
-    def _heads(self) -> list[OwnHead]:
+    def _heads(self) -> list[PersonalizedHead]:
         return [head for head in self.result.details.own_heads if head is not None]
 
     @property
     def mixture(self) -> list[float] | None:
-        """The mean shares of the shared head, pulled heads and heads trained alone in the devices' own heads; empty if
-        devices chose one of them, None without own heads."""
+        """The mean shares of the shared head, pulled heads and heads trained alone in the devices' personalized heads;
+        empty if devices chose one of them, None without personalized heads."""
         mixed = [
             (head.shared, head.pulled or 0.0, head.alone or 0.0) for head in self._heads if head.shared is not None
         ]
@@ -147,8 +148,8 @@ class Headline:
         return max(head.unlabelled for head in self._heads)
 
     @property
-    def worse_alone(self) -> tuple[int, int] | None:
-        return worse_than_alone(self.result)
+    def worse_than_local_only(self) -> tuple[int, int] | None:
+        return worse_than_local_only(self.result)
 
     @property
     def best_private(self) -> SweepPoint | str:
@@ -165,13 +166,13 @@ class Headline:
 def judge(result: Result) -> Headline:
     """Returns the headline of a result: final accuracies, gains over training alone, worst-case epsilons."""
     privacy, own_heads = result.privacy, bool(result.details.own_heads)
-    own, other = ("own heads", "shared head") if own_heads else ("own models", "global model")
-    third = own_models(result) if own_heads else shared_model(result)
+    own, other = ("personalized heads", "shared head") if own_heads else ("personalized models", "global model")
+    third = personalized_models(result) if own_heads else shared_model(result)
     return Headline(
         result,
         rows=(
             ComparedRow(other if own_heads else own, COMMON, common_test(result)),
-            ComparedRow(own, "own data", own_models(result, "local")),
+            ComparedRow(own, "own data", personalized_models(result, "local")),
             ComparedRow(own if own_heads else other, COMMON, third),
         ),
         epsilon_server=_largest(row.epsilon_server for row in privacy),
@@ -190,7 +191,7 @@ def judge(result: Result) -> Headline:
 
 
 def seen_by_server(sums: SumsInfo | None) -> str:
-    """Returns the sentence of `server_sees` for a run with secure sums."""
+    """Returns the sentence of `server_sees` for a run with secure aggregation."""
     if sums is None:
         return server_sees(None)
     return server_sees(SumFacts(sums.roster_by, sums.keys_in_folder), min_devices=sums.min_devices)

@@ -30,9 +30,12 @@ class EvaluationRow(JsonRecord, frozen=True):
     """The evaluation after a round: accuracies as fractions of 1, means over devices, on samples not trained on.
 
     :param devices: how many devices answered.
-    :param own: accuracy of the devices' own heads; `alone`: of heads trained alone; `shared`: of the shared model.
-    :param gain: gain of own heads over heads trained alone; a device's gain counts as the task's `most_gain` at most.
-    :param gaining: the share of devices whose own head is better than the head trained alone; a tie counts half.
+    :param own: accuracy of the devices' personalized heads; `alone`: of heads trained alone; `shared`: of the shared
+        model.
+    :param gain: gain of personalized heads over heads trained alone; a device's gain counts as the task's `most_gain`
+        at most.
+    :param gaining: the share of devices whose personalized head is better than the head trained alone; a tie counts
+        half.
     """
 
     round: Count

@@ -101,7 +101,7 @@ class Shortfall:
         `least_updates` can be set.
     :param spent: they cannot pay before their period ends, at `frees` (unix seconds); `spent_for_good`: never.
     :param declined: they declined a round for a reason that still holds.
-    :param unlisted: not in the roster of secure sums.
+    :param unlisted: not in the membership list of secure aggregation.
     """
 
     round: int
@@ -191,7 +191,7 @@ class FleetState:
         number, cohort = event.get("round"), event.get("cohort")
         if not isinstance(number, int) or number < 0 or not isinstance(cohort, list | None):
             return
-        if cohort is None:  # a secure sum, whose devices are not named
+        if cohort is None:  # secure aggregation, whose devices are not named
             members = [device for device in self.devices.values() if device.is_there]
         else:
             members = [self._device(str(name)) for name in cohort]

@@ -65,7 +65,7 @@ class MeanAccuracies:
     """
 
     federated: float | None
-    alone: float | None
+    local_only: float | None
     gains: tuple[float, ...] = ()
     chance: float | None = None
     images: int = 0
@@ -73,10 +73,10 @@ class MeanAccuracies:
     @property
     def gain(self) -> Gain | None:
         """The difference of the means, with the spread of the devices."""
-        if self.federated is None or self.alone is None:
+        if self.federated is None or self.local_only is None:
             return None
         spread = Gain.of(self.gains)
-        mean = self.federated - self.alone
+        mean = self.federated - self.local_only
         return Gain(mean) if spread is None else Gain(mean, spread.standard_error, spread.count)
 
     @property
@@ -100,38 +100,44 @@ class MeanAccuracies:
 
 
 def common_test(result: Result) -> MeanAccuracies:
-    """Compares the models for the common test set: the devices' own models; or the shared head, if each device also
-    has an own head for its own kind of images."""
-    return shared_model(result, against_alone=True) if result.details.own_heads else own_models(result)
+    """Compares the models for the common test set: the devices' personalized models; or the shared head, if each device
+    also has a personalized head for its own kind of images."""
+    return shared_model(result, against_local_only=True) if result.details.own_heads else personalized_models(result)
 
 
-def shared_model(result: Result, *, against_alone: bool = False) -> MeanAccuracies:
+def shared_model(result: Result, *, against_local_only: bool = False) -> MeanAccuracies:
     """Returns the accuracies of the global model on the common test set."""
     detail = result.details
     shared = last_measured(result.rounds, lambda row: row.accuracy_global)
-    alone = detail.local_only_common if against_alone else []
-    mean_alone = result.local_only.accuracy_own_common if against_alone else None
+    local_only = detail.local_only_common if against_local_only else []
+    mean_local_only = result.local_only.accuracy_own_common if against_local_only else None
     level, images = chance(result)[0], detail.common_test_images or 0
-    return _compared([shared] * len(detail.devices), alone, shared, mean_alone, level, images)
+    return _compared([shared] * len(detail.devices), local_only, shared, mean_local_only, level, images)
 
 
-def own_models(result: Result, test: Literal["common", "local"] = "common") -> MeanAccuracies:
-    """Returns the accuracies of the devices' own models, on the common test set or on their own kind of data."""
+def personalized_models(result: Result, test: Literal["common", "local"] = "common") -> MeanAccuracies:
+    """Returns the accuracies of the devices' personalized models, on the common test set or on their own kind of
+    data."""
     detail, name = result.details, f"accuracy_own_{test}"
     mean = last_measured(result.rounds, attrgetter(name))
     final = final_by_device(getattr(detail, name), len(detail.devices))
-    alone, mean_alone = getattr(detail, f"local_only_{test}"), getattr(result.local_only, name)
+    local_only, mean_local_only = getattr(detail, f"local_only_{test}"), getattr(result.local_only, name)
     images = (detail.common_test_images or 0) if test == "common" else sum(detail.local_test_images)
-    return _compared(final, alone, mean, mean_alone, chance(result)[test == "local"], images)
+    return _compared(final, local_only, mean, mean_local_only, chance(result)[test == "local"], images)
 
 
 def _compared(
-    final: Values, alone: Values, mean: float | None, mean_alone: float | None, level: float | None, images: int
+    final: Values,
+    local_only: Values,
+    mean: float | None,
+    mean_local_only: float | None,
+    level: float | None,
+    images: int,
 ) -> MeanAccuracies:
-    both = [(f, a) for f, a in zip(final, alone, strict=False) if f is not None and a is not None]
+    both = [(f, a) for f, a in zip(final, local_only, strict=False) if f is not None and a is not None]
     if both:
-        mean, mean_alone = (fmean(column) for column in zip(*both, strict=True))
-    return MeanAccuracies(mean, mean_alone, tuple(f - a for f, a in both), level, images)
+        mean, mean_local_only = (fmean(column) for column in zip(*both, strict=True))
+    return MeanAccuracies(mean, mean_local_only, tuple(f - a for f, a in both), level, images)
 
 
 def final_by_device(grid: list[list[float | None]], devices: int) -> list[float | None]:
@@ -160,7 +166,7 @@ def chance(result: Result) -> tuple[float | None, float | None]:
     return max(shares[0], least or 0.0), max(shares[1], least or 0.0)
 
 
-def worse_than_alone(result: Result) -> tuple[int, int] | None:
+def worse_than_local_only(result: Result) -> tuple[int, int] | None:
     """Counts the devices that are worse on their own data than alone by more than the standard error of their own
     test, and all measured devices; returns None if no device was measured."""
     detail = result.details

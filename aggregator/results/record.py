@@ -37,7 +37,7 @@ from hushfleet.errors import Malformed
 from hushfleet.methods import title_of
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.terms import TRUST
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.secure_round import assumption
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.spec import SecureSpec, TaskSpec, WireSpec
@@ -63,7 +63,7 @@ def record(
     :param seed: None in the field, which has no seed.
     :param fleet: all devices, if they are known beforehand, because some may never have appeared.
     :param runtime: the runtime that computed the gradients, in a simulation.
-    :param sums: who could unmask devices, if the task has secure sums.
+    :param sums: who could unmask devices, if the task has secure aggregation.
     :param lifetimes: what each board of a fleet has spent over all tasks.
     :param federation: its name on the broker, in the field.
     """
@@ -194,17 +194,17 @@ def _column(table: dict[str, PrivacyRow], names: list[str], field: str) -> list[
 
 
 def _assumption(spec: TaskSpec, store: AggregatorStore) -> str | None:
-    """Returns the assumption of secure sums in words; None without secure sums, before the first sum, and if the run
-    began with a roster that only an earlier version reads."""
+    """Returns the assumption of secure aggregation in words; None without secure aggregation, before the first sum, and
+    if the run began with a membership list that only an earlier version reads."""
     data = store.get("roster")
     if spec.privacy.secure is None or data is None:
         return None
     try:
-        roster = Roster.from_bytes(data)
+        membership_list = MembershipList.from_bytes(data)
     except Malformed:
         return None
-    name = roster.name if roster.signature else None
-    return assumption(spec.privacy.secure, devices=len(roster.devices), roster=name)
+    name = membership_list.name if membership_list.signature else None
+    return assumption(spec.privacy.secure, devices=len(membership_list.devices), membership_list=name)
 
 
 def _times(row: StoredRound) -> dict[str, str | None]:

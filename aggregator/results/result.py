@@ -19,7 +19,7 @@ from msgspec import Meta
 from hushfleet import atomic_file
 from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow
 from hushfleet.aggregator.results.json_record import Count, Delta, Epsilon, Fraction, JsonRecord, Measured
-from hushfleet.aggregator.results.server_sees import RosterBy
+from hushfleet.aggregator.results.server_sees import MembershipListBy
 from hushfleet.errors import BadInput
 from hushfleet.losses import ACCURACY
 from hushfleet.plain_json import to_json
@@ -48,9 +48,9 @@ class RoundRow(JsonRecord, frozen=True, kw_only=True):
     :param snr_db: signal over noise, pooled over all updates; None without noise or visible signal.
     :param opened_at: time in UTC; None in a simulation.
     :param closed_at: likewise.
-    :param committee: number of committee members of a secure sum; `answers`: how many of them answered.
+    :param committee: number of committee members of secure aggregation; `answers`: how many of them answered.
     :param answer_bytes: total bytes of these answers, a part of `uplink_bytes`.
-    :param suspected_wraps: number of values of the secure sum that may have wrapped around.
+    :param suspected_wraps: number of values of the secure aggregation that may have wrapped around.
     """
 
     round: Count
@@ -83,7 +83,7 @@ class LocalOnly(JsonRecord, frozen=True):
     way: str = ""
 
 
-class OwnHead(JsonRecord, frozen=True):
+class PersonalizedHead(JsonRecord, frozen=True):
     """The head of a linear model that a device mixed by its own images; known only in simulations.
 
     :param shared: the weight of the shared head in it; `pulled`: of heads pulled to the shared head; `alone`: of a head
@@ -180,7 +180,8 @@ class WireInfo(JsonRecord, frozen=True, kw_only=True):
 
 class Repeated(JsonRecord, frozen=True):
     """The run with another setting; accuracies are the last measured ones. The gain is `accuracy_own_common` (if
-    devices have own heads: `accuracy_global`) minus the local-only accuracy, with its standard error over devices."""
+    devices have personalized heads: `accuracy_global`) minus the local-only accuracy, with its standard error over
+    devices."""
 
     accuracy_own_common: Fraction = None
     accuracy_own_local: Fraction = None
@@ -247,7 +248,7 @@ class Example(JsonRecord, frozen=True):
 
     :param png: the image, as base64.
     :param label: its class, as an index in `class_names`, like the models' predictions; null if there is no such model.
-    :param device: the device of the own model and of the model trained alone.
+    :param device: the device of the personalized model and of the model trained alone.
     """
 
     png: Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]+=*$")]
@@ -286,7 +287,7 @@ class Details(JsonRecord, frozen=True):
     accuracy_own_local: RoundsByDevice = []
     local_only_common: Annotated[list[Fraction], _by("devices")] = []
     local_only_local: Annotated[list[Fraction], _by("devices")] = []
-    own_heads: Annotated[list[OwnHead | None], _by("devices")] = []
+    own_heads: Annotated[list[PersonalizedHead | None], _by("devices")] = []
     common_test_images: Count | None = None
     local_test_images: PerDevice = []
     personal_share: Annotated[list[list[Fraction]], _by("rounds", "layers")] = []
@@ -318,12 +319,12 @@ class Details(JsonRecord, frozen=True):
 
 
 class SumsInfo(JsonRecord, frozen=True, kw_only=True):
-    """The party that decides which devices may be in a secure sum, as in `SumFacts`.
+    """The party that decides which devices may take part in secure aggregation, as in `SumFacts`.
 
     :param min_devices: the smallest number of devices in a sum.
     """
 
-    roster_by: RosterBy
+    roster_by: MembershipListBy
     keys_in_folder: tuple[str, ...] | None = None
     min_devices: Count
 
@@ -344,8 +345,8 @@ class Result(JsonRecord, frozen=True, kw_only=True):
     model: ModelInfo
     accounting: Accounting
     trust: TrustModel | None = None  # missing in files of earlier versions
-    sums: SumsInfo | None = None  # likewise; None also without secure sums
-    assumption: str | None = None  # what secure sums assume about the fleet, by the newest roster
+    sums: SumsInfo | None = None  # likewise; None also without secure aggregation
+    assumption: str | None = None  # what secure aggregation assumes about the fleet, by the newest membership list
     accountant: Accountant = "rdp"  # files without this key were made with it
     clip_norm: Annotated[float, Meta(gt=0)]
     noise_multiplier: Epsilon

@@ -8,13 +8,13 @@ from typing import Literal
 
 from hushfleet.schema import Checked
 
-RosterBy = Literal["aggregator", "operator", "simulation"]
-"""The party that decides which devices may be in a secure sum."""
+MembershipListBy = Literal["aggregator", "operator", "simulation"]
+"""The party that decides which devices may take part in secure aggregation."""
 
 
 @dataclass(frozen=True)
 class SumFacts(Checked):
-    """The parties that could unmask the devices of secure sums.
+    """The parties that could unmask the devices of secure aggregation.
 
     :param roster_by: `aggregator`: its own list, which nobody else has signed; `operator`: a list that the operator's
         key signed; `simulation`: one machine is the server and all devices.
@@ -22,7 +22,7 @@ class SumFacts(Checked):
         not a fleet, and nothing is known about such files.
     """
 
-    roster_by: RosterBy
+    roster_by: MembershipListBy
     keys_in_folder: tuple[str, ...] | None = None
 
     def or_worse(self, before: SumFacts | None) -> SumFacts:
@@ -49,7 +49,7 @@ _SENTENCES = {
 
 
 def server_sees(facts: SumFacts | None, *, min_devices: int | None = None) -> str:
-    """Returns a sentence on what the server sees with secure sums, and which key this depends on.
+    """Returns a sentence on what the server sees with secure aggregation, and which key this depends on.
 
     :param facts: None: not known, because the file is of an earlier version.
     :param min_devices: the smallest number of devices in a sum; None: not known.

@@ -45,7 +45,7 @@ from hushfleet.errors import (
     StoreError,
     TooLarge,
 )
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (
     Ask,
@@ -78,7 +78,8 @@ class Coordinator:
     :param identity: the key that devices have pinned, the same for every run of a federation.
     :param epoch: the number of this start of the key (`identity_file.next_epoch`), larger than all before it.
     :param enrolment: decides who may take part, on the engine's store; the caller opens and closes it.
-    :param roster: the roster of secure sums, signed by the operator; None, or no file, for all accepted devices.
+    :param membership_list: the membership list of secure aggregation, signed by the operator; None, or no file, for all
+        accepted devices.
     :param charges: the charges that each board of a fleet may have spent; None if they are not needed.
     :param thresholds: in a fleet, with how many boards rounds open and close; by default the task's numbers.
     :param seen: the rounds that each device's key has charged, over all runs; None tells devices nothing about them.
@@ -95,7 +96,7 @@ class Coordinator:
         identity: Identity,
         epoch: int,
         enrolment: Enrolment,
-        roster: ListFile[Roster] | None = None,
+        membership_list: ListFile[MembershipList] | None = None,
         federation: str = "default",
         charges: ChargeBook | None = None,
         thresholds: RunningThresholds | None = None,
@@ -125,7 +126,7 @@ class Coordinator:
             self._log,
             enrolment=enrolment,
             present=self.present,
-            roster=roster,
+            membership_list=membership_list,
             budgets=None if charges is None else charges.budgets,
             of_fleet=charges is not None,
             thresholds=thresholds or RunningThresholds(engine.prepared.task),
@@ -139,7 +140,7 @@ class Coordinator:
             enrolment=enrolment,
             next_round=next_round,
             on_closed=self._end_round,
-            roster=roster,
+            membership_list=membership_list,
             charges=charges,
             rhythm=rhythm,
             clock=clock,

@@ -19,7 +19,7 @@ from hushfleet.aggregator.rounds.run_log import RunLog
 from hushfleet.aggregator.storage.enrolment import Enrolment
 from hushfleet.aggregator.storage.list_file import ListFile
 from hushfleet.errors import BadInput, StoreError
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.wire.format.messages import RoundPlan
 
 RETRY_S = 5.0
@@ -32,7 +32,7 @@ class RoundCycle:
 
     :param next_round: who can take part in the next round.
     :param on_closed: receives the SHA-256 of blobs that devices no longer need, before the closed round is logged.
-    :param roster: as for the `Coordinator`.
+    :param membership_list: as for the `Coordinator`.
     :param charges: as for the `Coordinator`.
     :param rhythm: as for the `Coordinator`.
     :param clock: monotonic seconds.
@@ -49,16 +49,16 @@ class RoundCycle:
         enrolment: Enrolment,
         next_round: NextRound,
         on_closed: Callable[[set[bytes]], None],
-        roster: ListFile[Roster] | None,
+        membership_list: ListFile[MembershipList] | None,
         charges: ChargeBook | None,
         rhythm: Rhythm,
         clock: Callable[[], float],
     ) -> None:
         self._engine, self._outbox, self._log = engine, outbox, run_log
         self._enrolment, self._next, self._on_closed = enrolment, next_round, on_closed
-        self._roster, self.charges, self.rhythm, self._clock = roster, charges, rhythm, clock
+        self._membership_list, self.charges, self.rhythm, self._clock = membership_list, charges, rhythm, clock
         self._linked = self._rests = self._paused = False
-        self._retry_at = 0.0  # when a step is tried again that the store or the roster has refused
+        self._retry_at = 0.0  # when a step is tried again that the store or the membership list has refused
         self._open_error = ""  # why no round opens
         self._announce_at, self._told_staleness = math.inf, 0
         self._told: tuple[int, float] | None = None  # the last reported opening
@@ -156,10 +156,10 @@ class RoundCycle:
 
     def _open(self, now: float) -> None:
         try:
-            self._engine.open_round(self._next.candidates, roster=self._current_roster())
+            self._engine.open_round(self._next.candidates, membership_list=self._current_membership_list())
         except (StoreError, BadInput) as error:
             told, self._open_error = self._open_error, str(error)
-            # it may last for days, such as until the operator signs a roster
+            # it may last for days, such as until the operator signs a membership list
             self._try_later(now, "" if told == str(error) else f"the next round cannot be opened yet: {error}")
             self._next.begin_wait(now)
             return
@@ -261,7 +261,8 @@ class RoundCycle:
         self._leave_out_strangers()
 
     def _leave_out_strangers(self) -> None:
-        """Stops waiting for devices of the cohort that are locked out, which a signed roster may still contain."""
+        """Stops waiting for devices of the cohort that are locked out, which a signed membership list may still
+        contain."""
         engine = self._engine
         engine.exclude(*(device for device in engine.cohort if self._enrolment.key(device) is None))
 
@@ -285,13 +286,16 @@ class RoundCycle:
         if error:
             log.error("%s", error)
 
-    def _current_roster(self) -> Roster | None:
-        """Returns the roster of a secure sum. Raises `BadInput` if the operator should have signed one, but has not."""
-        if self._roster is None:
-            return self._enrolment.roster()
-        listed = self._roster.current()
+    def _current_membership_list(self) -> MembershipList | None:
+        """Returns the membership list of secure aggregation. Raises `BadInput` if the operator should have signed one,
+        but has not."""
+        if self._membership_list is None:
+            return self._enrolment.membership_list()
+        listed = self._membership_list.current()
         if listed is None and self._engine.spec.privacy.secure is not None:
-            raise BadInput(f"no roster is signed yet in {self._roster.path}, and boards take no other")
+            raise BadInput(
+                f"no membership list is signed yet in {self._membership_list.path}, and boards take no other"
+            )
         return listed
 
     # charges of devices

@@ -1,8 +1,8 @@
 """Runs the rounds of a task without a network: opens them, accepts updates, closes them; also used by the simulator.
 
 Every step that must survive is committed before its effect is visible: an update is stored with the device's new public
-state and its privacy charge in one transaction, then added to the sums; for a secure sum the set of its devices is
-stored, then a committee's answers for that set; a checkpoint is written, then a transaction closes the round. A new
+state and its privacy charge in one transaction, then added to the sums; for secure aggregation the set of its devices
+is stored, then a committee's answers for that set; a checkpoint is written, then a transaction closes the round. A new
 engine on the same store continues where the last one was killed: sums are exact, so adding the stored updates of an
 open round again in any order gives the same bits.
 """
@@ -34,19 +34,19 @@ from hushfleet.errors import BadInput, StoreFull, WireError
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.privacy.charge import Charge
 from hushfleet.schema import pack, unpack
-from hushfleet.secure.member_answer import is_answer, read_answer_header
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
+from hushfleet.secure.unmasking_share import is_answer, read_answer_header
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 from hushfleet.wire.format.spec import BlobRef
 from hushfleet.wire.format.update_values import SIGNED, UpdateFormat
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.payloads.prepare import PreparedTask
-    from hushfleet.aggregator.rounds import secure_sum
-    from hushfleet.aggregator.rounds.secure_sum import SecureSum
+    from hushfleet.aggregator.rounds import secure_aggregation
+    from hushfleet.aggregator.rounds.secure_aggregation import SecureAggregation
     from hushfleet.secure import secure_round
 else:
-    secure_sum = at_need("hushfleet.aggregator.rounds.secure_sum")
+    secure_aggregation = at_need("hushfleet.aggregator.rounds.secure_aggregation")
     secure_round = at_need("hushfleet.secure.secure_round")
 
 log = logging.getLogger("hushfleet.aggregator")
@@ -89,8 +89,8 @@ class RoundEngine:
         self._masked = masked
         self._newcomer_digest = self.checks.newcomer.digest()
         self._plan: RoundPlan | None = None
-        self._sum: PlainSum | SecureSum | None = None
-        self.roster: bytes | None = store.get("roster")
+        self._sum: PlainSum | SecureAggregation | None = None
+        self.membership_list: bytes | None = store.get("roster")
         self._excluded: set[str] = set()
         store.check_same_task(self.spec.task, prepared.spec_ref.digest)
         self.progress = TaskProgress(store, prepared)
@@ -146,7 +146,7 @@ class RoundEngine:
 
     @property
     def drawn_at(self) -> float | None:
-        """Probability that a device is drawn for a secure sum; None if cohorts are chosen."""
+        """Probability that a device is drawn for secure aggregation; None if cohorts are chosen."""
         return None if self.spec.privacy.secure is None else self.prepared.task.sampling_rate
 
     @property
@@ -156,10 +156,14 @@ class RoundEngine:
 
     def find_blob(self, digest: bytes) -> bytes | None:
         """Returns a blob that devices may ask for: the task package, a graph, the current model, a difference that
-        leads to it, or the roster of the newest secure sum; None for an unknown digest."""
+        leads to it, or the membership list of the newest secure aggregation; None for an unknown digest."""
         found = self.prepared.blobs.get(digest) or self.model.find(digest)
-        if found is None and self.roster is not None and hashlib.sha256(self.roster).digest() == digest:
-            return self.roster
+        if (
+            found is None
+            and self.membership_list is not None
+            and hashlib.sha256(self.membership_list).digest() == digest
+        ):
+            return self.membership_list
         return found
 
     @property
@@ -174,17 +178,21 @@ class RoundEngine:
 
     # a round
 
-    def open_round(self, present: Iterable[str], *, roster: Roster | None = None) -> RoundPlan:
+    def open_round(self, present: Iterable[str], *, membership_list: MembershipList | None = None) -> RoundPlan:
         """Opens the next round. Raises `BadInput` if none can be opened.
 
-        :param present: the devices among which a cohort is chosen; a secure sum's cohort depends only on the roster.
-        :param roster: for a secure sum; by default all devices that the store knows and that are not excluded.
+        :param present: the devices among which a cohort is chosen; the cohort of secure aggregation depends only on the
+            roster.
+        :param membership_list: for secure aggregation; by default all devices that the store knows and that are not
+            excluded.
         """
         if self._plan is not None or self.finished:
             raise BadInput(f"no round can be opened: round {self.closed_rounds} of {self.spec.rounds}")
         number = self.closed_rounds + 1
         if self.spec.privacy.secure is not None:
-            self._open_secure(number, roster or secure_sum.roster_of(self.store, excluded=self._excluded))
+            self._open_secure(
+                number, membership_list or secure_aggregation.membership_list_of(self.store, excluded=self._excluded)
+            )
         else:
             self._open_plain(number, present)
         return self.announcement
@@ -228,12 +236,12 @@ class RoundEngine:
         self._plan = replace(plan, cohort=cohort)
         return cohort != plan.cohort
 
-    def _open_secure(self, number: int, roster: Roster) -> None:
-        data, wanted = roster.to_bytes(), self._rules.cohort_size
-        secure = SecurePlan(BlobRef.of(data), min(1.0, wanted / len(roster.devices)) if wanted else 1.0)
+    def _open_secure(self, number: int, membership_list: MembershipList) -> None:
+        data, wanted = membership_list.to_bytes(), self._rules.cohort_size
+        secure = SecurePlan(BlobRef.of(data), min(1.0, wanted / len(membership_list.devices)) if wanted else 1.0)
         if (spec := self.spec.privacy.secure) is not None:
-            secure_round.check_roster(spec, roster, rate=secure.rate)  # no draw can correct this
-        self.roster = data
+            secure_round.check_membership_list(spec, membership_list, rate=secure.rate)  # no draw can correct this
+        self.membership_list = data
         plan = self.progress.plan(number, {}, secure)
         self._begin(plan)
         with self.store.transaction():
@@ -282,7 +290,7 @@ class RoundEngine:
         if not self._is_new(update):
             return
         if self._sum is None or isinstance(self._sum, PlainSum):
-            raise Refusal("malformed", "this task has no secure sums", final=False)
+            raise Refusal("malformed", "this task has no secure aggregation", final=False)
         self._sum.take_answer(update)
         update.acknowledge("accepted")
 
@@ -348,7 +356,7 @@ class RoundEngine:
             self._plan = replace(self._open_plan, deadline_s=self.responses.announced_deadline_s)
         return decision == "close"
 
-    def _closing(self, collected: SecureSum, now: float) -> Decision:
+    def _closing(self, collected: SecureAggregation, now: float) -> Decision:
         """Fixes the set of devices if no update is expected any more, or tries to open the sum if no answer is."""
         if not collected.asks_members:
             return collected.closing(now)
@@ -363,8 +371,9 @@ class RoundEngine:
     def close(self, *, opens: bool = True) -> RoundSummary:
         """Computes the next global model from the accepted updates, and commits the round.
 
-        With fewer than `min_updates`, or if a secure sum cannot be opened (in a simulation: if not `opens`), the model
-        does not change. Raises `StoreFull` if the disk is full; the round stays open, and `close` may be called again.
+        With fewer than `min_updates`, or if secure aggregation cannot be opened (in a simulation: if not `opens`), the
+        model does not change. Raises `StoreFull` if the disk is full; the round stays open, and `close` may be called
+        again.
         """
         plan, row = self._open_plan, self.store.last_round()
         updates = self.store.updates(plan.round)
@@ -401,7 +410,7 @@ class RoundEngine:
         return self._plan
 
     @property
-    def _open_sum(self) -> PlainSum | SecureSum:
+    def _open_sum(self) -> PlainSum | SecureAggregation:
         if self._sum is None:
             raise BadInput("no round is open, so it has no sum")
         return self._sum
@@ -424,10 +433,16 @@ class RoundEngine:
         for _, declined, code, _ in self.store.declines(row.round):
             self.responses.decline(declined, code)
 
-    def _sum_of(self, plan: RoundPlan) -> PlainSum | SecureSum:
+    def _sum_of(self, plan: RoundPlan) -> PlainSum | SecureAggregation:
         half, of_sums = self.progress.server_half, {"responses": self.responses, "monotonic": self._monotonic}
         return self._kinds.of(plan.round).sum(
-            plan, half, store=self.store, device=self._device, roster=self.roster, masked=self._masked, **of_sums
+            plan,
+            half,
+            store=self.store,
+            device=self._device,
+            membership_list=self.membership_list,
+            masked=self._masked,
+            **of_sums,
         )
 
     def _begin(self, plan: RoundPlan) -> None:

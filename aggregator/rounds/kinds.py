@@ -22,10 +22,10 @@ from hushfleet.wire.format.update_values import UpdateFormat
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.payloads.prepare import PreparedTask
-    from hushfleet.aggregator.rounds import secure_sum
-    from hushfleet.aggregator.rounds.secure_sum import SecureSum
+    from hushfleet.aggregator.rounds import secure_aggregation
+    from hushfleet.aggregator.rounds.secure_aggregation import SecureAggregation
 else:
-    secure_sum = at_need("hushfleet.aggregator.rounds.secure_sum")
+    secure_aggregation = at_need("hushfleet.aggregator.rounds.secure_aggregation")
 
 
 class RoundKind(NamedTuple):
@@ -50,25 +50,31 @@ class RoundKind(NamedTuple):
         *,
         store: AggregatorStore,
         device: str,
-        roster: bytes | None,
+        membership_list: bytes | None,
         **of_sums: Any,
-    ) -> PlainSum | SecureSum:
+    ) -> PlainSum | SecureAggregation:
         """Creates the sum of a round. Raises `BadInput` if this is impossible.
 
         :param half: the method's server half; answers are averaged.
         :param device: where a plain sum is computed.
-        :param of_sums: the other arguments of a secure sum.
-        :param roster: the roster that is stored with the round; None if it has none.
+        :param of_sums: the other arguments of secure aggregation.
+        :param membership_list: the membership list that is stored with the round; None if it has none.
         """
         checks, secure = self.checks, self.checks.spec.privacy.secure
         if self.question is not None:
             half = ServerRound(self.method, np.zeros(checks.layout.size, np.float32), {})
         if secure is None:
             return PlainSum(plan, half, checks=checks, store=store, rules=self.rules, device=device)
-        if roster is None:
-            raise StoreError(f"the roster of round {plan.round} is not in the store")
-        return secure_sum.SecureSum(
-            plan, half, secure, secure_sum.stored_roster(roster), checks=checks, store=store, **of_sums
+        if membership_list is None:
+            raise StoreError(f"the membership list of round {plan.round} is not in the store")
+        return secure_aggregation.SecureAggregation(
+            plan,
+            half,
+            secure,
+            secure_aggregation.stored_membership_list(membership_list),
+            checks=checks,
+            store=store,
+            **of_sums,
         )
 
 

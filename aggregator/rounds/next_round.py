@@ -19,7 +19,7 @@ from hushfleet.aggregator.rounds.thresholds import RunningThresholds, Thresholds
 from hushfleet.aggregator.storage.enrolment import Enrolment
 from hushfleet.aggregator.storage.list_file import ListFile
 from hushfleet.durations import Period
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 
 TELLS_AFTER_S = 5.0
 """A round that waits for so long is told; devices that are just connecting are no news."""
@@ -85,7 +85,7 @@ class Eligible:
 
     :param spent: cannot pay until this time, unix seconds; infinity: never again within the limits of its card.
     :param declined: has declined for a reason that still holds.
-    :param unlisted: not in the valid roster of secure sums.
+    :param unlisted: not in the valid membership list of secure aggregation.
     :param absent: can take part when it comes.
     """
 
@@ -128,7 +128,7 @@ def participants(
 ) -> Eligible:
     """Sorts the devices that may take part; what keeps a device out for longest is named first.
 
-    :param listed: devices of the valid roster with their present keys; None: no roster is needed.
+    :param listed: devices of the valid membership list with their present keys; None: no membership list is needed.
     :param spent: as `Budgets.spent`.
     :param declined: as `Declines.hold`.
     """
@@ -148,7 +148,7 @@ class NextRound:
     """Who can take part in the next round of an engine, whether they are enough, and what the round waits for.
 
     :param present: names of the present devices; the caller keeps it up to date.
-    :param roster: as for the `Coordinator`.
+    :param membership_list: as for the `Coordinator`.
     :param budgets: which boards of a fleet can pay; None if their cards have no limits.
     :param of_fleet: whether charges of boards are noted.
     :param thresholds: with how many devices rounds open and close.
@@ -161,7 +161,7 @@ class NextRound:
         *,
         enrolment: Enrolment,
         present: Collection[str],
-        roster: ListFile[Roster] | None,
+        membership_list: ListFile[MembershipList] | None,
         budgets: Budgets | None,
         of_fleet: bool,
         thresholds: RunningThresholds,
@@ -169,10 +169,10 @@ class NextRound:
         now: float,
     ) -> None:
         self._engine, self._log, self._enrolment, self.present = engine, run_log, enrolment, present
-        self._roster, self._budgets, self._of_fleet = roster, budgets, of_fleet
+        self._membership_list, self._budgets, self._of_fleet = membership_list, budgets, of_fleet
         self._running, self._rhythm = thresholds, rhythm
         self._declines = Declines(engine.prepared.task.round.deadline_s)
-        self._listed: tuple[Roster | None, dict[str, bytes]] = None, {}
+        self._listed: tuple[MembershipList | None, dict[str, bytes]] = None, {}
         self._waits_since = now  # since when it waits only for devices
         self._told: dict[str, object] = {}
         self._warned_of: tuple[object, ...] = ()
@@ -262,14 +262,18 @@ class NextRound:
         )
 
     def _listed_devices(self) -> Collection[str] | None:
-        """Returns the devices of the signed roster whose keys in it are their present ones; None if none is needed."""
-        if self._roster is None or self._engine.spec.privacy.secure is None:
+        """Returns the devices of the signed membership list whose keys in it are their present ones; None if none is
+        needed."""
+        if self._membership_list is None or self._engine.spec.privacy.secure is None:
             return None
-        roster = self._roster.current()
-        if roster is None:  # the error of the opening says so
+        membership_list = self._membership_list.current()
+        if membership_list is None:  # the error of the opening says so
             return None
-        if roster is not self._listed[0]:
-            self._listed = roster, {name: roster.key(index) for index, name in enumerate(roster.devices)}
+        if membership_list is not self._listed[0]:
+            self._listed = (
+                membership_list,
+                {name: membership_list.key(index) for index, name in enumerate(membership_list.devices)},
+            )
         return {name for name, key in self._listed[1].items() if self._enrolment.key(name) == key}
 
     def _tell(self, now: float, needed: Thresholds, found: Eligible) -> None:

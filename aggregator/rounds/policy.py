@@ -252,7 +252,7 @@ def least_devices(rules: RoundSection, *, devices: int, drawn: bool = False) -> 
     """Returns how many devices must be present for a round to open: by default the cohort, or the whole fleet; one, if
     a round has no cohort.
 
-    :param drawn: whether the cohort is drawn from all devices, present or not, as for a secure sum.
+    :param drawn: whether the cohort is drawn from all devices, present or not, as for secure aggregation.
     """
     return rules.least_present or (0 if drawn else rules.cohort_size) or devices
 

@@ -64,7 +64,7 @@ class TaskProgress:
     def plan(self, number: int, cohort: dict[str, bytes], secure: SecurePlan | None = None) -> RoundPlan:
         """Returns the plan of a round.
 
-        :param cohort: device -> digest of its public state; empty for a secure sum, whose plan names no devices.
+        :param cohort: device -> digest of its public state; empty for secure aggregation, whose plan names no devices.
             It is left out if the task's rules have no cohort.
         """
         task, rules = self._prepared.spec, self._prepared.task.round

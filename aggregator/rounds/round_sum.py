@@ -29,7 +29,7 @@ class RoundSum(ABC):
     """The sum of one open round. Nothing in it depends on the order in which updates arrive.
 
     `cohort` holds the devices that take part. `answers` and `suspected_wraps` (how many values may have wrapped around,
-    after `open` returned True; see `Ring`) are only for secure sums.
+    after `open` returned True; see `Ring`) are only for secure aggregation.
     """
 
     _plan: RoundPlan

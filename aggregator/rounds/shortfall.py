@@ -16,7 +16,7 @@ def shortfall_text(waiting: Shortfall, *, now: float) -> str:
         (waiting.spent, f"have spent their period, which ends {ends}"),
         (waiting.spent_for_good, "have spent all that their cards allow"),
         (waiting.declined, "have declined the last round"),
-        (waiting.unlisted, "are not in the roster"),
+        (waiting.unlisted, "are not in the membership list"),
         (waiting.absent, "are not there"),
     )
     why = "".join(f"; {count} {words}" for count, words in counts if count)
@@ -31,7 +31,7 @@ def shortfall_advice(waiting: Shortfall) -> str:
             "fleet.toml, too, and start the aggregator again"
         )
     elif waiting.unlisted:
-        more = "Sign the next roster: hushfleet fleet roster sign DIR"
+        more = "Sign the next membership list: hushfleet fleet roster sign DIR"
     else:
         more = "Nothing, if more boards come by themselves or are free again"
     keys = [

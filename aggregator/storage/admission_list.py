@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from msgspec import Meta
 
-from hushfleet.aggregator.storage.board import Board, roster_keys
+from hushfleet.aggregator.storage.board import Board, membership_list_keys
 from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.schema import Checked, Count, pack, unpack
 from hushfleet.wire.format.identity import KEY_BYTES
@@ -47,7 +47,7 @@ class AdmissionList(Checked):
     def of(cls, boards: Sequence[Board], *, federation: str, after: int) -> AdmissionList:
         """Returns the list of these boards, with a higher number than the one before."""
         blocked = {board.device: board.reason or "no reason was given" for board in boards if board.is_blocked}
-        return cls(federation, max(after + 1, int(time.time())), roster_keys(boards), blocked)
+        return cls(federation, max(after + 1, int(time.time())), membership_list_keys(boards), blocked)
 
     def signed(self, sign: Callable[[bytes], bytes]) -> bytes:
         """Returns the bytes of the file.

@@ -117,7 +117,7 @@ def with_blocked(boards: Iterable[Board], blocked: Mapping[str, str]) -> list[Bo
     return [board.blocked(blocked[board.device]) if board.device in blocked else board for board in boards]
 
 
-def roster_keys(boards: Sequence[Board]) -> dict[str, bytes]:
+def membership_list_keys(boards: Sequence[Board]) -> dict[str, bytes]:
     """Returns the keys of the accepted boards, by id, for a roster.
 
     An earlier version may have added a board with a key that nobody can own: it can never take part.

@@ -19,7 +19,7 @@ from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.fleet_members import FleetMembers, Members
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadSignature, Malformed, StoreError
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.wire.format.messages import Birth, decode_message
 
 MAX_DEVICES = 100_000
@@ -159,11 +159,12 @@ class Enrolment:
         """Returns whether the device is in the register, also if it is blocked."""
         return device in self._known
 
-    def roster(self) -> Roster | None:
-        """Returns a roster of the accepted devices that have announced themselves in this run; None without any."""
+    def membership_list(self) -> MembershipList | None:
+        """Returns a membership list of the accepted devices that have announced themselves in this run; None without
+        any."""
         seen = {device: key for device, (key, _) in self._sessions.items()}
         keys = {device: key for device, key in seen.items() if key is not None and key == self.key(device)}
-        return Roster.of(keys) if keys else None
+        return MembershipList.of(keys) if keys else None
 
     @property
     def accepted(self) -> list[str]:

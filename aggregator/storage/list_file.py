@@ -1,4 +1,5 @@
-"""Reads a list of boards from a file that may change while the aggregator runs: a roster, or the admission list."""
+"""Reads a list of boards from a file that may change while the aggregator runs: a membership list, or the admission
+list."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from hushfleet.errors import WireError
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 
 Content = TypeVar("Content")
 log = logging.getLogger("hushfleet.aggregator")
@@ -42,6 +43,6 @@ class ListFile(Generic[Content]):
         return self._content
 
 
-def roster_file(file: Path) -> ListFile[Roster]:
-    """Reads the roster of secure sums, whoever has signed it: boards check that."""
-    return ListFile(file, Roster.from_bytes)
+def membership_list_file(file: Path) -> ListFile[MembershipList]:
+    """Reads the membership list of secure aggregation, whoever has signed it: boards check that."""
+    return ListFile(file, MembershipList.from_bytes)

@@ -57,8 +57,8 @@ class StoredRound:
     """One round.
 
     :param phase: `open`, `unmask` or `closed`.
-    :param cohort: device -> digest of its stored public state when the round opened; empty with a secure sum.
-    :param secure: the plan's `SecurePlan`, packed; None without a secure sum.
+    :param cohort: device -> digest of its stored public state when the round opened; empty with secure aggregation.
+    :param secure: the plan's `SecurePlan`, packed; None without secure aggregation.
     """
 
     round: int
@@ -216,9 +216,9 @@ class AggregatorStore(SqliteFile):
     ) -> None:
         """Stores a round that opens.
 
-        :param cohort: device -> digest of its public state; empty with a secure sum.
+        :param cohort: device -> digest of its public state; empty with secure aggregation.
         :param at: unix seconds.
-        :param secure: the packed `SecurePlan`; None without a secure sum.
+        :param secure: the packed `SecurePlan`; None without secure aggregation.
         """
         listed = json.dumps({device: digest.hex() for device, digest in cohort.items()})
         self.write(
@@ -227,7 +227,7 @@ class AggregatorStore(SqliteFile):
         )
 
     def fix_sum(self, round: int, *, secure: bytes) -> None:
-        """Ends the adding of updates to a secure sum: `secure` says which devices are in the sum."""
+        """Ends the adding of updates to secure aggregation: `secure` says which devices are in the sum."""
         self.write("UPDATE rounds SET phase = 'unmask', secure = ? WHERE round = ?", (secure, round))
 
     def close_round(self, round: int, *, result_digest: bytes, metrics: Mapping[str, Any], at: float) -> None:

@@ -91,7 +91,7 @@ def main() -> None:
     simulation = replace(simulation, prepared=replace(simulation.prepared, evaluate_global=None))
     with Workers(processes) as workers, HeldLog(simulation, job.workload.epochs) as events:
         try:
-            # The last round, in which devices' own models would be tested, is never reached.
+            # The last round, in which devices' personalized models would be tested, is never reached.
             run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=ROUNDS + 1)
         except Enough:
             return

@@ -50,12 +50,12 @@ class DeviceSection(Checked):
     """The identity of this device, and the place of its store.
 
     :param id: unique in the fleet, and the name in the certificate.
-    :param state_dir: holds the store: private key, own model, ledger; one folder for each device, never shared or
-        copied.
+    :param state_dir: holds the store: private key, personalized model, ledger; one folder for each device, never shared
+        or copied.
     :param federation: the aggregator's rounds that it joins.
     :param board: a profile of `hushfleet boards`; determines the memory for training.
-    :param roster_key: the operator's public key, 64 hex digits: the device joins a secure sum only if this key has
-        signed the list of permitted devices; without the key, it trusts the aggregator.
+    :param roster_key: the operator's public key, 64 hex digits: the device joins secure aggregation only if this key
+        has signed the list of permitted devices; without the key, it trusts the aggregator.
     :param accelerator: `auto`: training uses a GPU if ONNX Runtime has CUDA and the GPU is faster here; `cuda`: if the
         GPU computes the same as the processor; `cpu`: never.
     :param allow_volatile_state: FOR TESTS: start also where the state directory is forgotten with the power, on a file
@@ -125,8 +125,8 @@ class BrokerSection(Checked):
 class FleetSection(Checked):
     """The operator of the fleet. With it the board gets its own certificate, and updates; `hushfleet flash` writes it.
 
-    :param operator_key: public key, 64 hex digits: signs the list of devices that may be in a secure sum (unless
-        `device.roster_key` is given).
+    :param operator_key: public key, 64 hex digits: signs the list of devices that may take part in secure aggregation
+        (unless `device.roster_key` is given).
     :param service_key: public key, 64 hex digits, of the fleet service: signs the answers to enrolment and the offers
         of releases. Without it `operator_key` is used, as in files of earlier versions.
     :param enrol_url: where a board without a certificate asks for one.
@@ -150,8 +150,8 @@ class OwnDataSection(Checked):
     :param path: the folder or the file.
     :param held_out: more data that are never trained on: `status` says how many of these the own
         model gets right. This stays on the device.
-    :param unlabelled: a folder of images without labels, for the own head after a task's last round. They take part in
-        no round, and nothing of them leaves the device.
+    :param unlabelled: a folder of images without labels, for the personalized head after a task's last round. They take
+        part in no round, and nothing of them leaves the device.
     :param inbox: a folder of new images that wait for a label (`label`); nothing is trained on them.
     :param keep: how long an image or a CSV file stays, such as `90d`; after that the device deletes it.
     :param max_mib: the most disk space that these files may take; beyond it the oldest are deleted. 0: no limit. One
@@ -222,12 +222,14 @@ class LimitsSection(Checked):
         the ledger charges infinity.
     :param min_noise_multiplier: the smallest ratio of noise to sensitivity in what this device sends; 0: any.
     :param noise_split: the most devices among which the noise may be divided; 0: as many as the task package names.
-    :param min_devices: the fewest devices of a secure sum. If an operator has signed a higher number, that applies.
-    :param honest_fraction: the largest share of the devices that a task with secure sums may assume to be honest. If an
-        operator has signed a smaller share, that applies.
+    :param min_devices: the fewest devices of secure aggregation. If an operator has signed a higher number, that
+        applies.
+    :param honest_fraction: the largest share of the devices that a task with secure aggregation may assume to be
+        honest. If an operator has signed a smaller share, that applies.
     :param tell_new: whether the device may skip rounds while it has fewer new samples than a task's
         `schedule.after_new`: this reveals that it has so few, and no charge covers it.
-    :param tell_drift: whether the device answers, with noise and for a charge, whether its own model has become worse.
+    :param tell_drift: whether the device answers, with noise and for a charge, whether its personalized model has
+        become worse.
     :param constant_time: whether a round's end is announced at a time that the task determines, and not when training
         ends; None: only with the unit `record`, outside simulations.
     """

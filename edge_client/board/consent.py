@@ -94,8 +94,8 @@ def check_trust(secure: SecureSpec, limits: LimitsSection) -> None:
     """
     if limits.accounting == "strict":
         raise _no_privacy(
-            "the task counts on secure sums, in which this device's own update has a part of the noise only. This "
-            'device\'s limits.accounting is "strict", which trusts nobody: run the task with privacy.accounting = '
+            "the task counts on secure aggregation, in which this device's own update has a part of the noise only. "
+            'This device\'s limits.accounting is "strict", which trusts nobody: run the task with privacy.accounting = '
             '"strict", or let the device\'s owner set limits.accounting = "secure"'
         )
     if secure.min_devices < limits.min_devices:

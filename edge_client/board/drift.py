@@ -1,4 +1,5 @@
-"""Detects drift: stores the accuracy of the board's own head on samples that never train, for each month, on the board.
+"""Detects drift: stores the accuracy of the board's personalized head on samples that never train, for each month, on
+the board.
 
 Only tests with the same classes are compared: with more classes a head is right less often, although nothing drifted.
 """
@@ -25,7 +26,7 @@ class HeldOutTest:
     """The newest test of a month.
 
     :param month: like `2026-11`.
-    :param right: how many of `samples` the own head got right.
+    :param right: how many of `samples` the personalized head got right.
     :param classes: the `classes_key` of the task; empty in tests of earlier versions.
     """
 

@@ -101,7 +101,8 @@ class LocalData:
         self._arrivals = arrivals
         self._keys: dict[FilePlace, bytes] = {}  # of files
         self._told: set[str] = set()
-        self._by_window = False  # the task trains on windows: other reads, for own head and questions, are not noted
+        # the task trains on windows: other reads, for personalized head and questions, are not noted
+        self._by_window = False
         self._stamp: tuple[Stamp, Period | None] | None = None
         self._samples: LabelledSamples | None = None
 
@@ -137,7 +138,8 @@ class LocalData:
         return self._held_inputs
 
     def unlabelled(self) -> LabelledSamples | None:
-        """Reads the images that the owner has named for the own head, at most `MOST_UNLABELLED`, at each call."""
+        """Reads the images that the owner has named for the personalized head, at most `MOST_UNLABELLED`, at each
+        call."""
         if self._section.unlabelled is None:
             return None
         samples = folder.load_unlabelled(Path(self._section.unlabelled), most=MOST_UNLABELLED, **_form(self._model))

@@ -31,8 +31,8 @@ def nominal_seconds(
 ) -> float:
     """Measures the time of training here with the task's batch size in each batch, from one batch of black images.
 
-    Further work for each record, such as the training of an own model, is counted for the number of records that gives
-    such batches at the task's `sample_rate`.
+    Further work for each record, such as the training of a personalized model, is counted for the number of records
+    that gives such batches at the task's `sample_rate`.
 
     With the unit `device` a task sets the number of batches only by `local_steps`; without it, one is assumed.
     Raises `GraphRefused` if the graph fails even on black images: this is the task's fault, and may be reported.
@@ -62,7 +62,8 @@ def nominal_seconds(
         began = clock()
         train_vector(own_training, round.context, at.copy(), OneClient(round, own_training, **how))
         seconds += (clock() - began) * (steps or 1 / sample_rate)
-    if method.training.distillation is not None:  # a device with an own model runs it on each record, once a round
+    # a device with a personalized model runs it on each record, once a round
+    if method.training.distillation is not None:
         began = clock()
         answers = samples.logits(at)
         seconds += (clock() - began) / sample_rate

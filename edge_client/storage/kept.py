@@ -1,4 +1,5 @@
-"""Defines the values that a board keeps in its store besides rounds: own models, accelerator, newest roster."""
+"""Defines the values that a board keeps in its store besides rounds: personalized models, accelerator, newest
+roster."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from hushfleet.schema import Checked, Count, later
 from hushfleet.wire.format.spec import Digest, TaskId
 
 if TYPE_CHECKING:
-    from hushfleet.learning.own_head import DeviceHead
-    from hushfleet.secure.roster import Roster
+    from hushfleet.learning.personalized_head import DeviceHead
+    from hushfleet.secure.membership_list import MembershipList
 
 Accelerator = Literal["cpu", "cuda"]
 
@@ -22,8 +23,8 @@ class KeptModel(Checked):
     """The model of a task with which the device predicts. It never leaves the store.
 
     :param global_digest: SHA-256 of the global model that it was made with, in its wire form.
-    :param choice: the choice of an own head; None for another model, which is kept as the state of its task or, if it
-        is shared as a whole, as a blob.
+    :param choice: the choice of a personalized head; None for another model, which is kept as the state of its task or,
+        if it is shared as a whole, as a blob.
     :param values: the head's flat vector, little-endian float32; empty for another model.
     :param package: SHA-256 of the task package.
     :param round: the last closed round in the global model; 0 if there is none, or if it is unknown.
@@ -72,8 +73,8 @@ class ChosenAccelerator(Checked):
 
 
 @dataclass(frozen=True)
-class RosterMark(Checked):
-    """The newest roster that the operator has signed, kept so that no older one is accepted.
+class MembershipListMark(Checked):
+    """The newest membership list that the operator has signed, kept so that no older one is accepted.
 
     :param digest: digest of everything that was signed.
     :param name: the name for people.
@@ -94,5 +95,5 @@ class RosterMark(Checked):
         return f"{federation} {operator.hex()}"
 
     @classmethod
-    def of(cls, roster: Roster) -> RosterMark:
-        return cls(roster.number, roster.digest(), roster.name, len(roster.devices))
+    def of(cls, membership_list: MembershipList) -> MembershipListMark:
+        return cls(membership_list.number, membership_list.digest(), membership_list.name, len(membership_list.devices))

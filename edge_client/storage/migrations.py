@@ -23,7 +23,7 @@ def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
         (b"2", _keep_answers),
         (b"3", _keep_times),
         (b"4", _keep_lag),
-        (b"5", _keep_own_models),
+        (b"5", _keep_personalized_models),
     )
     for older, upgrade in steps:
         if schema == older:
@@ -52,7 +52,7 @@ def _keep_public_digests(connection: sqlite3.Connection) -> None:
 
 
 def _keep_answers(connection: sqlite3.Connection) -> None:
-    """Upgrades schema 2, which knew no secure sums."""
+    """Upgrades schema 2, which knew no secure aggregation."""
     connection.execute("ALTER TABLE outbox ADD COLUMN context BLOB")
     connection.execute(answers.SCHEMA)
 
@@ -69,13 +69,15 @@ def _keep_lag(connection: sqlite3.Connection) -> None:
     Ledger(connection, device=device.decode()).upgrade_schema()
 
 
-def _keep_own_models(connection: sqlite3.Connection) -> None:
-    """Upgrades schema 5, which kept one own head, of the task in use if the device predicted with it."""
+def _keep_personalized_models(connection: sqlite3.Connection) -> None:
+    """Upgrades schema 5, which kept one personalized head, of the task in use if the device predicted with it."""
     run = connection.execute
     run(OWN_MODELS)
     facts = dict(run("SELECT name, value FROM facts WHERE name IN ('mixture', 'task_digest')"))
     with contextlib.suppress(Malformed):  # a damaged head is made anew
         if len(facts) == 2:
-            head = replace(unpack(KeptModel, facts["mixture"], what="the own head"), package=facts["task_digest"])
+            head = replace(
+                unpack(KeptModel, facts["mixture"], what="the personalized head"), package=facts["task_digest"]
+            )
             run("INSERT INTO own_models VALUES (?, ?)", (head.task, pack(head)))
     run("DELETE FROM facts WHERE name IN ('mixture', 'own_head')")  # the second up to version 0.3.0

@@ -20,7 +20,7 @@ class StoredState:
 
     :param size: the number of parameters, d.
     :param public: `PublicState.to_bytes()`.
-    :param own: the own model, little-endian float32; None before the first training.
+    :param own: the personalized model, little-endian float32; None before the first training.
     :param private: the method's arrays and the encoding error, by `pack_arrays`.
     """
 
@@ -38,7 +38,8 @@ class RoundCommit(Generic[S]):
     :param update: the encoded update.
     :param public_before: `PublicState.to_bytes()` before the update.
     :param residual: float32 `[d]`, for `load_residual`; None if the updates' encoding carries no error, or in `state`.
-    :param context: context of the secure sum that it is masked for (`SecureRound.context`); None if it is not masked.
+    :param context: context of the secure aggregation that it is masked for (`SecureRound.context`); None if it is not
+        masked.
     :param package: SHA-256 of the task package that it was trained for, for `DeviceStore.package_of`.
     :param at: the counted time of the charge, unix seconds; 0: no time is counted.
     :param window: as in `LedgerEntry`.
@@ -71,7 +72,8 @@ class OutboxEntry:
     :param status: `pending`, `acked`, or `refused:<code>`; `refused:owner` if the owner no longer allows it.
     :param attached_digest: SHA-256 of it with the public state attached; None if it was never sent in this form, empty
         if an earlier version, which did not note this, stored it.
-    :param context: context of the secure sum that it is masked for (`SecureRound.context`); None if it is not masked.
+    :param context: context of the secure aggregation that it is masked for (`SecureRound.context`); None if it is not
+        masked.
     """
 
     task: str

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrivals import Arrivals
-from hushfleet.edge_client.storage.kept import ChosenAccelerator, KeptModel, RosterMark
+from hushfleet.edge_client.storage.kept import ChosenAccelerator, KeptModel, MembershipListMark
 from hushfleet.edge_client.storage.round_commit import (
     CodedRound,
     OutboxEntry,
@@ -147,15 +147,15 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
     def pin_epoch(self, scope: str, epoch: int) -> None:
         self._set_facts("note the aggregator's start", **{f"epoch {scope}": str(epoch).encode()})
 
-    def newest_roster(self, scope: str) -> RosterMark | None:
-        """Returns the newest roster that was accepted; None before the first. Raises `StoreError`.
+    def newest_membership_list(self, scope: str) -> MembershipListMark | None:
+        """Returns the newest membership list that was accepted; None before the first. Raises `StoreError`.
 
         :param scope: its federation and the operator's key.
         """
-        return self._kept(RosterMark, f"roster {scope}", "mark of the newest roster")
+        return self._kept(MembershipListMark, f"membership list {scope}", "mark of the newest membership list")
 
-    def pin_roster(self, scope: str, mark: RosterMark) -> None:
-        self._set_facts("note the newest roster", **{f"roster {scope}": pack(mark)})
+    def pin_membership_list(self, scope: str, mark: MembershipListMark) -> None:
+        self._set_facts("note the newest membership list", **{f"membership list {scope}": pack(mark)})
 
     @property
     def is_enrolled(self) -> bool:
@@ -205,20 +205,20 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
     def set_current(self, *, task_digest: bytes, global_digest: bytes | None) -> None:
         self._set_facts("note the current task", task_digest=task_digest, global_digest=global_digest)
 
-    def own_models(self) -> list[KeptModel]:
+    def personalized_models(self) -> list[KeptModel]:
         """Returns the models of the last tasks that the device predicts with, the newest first. Raises `StoreError`."""
-        with self._whole("own model"):
+        with self._whole("personalized model"):
             found = self._rows("SELECT kept FROM own_models ORDER BY rowid DESC")
-            return [unpack(KeptModel, data, what="the own model") for (data,) in found]
+            return [unpack(KeptModel, data, what="the personalized model") for (data,) in found]
 
-    def own_head(self, task: str | None = None) -> KeptModel | None:
+    def personalized_head(self, task: str | None = None) -> KeptModel | None:
         """Returns the head that was chosen last, of this task or, if none is given, of any. Raises `StoreError`."""
-        heads = (kept for kept in self.own_models() if kept.choice is not None)
+        heads = (kept for kept in self.personalized_models() if kept.choice is not None)
         return next((kept for kept in heads if task in (None, kept.task)), None)
 
     def keep_model(self, kept: KeptModel) -> None:
         """Stores the model of a task; it is the newest one."""
-        with self._transaction("keep an own model"):
+        with self._transaction("keep a personalized model"):
             self._connection.execute("INSERT OR REPLACE INTO own_models VALUES (?, ?)", (kept.task, pack(kept)))
             self._connection.execute(
                 "DELETE FROM own_models WHERE rowid NOT IN (SELECT rowid FROM own_models ORDER BY rowid DESC LIMIT ?)",
@@ -310,7 +310,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
 
     def own_params(self, task: str) -> np.ndarray | None:
         """Returns the model for predictions, float32 `[d]`: the head that the device chose, or its last training."""
-        head = self.own_head(task)
+        head = self.personalized_head(task)
         if head is not None:
             return head.params
         state = self.load_state(task)
@@ -364,7 +364,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
                 "WHERE (data IS NOT NULL OR length(public_before)) AND NOT (task = ? AND round = ?)",
                 (task, round),
             )
-            # Tasks that only ask have states without an own model: these must not displace states with one.
+            # Tasks that only ask have states without a personalized model: these must not displace states with one.
             run(
                 "DELETE FROM states WHERE rowid NOT IN (SELECT rowid FROM states AS alike "
                 "WHERE (alike.own IS NULL) = (states.own IS NULL) ORDER BY rowid DESC LIMIT ?)",

@@ -1,4 +1,5 @@
-"""A plan on this device before anything is trained: its charge, whether the owner allows it, and its secure sum."""
+"""A plan on this device before anything is trained: its charge, whether the owner allows it, and its secure
+aggregation."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import allowed_charge, check_trust
 from hushfleet.edge_client.optional import agreement as key_agreement
-from hushfleet.edge_client.optional import member_answer, question, secure_round
+from hushfleet.edge_client.optional import question, secure_round, unmasking_share
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.declines import Declined
 from hushfleet.errors import BadInput, Malformed, PrivacyError
@@ -23,7 +24,7 @@ from hushfleet.wire.format.spec import BlobRef, TaskSpec
 
 if TYPE_CHECKING:
     from hushfleet.edge_client.storage.arrays import RoundStore
-    from hushfleet.secure.roster import Roster
+    from hushfleet.secure.membership_list import MembershipList
 
 
 @dataclass(kw_only=True, eq=False)
@@ -33,7 +34,7 @@ class Party:
     :param store: keeps the state, the ledger and the update; what is committed there is what is sent.
     :param method: the method of `spec`.
     :param limits: what the device's owner allows, and how many times the standard noise the owner wants.
-    :param make_secure_round: creates a round with a secure sum; a simulation of the sums only may omit the masks.
+    :param make_secure_round: creates a round with secure aggregation; a simulation of the sums only may omit the masks.
     :param now: returns counted unix seconds; 0 in simulations whose devices have no clock.
     """
 
@@ -54,18 +55,18 @@ class Party:
 
     @cached_property
     def agreement(self) -> key_agreement.KeyAgreement:
-        """The device's keys with its peers in secure sums."""
+        """The device's keys with its peers in secure aggregation."""
         return key_agreement.KeyAgreement(self.store.identity, task=self.package)
 
 
 class AllowedRound:
     """The round of one plan on one device, as far as nothing is trained.
 
-    :param roster: the roster that the plan names, if the round has a secure sum.
+    :param membership_list: the membership list that the plan names, if the round has secure aggregation.
     """
 
-    def __init__(self, party: Party, plan: RoundPlan, roster: Roster | None = None) -> None:
-        self.party, self.plan, self.roster = party, plan, roster
+    def __init__(self, party: Party, plan: RoundPlan, membership_list: MembershipList | None = None) -> None:
+        self.party, self.plan, self.membership_list = party, plan, membership_list
         self.store, self.asks = party.store, party.spec.asks(plan.round)
         self.spec, self.method = party.spec, party.method
         if self.asks:
@@ -103,7 +104,8 @@ class AllowedRound:
             raise Declined("error", f"an earlier client has trained for {plan.task}, and did not note by which package")
         if (plan.secure is None) != (spec.privacy.secure is None):
             raise Malformed(
-                f"the plan of round {plan.round} has {'no' if plan.secure is None else 'a'} secure sum, unlike the task"
+                f"the plan of round {plan.round} has {'no ' if plan.secure is None else ''}secure aggregation, unlike "
+                "the task"
             )
         limits, ledger = self.party.limits, self.store.ledger
         return allowed_charge(plan, spec, self.method, self.terms, limits=limits, ledger=ledger, now=self.at)
@@ -115,20 +117,22 @@ class AllowedRound:
 
     @cached_property
     def secure(self) -> secure_round.SecureRound:
-        """Cohort and committee of a round with a secure sum.
+        """Cohort and committee of a round with secure aggregation.
 
-        Raises `Declined` if the task assumes more trust than the owner allows, and `BadInput` if task, plan or roster
-        define no secure sum or too few honest devices.
+        Raises `Declined` if the task assumes more trust than the owner allows, and `BadInput` if task, plan or
+        membership list define no secure aggregation or too few honest devices.
         """
         spec, plan = self.spec.privacy.secure, self.plan
-        if spec is None or self.roster is None:
-            raise BadInput(f"round {plan.round} of {plan.task} has no secure sum: task and plan must both have one")
+        if spec is None or self.membership_list is None:
+            raise BadInput(
+                f"round {plan.round} of {plan.task} has no secure aggregation: task and plan must both have one"
+            )
         check_trust(spec, self.party.limits)
-        return self.party.make_secure_round(spec, plan, self.roster, size=self.method.newcomer_shares)
+        return self.party.make_secure_round(spec, plan, self.membership_list, size=self.method.newcomer_shares)
 
     @cached_property
     def mask_keys(self) -> tuple[bytes, ...]:
-        """The keys of this round that the device shares with the committee; none without a secure sum."""
+        """The keys of this round that the device shares with the committee; none without secure aggregation."""
         return () if self.plan.secure is None else self.secure.keys(self.party.agreement, self.party.device)
 
     def answer(self) -> AnswerEntry | None:
@@ -141,11 +145,11 @@ class AllowedRound:
         if device not in self.secure.members or plan.secure is None:
             return None
         included = plan.secure.included
-        header = member_answer.AnswerHeader.of(plan.task, plan.round, device, included, self.secure.spec.bits)
+        header = unmasking_share.AnswerHeader.of(plan.task, plan.round, device, included, self.secure.spec.bits)
         stored = store.answers.of(plan.task, plan.round)
         if stored is None:
             values = self.secure.answer(self.party.agreement, device, included)
-            data = member_answer.encode_answer(header, values, identity=store.identity)
+            data = unmasking_share.encode_answer(header, values, identity=store.identity)
             return store.answers.commit(plan.task, plan.round, included=header.included, data=data)
         if stored.included != header.included:
             raise PrivacyError(

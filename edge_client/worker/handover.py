@@ -97,7 +97,7 @@ class Handover:
                 model,
                 round.at,
                 charge=round.charge,
-                roster=None if round.roster is None else round.roster.to_bytes(),
+                membership_list=None if round.membership_list is None else round.membership_list.to_bytes(),
                 mask_keys=round.mask_keys,
                 state=state,
                 earlier=None if no_earlier or continues is None else self._store.stored_state(continues.task),
@@ -114,7 +114,7 @@ class Handover:
         )
 
     def begin_head(self, task: TaskRuntime, plan: RoundPlan, head: HeadJob, model: bytes) -> None:
-        """Starts the choice of an own head. Raises `HushfleetError` or `OSError`."""
+        """Starts the choice of a personalized head. Raises `HushfleetError` or `OSError`."""
         package, graphs = task.package()
         self._begin(Job(self._config, package, graphs, plan, model, task.party.now(), head=head))
 

@@ -1,4 +1,4 @@
-"""Chooses the device's own head with a global model, from its own samples; nothing of it leaves the board.
+"""Chooses the device's personalized head with a global model, from its own samples; nothing of it leaves the board.
 
 A new task must not make predictions worse. If it continues an earlier model, its heads begin with a model that is
 trained. Otherwise they begin with the sum of its model and the shared head of the earlier task: a head grows in
@@ -15,7 +15,7 @@ from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.worker.job import HeadChosen, HeadJob, Job
 from hushfleet.edge_client.worker.loaded_task import LoadedTask
 from hushfleet.learning.carry_over import carry_over
-from hushfleet.learning.own_head import inputs_of_own, own_head_of, own_logits
+from hushfleet.learning.personalized_head import inputs_of_own, own_logits, personalized_head_of
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.spec import BlobRef, TaskSpec
 
@@ -26,7 +26,7 @@ def chosen_head(job: Job, head_job: HeadJob, task: LoadedTask) -> HeadChosen:
     shared = job.model[: 4 * spec.model.layout.size]
     params, signal = _base(head_job, spec, np.frombuffer(shared, "<f4"))
     unlabelled = task.data.unlabelled() if head_job.unlabelled else None
-    head = own_head_of(params, spec.model.layout, task.data.samples(), signal, unlabelled)
+    head = personalized_head_of(params, spec.model.layout, task.data.samples(), signal, unlabelled)
     about = {"task": spec.task, "global_digest": job.plan.global_digest, "round": head_job.closed}
     kept = KeptModel.of(head, package=BlobRef.of(job.package).digest, shared=shared, **about)
     held = task.data.held_out() if spec.held_out else None
@@ -43,7 +43,7 @@ def _base(head_job: HeadJob, spec: TaskSpec, shared: np.ndarray) -> tuple[np.nda
     """
     parts = [(shared, _share(spec, head_job.closed), spec.signal)] if len(shared) else []
     if head_job.earlier is not None:
-        kept = unpack(KeptModel, head_job.earlier[0], what="the own head")
+        kept = unpack(KeptModel, head_job.earlier[0], what="the personalized head")
         earlier = TaskSpec.from_bytes(head_job.earlier[1])
         parts.append((_carried(kept, earlier, spec), _share(earlier, kept.round), earlier.signal))
     if not parts:

@@ -1,8 +1,8 @@
 """Defines what a guardian hands to a worker, and what a worker hands back: frozen messages of bytes, without arrays.
 
 The guardian is the board's client: it has the keys, the store and the network. A worker has neither. It gets one job,
-which is one round, the choice of one own head, or a model and differences to add to it, and gives one outcome. An
-outcome is untrusted input: the guardian checks it as it checks a message from the network.
+which is one round, the choice of one personalized head, or a model and differences to add to it, and gives one outcome.
+An outcome is untrusted input: the guardian checks it as it checks a message from the network.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 
 @dataclass(frozen=True)
 class HeadJob:
-    """The choice of an own head with the job's global model.
+    """The choice of a personalized head with the job's global model.
 
     :param closed: the number of the last closed round in the model; the model is empty if it has none.
-    :param earlier: the own head of an earlier task that this one begins with (a packed `KeptModel`), and the package of
-        that task; None without one.
+    :param earlier: the personalized head of an earlier task that this one begins with (a packed `KeptModel`), and the
+        package of that task; None without one.
     :param unlabelled: whether the images without labels take part.
     """
 
@@ -47,7 +47,7 @@ class Job:
     :param model: the global model and the method's vectors, little-endian float32.
     :param at: the counted time, unix seconds.
     :param charge: the charge of the round, which the owner allows; None for a head.
-    :param roster: the roster that the plan names; `mask_keys`: the keys of this round alone.
+    :param membership_list: the membership list that the plan names; `mask_keys`: the keys of this round alone.
     :param state: the device's state; `earlier`: that of the task that this one continues, for a newcomer.
     :param entries: of the ledger, for this task.
     :param hides: whether the end is announced at a time that does not depend on the data: then nothing may be declined
@@ -71,7 +71,7 @@ class Job:
     model: bytes
     at: int
     charge: Charge | None = None
-    roster: bytes | None = None
+    membership_list: bytes | None = None
     mask_keys: tuple[bytes, ...] = ()
     state: StoredState | None = None
     earlier: StoredState | None = None
@@ -91,7 +91,7 @@ class Job:
     def light(self) -> Job:
         """Returns the job without what has megabytes: only what an outcome is compared with."""
         state = None if self.state is None else replace(self.state, own=None, private=b"")
-        light = replace(self, package=b"", graphs=(), model=b"", roster=None, state=state, earlier=None)
+        light = replace(self, package=b"", graphs=(), model=b"", membership_list=None, state=state, earlier=None)
         return replace(light, arrivals=(), trained_samples=None, differences=())
 
 
@@ -133,7 +133,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class HeadChosen:
-    """A chosen own head.
+    """A chosen personalized head.
 
     :param kept: a packed `KeptModel`.
     :param right: how many of `held_out` samples that never train it gets right.

@@ -54,7 +54,7 @@ class MetricsFile:
         return cls(Path(section.metrics), common, local, features)
 
     def write(self, round: DeviceRound, trained: Trained, noised: NoisedUpdate, *, train_s: float) -> None:
-        """Appends one line about the device's own model after local training, before aggregation."""
+        """Appends one line about the device's personalized model after local training, before aggregation."""
         spec, logits_of = round.spec, round.trainer.logits_of
         privacy, line = spec.privacy, dict[str, object](round=round.plan.round, loss=trained.loss)
         # for a linear model, the head that the device chooses counts, not the model that a round trains

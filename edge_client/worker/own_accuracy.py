@@ -1,4 +1,5 @@
-"""Measures the own model on samples that this board has held out, and compares it with the fleet's and a local one."""
+"""Measures the personalized model on samples that this board has held out, and compares it with the fleet's and a local
+one."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import NamedTuple
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.worker.own_model import OwnModel, own_model
+from hushfleet.edge_client.worker.personalized_model import PersonalizedModel, personalized_model
 from hushfleet.edge_client.worker.predict import graphs_of
 from hushfleet.edge_client.worker.unusual import alarms_right
 from hushfleet.errors import BadInput, GraphRefused
@@ -16,7 +17,8 @@ from hushfleet.learning.evaluation import evaluate_each
 
 
 class OwnAccuracy(NamedTuple):
-    """The accuracy of the own model on images of this device that it was not trained on; private like the images.
+    """The accuracy of the personalized model on images of this device that it was not trained on; private like the
+    images.
 
     :param right: how many of `images` it got right; None if nothing is held out.
     :param which: the kind of the images, in words.
@@ -38,11 +40,11 @@ class OwnAccuracy(NamedTuple):
 
 
 def own_accuracy(store: DeviceStore, data: OwnDataSection) -> OwnAccuracy | None:
-    """Measures on `data.held_out`; without it, returns for an own head the cross-validation that chose it. Returns None
-    without a model.
+    """Measures on `data.held_out`; without it, returns for a personalized head the cross-validation that chose it.
+    Returns None without a model.
     """
     try:
-        own = own_model(store)
+        own = personalized_model(store)
     except BadInput:
         return None
     try:
@@ -52,7 +54,7 @@ def own_accuracy(store: DeviceStore, data: OwnDataSection) -> OwnAccuracy | None
     return found._replace(round=own.round)
 
 
-def _measured(store: DeviceStore, own: OwnModel, data: OwnDataSection) -> OwnAccuracy:
+def _measured(store: DeviceStore, own: PersonalizedModel, data: OwnDataSection) -> OwnAccuracy:
     spec, kind, params = own.spec, own.kind, own.params
     if data.held_out is not None and spec.model.targets.are_inputs:
         return OwnAccuracy(spec.task, kind, *alarms_right(store, own, data))
@@ -63,7 +65,7 @@ def _measured(store: DeviceStore, own: OwnModel, data: OwnDataSection) -> OwnAcc
         right = int(evaluate_each(logits_of, params, inputs).correct.sum())
         fleet_right = None if own.shared is None else int(evaluate_each(graph, own.shared, samples).correct.sum())
         return OwnAccuracy(spec.task, kind, right, len(samples), "held-out images", fleet_right)
-    head = store.own_head(spec.task) if own.is_head else None
+    head = store.personalized_head(spec.task) if own.is_head else None
     choice = None if head is None else head.choice
     if choice is None or not choice.images:
         return OwnAccuracy(spec.task, kind)

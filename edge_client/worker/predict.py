@@ -1,4 +1,5 @@
-"""Predicts for one image, with the device's own model: class probabilities, or the numbers that the task predicts."""
+"""Predicts for one image, with the device's personalized model: class probabilities, or the numbers that the task
+predicts."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import numpy as np
 from hushfleet.data.images import read_image
 from hushfleet.data.samples import Samples, inputs_of
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.worker.own_model import no_model_of, own_model
+from hushfleet.edge_client.worker.personalized_model import no_model_of, personalized_model
 from hushfleet.errors import BadInput
 from hushfleet.learning.graph_features import FeatureGraph, check_features
 from hushfleet.learning.graph_safety import check_graph
@@ -25,7 +26,7 @@ class Prediction(NamedTuple):
     """The prediction of a model for an image.
 
     :param task: the task of the model.
-    :param model: `personalised` or `global`, or the own head that was chosen, in words.
+    :param model: `personalised` or `global`, or the personalized head that was chosen, in words.
     :param classes: (name, probability), the likeliest first; (output, number) if the task predicts numbers.
     :param are_numbers: whether the task predicts numbers.
     """
@@ -53,7 +54,7 @@ def predict(store: DeviceStore, image: Path, loaded: dict[bytes, LoadedGraphs] |
 
     :param loaded: keeps the graphs of the task from one call to the next; the key is the digest of the task.
     """
-    own = own_model(store)
+    own = personalized_model(store)
     spec, kind, params = own.spec, own.kind, own.params
     loaded = {} if loaded is None else loaded
     if (key := BlobRef.of(spec.to_bytes()).digest) not in loaded:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hushfleet.learning import carry_over
     from hushfleet.methods import answer
     from hushfleet.secure import prime_field
-    from hushfleet.secure.roster import Roster
+    from hushfleet.secure.membership_list import MembershipList
 else:
     local_data = at_need("hushfleet.edge_client.board.local_data")
     carry_over = at_need("hushfleet.learning.carry_over")
@@ -59,7 +59,7 @@ class Trainer(Party):
         task needs some, or if they do not fit it.
     :param held_out: reads the samples that never train; None if the task holds none out.
     :param left_out: counts the samples that could not be read.
-    :param worse: returns whether the own head has become worse; None if the owner does not allow to report it.
+    :param worse: returns whether the personalized head has become worse; None if the owner does not allow to report it.
     :param observer: receives each trained round and its noised update before the commit, for metrics that stay on the
         device.
     :param make_optimizer: creates the optimizer of the local training.
@@ -86,14 +86,14 @@ class Trainer(Party):
 class DeviceRound(AllowedRound):
     """The round of one plan on one device, which is trained.
 
-    :param roster: the roster that the plan names, if the round has a secure sum.
+    :param membership_list: the membership list that the plan names, if the round has secure aggregation.
     """
 
     failed: str | None = None
     """What went wrong with the data; this text must not leave the device."""
 
-    def __init__(self, trainer: Trainer, plan: RoundPlan, roster: Roster | None = None) -> None:
-        super().__init__(trainer, plan, roster)
+    def __init__(self, trainer: Trainer, plan: RoundPlan, membership_list: MembershipList | None = None) -> None:
+        super().__init__(trainer, plan, membership_list)
         self.trainer = trainer
 
     def run(self, published: np.ndarray, *, blank: bool = False) -> OutboxEntry:
@@ -172,7 +172,7 @@ class DeviceRound(AllowedRound):
         without noise.
         """
         earlier, model, method = self.spec.continues, self.spec.model, self.trainer.method
-        afresh = self.window is not None or (method.by_record and not method.own_model_has_no_noise)
+        afresh = self.window is not None or (method.by_record and not method.personalized_model_has_no_noise)
         before = None if earlier is None or afresh else self.store.load_state(earlier.task)
         if earlier is None or before is None or before.own is None:
             return state
@@ -290,7 +290,8 @@ class DeviceRound(AllowedRound):
         return self.store.commit_round(commit)
 
     def _masked(self, header: UpdateHeader, values: np.ndarray, noise: NoiseSource) -> bytes:
-        """Returns the blob of an update for a secure sum: masked integers with this device's part of the sum's noise.
+        """Returns the blob of an update for secure aggregation: masked integers with this device's part of the sum's
+        noise.
 
         :param values: clipped, float32 `[k]`. Nobody sees them, not even the aggregator.
         """

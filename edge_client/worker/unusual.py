@@ -14,7 +14,7 @@ from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.sample_files import Reading, load_file
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.worker.own_model import OwnModel
+from hushfleet.edge_client.worker.personalized_model import PersonalizedModel
 from hushfleet.edge_client.worker.predict import graphs_of
 from hushfleet.learning.anomaly import Threshold, divided, errors_of, threshold
 from hushfleet.learning.evaluation import LogitsOf
@@ -61,7 +61,7 @@ class Unusual(NamedTuple):
         return lines
 
 
-def judge(store: DeviceStore, own: OwnModel, data: OwnDataSection, file: Path) -> Unusual:
+def judge(store: DeviceStore, own: PersonalizedModel, data: OwnDataSection, file: Path) -> Unusual:
     """Judges a file. Raises `BadInput` if the file or the board's own data cannot be read, or nothing is held out."""
     spec = own.spec
     graph, _ = graphs_of(store, spec)
@@ -70,8 +70,11 @@ def judge(store: DeviceStore, own: OwnModel, data: OwnDataSection, file: Path) -
     return Unusual(spec.task, own.kind, chosen, tuple((errors / max(chosen.error, _LEAST)).tolist()))
 
 
-def alarms_right(store: DeviceStore, own: OwnModel, data: OwnDataSection) -> tuple[int | None, int, str, int | None]:
-    """Counts the samples of `data.held_out` that the own model judges right: unusual exactly if the label says fault.
+def alarms_right(
+    store: DeviceStore, own: PersonalizedModel, data: OwnDataSection
+) -> tuple[int | None, int, str, int | None]:
+    """Counts the samples of `data.held_out` that the personalized model judges right: unusual exactly if the label says
+    fault.
 
     Returns that number, the number of samples, their kind in words, and how many the fleet's model judges right. Raises
     `BadInput` in the same cases as `judge`.
@@ -91,7 +94,7 @@ def _right(graph: LogitsOf, params: np.ndarray, held_out: LabelledSamples, test:
     return int(((errors_of(graph, params, test) > chosen.error) != normal(test.labels)).sum())
 
 
-def _held_out(own: OwnModel, data: OwnDataSection) -> LabelledSamples:
+def _held_out(own: PersonalizedModel, data: OwnDataSection) -> LabelledSamples:
     reading = Reading(skipped=[], by_content=own.spec.by_content)
     samples = load_file(Path(data.path), data.here(own.spec.model), kind=data.kind, reading=reading)
     by = samples.images if own.spec.by_content else None

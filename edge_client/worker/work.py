@@ -1,4 +1,4 @@
-"""Does the jobs of a guardian: trains a round, or chooses an own head. It runs in a worker's process.
+"""Does the jobs of a guardian: trains a round, or chooses a personalized head. It runs in a worker's process.
 
 What goes wrong becomes a `Failed` with a public reason. Which samples the device has decides about a decline only where
 the training time is no secret.
@@ -29,11 +29,11 @@ from hushfleet.wire.format.spec import BlobRef, TaskSpec
 if TYPE_CHECKING:
     from hushfleet.edge_client.board import new_samples
     from hushfleet.edge_client.worker import head
-    from hushfleet.secure import roster
+    from hushfleet.secure import membership_list
 else:
     new_samples = at_need("hushfleet.edge_client.board.new_samples")
     head = at_need("hushfleet.edge_client.worker.head")
-    roster = at_need("hushfleet.secure.roster")
+    membership_list = at_need("hushfleet.secure.membership_list")
 
 _MAX_WHY_CHARS = MAX_TEXT_CHARS // 4  # JSON may write a character as six
 
@@ -102,7 +102,7 @@ class JobWork:
             raise Declined("no-privacy", "the round's model has values that are not finite")
         if job.hides and job.nominal_s is None:
             self._tell(Told(nominal_s=task.nominal_seconds(params)))
-        listed = None if job.roster is None else roster.Roster.from_bytes(job.roster)
+        listed = None if job.membership_list is None else membership_list.MembershipList.from_bytes(job.membership_list)
         round = DeviceRound(task.trainer, job.plan, listed)
         round.at, round.mask_keys = job.at, job.mask_keys
         assert job.charge is not None

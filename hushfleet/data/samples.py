@@ -109,8 +109,8 @@ class FeatureSamples:
 
     :param features: float32 `[n, count, 1, 1]`.
     :param labels: like those of `Samples`, and likewise `targets`.
-    :param given: how many of them, from the first on, the network takes; the others are for the device's own head.
-        None: the network takes all, and the own head takes the same.
+    :param given: how many of them, from the first on, the network takes; the others are for the device's personalized
+        head. None: the network takes all, and the personalized head takes the same.
     """
 
     features: npt.NDArray[np.float32]
@@ -133,7 +133,7 @@ class FeatureSamples:
 
     @property
     def own(self) -> npt.NDArray[np.float32]:
-        """The input of the device's own head, float32 `[n, F]`."""
+        """The input of the device's personalized head, float32 `[n, F]`."""
         return self.features[:, self.given or 0 :, 0, 0]
 
     @property

@@ -1,1 +1,2 @@
-"""Learns on a device: gradients, optimizers, draws, the device's own model, and the graphs of networks on a board."""
+"""Learns on a device: gradients, optimizers, draws, the device's personalized model, and the graphs of networks on a
+board."""

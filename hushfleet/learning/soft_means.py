@@ -1,9 +1,10 @@
-"""Runs soft k-means on unlabelled images, for a part of a device's own head; it starts with the head's predictions.
+"""Runs soft k-means on unlabelled images, for a part of a device's personalized head; it starts with the head's
+predictions.
 
 Each class has a mean of features: of its labelled images, which count `LABELLED` times, and of the unlabelled ones,
-each weighted with the probability that it belongs to the class. At first the own head gives these probabilities, then
-the distances to the means. The logits - SHARPNESS |phi - mean|^2 differ between classes by a linear function of phi, so
-the mean of the head's logits and these logits is a linear head again.
+each weighted with the probability that it belongs to the class. At first the personalized head gives these
+probabilities, then the distances to the means. The logits - SHARPNESS |phi - mean|^2 differ between classes by a linear
+function of phi, so the mean of the head's logits and these logits is a linear head again.
 
 Soft k-means assumes that classes are equally frequent. If the labels show that they differ (`Mix.unlike`), the
 logarithm of each class's share is added.
@@ -27,7 +28,7 @@ def soft_means(
     :param features: `[m, F]`, the features of the labelled images.
     :param labels: int `[m]`.
     :param unlabelled: `[u, F]`.
-    :param logits: `[C, u]`, the own head's logits for these.
+    :param logits: `[C, u]`, the personalized head's logits for these.
     """
     known = LABELLED * (np.arange(len(logits))[:, None] == labels)
     for _ in range(PASSES):

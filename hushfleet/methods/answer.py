@@ -7,8 +7,8 @@ counts.
 
 | value | within | share of the squared norm |
 |---|---|---:|
-| the own head's accuracy, minus 1/2 | 1/2 | 0.1 |
-| the own head's gain over the head trained alone | M | 0.7 |
+| the personalized head's accuracy, minus 1/2 | 1/2 | 0.1 |
+| the personalized head's gain over the head trained alone | M | 0.7 |
 | the shared model's gain over the head trained alone | M | 0.1 |
 | 1/2 for a gain, -1/2 for a loss, 0 for neither | 1/2 | 0.05 |
 | the square of the gain, minus M^2/2 | M^2/2 | 0.05 |
@@ -23,7 +23,13 @@ import math
 import numpy as np
 
 from hushfleet.data.samples import LabelledSamples, Samples
-from hushfleet.learning.own_head import alone_head_of, features_of, inputs_of_own, own_head_of, own_logits
+from hushfleet.learning.personalized_head import (
+    features_of,
+    inputs_of_own,
+    local_only_head_of,
+    own_logits,
+    personalized_head_of,
+)
 from hushfleet.methods.answer_scale import scale_of
 from hushfleet.wire.format.question import EVALUATED, QuestionSpec
 from hushfleet.wire.format.spec import TaskSpec
@@ -51,13 +57,13 @@ def evaluation_answer(
 def right_answers(
     spec: TaskSpec, params: np.ndarray, training: LabelledSamples, held_out: LabelledSamples
 ) -> np.ndarray | None:
-    """Returns whether the own head, the head trained alone and the shared model are right, bool `[3, n]`; None without
-    training samples or held-out samples."""
+    """Returns whether the personalized head, the head trained alone and the shared model are right, bool `[3, n]`; None
+    without training samples or held-out samples."""
     if not len(training) or not len(held_out):
         return None
     layout, classes = spec.model.layout, len(spec.model.class_names)
-    own = own_head_of(params, layout, training, spec.signal).params
-    alone = alone_head_of(training, classes)
+    own = personalized_head_of(params, layout, training, spec.signal).params
+    alone = local_only_head_of(training, classes)
     inputs = [(own, inputs_of_own(held_out).x), (alone, features_of(held_out)), (params, held_out.x)]
     logits = (own_logits(head, x).astype(np.float64) for head, x in inputs)
     return np.stack([held_out.targets.right(each, held_out.labels) for each in logits])
@@ -87,7 +93,8 @@ def statistic_answer(
 
 
 def drift_answer(worse: bool | None) -> np.ndarray:
-    """Answers whether the device's own head has become worse; float32 `[2]`: whether it reports, whether it is worse.
+    """Answers whether the device's personalized head has become worse; float32 `[2]`: whether it reports, whether it is
+    worse.
 
     :param worse: None if the owner does not allow the report, or nothing was tested.
     """

@@ -15,10 +15,10 @@ Clipping and noise of `[privacy]` are the same as in DP-FedAvg, on the shared pa
 Reading: FedPer draws each device's first head on the device; here the part that stays starts from the initial global
 model, so that devices differ only by their data. LG-FedAvg begins with a model that FedAvg has trained.
 Reading: an update of FedRep is an epoch, as in its experiments (10 epochs of the head, then 1 or 5 of the backbone).
-Reading: a FedRep device's own model is its head and the backbone that it trained in the same round, so the head has not
-seen that backbone's last step. After aggregation it predicts with its head on the new global backbone.
+Reading: a FedRep device's personalized model is its head and the backbone that it trained in the same round, so the
+head has not seen that backbone's last step. After aggregation it predicts with its head on the new global backbone.
 Reading: FedRep's public code tests its heads on that backbone, for all clients after each aggregation (`hushfleet
-reproduce`: `accuracy_next_local`); here a device's metrics are measured on its own model, defined above.
+reproduce`: `accuracy_next_local`); here a device's metrics are measured on its personalized model, defined above.
 Deviation: there is no weight decay. FedRep's code has 1e-4 on weights and none on biases; its paper does not say.
 Deviation: every device has the same weight. FedPer and LG-FedAvg weigh by sample count, which is a function of private
 data, and so does FedRep's code; FedRep's paper does not.

@@ -139,7 +139,7 @@ class PersonalFirst(PartOrder):
 
 @dataclass(frozen=True)
 class SelfDistillation:
-    """The device's own model of its last round teaches the one that it trains.
+    """The device's personalized model of its last round teaches the one that it trains.
 
     :param weight: of the distillation relative to the cross-entropy, in [0, 1].
     """

@@ -35,12 +35,12 @@ class Trained(NamedTuple):
 
     :param context: of the round, with the measured accuracy and loss.
     :param end: float32 `[d]`, the shared model after training.
-    :param own: float32 `[d]`, the device's own model; `end` itself, unless the method trains a second model.
+    :param own: float32 `[d]`, the device's personalized model; `end` itself, unless the method trains a second model.
     :param loss: mean training loss per sample.
     :param step: in a sum over records, float32 `[d]`: `OneClient.step`.
     :param failures: with the unit `record`, reasons for what was left out: the first record without a gradient, the own
         model. Nothing that is sent may depend on them.
-    :param former: the device's own model at the start of the round, also if the round could not see it.
+    :param former: the device's personalized model at the start of the round, also if the round could not see it.
     """
 
     context: RoundContext
@@ -78,7 +78,7 @@ class LocalRound:
     ) -> None:
         self.method, self.state, self.samples = method, state, samples
         self.record = method.record_mechanism(terms)
-        seen = replace(state, own=None) if method.own_model_has_no_noise else state
+        seen = replace(state, own=None) if method.personalized_model_has_no_noise else state
         visible: Any = samples if self.record is None else HiddenSamples()
         (global_params, vectors), personal, layout = method.split(published), method.parts.personal, method.layout
         chosen = personal.choose(seen, global_params, visible, layout)
@@ -182,10 +182,10 @@ class OneClient:
     :param round: the round of one device, with its samples in memory.
     :param rng: draws the order of the samples or the samples of a batch, the augmentation and the dropout masks.
     :param noise: the source of the gradients' noise with `record`.
-    :param record: how gradients get noise with the unit `record`; None for an own model, which is never sent.
+    :param record: how gradients get noise with the unit `record`; None for a personalized model, which is never sent.
     :param make_optimizer: for an implementation that gives the same bits faster.
-    :param step: in a secure sum over records, the movement by the only batch. The difference of two models would have
-        the models' rounding errors, and with small steps one record could move it by many times its bound.
+    :param step: in secure aggregation over records, the movement by the only batch. The difference of two models would
+        have the models' rounding errors, and with small steps one record could move it by many times its bound.
     """
 
     round: LocalRound

@@ -70,8 +70,8 @@ class Method:
     :param training: of the shared model.
     :param stages: the processing of the update before it leaves, in this order.
     :param server: the server half.
-    :param own_training: of a second model, which stays on the device as its own model; None: the own model is the
-        trained shared one.
+    :param own_training: of a second model, which stays on the device as its personalized model; None: the personalized
+        model is the trained shared one.
     :param takes_empty: whether a device without samples takes part, with noise alone.
     """
 
@@ -92,7 +92,7 @@ class Method:
 
     @property
     def reads_own(self) -> bool:
-        """Whether a round may start from, or use, the device's own model of its last round."""
+        """Whether a round may start from, or use, the device's personalized model of its last round."""
         begins = self.own_training is not None or type(self.personal) is not Personal
         return begins or self.training.distillation is not None
 

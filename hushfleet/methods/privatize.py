@@ -41,8 +41,8 @@ class NoisedUpdate:
     :param values: `[d]`, zero where the parameter is personal.
     :param clip_norms: float64 `[L]`, the bound to which each layer's noise was scaled.
     :param noise_stds: float64 `[L]`, standard deviation of the noise per coordinate; 0 if the noise was added during
-        training. With secure sums it is the standard deviation of the sum of the honest devices' parts, and the values
-        have no noise yet: it is added in the ring (`hushfleet.privacy.ring`).
+        training. With secure aggregation it is the standard deviation of the sum of the honest devices' parts, and the
+        values have no noise yet: it is added in the ring (`hushfleet.privacy.ring`).
     :param charge: the charge that the ledger must record before the values and the report leave.
     :param report: a few numbers for the server's half beside the update, covered by the charge.
     :param by_layer: whether layers were clipped one by one.
@@ -104,7 +104,7 @@ def _clipped_by_layer(stage: ClipLayers, context: RoundContext, noised: NoisedUp
 
 
 def _noised(context: RoundContext, noised: NoisedUpdate, cost: Cost, noise: NoiseSource) -> NoisedUpdate:
-    """Adds the noise to the shared values; with a secure sum it only declares its standard deviation."""
+    """Adds the noise to the shared values; with secure aggregation it only declares its standard deviation."""
     if cost.summed:  # the ring adds it
         return replace(noised, noise_stds=GaussianMechanism(cost.noise_multiplier).vector_stds(noised.clip_norms))
     mechanism = GaussianMechanism(cost.noise_multiplier, cost.noise_split)

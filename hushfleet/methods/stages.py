@@ -76,7 +76,7 @@ class ScaleWhole:
 
 @dataclass(frozen=True)
 class OneStep:
-    """Bounds one step on the sum of clipped gradients, for a secure sum that protects records.
+    """Bounds one step on the sum of clipped gradients, for secure aggregation that protects records.
 
     The noise is the noise of the sum. Its multiplier is relative to the change by one record: `step` times the clip
     norm. The whole update is clipped to the bound of `records` records, which does not enlarge any difference of two
@@ -94,7 +94,7 @@ class OneStep:
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
         """Sets the norm to the step, and the noise to the noise of the sum."""
         if setting.privacy.unit != "record" or setting.privacy.secure is None:
-            raise PrivacyError("OneStep is for a secure sum over records alone: nothing else adds its noise")
+            raise PrivacyError("OneStep is for secure aggregation over records alone: nothing else adds its noise")
         from hushfleet.privacy.record import check_record_bound
 
         check_record_bound(setting.clip_norm * self.step)

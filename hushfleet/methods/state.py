@@ -111,7 +111,8 @@ class RoundContext:
     :param global_params: float32 `[d]`, the global model at the start of the round.
     :param start: float32 `[..., d]`, the start of local training.
     :param chosen: bool `[..., d]`, entries that stay the device's own in this round by a choice that never leaves it.
-    :param measured: accuracy and loss of the own model on the own samples after training, if a stage needs them.
+    :param measured: accuracy and loss of the personalized model on the own samples after training, if a stage needs
+        them.
     :param remembered: after training, the private arrays that the training keeps for the next round.
     :param vectors: float32 `[d]` each, the vectors that the server half published with the model, by name.
     """

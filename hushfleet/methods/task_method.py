@@ -167,9 +167,9 @@ class TaskMethod:
     # the device half, after the training
 
     @property
-    def own_model_has_no_noise(self) -> bool:
-        """Whether the own model is trained without the shared model's noise: then the training of the shared model may
-        not see it."""
+    def personalized_model_has_no_noise(self) -> bool:
+        """Whether the personalized model is trained without the shared model's noise: then the training of the shared
+        model may not see it."""
         return self.by_record and self.parts.own_training is not None
 
     def privatize(self, context: RoundContext, update: Array, noise: NoiseSource) -> NoisedUpdate:
@@ -181,14 +181,17 @@ class TaskMethod:
     def advance(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> DeviceState:
         """Returns the state for the next round.
 
-        :param trained: the device's own model `[..., d]`.
+        :param trained: the device's personalized model `[..., d]`.
         :param sent: `[..., d]`, exactly what the aggregator decodes.
         """
         from hushfleet.methods.state import DeviceState
 
         parts = [stage for stage in self.parts.stages if isinstance(stage, (Transform, ClipLayers))]
         parts.sort(key=lambda part: isinstance(part, ClipLayers))  # last: no other part overwrites the bounds' memory
-        private, seen = dict(context.remembered), context.start + update if self.own_model_has_no_noise else trained
+        private, seen = (
+            dict(context.remembered),
+            context.start + update if self.personalized_model_has_no_noise else trained,
+        )
         for part in (self.parts.personal, *parts):
             private |= part.remember(context, update=update, trained=seen, sent=sent)
         return DeviceState(self.advance_public(context.state.public, sent), trained, private)
@@ -197,7 +200,8 @@ class TaskMethod:
 class RecordMethod(TaskMethod):
     """A method bound to a task with the unit `record`: its parts are rewritten, and noise is on each gradient.
 
-    In a secure sum the noise of the only batch is the sum's noise (`check_sums`); only one step on it is released.
+    In secure aggregation the noise of the only batch is the sum's noise (`check_sums`); only one step on it is
+    released.
     """
 
     by_record = True
@@ -217,7 +221,7 @@ class RecordMethod(TaskMethod):
         return True
 
     def charge(self, terms: RoundTerms) -> Charge:
-        """Returns the charge of the gradients. The stages have no bound and no noise, except for a secure sum."""
+        """Returns the charge of the gradients. The stages have no bound and no noise, except for secure aggregation."""
         return replace(self.record_mechanism(terms).charge(), raw=self.cost(terms).raw)
 
     def record_mechanism(self, terms: RoundTerms) -> RecordMechanism:

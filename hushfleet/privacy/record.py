@@ -50,8 +50,8 @@ class RecordMechanism:
     :param batches: number of batches in a round.
     :param gradients_per_batch: number of gradients that are taken of each batch.
     :param batch_size: divisor of the sums.
-    :param noise_split: number of honest devices among which the noise of a secure sum is divided; then the ring adds
-        the noise, and training adds none. 0: training adds it.
+    :param noise_split: number of honest devices among which the noise of secure aggregation is divided; then the ring
+        adds the noise, and training adds none. 0: training adds it.
     :param subset: number of records that are clipped together, by their mean gradient, which then counts as many times
         in the sum.
     """
@@ -106,7 +106,7 @@ class RecordMechanism:
     def noised_mean(self, clipped_sum: Any, noise: NoiseSource) -> Any:
         """Returns `(sum + sigma C z) / batch_size`, in place: float64 `[d]`. Raises `PrivacyError` beyond float32.
 
-        For a secure sum no noise is added here. A subset's clipped mean counts `subset` times in the sum.
+        For secure aggregation no noise is added here. A subset's clipped mean counts `subset` times in the sum.
         """
         from hushfleet.privacy.noise import add_on_grid
 

@@ -1,4 +1,5 @@
-"""Exact noise for secure sums: clipped updates become integers modulo a prime, plus each device's part of the noise.
+"""Exact noise for secure aggregation: clipped updates become integers modulo a prime, plus each device's part of the
+noise.
 
 The distributed discrete Gaussian of Kairouz, Liu and Steinke ("The Distributed Discrete Gaussian Mechanism for
 Federated Learning with Secure Aggregation", ICML 2021, Algorithm 1). A device rotates its update by a public map, so

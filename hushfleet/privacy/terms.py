@@ -16,4 +16,4 @@ AS_PUBLISHED = (
 )
 """The line that a run of such a task prints at its start."""
 HONEST_FRACTION, MIN_DEVICES = 0.9, 10
-"""Defaults of secure sums: the assumed share of honest boards, and the smallest number of boards in a sum."""
+"""Defaults of secure aggregation: the assumed share of honest boards, and the smallest number of boards in a sum."""

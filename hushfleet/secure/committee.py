@@ -47,12 +47,12 @@ class CommitteeRule:
 
 @lru_cache(maxsize=256)
 def committee_rule(
-    cohort: int, *, honest_fraction: float, roster: int | None = None, drop_out: float = DROP_OUT
+    cohort: int, *, honest_fraction: float, membership_list: int | None = None, drop_out: float = DROP_OUT
 ) -> CommitteeRule:
     """Returns the rule for a cohort of `cohort` devices.
 
     :param honest_fraction: smallest honest share of the devices in the roster.
-    :param roster: number of devices in the roster; None: as many as the cohort.
+    :param membership_list: number of devices in the membership list; None: as many as the cohort.
     :param drop_out: the probability that a member never answers; a round then has enough answers in 98 of 100 cases,
         unless that leaves no room for a secret.
 
@@ -63,7 +63,7 @@ def committee_rule(
     (10, 1)
     """
     members = min(cohort, MOST_MEMBERS)
-    devices = max(cohort, roster or 0)
+    devices = max(cohort, membership_list or 0)
     corrupt = _most_corrupt(devices, honest_fraction=honest_fraction, drawn=members)
     secrecy = max(1, -(-(members + corrupt) // 2), -(-(2 * members + corrupt - 2) // 3))
     room = members - secrecy
@@ -89,7 +89,7 @@ def _most_corrupt(devices: int, *, honest_fraction: float, drawn: int) -> int:
 
 
 def corrupt_devices(devices: int, *, honest_fraction: float) -> int:
-    """Returns the largest number of a roster's devices that may be corrupt.
+    """Returns the largest number of a membership list's devices that may be corrupt.
 
     >>> corrupt_devices(100, honest_fraction=0.9)
     10

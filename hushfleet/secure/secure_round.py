@@ -1,4 +1,4 @@
-"""The secure sum of one round for device, committee member and aggregator: the participants and their keys."""
+"""The secure aggregation of one round for device, committee member and aggregator: the participants and their keys."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import CommitteeRule, committee_rule, corrupt_devices, least_honest
-from hushfleet.secure.member_answer import member_answer
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
+from hushfleet.secure.unmasking_share import unmasking_share
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import MAX_SECURE_ROUNDS, SecureSpec
 
@@ -29,7 +29,7 @@ class SecureRound:
 
     :param spec: of the task.
     :param plan: with `secure`.
-    :param roster: the roster that the plan names.
+    :param membership_list: the membership list that the plan names.
     :param size: number of summed values.
 
     Raises `BadInput` for a plan in which a device must not take part: a task beyond the limits that the operator has
@@ -37,22 +37,22 @@ class SecureRound:
     the task assumes, or a cohort from which no committee can be made.
     """
 
-    def __init__(self, spec: SecureSpec, plan: RoundPlan, roster: Roster, *, size: int) -> None:
+    def __init__(self, spec: SecureSpec, plan: RoundPlan, membership_list: MembershipList, *, size: int) -> None:
         if plan.secure is None:
-            raise BadInput(f"the plan of round {plan.round} has no secure sum")
-        self.spec, self.roster, self.size = spec, roster, size
-        _check_signed_limits(spec, roster)
+            raise BadInput(f"the plan of round {plan.round} has no secure aggregation")
+        self.spec, self.membership_list, self.size = spec, membership_list, size
+        _check_signed_limits(spec, membership_list)
         if plan.round > MAX_SECURE_ROUNDS:
             raise BadInput(
-                f"round {plan.round} is above {MAX_SECURE_ROUNDS}, the most that secure sums allow: each further "
-                "round is a committee that the aggregator could choose"
+                f"round {plan.round} is above {MAX_SECURE_ROUNDS}, the most that secure aggregation allows: each "
+                "further round is a committee that the aggregator could choose"
             )
-        # The draw depends only on the roster and the round: if it depended on the task's id, or on anything else that
-        # the aggregator can choose, the aggregator could try values until a committee suits it. The operator's random
-        # bytes are in the roster's digest, so a device cannot try keys either. The masks' keys depend on everything
-        # that the device and the members must agree on, and on everything that the training depends on: otherwise
-        # parts of the fleet could train different models in one sum.
-        seed = hashlib.sha256(roster.digest() + b"|%d" % plan.round).digest()
+        # The draw depends only on the membership list and the round: if it depended on the task's id, or on anything
+        # else that the aggregator can choose, the aggregator could try values until a committee suits it. The
+        # operator's random bytes are in the membership list's digest, so a device cannot try keys either. The masks'
+        # keys depend on everything that the device and the members must agree on, and on everything that the training
+        # depends on: otherwise parts of the fleet could train different models in one sum.
+        seed = hashlib.sha256(membership_list.digest() + b"|%d" % plan.round).digest()
         told = sorted(plan.controls.items())  # they may include the noise
         agreed = (
             f"|{size}|{plan.secure.rate!r}|{spec.bits}|{spec.min_devices}|{spec.honest_fraction!r}|{plan.task}|{told}"
@@ -61,20 +61,20 @@ class SecureRound:
         self.context: bytes = hashlib.sha256(seed + agreed.encode()).digest()
         """The context of the masks: everything in the plan about round and sum, except the devices in the sum."""
         self._ring_key = hashlib.sha256(f"ring|{plan.task}|{plan.round}".encode()).digest()[:RING_KEY_BYTES]
-        self.cohort: list[int] = roster.cohort(seed=seed, rate=plan.secure.rate)
-        self.rule = _rule_of(spec, roster, drawn=len(self.cohort))
-        self.committee: list[int] = roster.committee(self.cohort, seed=seed, size=self.rule.members)
-        self._places = {roster.devices[index]: index for index in self.cohort}
+        self.cohort: list[int] = membership_list.cohort(seed=seed, rate=plan.secure.rate)
+        self.rule = _rule_of(spec, membership_list, drawn=len(self.cohort))
+        self.committee: list[int] = membership_list.committee(self.cohort, seed=seed, size=self.rule.members)
+        self._places = {membership_list.devices[index]: index for index in self.cohort}
 
     @property
     def devices(self) -> list[str]:
         """The cohort's ids, in rising order."""
-        return [self.roster.devices[index] for index in self.cohort]
+        return [self.membership_list.devices[index] for index in self.cohort]
 
     @property
     def members(self) -> list[str]:
         """The committee's ids, in its order."""
-        return [self.roster.devices[index] for index in self.committee]
+        return [self.membership_list.devices[index] for index in self.committee]
 
     @property
     def width(self) -> int:
@@ -82,9 +82,9 @@ class SecureRound:
         return self.rule.width(self.size)
 
     def key_of(self, device: str) -> bytes | None:
-        """Returns the roster's key of a device of the cohort; None for any other device."""
+        """Returns the membership list's key of a device of the cohort; None for any other device."""
         place = self._places.get(device)
-        return None if place is None else self.roster.key(place)
+        return None if place is None else self.membership_list.key(place)
 
     @cached_property
     def prime(self) -> int:
@@ -117,7 +117,9 @@ class SecureRound:
 
     def keys(self, agreement: KeyAgreement, device: str) -> tuple[bytes, ...]:
         """Returns the keys of this round alone that `device` shares with the committee, in its order."""
-        return tuple(agreement.key(self.roster.key(m), self._info(self._places[device], m)) for m in self.committee)
+        return tuple(
+            agreement.key(self.membership_list.key(m), self._info(self._places[device], m)) for m in self.committee
+        )
 
     def masked(self, keys: Sequence[bytes], values: np.ndarray) -> Masked:
         """Returns the masked form of `values`, uint32 `[size]`, that the device with these `keys` sends."""
@@ -132,8 +134,8 @@ class SecureRound:
         place = self._places.get(member)
         if place not in self.committee:
             raise Malformed(f"{member} is not a member of this round's committee")
-        keys = [agreement.key(self.roster.key(i), self._info(i, place)) for i in self.read_included(included)]
-        return member_answer(keys, self.width, self.prime)
+        keys = [agreement.key(self.membership_list.key(i), self._info(i, place)) for i in self.read_included(included)]
+        return unmasking_share(keys, self.width, self.prime)
 
     # the aggregator
 
@@ -176,64 +178,65 @@ class SecureRound:
         return b"%s device %d member %d" % (self.context, device, member)
 
 
-def assumption(spec: SecureSpec, *, devices: int, roster: str | None) -> str:
-    """Describes the assumptions of a task's secure sums.
+def assumption(spec: SecureSpec, *, devices: int, membership_list: str | None) -> str:
+    """Describes the assumptions of a task's secure aggregation.
 
     :param devices: number in the roster.
-    :param roster: its name; None if no operator has signed it.
+    :param membership_list: its name; None if no operator has signed it.
     """
     honest = devices - corrupt_devices(devices, honest_fraction=spec.honest_fraction)
-    if roster is None:
+    if membership_list is None:
         of = f"{devices} boards are honest, and the server keeps to the protocol: no operator has signed who they are"
     else:
-        of = f"{devices} boards of {roster} are honest"
+        of = f"{devices} boards of {membership_list} are honest"
     return f"protected as long as at least {honest} of {of}; no sum of fewer than {spec.min_devices} is opened"
 
 
-def check_roster(spec: SecureSpec, roster: Roster, *, rate: float) -> None:
+def check_membership_list(spec: SecureSpec, membership_list: MembershipList, *, rate: float) -> None:
     """Checks, before a round opens, that a cohort of the usual size can have a sum.
 
     Without it, a fleet that has outgrown its task would open and give up one round after the other, until none is left.
 
-    Raises `BadInput` for a roster that does not fit the task, or for a task beyond the limits that the operator has
-    signed.
+    Raises `BadInput` for a membership list that does not fit the task, or for a task beyond the limits that the
+    operator has signed.
     """
-    _check_signed_limits(spec, roster)
-    _rule_of(spec, roster, drawn=round(rate * len(roster.devices)))
+    _check_signed_limits(spec, membership_list)
+    _rule_of(spec, membership_list, drawn=round(rate * len(membership_list.devices)))
 
 
-def _rule_of(spec: SecureSpec, roster: Roster, *, drawn: int) -> CommitteeRule:
+def _rule_of(spec: SecureSpec, membership_list: MembershipList, *, drawn: int) -> CommitteeRule:
     """Returns the rule of a cohort of `drawn` devices. Raises `BadInput` if it can have no sum."""
     if drawn < spec.min_devices:
         raise BadInput(f"the cohort has {drawn} devices, and a sum needs {spec.min_devices} or more")
-    devices, fraction = len(roster.devices), spec.honest_fraction
+    devices, fraction = len(membership_list.devices), spec.honest_fraction
     honest = least_honest(spec.min_devices, devices=devices, honest_fraction=fraction, drawn=drawn)
     if honest < spec.honest_devices:
         raise BadInput(
             f"the task counts on the noise of {spec.honest_devices} honest devices, but a sum of "
             f"{spec.min_devices} may have only {honest}, with {drawn} of {devices} devices drawn"
         )
-    rule = committee_rule(drawn, honest_fraction=fraction, roster=devices)
+    rule = committee_rule(drawn, honest_fraction=fraction, membership_list=devices)
     if rule.packed < 1:
         raise BadInput(f"no committee of {rule.members} devices withstands {rule.corrupt} corrupt ones")
     return rule
 
 
-def _check_signed_limits(spec: SecureSpec, roster: Roster) -> None:
+def _check_signed_limits(spec: SecureSpec, membership_list: MembershipList) -> None:
     """Checks the task, which the aggregator writes, against the limits that the operator has signed, if any.
 
     Raises `BadInput` for a task beyond these limits.
     """
-    if not roster.signature:
+    if not membership_list.signature:
         return
-    if spec.honest_fraction > roster.honest_fraction:
+    if spec.honest_fraction > membership_list.honest_fraction:
         raise BadInput(
             f"the task assumes that a share of {spec.honest_fraction:g} of the devices is honest; the operator has "
             "signed "
-            f"{roster.honest_fraction:g} in {roster.name}"
+            f"{membership_list.honest_fraction:g} in {membership_list.name}"
         )
-    if spec.min_devices < roster.min_devices:
+    if spec.min_devices < membership_list.min_devices:
         raise BadInput(
-            f"the task opens sums of {spec.min_devices} devices; the operator has signed {roster.min_devices} or more "
-            f"in {roster.name}"
+            f"the task opens sums of {spec.min_devices} devices; the operator has signed "
+            f"{membership_list.min_devices} or more "
+            f"in {membership_list.name}"
         )

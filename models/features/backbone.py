@@ -29,7 +29,8 @@ class FeatureExtractor:
     :param image_shape: channels, height, width; pixels are in [0, 1], or normalised for `hidden_features`.
     :param graph: ONNX file, `x` float32 `[batch, C, H, W]` -> `features` float32 `[batch, count]`.
     :param count: the number of features of an image, including the bias.
-    :param shared: how many of them, from the first on, a shared head takes. The others are for the devices' own heads.
+    :param shared: how many of them, from the first on, a shared head takes. The others are for the devices'
+        personalized heads.
     :param has_order: whether the features that distinguish classes best come first.
     :param about: the licence and the size of weights that somebody else trained; empty if there are none.
     """

@@ -24,12 +24,18 @@ class ForecastOptions:
     """Options of a forecast."""
 
     # fmt: off
-    boards: Annotated[str, Option(help="Board profiles, separated by commas and dealt to the devices in turn, or a mix file.")] = "generic-x86"
-    policy: Annotated[list[str] | None, Option(metavar="KEY=VALUE,...", help="Policy to compare, with keys of [round]: cohort_size, min_devices, quorum, min_updates, deadline_s, mode, buffer_size, max_staleness; may be repeated.")] = None
+    boards: Annotated[str, Option(help="Board profiles, separated by commas and dealt to the devices in turn, or a "
+"mix file.")] = "generic-x86"
+    policy: Annotated[list[str] | None, Option(metavar="KEY=VALUE,...", help="Policy to compare, with keys of "
+"[round]: cohort_size, min_devices, quorum, min_updates, deadline_s, mode, buffer_size, max_staleness; may be "
+"repeated.")] = None
     samples: Annotated[AtLeast1 | None, Option(help="Number of training samples of every device.")] = None
-    days: Annotated[Annotated[int, Meta(ge=4)] | None, Option(help="So many days of the task's [schedule], with epsilon by quarter, hours awake, and when a budget ends.")] = None
-    limits: Annotated[Path | None, Option(metavar="FILE.toml", help="With --days: the owner's limits, from a DEVICE.toml or fleet.toml.")] = None
-    step_ms: Annotated[Annotated[float, Meta(ge=0)] | None, Option(help="CPU time of a training step on one core of generic-x86; default: measured by a trial.")] = None
+    days: Annotated[Annotated[int, Meta(ge=4)] | None, Option(help="So many days of the task's [schedule], with "
+"epsilon by quarter, hours awake, and when a budget ends.")] = None
+    limits: Annotated[Path | None, Option(metavar="FILE.toml", help="With --days: the owner's limits, from a "
+"DEVICE.toml or fleet.toml.")] = None
+    step_ms: Annotated[Annotated[float, Meta(ge=0)] | None, Option(help="CPU time of a training step on one core of "
+"generic-x86; default: measured by a trial.")] = None
     data_dir: DataDir = None
     as_json: Json = False
     plot: Annotated[Path | None, Option(metavar="FILE.png", help="Also write a figure: .png, .svg or .pdf.")] = None
@@ -45,8 +51,9 @@ def forecast(
     """Forecast a fleet: time, stragglers, bytes, energy and privacy of its devices, without training.
 
     The aggregator and the boards' client run on a virtual clock, and train with zeros. What computing costs is
-    measured by a short trial here; boards, links and power come from the board profiles (`hushfleet boards`). Their figures
-    are from data sheets or estimated, so the results are estimates. Give several policies to compare them side by side.
+    measured by a short trial here; boards, links and power come from the board profiles (`hushfleet boards`). Their
+    figures are from data sheets or estimated, so the results are estimates. Give several policies to compare them side
+    by side.
 
     Examples:
 
@@ -67,9 +74,9 @@ def forecast(
         profile = "jetson-orin-nano"
         share = 0.4
 
-    The number of samples of each device comes from the task file's partition, repeated for more devices, or from --samples.
-    A [scenario] in the task file (days and nights, drop-outs, outages, crashes) is played as well, and its [schedule] from
-    today, 00:00.
+    The number of samples of each device comes from the task file's partition, repeated for more devices, or from
+    --samples. A [scenario] in the task file (days and nights, drop-outs, outages, crashes) is played as well, and its
+    [schedule] from today, 00:00.
     """
     import json
 

@@ -34,7 +34,7 @@ from hushfleet.edge_client.worker.randomness import SeededRandomness
 from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.simulator.world.clock import Actor, WorldClock
 from hushfleet.simulator.world.hub import Cable, Cables, LocalHub, LocalLink
 from hushfleet.simulator.world.times import CONNECT_LATENCIES, DeviceTimes
@@ -58,7 +58,9 @@ def trained(job: Job, trainer: Trainer) -> Outcome:
     """
     store = trainer.store
     assert isinstance(store, JobStore)
-    round = DeviceRound(trainer, job.plan, None if job.roster is None else Roster.from_bytes(job.roster))
+    round = DeviceRound(
+        trainer, job.plan, None if job.membership_list is None else MembershipList.from_bytes(job.membership_list)
+    )
     round.at, round.mask_keys = job.at, job.mask_keys
     assert job.charge is not None
     round.charge = job.charge

@@ -292,5 +292,5 @@ def _tail(log: Path) -> list[str]:
 
 
 def _trust(secure: SecureSpec | None) -> dict[str, object]:
-    """Returns the limits of secure sums, as `LimitsSection.of_simulation` does."""
+    """Returns the limits of secure aggregation, as `LimitsSection.of_simulation` does."""
     return {} if secure is None else {"min_devices": secure.min_devices, "honest_fraction": secure.honest_fraction}

@@ -40,9 +40,9 @@ from hushfleet.methods import method_of
 from hushfleet.objectives import CROSS_ENTROPY
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import committee_rule
-from hushfleet.secure.member_answer import member_answer
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.prime_field import PRIMES
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.unmasking_share import unmasking_share
 from hushfleet.simulator.world.times import Costs
 from hushfleet.wire.format.identity import Identity
 
@@ -153,7 +153,7 @@ class _Trial:
         # More rounds than the task may have, so that the trial never runs out of them.
         rules = replace(prepared.task.round, cohort_size=0, patience=0)
         task = replace(prepared.task, round=rules)
-        spec = prepared.spec.training_alone()
+        spec = prepared.spec.local_only()
         spec = replace(spec, rounds=max(spec.rounds, _ROUNDS))
         method = method_of(spec)
         self._prepared = replace(prepared, task=task, spec=spec, method=method)
@@ -164,7 +164,9 @@ class _Trial:
         self._gradient, self._inference, self._store, self._batch_size = gradient, inference, store, batch_size
         self._engine = RoundEngine(server, self._prepared)
         server.add_device("trial", public_key=store.identity.public_key)
-        self._roster = None if spec.privacy.secure is None else _roster(prepared, store.identity.public_key)
+        self._membership_list = (
+            None if spec.privacy.secure is None else _membership_list(prepared, store.identity.public_key)
+        )
 
     def step_and_rest(self) -> tuple[float, float]:
         """Returns CPU seconds of one batch, and of a device's round without its batches."""
@@ -181,7 +183,7 @@ class _Trial:
     def _round(self, batches: int) -> float:
         engine, spec = self._engine, self._of_device
         samples = _samples(self._prepared, batches * self._batch_size)
-        plan, params = engine.open_round(["trial"], roster=self._roster), engine.model.published
+        plan, params = engine.open_round(["trial"], membership_list=self._membership_list), engine.model.published
         trainer = Trainer(
             device="trial",
             store=self._store,
@@ -193,7 +195,7 @@ class _Trial:
             limits=LimitsSection.of_simulation(spec.privacy),
             method=self._method,
         )
-        entry, seconds = _measured(lambda: DeviceRound(trainer, plan, self._roster).run(params))
+        entry, seconds = _measured(lambda: DeviceRound(trainer, plan, self._membership_list).run(params))
         verdict, accept_s = _measured(lambda: engine.accept("trial", entry.data))
         if not verdict.acknowledged:
             raise HushfleetError(f"the trial's update was refused ({verdict.code}): {verdict.reason}")
@@ -202,10 +204,10 @@ class _Trial:
         return seconds
 
 
-def _roster(prepared: PreparedTask, key: bytes) -> Roster:
-    """Returns a roster with the trial's device, and with others that only have keys."""
+def _membership_list(prepared: PreparedTask, key: bytes) -> MembershipList:
+    """Returns a membership list with the trial's device, and with others that only have keys."""
     others = {f"other-{number}": _key(number).public_key for number in range(prepared.task.data.devices - 1)}
-    return Roster.of({**others, "trial": key})
+    return MembershipList.of({**others, "trial": key})
 
 
 def _key(number: int) -> Identity:
@@ -213,15 +215,15 @@ def _key(number: int) -> Identity:
 
 
 def _pair_s(prepared: PreparedTask) -> float:
-    """Returns CPU seconds of a committee member for one device of a secure sum."""
+    """Returns CPU seconds of a committee member for one device of secure aggregation."""
     secure = prepared.spec.privacy.secure
     if secure is None:
         return 0.0
     task, prime = prepared.task, PRIMES[secure.bits]
-    rule = committee_rule(task.cohort_size, honest_fraction=secure.honest_fraction, roster=task.data.devices)
+    rule = committee_rule(task.cohort_size, honest_fraction=secure.honest_fraction, membership_list=task.data.devices)
     width, agreement = rule.width(prepared.spec.model.layout.size), KeyAgreement(_key(0))
     peers = [_key(number).public_key for number in range(1, 9)]
-    _, seconds = _measured(lambda: member_answer([agreement.key(peer, b"trial") for peer in peers], width, prime))
+    _, seconds = _measured(lambda: unmasking_share([agreement.key(peer, b"trial") for peer in peers], width, prime))
     return seconds / len(peers)
 
 

@@ -49,7 +49,7 @@ LONGEST_ROUND_S = 90 * 86400.0
 class RunJob:
     """A board's job for a worker of the fast engine; all other inputs are in the run folder.
 
-    :param evaluate: whether the device's own model is tested after training.
+    :param evaluate: whether the device's personalized model is tested after training.
     """
 
     path: Path

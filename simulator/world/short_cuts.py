@@ -28,7 +28,7 @@ from hushfleet.aggregator.storage import enrolment
 from hushfleet.edge_client import verifier
 from hushfleet.methods import method_of
 from hushfleet.params import ParamLayout, is_linear
-from hushfleet.secure import member_answer
+from hushfleet.secure import unmasking_share
 from hushfleet.simulator.schedule import Schedule
 from hushfleet.simulator.world.outcomes import FleetDevice
 from hushfleet.simulator.world.sizes import Sizes, sizes_of
@@ -48,7 +48,10 @@ def short_cuts() -> Iterator[None]:
     replaced: list[tuple[Any, str, Any]] = [
         (Identity, "sign", lambda self, data: bytes(SIGNATURE_BYTES)),
         (TaskSpec, "from_bytes", staticmethod(lru_cache(16)(TaskSpec.from_bytes))),
-        *((module, "verify", lambda key, data, signature: None) for module in (messages, update_values, member_answer)),
+        *(
+            (module, "verify", lambda key, data, signature: None)
+            for module in (messages, update_values, unmasking_share)
+        ),
         *((module, "decode_message", decode) for module in (verifier, enrolment, coordinator)),
     ]
     patches = [patch.object(*each) for each in replaced]

@@ -90,7 +90,7 @@ def sizes_of(prepared: PreparedTask, *, name_bytes: int) -> Sizes:
         task_blobs=(
             prepared.spec_ref.size,
             *(graph.size for graph in spec.model.graphs),
-            *_roster_bytes(prepared, name_bytes),
+            *_membership_list_bytes(prepared, name_bytes),
         ),
         shared=_shared_values(prepared),
         bits_per_value=_bits_per_value(prepared),
@@ -101,8 +101,8 @@ def sizes_of(prepared: PreparedTask, *, name_bytes: int) -> Sizes:
     )
 
 
-def _roster_bytes(prepared: PreparedTask, name_bytes: int) -> tuple[int, ...]:
-    """Returns the size of the roster of secure sums, which a device fetches once."""
+def _membership_list_bytes(prepared: PreparedTask, name_bytes: int) -> tuple[int, ...]:
+    """Returns the size of the membership list of secure aggregation, which a device fetches once."""
     if prepared.spec.privacy.secure is None:
         return ()
     return ((name_bytes + 1 + KEY_BYTES) * prepared.task.data.devices,)
@@ -138,7 +138,7 @@ def _bits_per_value(prepared: PreparedTask) -> float:
 def _masked_bits(prepared: PreparedTask, secure: SecureSpec) -> float:
     """Returns the bits of a masked value, including the corrections for a committee of the mean cohort."""
     task = prepared.task
-    rule = committee_rule(task.cohort_size, honest_fraction=secure.honest_fraction, roster=task.data.devices)
+    rule = committee_rule(task.cohort_size, honest_fraction=secure.honest_fraction, membership_list=task.data.devices)
     return secure.bits * (1 + rule.may_miss / max(1, rule.packed))
 
 

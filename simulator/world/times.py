@@ -49,7 +49,7 @@ class Costs:
     :param load_s: to start the process that trains, and to load a task's graphs in it.
     :param accept_s: to check, commit and add one update.
     :param close_s: to close a round: compute the new model and test it.
-    :param pair_s: for a committee member, per device of a secure sum.
+    :param pair_s: for a committee member, per device of secure aggregation.
     """
 
     batch_s: float
@@ -83,7 +83,7 @@ class DeviceTimes:
     :param step_s: mean time of a batch.
     :param release_s: time for clip, noise and encoding after the last batch.
     :param write_s_per_byte: write time of the store.
-    :param pair_s: for a committee member, per device of a secure sum.
+    :param pair_s: for a committee member, per device of secure aggregation.
     """
 
     latency_s: float

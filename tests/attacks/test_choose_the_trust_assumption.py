@@ -126,7 +126,7 @@ def test_a_board_that_says_nothing_takes_nine_tenths_and_ten(make_fleet: Any, li
 def test_the_operators_word_binds_a_board_that_would_take_more(make_fleet: Any, signed: Any, why: str) -> None:
     fleet = make_fleet(**ALL)
     assert fleet.operator is not None
-    fleet.roster = replace(fleet.roster.content, **signed).signed(fleet.operator)
+    fleet.membership_list = replace(fleet.membership_list.content, **signed).signed(fleet.operator)
     declined(fleet, why)
 
 

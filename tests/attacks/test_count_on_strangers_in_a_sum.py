@@ -1,4 +1,4 @@
-"""A task of secure sums counts on trust that a board's owner has not given."""
+"""A task of secure aggregation counts on trust that a board's owner has not given."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from hushfleet.errors import BadInput
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 from hushfleet.wire.format.spec import BlobRef, SecureSpec
 from support.device import config, make_bench, package  # noqa: F401
-from support.secure_fleet import SecureFleet, with_secure_sums
+from support.secure_fleet import SecureFleet, with_secure_aggregation
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from support.secure_fleet import SecureFleet, with_secure_sums
 )
 def test_what_the_owner_allows(make_bench: Any, package: Any, config: Any, limits: Any, words: str | None) -> None:  # noqa: F811
     owned = replace(config, limits=replace(config.limits, **limits))
-    fleet = SecureFleet(make_bench(package=with_secure_sums(package), config=owned))
+    fleet = SecureFleet(make_bench(package=with_secure_aggregation(package), config=owned))
     server = fleet.bench.server
     fleet.bench.until(lambda: bool(server.births))
     fleet.open_round(1)
@@ -46,16 +46,18 @@ def test_what_the_owner_allows(make_bench: Any, package: Any, config: Any, limit
         assert fleet.bench.store.ledger.entries() == []
 
 
-def test_a_roster_with_room_for_more_corrupt_devices_than_were_counted() -> None:
-    """The task says that 80 of 90 are honest; with 200 in the roster, 20 may be corrupt."""
+def test_a_membership_list_with_room_for_more_corrupt_devices_than_were_counted() -> None:
+    """The task says that 80 of 90 are honest; with 200 in the membership list, 20 may be corrupt."""
     spec = SecureSpec(16, min_devices=90, honest_devices=80, honest_fraction=0.9)
-    rosters = [Roster.of({f"d{i:03}": Identity.generate().public_key for i in range(count)}) for count in (100, 200)]
+    membership_lists = [
+        MembershipList.of({f"d{i:03}": Identity.generate().public_key for i in range(count)}) for count in (100, 200)
+    ]
     plans = [
         RoundPlan(
             "t-1", 1, 20, "open", bytes(32), 400, {}, 1, 60.0, secure=SecurePlan(BlobRef.of(each.to_bytes()), 1.0)
         )
-        for each in rosters
+        for each in membership_lists
     ]
-    SecureRound(spec, plans[0], rosters[0], size=10)
+    SecureRound(spec, plans[0], membership_lists[0], size=10)
     with pytest.raises(BadInput, match="may have only 70"):
-        SecureRound(spec, plans[1], rosters[1], size=10)
+        SecureRound(spec, plans[1], membership_lists[1], size=10)

@@ -200,7 +200,7 @@ def test_an_owner_who_says_nothing_hides_the_number_of_records_in_the_field(
 
 @pytest.fixture
 def distilling(records: Package) -> Package:
-    """From the second round on a device's own model is asked about each of its records."""
+    """From the second round on a device's personalized model is asked about each of its records."""
     graph = export_graphs(get_model(records.spec.model.name), objective=Objective("distillation", 3.0)).gradient
     model = replace(records.spec.model, gradient=BlobRef.of(graph))
     taught = records.with_spec(model=model, method="pfedsd")
@@ -228,8 +228,9 @@ def test_a_model_of_its_own_that_trains_on_each_record_is_in_the_slot(
     config: DeviceConfig,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One batch of 16 takes 1.6 seconds, the own model 6.4 with as many records as the task names: a slot of 16. With a
-    single batch for the own model it would be one of 8, exceeded by the devices with many records alone."""
+    """One batch of 16 takes 1.6 seconds, the personalized model 6.4 with as many records as the task names: a slot of
+    16. With a single batch for the personalized model it would be one of 8, exceeded by the devices with many records
+    alone."""
     privacy = replace(records.spec.privacy, batches=1)
     ditto = records.with_spec(method="ditto", privacy=privacy)
     watched = [seen_of(make_bench, ditto, config, monkeypatch, count=count, rounds=2) for count in (0, 8, NOMINAL)]

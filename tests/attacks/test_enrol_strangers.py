@@ -99,7 +99,7 @@ class Nobody:
 
 
 def test_a_key_without_an_owner_is_no_key(make_field: MakeField) -> None:
-    """It gives no shared secret, so each round of secure sums that draws its device would fail."""
+    """It gives no shared secret, so each round of secure aggregation that draws its device would fail."""
     field = make_field(devices=2, min_devices=9, closed=False)
     Ed25519PublicKey.from_public_bytes(Nobody.public_key).verify(Nobody().sign(b""), b"anything")
     come(field, {"nobody": Nobody()})  # type: ignore[dict-item]

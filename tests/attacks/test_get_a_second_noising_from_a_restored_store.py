@@ -90,7 +90,8 @@ def test_an_old_copy_stops_for_good_before_it_trains(
     victim.store.close()
     file = tmp_path / "device.toml"
     file.write_text(
-        f'[device]\nid = "victim"\nstate_dir = "{victim.state_dir}"\nallow_volatile_state = true\n[broker]\nurl = "mqtt://localhost:1"\n'
+        f'[device]\nid = "victim"\nstate_dir = "{victim.state_dir}"\nallow_volatile_state = true\n[broker]\nurl = '
+        '"mqtt://localhost:1"\n'
         f'[data]\nkind = "arrays"\npath = "{whole.samples}"\n[limits]\nepsilon_server = 8.0\n'
     )
     assert command.main(["run", str(file)]) == 2  # at once, without a connection

@@ -1,9 +1,9 @@
-"""An aggregator of a fleet with secure sums wants what one device sent.
+"""An aggregator of a fleet with secure aggregation wants what one device sent.
 
 It may say different things to different devices, ask for what it likes, keep everything, and have devices of its own.
 Held by: one answer of a member for a round, for ever (the store of answers); enough members for one set only (the
-committee's rule); keys that follow from all that was said. The exact argument is in docs/privacy.md, "Secure sums", and
-`tests/hushfleet/secure/test_secrecy.py` tries every way to ask small committees.
+committee's rule); keys that follow from all that was said. The exact argument is in docs/privacy.md, "Secure
+aggregation", and `tests/hushfleet/secure/test_secrecy.py` tries every way to ask small committees.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hushfleet.secure.committee import CommitteeRule
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.spec import SecureSpec
-from support.secure_sums import SumFleet, plan_of
+from support.secure_aggregation import SumFleet, plan_of
 
 DEVICES = 24
 
@@ -57,11 +57,12 @@ def test_by_devices_of_its_own_in_the_committee(fleet: SumFleet) -> None:
 
 
 def test_by_a_cohort_of_which_only_it_knows() -> None:
-    """The victim is told of another rate than the rest, or of another roster: nobody's masks are those of its sum."""
+    """The victim is told of another rate than the rest, or of another membership list: nobody's masks are those of its
+    sum."""
     fleet = SumFleet(DEVICES)
     told = fleet.round()
-    plan = plan_of(fleet.roster, rate=0.99999999)
-    other = SecureRound(fleet.spec, plan, fleet.roster, size=fleet.size)
+    plan = plan_of(fleet.membership_list, rate=0.99999999)
+    other = SecureRound(fleet.spec, plan, fleet.membership_list, size=fleet.size)
     assert other.devices == told.devices
     victim, *rest = told.devices
     sums, single = fleet.sums(told, rest), fleet.masked(other, victim)

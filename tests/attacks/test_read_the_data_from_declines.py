@@ -402,7 +402,7 @@ def test_with_records_one_without_a_teacher_is_left_out_alone(package: Package) 
     np.testing.assert_array_equal(*sums)
 
 
-def test_an_own_model_that_cannot_be_trained_stays_as_it_was(
+def test_an_personalized_model_that_cannot_be_trained_stays_as_it_was(
     said: Callable[..., Said], package: Package, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Ditto trains a second model without noise: nothing of it may show in what is sent."""

@@ -1,9 +1,9 @@
 """The aggregator gives one task a second package, for the model that a device has kept of the first.
 
-With the unit `device` a device's own head is trained without noise, since it never leaves. With the unit `record` no
-noise is added but to gradients, so all that they are computed of must have noise already. A device that went on from
-its raw head turned the direction of all gradients by a single record: here 128 clip norms, where noise for one was
-charged.
+With the unit `device` a device's personalized head is trained without noise, since it never leaves. With the unit
+`record` no noise is added but to gradients, so all that they are computed of must have noise already. A device that
+went on from its raw head turned the direction of all gradients by a single record: here 128 clip norms, where noise for
+one was charged.
 """
 
 from __future__ import annotations

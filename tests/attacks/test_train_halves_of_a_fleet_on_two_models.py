@@ -18,8 +18,8 @@ from hushfleet.secure.masking import Masked
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.messages import RoundPlan
 from support.device import config, make_bench, package  # noqa: F401
-from support.secure_fleet import SecureFleet, with_secure_sums
-from support.secure_sums import SumFleet, plan_of
+from support.secure_aggregation import SumFleet, plan_of
+from support.secure_fleet import SecureFleet, with_secure_aggregation
 
 OTHERWISE = {"global_digest": bytes(31) + b"\1", "rounds": 99, "noise_split": 2}
 """What a plan says to one half, and not to the other."""
@@ -27,7 +27,7 @@ OTHERWISE = {"global_digest": bytes(31) + b"\1", "rounds": 99, "noise_split": 2}
 
 @pytest.fixture
 def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Masks as they were: bound to roster, round, task, rate and limits alone."""
+    """Masks as they were: bound to membership list, round, task, rate and limits alone."""
 
     def change() -> None:
         made = SecureRound.__init__
@@ -42,7 +42,7 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def opened(fleet: SumFleet, told: RoundPlan, otherwise: RoundPlan) -> list[int]:
     """The sum over two halves of the fleet, which mask, and answer, by what each was told."""
-    rounds = [SecureRound(fleet.spec, plan, fleet.roster, size=fleet.size) for plan in (told, otherwise)]
+    rounds = [SecureRound(fleet.spec, plan, fleet.membership_list, size=fleet.size) for plan in (told, otherwise)]
     one, other = rounds
     halves = one.devices[::2], one.devices[1::2]
     sums = [fleet.sums(each, half) for each, half in zip(rounds, halves, strict=True)]
@@ -58,13 +58,13 @@ def opened(fleet: SumFleet, told: RoundPlan, otherwise: RoundPlan) -> list[int]:
 @pytest.mark.parametrize("field", OTHERWISE)
 def test_one_sum_over_both_halves(field: str, as_it_was: Callable[[], None]) -> None:
     fleet = SumFleet(24)
-    plan = plan_of(fleet.roster)
+    plan = plan_of(fleet.membership_list)
     otherwise = replace(plan, **{field: OTHERWISE[field]})
-    assert opened(fleet, plan, plan) == fleet.plain(fleet.roster.devices).tolist()
+    assert opened(fleet, plan, plan) == fleet.plain(fleet.membership_list.devices).tolist()
     with pytest.raises(BadInput, match="contradict"):
         opened(fleet, plan, otherwise)
     as_it_was()
-    assert opened(fleet, plan, otherwise) == fleet.plain(fleet.roster.devices).tolist()
+    assert opened(fleet, plan, otherwise) == fleet.plain(fleet.membership_list.devices).tolist()
 
 
 @pytest.mark.parametrize("bound", [False, True])
@@ -75,7 +75,7 @@ def test_a_board_does_not_serve_two_models_of_one_round(
     if not bound:
         as_it_was()
     owned = replace(config, limits=replace(config.limits, accounting="secure", min_devices=8))
-    fleet = SecureFleet(make_bench(package=with_secure_sums(package).with_spec(rounds=5), config=owned))
+    fleet = SecureFleet(make_bench(package=with_secure_aggregation(package).with_spec(rounds=5), config=owned))
     bench = fleet.bench
     first = fleet.open_round(1)
     bench.acked(1)

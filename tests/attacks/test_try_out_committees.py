@@ -14,26 +14,29 @@ import pytest
 
 from hushfleet.errors import BadInput
 from hushfleet.secure.committee import committee_rule, corrupt_devices
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.spec import MAX_SECURE_ROUNDS, SecureSpec
-from support.secure_sums import identity, plan_of
+from support.secure_aggregation import identity, plan_of
 
 DEVICES, CORRUPT, TRIES = 200, 20, 300
 NAMES = [f"d{number:03}" for number in range(DEVICES)]
 OPERATOR = identity("operator")
 
 
-def corrupt_members(roster: Roster, round: int = 1) -> int:
+def corrupt_members(membership_list: MembershipList, round: int = 1) -> int:
     """How many of the first `CORRUPT` devices are in the committee of a round."""
     spec = SecureSpec(16, min_devices=100, honest_devices=1, honest_fraction=0.9)
-    return len(set(NAMES[:CORRUPT]) & set(SecureRound(spec, plan_of(roster, round=round), roster, size=1).members))
+    return len(
+        set(NAMES[:CORRUPT])
+        & set(SecureRound(spec, plan_of(membership_list, round=round), membership_list, size=1).members)
+    )
 
 
-def with_last_key(key: bytes) -> Roster:
-    """Signed by nobody: as rosters were, before an operator's random bytes were in them."""
+def with_last_key(key: bytes) -> MembershipList:
+    """Signed by nobody: as membership lists were, before an operator's random bytes were in them."""
     keys = {name: hashlib.sha256(name.encode()).digest() for name in NAMES}
-    return Roster.of({**keys, NAMES[0]: key})
+    return MembershipList.of({**keys, NAMES[0]: key})
 
 
 def test_by_the_key_of_the_device_that_is_enrolled_last() -> None:
@@ -52,12 +55,12 @@ def test_by_the_key_of_the_device_that_is_enrolled_last() -> None:
 
 def test_by_the_number_of_the_round() -> None:
     """Any of a million was taken, in any order."""
-    roster = with_last_key(bytes(32))
+    membership_list = with_last_key(bytes(32))
     spec = SecureSpec(16, min_devices=100, honest_devices=1, honest_fraction=0.9)
-    SecureRound(spec, plan_of(roster, round=MAX_SECURE_ROUNDS, rounds=1_000_000), roster, size=1)
+    SecureRound(spec, plan_of(membership_list, round=MAX_SECURE_ROUNDS, rounds=1_000_000), membership_list, size=1)
     for number in (MAX_SECURE_ROUNDS + 1, 777_777):
         with pytest.raises(BadInput, match="is above 10000, the most"):
-            SecureRound(spec, plan_of(roster, round=number, rounds=1_000_000), roster, size=1)
+            SecureRound(spec, plan_of(membership_list, round=number, rounds=1_000_000), membership_list, size=1)
 
 
 @pytest.mark.parametrize("devices", [1000, 100_000])

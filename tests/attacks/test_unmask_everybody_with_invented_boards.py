@@ -1,9 +1,10 @@
-"""Whoever runs the server wants what each board sends, in a fleet with secure sums whose boards check the roster.
+"""Whoever runs the server wants what each board sends, in a fleet with secure aggregation whose boards check the
+roster.
 
 He has the fleet's folder, so he is the aggregator to every board. With the operator's key in the folder as well, he
-signs a roster of the victim and of boards that do not exist, whose keys he makes: then all of a sum but the victim's
-part is his own. Held by: the operator's key lies elsewhere (`fleet init --operator-key`), and whoever has it looks at
-the list before he signs. docs/privacy.md, "Who holds which key".
+signs a membership list of the victim and of boards that do not exist, whose keys he makes: then all of a sum but the
+victim's part is his own. Held by: the operator's key lies elsewhere (`fleet init --operator-key`), and whoever has it
+looks at the list before he signs. docs/privacy.md, "Who holds which key".
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hushfleet.wire.format.identity import KEY_BYTES, Identity
 from support.desk import make_folder
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Package
-from support.secure_fleet import SecureFleet, with_secure_sums
+from support.secure_fleet import SecureFleet, with_secure_aggregation
 
 
 class Thief:
@@ -61,7 +62,7 @@ def victim(
     package: Package,  # noqa: F811
     make_bench: Callable[..., Bench],  # noqa: F811
 ) -> Callable[[FleetFolder], SecureFleet]:
-    """A real board with the card of the fleet in `folder`; the rest of its roster are invented boards."""
+    """A real board with the card of the fleet in `folder`; the rest of its membership list are invented boards."""
 
     def make(folder: FleetFolder) -> SecureFleet:
         file = tmp_path / "device.toml"
@@ -70,7 +71,7 @@ def victim(
         assert card.roster_key is not None
         device = replace(config.device, roster_key=card.roster_key.hex())
         owned = replace(config, device=device, limits=replace(config.limits, accounting="secure", min_devices=8))
-        return SecureFleet(make_bench(package=with_secure_sums(package).with_spec(rounds=100), config=owned))
+        return SecureFleet(make_bench(package=with_secure_aggregation(package).with_spec(rounds=100), config=owned))
 
     return make
 
@@ -86,7 +87,7 @@ def test_with_the_operators_key_in_the_folder(
     (operator,) = Thief(folder).operators
     fleet = victim(folder)
     fleet.operator = operator
-    fleet.roster = fleet.roster_of({DEVICE: fleet.bench.store.identity.public_key})
+    fleet.membership_list = fleet.membership_list_of({DEVICE: fleet.bench.store.identity.public_key})
     plan = fleet.open_round(1)
     fleet.bench.until(lambda: fleet.bench.entry_status(1) == "acked")
     secure_round, (update,) = fleet.of(plan), fleet.bench.server.updates
@@ -114,7 +115,7 @@ def test_with_the_operators_key_elsewhere(tmp_path: Path, victim: Callable[[Flee
     fleet = victim(folder)
     for number, key in enumerate([*thief.keys, Identity.generate()], 1):
         fleet.operator = key
-        fleet.roster = fleet.roster_of({DEVICE: fleet.bench.store.identity.public_key})
+        fleet.membership_list = fleet.membership_list_of({DEVICE: fleet.bench.store.identity.public_key})
         fleet.open_round(number)
         fleet.bench.until(lambda number=number: len(fleet.bench.server.declines) == number)
         assert "signature" in fleet.bench.server.declines[-1].reason

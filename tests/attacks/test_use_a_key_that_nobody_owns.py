@@ -16,17 +16,17 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.fleet.software.releases import trust
-from hushfleet.aggregator.fleet.trust import keys, roster
+from hushfleet.aggregator.fleet.trust import keys, membership_list
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.devices_file import read_devices
-from hushfleet.aggregator.storage.list_file import roster_file
+from hushfleet.aggregator.storage.list_file import membership_list_file
+from hushfleet.aggregator.storage.membership_list_signing import read_membership_list
 from hushfleet.aggregator.storage.register import DeviceRegister
-from hushfleet.aggregator.storage.roster_signing import read_roster
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput, BadSignature, HushfleetError, Malformed
 from hushfleet.release.statements import ReleaseKeys, Signed, Trust
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.wire.format.fleet_messages import EnrolRequest
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Birth, ServerState, decode_message, encode_message
@@ -58,7 +58,7 @@ def plant(tmp_path: Path) -> FleetFolder:
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("option", ["--operator-key", "--root-key"])
 def test_no_fleet_is_made(tmp_path: Path, key: bytes, option: str) -> None:
-    """Of the neutral point, 0.3.0 made a fleet whose roster anybody signs."""
+    """Of the neutral point, 0.3.0 made a fleet whose membership list anybody signs."""
     (tmp_path / "task.toml").write_text(TASK)
     words = ("--broker-name", "broker.example", "--task", tmp_path / "task.toml", option, key.hex())
     with pytest.raises(BadInput, match=f"{option} is '{key.hex()}', {NOBODY}"):
@@ -161,24 +161,24 @@ def test_nobodys_signature_counts_for_no_statement_and_no_release(tmp_path: Path
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_no_roster_has_such_a_board(plant: FleetFolder, tmp_path: Path, key: bytes) -> None:
-    """It would stop each secure sum that draws it. 0.3.0 signed such lists."""
+def test_no_membership_list_has_such_a_board(plant: FleetFolder, tmp_path: Path, key: bytes) -> None:
+    """It would stop each secure aggregation that draws it. 0.3.0 signed such lists."""
     operator, owned = Identity.generate(), bytes.fromhex(OWNED)
-    signed = Roster.of({"pi-0": owned, "pi-1": key}).signed(operator)
-    with pytest.raises(Malformed, match=f"the key of pi-1 in the roster is .* {NOBODY}"):
-        Roster.from_bytes(signed.to_bytes(), operator=operator.public_key)
+    signed = MembershipList.of({"pi-0": owned, "pi-1": key}).signed(operator)
+    with pytest.raises(Malformed, match=f"the key of pi-1 in the membership list is .* {NOBODY}"):
+        MembershipList.from_bytes(signed.to_bytes(), operator=operator.public_key)
     file = tmp_path / "roster.signed"
     file.write_bytes(signed.to_bytes())
-    assert roster_file(file).current() is None
-    with pytest.raises(BadInput, match=f"roster.signed is not a readable roster: the key of pi-1 .* {NOBODY}"):
-        read_roster(file)
+    assert membership_list_file(file).current() is None
+    with pytest.raises(BadInput, match=f"roster.signed is not a readable membership list: the key of pi-1 .* {NOBODY}"):
+        read_membership_list(file)
     with DeviceRegister(tmp_path / "run") as register:
         register.add([Board("pi-0", public_key=owned), Board("pi-1", public_key=key)])
-        wanted = roster.wanted(plant, register.devices())
+        wanted = membership_list.wanted(plant, register.devices())
         assert wanted is not None
         assert wanted.devices == ("pi-0",)
         hushfleet("fleet", "roster", "export", tmp_path / "run", "--out", tmp_path / "roster.unsigned")
-    assert read_roster(tmp_path / "roster.unsigned").devices == ("pi-0",)
+    assert read_membership_list(tmp_path / "roster.unsigned").devices == ("pi-0",)
 
 
 class Nobody:

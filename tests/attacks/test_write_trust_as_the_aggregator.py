@@ -156,7 +156,7 @@ def test_without_a_list_nobody_takes_part(members: SignedMembers, make_fleet: Ca
     assert not is_in(members, make_fleet, "good", GOOD)
 
 
-def test_what_it_writes_admits_nobody_to_the_fleet_or_to_its_roster(tmp_path: Path) -> None:
+def test_what_it_writes_admits_nobody_to_the_fleet_or_to_its_membership_list(tmp_path: Path) -> None:
     """The fleet reads what the aggregator has written: charges, and whom it has blocked; no key, and no standing."""
     folder = make_folder(tmp_path / "fleet", boards=2)
     with FleetRegistry(folder.path) as registry:
@@ -164,12 +164,12 @@ def test_what_it_writes_admits_nobody_to_the_fleet_or_to_its_roster(tmp_path: Pa
         registry.write("UPDATE boards SET standing = 'enrolled', public_key = ? WHERE id = ?", (GOOD.public_key, one))
         registry.block(two, "stolen")
         apply(folder, registry)
-        before = folder.roster.read_bytes(), folder.admissions.read_bytes()
+        before = folder.membership_list.read_bytes(), folder.admissions.read_bytes()
         with ActivityStore(folder.aggregator) as own:
             own.write("INSERT INTO devices VALUES (?, ?, 0, NULL)", (two, STOLEN.public_key))
             own.write("INSERT INTO devices VALUES ('stranger', ?, 0, NULL)", (STRANGER.public_key,))
         apply(folder, registry)
-        assert (folder.roster.read_bytes(), folder.admissions.read_bytes()) == before
+        assert (folder.membership_list.read_bytes(), folder.admissions.read_bytes()) == before
         assert registry.key_of(two) is None, "nothing that it signs is heard, either"
     assert [(board.standing, board.public_key) for board in boards_of(folder)] == [
         ("enrolled", GOOD.public_key),

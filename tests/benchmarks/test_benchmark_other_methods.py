@@ -49,7 +49,7 @@ def test_the_figure_has_a_curve_for_each_method(tmp_path: Path) -> None:
     draw([fleet, {**fleet, "data": "fashion-mnist", "images": 20}], lines, tmp_path / "figure.svg")
     text = (tmp_path / "figure.svg").read_text()
     for name in (
-        "hush, secure sums",
+        "hush, secure aggregation",
         "DP-FedAvg, CNN, each adds all the noise",
         "FedGLP-ADP, CNN, if its masks could be",
     ):

@@ -20,7 +20,7 @@ from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.store_check import ROUNDING
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.wire.link.interface import LinkDown, LinkEvent, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
 from support.desk import Board
@@ -38,7 +38,7 @@ def check_files(life: Life) -> list[str]:
 
 def _identities(life: Life) -> Iterator[str]:
     operator = load_or_create(life.folder.operator_key).public_key
-    roster = Roster.from_bytes(life.folder.roster.read_bytes(), operator=operator)
+    membership_list = MembershipList.from_bytes(life.folder.membership_list.read_bytes(), operator=operator)
     with FleetRegistry(life.folder.path) as registry, members_of(life.folder) as register:
         for card in life.cards:
             row, known = registry.board(card.device), register.device(card.device)
@@ -49,8 +49,8 @@ def _identities(life: Life) -> Iterator[str]:
                 yield f"{card.device} is {row.standing}, with {'its' if row.public_key == key else 'another'} key"
             if known is None or known.is_blocked != is_out or known.public_key != (None if is_out else key):
                 yield f"the aggregator knows {card.device} as {known}"
-            if (card.device in roster.devices) == is_out:
-                yield f"the roster {'names' if is_out else 'lacks'} {card.device}"
+            if (card.device in membership_list.devices) == is_out:
+                yield f"the membership list {'names' if is_out else 'lacks'} {card.device}"
             if registry.tokens(card.device, now=time.time()):
                 yield f"the token of {card.device} holds still"
             issued = registry.rows("SELECT public_key, pem, revoked FROM certificates WHERE id = ?", (card.device,))

@@ -25,8 +25,8 @@ from hushfleet.aggregator.report.readable import number, percent
 from hushfleet.data.samples import FeatureSamples, Samples
 from hushfleet.data.sets import load
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.learning.own_head import inputs_of_own, own_head_of, own_logits
-from hushfleet.simulator.engines.fast.alone_on_features import predict_alone
+from hushfleet.learning.personalized_head import inputs_of_own, own_logits, personalized_head_of
+from hushfleet.simulator.engines.fast.local_only_on_features import predict_local_only
 from support.enroller import Desk
 
 SEASON_DAYS = 90
@@ -99,7 +99,7 @@ class SeasonEnd:
         spent = ("/".join(number(each) for each in of) for of in (self.season, self.in_all))
         told = "".join(f"\n    {sentence}" for sentence in self.sentences)
         return (
-            f"season {self.number} ({self.task}, {self.classes} classes): own head {percent(self.own)}, alone "
+            f"season {self.number} ({self.task}, {self.classes} classes): personalized head {percent(self.own)}, alone "
             f"{percent(self.alone)}; {self.took_part} of {self.boards} boards took part; epsilon of least/median/most "
             f"board: in the season {next(spent)}, in all {next(spent)}{told}"
         )
@@ -129,14 +129,14 @@ class Learner(Card):
         np.savez(self.path, images=own.images, labels=own.y)
 
     def accuracies(self, classes: int) -> tuple[float, dict[str, float]]:
-        """Returns the accuracy of its own head, and of each way to learn alone."""
+        """Returns the accuracy of its personalized head, and of each way to learn alone."""
         task, params = self.model
         test = task.features.of(self.stream(self.year.test, TESTED, classes, 2))
         own = task.features.of(self.stream(self.year.train, IMAGES + MORE_IMAGES * (self.year.season - 1), classes, 1))
         known = len(task.spec.model.class_names)
-        head = own_head_of(params, task.model.layout, _below(own, known), task.spec.signal).params
+        head = personalized_head_of(params, task.model.layout, _below(own, known), task.spec.signal).params
         right = own_logits(head, inputs_of_own(test).x).argmax(1) == test.y
-        (alone,) = predict_alone(own, [test], classes=classes)
+        (alone,) = predict_local_only(own, [test], classes=classes)
         return float(right.mean()), {way: float((said == test.y).mean()) for way, said in alone.items()}
 
 

@@ -12,7 +12,7 @@ import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
 from hushfleet.errors import HushfleetError, WireError
-from hushfleet.secure.member_answer import is_answer, read_answer_header
+from hushfleet.secure.unmasking_share import is_answer, read_answer_header
 from hushfleet.simulator.world.live import FEDERATION
 from hushfleet.wire.format.chunks import Assembler, parse_frame
 from hushfleet.wire.format.messages import Offer, decode_message

@@ -60,7 +60,7 @@ def test_a_fleet_comes_through_a_storm(runner: TrialRunner, seed: int, tmp_path:
     assert outcome.played
 
 
-def test_a_fleet_with_secure_sums_comes_through_a_storm(library: Path | None, tmp_path: Path) -> None:
+def test_a_fleet_with_secure_aggregation_comes_through_a_storm(library: Path | None, tmp_path: Path) -> None:
     """With a device that sends bad updates, and never answers as a member of the committee."""
     task = load_task(TASK, SECURE)
     runner = TrialRunner(begin(chaos_task(task), tmp_path / "prepared", data_dir=None), library=library)

@@ -23,7 +23,7 @@ def test_a_fleet_learns_in_two_seasons_and_sleeps_in_the_third(tmp_path: Path) -
     assert third.in_all == second.in_all
     assert read_file(year.desk.folder.task)["model"]["start"] == "runs/leaf"
     does, waits, spent, until = first.sentences
-    assert does == "leaf-1: all 2 rounds are done; boards predict with their own heads"
+    assert does == "leaf-1: all 2 rounds are done; boards predict with their personalized heads"
     assert waits == "next season: tomorrow 01:03 (Europe/Berlin)"
     assert "which has spent most, stands at 20.0 of the 40.0 that its card allows" in spent
     assert until == "season 1 until 1 April 2027; learns until 30 June 2027; then each board goes on alone"

@@ -163,7 +163,7 @@ class HostileMember(Trespasser):
             return
 
     def _takes_part(self, plan: RoundPlan) -> bool:
-        """A secure sum's plan names nobody; all of the roster are drawn."""
+        """The plan of secure aggregation names nobody; all of the membership list are drawn."""
         return plan.secure is not None or self._device in plan.cohort
 
     def _overhear(self, payload: bytes) -> None:
@@ -216,7 +216,7 @@ class HostileMember(Trespasser):
     def _update(self, plan: RoundPlan, *, loudness: float = 50.0, **lies: Any) -> bytes:
         """A well-formed update with a lie in its header, or values that are far above what the header says.
 
-        Of a secure sum, whose values nobody can judge, there are too few of them.
+        Of secure aggregation, whose values nobody can judge, there are too few of them.
         """
         layout = self._spec.model.layout
         counts = [span.size for span in layout.layers]

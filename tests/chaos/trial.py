@@ -22,7 +22,7 @@ from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.engine import deliver, open_engine, train_cohort
-from hushfleet.simulator.engines.fast.sums import write_roster
+from hushfleet.simulator.engines.fast.sums import write_membership_list
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import RunFolder, Simulation
 
@@ -153,9 +153,9 @@ class TrialRunner:
                 Workers(1) as workers,
             ):
                 engine = open_engine(simulation, store)
-                roster = write_roster(simulation, store) if engine.spec.privacy.secure else None
+                membership_list = write_membership_list(simulation, store) if engine.spec.privacy.secure else None
                 while not engine.finished:
-                    plan = engine.open_round(names, roster=roster)
+                    plan = engine.open_round(names, membership_list=membership_list)
                     devices = [name for name in names if (plan.round, name) not in missing]
                     for answer in train_cohort(simulation, workers, plan, devices):
                         deliver(answer, engine, plan, events)

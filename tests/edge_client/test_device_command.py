@@ -29,7 +29,7 @@ from hushfleet.wire.format.spec import PrivacySpec
 from hushfleet.wire.link.interface import Delivery
 from support.closed import close
 from support.edge import DEVICE, Bench, Package, write_samples
-from support.secure_fleet import SecureFleet, with_secure_sums
+from support.secure_fleet import SecureFleet, with_secure_aggregation
 from support.stores import sql
 
 MakeBench = Callable[..., Bench]
@@ -138,7 +138,7 @@ def test_status_names_the_trust_model(
     make_bench: MakeBench, package: Package, config: DeviceConfig, device_toml: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     allowed = replace(config, limits=replace(config.limits, accounting="secure", min_devices=8))
-    bench = make_bench(package=with_secure_sums(package), config=allowed)
+    bench = make_bench(package=with_secure_aggregation(package), config=allowed)
     fleet = SecureFleet(bench)
     fleet.open_round(1)
     bench.acked(1)
@@ -152,13 +152,15 @@ def test_status_names_the_trust_model(
     assert "secure-sum, in digits-test: sums of 8 devices or more, with the noise of 7 honest ones" in text
 
 
-def test_status_says_what_secure_sums_rest_on(
+def test_status_says_what_secure_aggregation_rest_on(
     make_bench: MakeBench, package: Package, config: DeviceConfig, device_toml: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator = Identity.generate()
     signed_by = replace(config.device, roster_key=operator.public_key.hex())
     limits = replace(config.limits, accounting="secure", min_devices=8)
-    bench = make_bench(package=with_secure_sums(package), config=replace(config, limits=limits, device=signed_by))
+    bench = make_bench(
+        package=with_secure_aggregation(package), config=replace(config, limits=limits, device=signed_by)
+    )
     fleet = SecureFleet(bench, operator=operator)
     text = device_toml.read_text()
     device_toml.write_text(text.replace("[device]", f'[device]\nroster_key = "{signed_by.roster_key}"'))
@@ -166,12 +168,12 @@ def test_status_says_what_secure_sums_rest_on(
     bench.acked(1)
     main(["status", str(device_toml), "--details"])
     assert (
-        f"sums        protected as long as at least 11 of 12 boards of {fleet.roster.name} are honest; no sum of fewer "
-        "than 8 is opened"
+        f"sums        protected as long as at least 11 of 12 boards of {fleet.membership_list.name} are honest; no "
+        "sum of fewer than 8 is opened"
     ) in capsys.readouterr().out
 
 
-def test_predict_uses_the_devices_own_model(
+def test_predict_uses_the_devices_personalized_model(
     trained: Bench, device_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pixels = np.random.default_rng(3).integers(0, 256, (8, 8), dtype=np.uint8)
@@ -210,7 +212,7 @@ def test_predict_takes_many_files_and_names_the_one_that_is_missing(
     assert names[0] not in error
     assert main(["predict", str(device_toml), names[0], names[2], "--top", "2"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head == "by the board's own model, of digits-test"
+    assert head == "by the board's personalized model, of digits-test"
     assert [line.partition(":")[0] for line in lines] == [names[0], names[2]]
     assert all(line.count("%") == 2 for line in lines)
 

@@ -1,4 +1,5 @@
-"""kill -9 at any point of a device's part in a secure sum: one update and one answer a round, stored before they leave.
+"""kill -9 at any point of a device's part in secure aggregation: one update and one answer a round, stored before they
+leave.
 
 As `test_kill.py`: what leaves is written down at once, with the tables as they are then. The device is killed once, and
 started again by an aggregator that has forgotten everything and asks for another set of devices.
@@ -24,7 +25,7 @@ from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import method_of
 from hushfleet.params import ParamLayout
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 from hushfleet.wire.format.spec import BlobRef, ModelSpec, PrivacySpec, SecureSpec, TaskSpec, WireSpec
@@ -72,7 +73,7 @@ def write(folder: Path, line: dict[str, Any]) -> None:
 def play(folder: Path, included: bytes = EVERYBODY) -> None:
     """All rounds; each update and each answer is asked for twice."""
     with DeviceStore(folder / "store.sqlite", device="one") as store:
-        roster = Roster.of({**OTHERS, "one": store.identity.public_key})
+        membership_list = MembershipList.of({**OTHERS, "one": store.identity.public_key})
         trainer = Trainer(
             device="one",
             store=store,
@@ -85,18 +86,18 @@ def play(folder: Path, included: bytes = EVERYBODY) -> None:
             limits=LimitsSection.of_simulation(SPEC.privacy),
         )
         for number in range(1, ROUNDS + 1):
-            secure = SecurePlan(BlobRef.of(roster.to_bytes()), 1.0)
+            secure = SecurePlan(BlobRef.of(membership_list.to_bytes()), 1.0)
             plan = RoundPlan(
                 SPEC.task, number, ROUNDS, "open", bytes(32), 4 * LAYOUT.size, {}, 1, 60.0, secure=secure
             )  # fmt: skip
             for _ in range(2):
-                entry = DeviceRound(trainer, plan, roster).run(np.zeros(LAYOUT.size, np.float32))
+                entry = DeviceRound(trainer, plan, membership_list).run(np.zeros(LAYOUT.size, np.float32))
                 charged = [each.payload_digest.hex() for each in store.ledger.entries() if each.round == number]
                 write(folder, {"update": number, "digest": entry.digest.hex(), "charged": charged})
             asks = replace(plan, phase="unmask", secure=replace(secure, included=included))
             for _ in range(2):
                 try:
-                    answer = DeviceRound(trainer, asks, roster).answer()
+                    answer = DeviceRound(trainer, asks, membership_list).answer()
                 except PrivacyError:
                     continue
                 stored = store.answers.of(SPEC.task, number)

@@ -39,10 +39,10 @@ from hushfleet.edge_client.board.config import load_config
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker import loaded_task
 from hushfleet.edge_client.worker.in_process import InProcess
-from hushfleet.edge_client.worker.own_model import OwnModel, own_model
+from hushfleet.edge_client.worker.personalized_model import PersonalizedModel, personalized_model
 from hushfleet.edge_client.worker.predict import graphs_of
 from hushfleet.edge_client.worker.randomness import SeededRandomness
-from hushfleet.learning.own_head import alone_head_of, features_of, own_logits
+from hushfleet.learning.personalized_head import features_of, local_only_head_of, own_logits
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink
 
@@ -136,11 +136,11 @@ class Board:
     def store(self) -> DeviceStore:
         return DeviceStore(self.folder / "state" / "store.sqlite", device=self.name, inspect=True)
 
-    def model(self) -> OwnModel | None:
+    def model(self) -> PersonalizedModel | None:
         if not (self.folder / "state" / "store.sqlite").exists():
             return None
         with self.store() as store:
-            return own_model(store) if store.own_models() else None
+            return personalized_model(store) if store.personalized_models() else None
 
 
 class Year:
@@ -259,7 +259,7 @@ class Year:
         for name in names:
             board = self.boards[name]
             with board.store() as store:
-                own = own_model(store)
+                own = personalized_model(store)
                 found, lone = right(store, own, *self.test), right_alone(store, own, board, *self.test)
             old, board.before = board.before, found
             rows.append([each[asked].mean() for each in (found, lone, lone if old is None else old)])
@@ -273,22 +273,22 @@ class Year:
         assert worst >= -WORST, "\n".join(self.table)
 
 
-def featured(store: DeviceStore, own: OwnModel, x: np.ndarray, y: np.ndarray) -> tuple[Any, LabelledSamples]:
+def featured(store: DeviceStore, own: PersonalizedModel, x: np.ndarray, y: np.ndarray) -> tuple[Any, LabelledSamples]:
     graph, features = graphs_of(store, own.spec)
     model = own.spec.model
     return graph, inputs_of(Samples(x, y, model.mean, model.std, model.targets), features)
 
 
-def right(store: DeviceStore, own: OwnModel, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def right(store: DeviceStore, own: PersonalizedModel, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     logits_of, inputs = own.answers(*featured(store, own, x, y))
     labels = inputs.y  # a label of a class that the model does not know is never right
     correct: np.ndarray = logits_of(own.params, inputs.x).argmax(1) == labels
     return correct
 
 
-def right_alone(store: DeviceStore, own: OwnModel, board: Board, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def right_alone(store: DeviceStore, own: PersonalizedModel, board: Board, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     _, mine = featured(store, own, board.x, board.y)
-    head = alone_head_of(mine, int(board.y.max()) + 1)
+    head = local_only_head_of(mine, int(board.y.max()) + 1)
     _, test = featured(store, own, x, y)
     correct: np.ndarray = own_logits(head, features_of(test)).argmax(1) == y
     return correct

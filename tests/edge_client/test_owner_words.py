@@ -77,8 +77,8 @@ def test_the_four_sentences() -> None:
                 "model": {**REPORT["model"], "task": "autumn", "model": "30 % trained alone", "round": 6},
                 "awaited": "the task winter has no closed round yet",
             },
-            "the board's own head (30 % trained alone), of autumn, round 6; the task winter has no closed round yet: "
-            "right on 33 of 36",
+            "the board's personalized head (30 % trained alone), of autumn, round 6; the task winter has no closed "
+            "round yet: right on 33 of 36",
         ),
         (
             "model",
@@ -88,8 +88,8 @@ def test_the_four_sentences() -> None:
         (
             "model",
             {"model": {**REPORT["model"], "model": "personalised", "alone_right": None, "fleet_right": 30}},
-            "the board's own model, of small: right on 33 of 36 own images, cross-validated. The fleet's is worse here "
-            "than the board's own: 30 against 33",
+            "the board's personalized model, of small: right on 33 of 36 own images, cross-validated. The fleet's is "
+            "worse here than the board's own: 30 against 33",
         ),
         ("privacy", {"rounds_left": 0}, "6.57 of 8 is spent (epsilon; weak protection); the rest is not enough for"),
         (

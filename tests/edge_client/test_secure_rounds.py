@@ -1,4 +1,5 @@
-"""Rounds with a secure sum: a real device, the rest of the fleet played by the test, and the sum that comes out."""
+"""Rounds with secure aggregation: a real device, the rest of the fleet played by the test, and the sum that comes
+out."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ import pytest
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.errors import BadInput, CopiedStore
 from hushfleet.privacy.ring import Ring
-from hushfleet.secure.member_answer import decode_answer, is_answer
 from hushfleet.secure.prime_field import add_into
 from hushfleet.secure.secure_round import SecureRound
+from hushfleet.secure.unmasking_share import decode_answer, is_answer
 from hushfleet.simulator.world.hub import Chaos
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 from hushfleet.wire.format.spec import BlobRef
 from support.edge import DEVICE, Bench, Package
-from support.secure_fleet import SecureFleet, with_secure_sums
+from support.secure_fleet import SecureFleet, with_secure_aggregation
 
 MakeBench = Callable[..., Bench]
 MakeFleet = Callable[..., SecureFleet]
@@ -34,7 +35,7 @@ def make_fleet(make_bench: MakeBench, package: Package, config: DeviceConfig) ->
     ) -> SecureFleet:
         limits = replace(config.limits, accounting="secure", min_devices=8, honest_fraction=honest_fraction)
         trusting = replace(config, limits=limits, device=replace(config.device, **of_device))
-        summed = with_secure_sums(package, honest_fraction=honest_fraction)
+        summed = with_secure_aggregation(package, honest_fraction=honest_fraction)
         return SecureFleet(make_bench(package=summed, config=trusting, chaos=chaos), others)
 
     return make
@@ -152,23 +153,23 @@ def declined(fleet: SecureFleet, why: str) -> None:
     assert fleet.bench.store.ledger.entries() == []
 
 
-def test_a_roster_that_is_not_the_operators(make_fleet: MakeFleet) -> None:
+def test_a_membership_list_that_is_not_the_operators(make_fleet: MakeFleet) -> None:
     operator = Identity.generate()
     fleet = make_fleet(roster_key=operator.public_key.hex())
     fleet.open_round(1)
     declined(fleet, "not signed by the operator")
     fleet.operator = Identity.generate()
-    fleet.roster = fleet.roster_of({DEVICE: fleet.bench.store.identity.public_key})
+    fleet.membership_list = fleet.membership_list_of({DEVICE: fleet.bench.store.identity.public_key})
     fleet.open_round(2)
     fleet.bench.until(lambda: len(fleet.bench.server.declines) == 2)
     fleet.operator = operator
-    fleet.roster = fleet.roster_of({DEVICE: fleet.bench.store.identity.public_key})
+    fleet.membership_list = fleet.membership_list_of({DEVICE: fleet.bench.store.identity.public_key})
     sent(fleet, 3)
 
 
-def test_a_roster_with_another_key_for_this_device(make_fleet: MakeFleet) -> None:
+def test_a_membership_list_with_another_key_for_this_device(make_fleet: MakeFleet) -> None:
     fleet = make_fleet()
-    fleet.roster = fleet.roster_of({DEVICE: Identity.generate().public_key})
+    fleet.membership_list = fleet.membership_list_of({DEVICE: Identity.generate().public_key})
     fleet.open_round(1)
     declined(fleet, "another key for this device")
 
@@ -179,23 +180,23 @@ def test_a_cohort_that_is_too_small(make_fleet: MakeFleet) -> None:
     declined(fleet, "the cohort has 7 devices")
 
 
-def test_a_vast_roster_is_not_fetched(make_fleet: MakeFleet) -> None:
+def test_a_vast_membership_list_is_not_fetched(make_fleet: MakeFleet) -> None:
     fleet = make_fleet()
     fleet.open_round(1, secure=SecurePlan(BlobRef(bytes(32), 1 << 30), 1.0))
     declined(fleet, "above the cap")
 
 
-def test_bytes_that_are_no_roster(make_fleet: MakeFleet) -> None:
+def test_bytes_that_are_no_membership_list(make_fleet: MakeFleet) -> None:
     fleet = make_fleet()
     data = b"no roster"
     fleet.bench.server.package.blobs[BlobRef.of(data).digest] = data
     fleet.open_round(1, secure=SecurePlan(BlobRef.of(data), 1.0))
-    declined(fleet, "Roster")
+    declined(fleet, "MembershipList")
 
 
 def test_a_device_that_is_not_in_the_cohort_is_silent(make_fleet: MakeFleet) -> None:
     fleet = make_fleet()
-    fleet.roster = fleet.roster_of({})
+    fleet.membership_list = fleet.membership_list_of({})
     plan = fleet.open_round(1)
     fleet.bench.steps(60)
     secure_round = fleet.of(plan)
@@ -207,7 +208,7 @@ def test_a_device_that_is_not_in_the_cohort_is_silent(make_fleet: MakeFleet) -> 
 
 
 def test_a_task_and_a_plan_that_disagree(make_fleet: MakeFleet) -> None:
-    """A plan that names devices, in a task of secure sums: the update would leave without its masks."""
+    """A plan that names devices, in a task of secure aggregation: the update would leave without its masks."""
     fleet = make_fleet()
     server = fleet.bench.server
     server.open_round(1)
@@ -215,17 +216,17 @@ def test_a_task_and_a_plan_that_disagree(make_fleet: MakeFleet) -> None:
     assert (server.updates, fleet.bench.store.ledger.entries()) == ([], [])
 
 
-def test_a_committed_update_is_for_one_roster(make_fleet: MakeFleet, encoded: list[np.ndarray]) -> None:
+def test_a_committed_update_is_for_one_membership_list(make_fleet: MakeFleet, encoded: list[np.ndarray]) -> None:
     """With the same keys two updates would have the same mask, and with others the first would open no sum."""
     fleet = make_fleet()
     plan = sent(fleet, 1)
-    own, before = fleet.bench.store.identity.public_key, fleet.roster
-    fleet.roster = fleet.roster_of({DEVICE: own, "another": Identity.generate().public_key})
+    own, before = fleet.bench.store.identity.public_key, fleet.membership_list
+    fleet.membership_list = fleet.membership_list_of({DEVICE: own, "another": Identity.generate().public_key})
     fleet.open_round(1, epoch=2)
     declines = fleet.bench.server.declines
     fleet.bench.until(lambda: declines != [])
     assert "another sum" in declines[0].reason
-    fleet.roster = before
+    fleet.membership_list = before
     (update,) = fleet.bench.server.updates
     fleet.bench.server.updates.clear()
     fleet.bench.server._open.clear()
@@ -410,11 +411,11 @@ def test_an_old_copy_of_the_store_that_lacks_an_answer_stops_for_good(make_fleet
         bench.steps(60)
 
 
-def test_rosters_do_not_fill_the_card(make_fleet: MakeFleet) -> None:
+def test_membership_lists_do_not_fill_the_card(make_fleet: MakeFleet) -> None:
     fleet = make_fleet()
     own = fleet.bench.store.identity.public_key
     for number in (1, 2, 3):
-        fleet.roster = fleet.roster_of({DEVICE: own, f"new-{number}": Identity.generate().public_key})
+        fleet.membership_list = fleet.membership_list_of({DEVICE: own, f"new-{number}": Identity.generate().public_key})
         sent(fleet, number)
-    # package, two graphs, the global model and the roster
+    # package, two graphs, the global model and the membership list
     assert len(fleet.bench.store.blob_digests()) == 5

@@ -40,8 +40,8 @@ from hushfleet.params import ParamLayout
 from hushfleet.release.archive import unpack
 from hushfleet.release.manifest import Manifest, SignedManifest
 from hushfleet.secure import prime_field
-from hushfleet.secure.member_answer import AnswerHeader, decode_answer, encode_answer
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
+from hushfleet.secure.unmasking_share import AnswerHeader, decode_answer, encode_answer
 from hushfleet.simulator.studies.reproduce.kept import KeptCell
 from hushfleet.wire.format import messages as m
 from hushfleet.wire.format.chunks import Assembler, parse_frame, split
@@ -162,10 +162,10 @@ def _answers() -> list[bytes]:
     ]
 
 
-def _rosters() -> list[bytes]:
+def _membership_lists() -> list[bytes]:
     keys = {f"pi-{number}": Identity.from_bytes(bytes([number] * 32)).public_key for number in range(3)}
-    roster = Roster.of(keys)
-    return [roster.to_bytes(), roster.signed(KEY, at=1e9, nonce=bytes(range(32))).to_bytes()]
+    membership_list = MembershipList.of(keys)
+    return [membership_list.to_bytes(), membership_list.signed(KEY, at=1e9, nonce=bytes(range(32))).to_bytes()]
 
 
 def _frames() -> list[bytes]:
@@ -372,7 +372,7 @@ TARGETS: dict[str, Target] = {
         Target("masked-update", _read_masked, lambda: _unsigned(_masked()), WIRE, _signed),
         Target("member-answer", lambda data: decode_answer(data, public_key=KEY.public_key),
                lambda: _unsigned(_answers()), WIRE, _signed),
-        Target("roster", Roster.from_bytes, _rosters, WIRE),
+        Target("roster", MembershipList.from_bytes, _membership_lists, WIRE),
         Target("chunk", _assembled, _frames, WIRE, _checked),
         Target("coded-values", lambda data: decode_values(data, Coding([200], [1.0], bytes(16))),
                _coded, WIRE),

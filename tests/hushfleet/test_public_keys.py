@@ -94,7 +94,7 @@ def by_scalar(scalar: int, key: bytes) -> tuple[bytes, bytes]:
     raise AssertionError("no message")
 
 
-def test_two_places_in_a_roster_have_two_masks_though_their_owner_is_one() -> None:
+def test_two_places_in_a_membership_list_have_two_masks_though_their_owner_is_one() -> None:
     """Else a key of a board, moved by a point of small order, would take the board's own mask out of a sum."""
     other = Identity.from_bytes(bytes(range(1, 33)))
     agreement = KeyAgreement(other, task=b"task")

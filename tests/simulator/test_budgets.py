@@ -159,7 +159,7 @@ def test_preferences_need_a_method_that_allows_them(short_task: Any) -> None:
         short_task(privacy={"preference_std": 0.3})
 
 
-def test_own_models_are_tested_in_the_last_rounds(runs: Any, short_task: Any, tmp_path: Path) -> None:
+def test_personalized_models_are_tested_in_the_last_rounds(runs: Any, short_task: Any, tmp_path: Path) -> None:
     simulation = begin(task_of(short_task, rounds=6), tmp_path / "run", data_dir=None)
     with Workers(1) as workers, EventLog(simulation.folder.events) as events:
         run_rounds(simulation, workers, events, evaluate_every=4, evaluate_last=2)

@@ -95,7 +95,7 @@ def test_with_the_unit_record_no_gradient_is_computed_of_own_parts_of_an_earlier
 ) -> None:
     """It may have trained them without noise, and one record of then would change the gradients of all records.
 
-    The own model of `ditto` is trained apart: no gradient that is sent is computed of it.
+    The personalized model of `ditto` is trained apart: no gradient that is sent is computed of it.
     """
     spec, privacy = calm.prepared.spec, PrivacySpec("record", "strict", 1.0, 1.0, 1e-5, sample_rate=0.5, batches=2)
     continued = EarlierTask("earlier-1", spec.model.class_names)

@@ -14,9 +14,9 @@ from hushfleet.aggregator.config.task import Task
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.predict import predict
 from hushfleet.errors import BadInput
-from hushfleet.learning.own_head import inputs_of_own, own_logits
+from hushfleet.learning.personalized_head import inputs_of_own, own_logits
 from hushfleet.simulator.engines.fast.device_file import store_of
-from hushfleet.simulator.engines.fast.own_heads import choose_own_heads
+from hushfleet.simulator.engines.fast.personalized_heads import choose_personalized_heads
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.results import read_metrics
@@ -70,9 +70,9 @@ def test_a_model_file_takes_images(fast: Simulation) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_own_head_takes_all_directions(fast: Simulation) -> None:
+def test_an_personalized_head_takes_all_directions(fast: Simulation) -> None:
     with Workers(1) as workers:
-        choose_own_heads(fast, workers)
+        choose_personalized_heads(fast, workers)
     device, features = fast.fleet.devices[0].name, fast.prepared.features
     images = fast.fleet.common_test.take(slice(0, 20))
     with store_of(fast.folder.device(device), device) as store:
@@ -100,7 +100,7 @@ def test_boards_end_in_the_same_model_and_predict(
         finish(fleet)
     assert audit.models(live) == audit.models(fast), "to the last bit"
     with Workers(1) as workers:
-        choose_own_heads(live, workers)
+        choose_personalized_heads(live, workers)
     pixels = live.fleet.common_test.images[0, 0]
     Image.fromarray(pixels).save(tmp_path / "digit.png")
     device = live.fleet.devices[0].name

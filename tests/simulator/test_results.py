@@ -22,7 +22,7 @@ from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.results.result import Result, SweepPoint
 from hushfleet.simulator.answers import with_answers
 from hushfleet.simulator.engines.fast.examples import choose_examples
-from hushfleet.simulator.engines.fast.local_only import Alone
+from hushfleet.simulator.engines.fast.local_only import DeviceLocalOnly
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import RunFolder, Simulation
@@ -112,9 +112,9 @@ def test_a_file_gives_the_same_result_back(result: Result, tmp_path: Path) -> No
 
 def test_baseline_and_sweep_are_put_in(calm: Simulation) -> None:
     # In another order than the devices have: names count.
-    alone = [Alone(name, 0.1 * number, 0.05 * number) for number, name in reversed(list(enumerate(NAMES)))]
+    alone = [DeviceLocalOnly(name, 0.1 * number, 0.05 * number) for number, name in reversed(list(enumerate(NAMES)))]
     point = SweepPoint(noise_multiplier=1.0, epsilon_server=2.0, epsilon_release=1.0)
-    result = with_sweep(assemble(calm, engine="live", alone=alone), [point])
+    result = with_sweep(assemble(calm, engine="live", local_only_models=alone), [point])
     assert result.details.local_only_common == pytest.approx([0.1 * number for number in range(5)])
     assert result.local_only.accuracy_own_common == pytest.approx(0.2)
     assert result.local_only.accuracy_own_local == pytest.approx(0.1)
@@ -170,7 +170,7 @@ def test_a_device_that_declined_every_round_has_its_row(copy: Simulation) -> Non
 
 
 def test_what_the_models_say_is_what_they_were_tested_to_say(calm: Simulation, result: Result) -> None:
-    alone = [Alone(name, 0.1, 0.1, said=tuple(range(12))) for name in NAMES]
+    alone = [DeviceLocalOnly(name, 0.1, 0.1, said=tuple(range(12))) for name in NAMES]
     with Workers(1) as workers:
         details = with_answers(result, calm, workers, alone, runtime="onnx").details
     test = calm.fleet.common_test

@@ -1,4 +1,5 @@
-"""A head on a fixed network, each record protected by secure sums: engines agree, and a model file takes images."""
+"""A head on a fixed network, each record protected by secure aggregation: engines agree, and a model file takes
+images."""
 
 from __future__ import annotations
 

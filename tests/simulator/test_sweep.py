@@ -13,7 +13,7 @@ import pytest
 from hushfleet.aggregator.results.result import Result, SweepPoint
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.fast.engine import run_logged
-from hushfleet.simulator.engines.fast.local_only import Alone
+from hushfleet.simulator.engines.fast.local_only import DeviceLocalOnly
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
 from hushfleet.simulator.sweep import sweep_noise
@@ -21,7 +21,7 @@ from hushfleet.simulator.world.on_boards import run_on_boards
 
 pytestmark = pytest.mark.slow
 
-ALONE = [Alone("device-0", 0.25, 0.5), Alone("device-1", 0.35, 0.5)]
+ALONE = [DeviceLocalOnly("device-0", 0.25, 0.5), DeviceLocalOnly("device-1", 0.35, 0.5)]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from hushfleet.aggregator.results.result import Result
 from hushfleet.data.conversion import as_data
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.worker.own_model import own_model
+from hushfleet.edge_client.worker.personalized_model import personalized_model
 from hushfleet.edge_client.worker.predict import predict
 from hushfleet.errors import BadInput
 from hushfleet.simulator.fleet import make_fleet
@@ -156,7 +156,7 @@ def test_boards_learn_numbers_under_privacy_and_predict_them(
     assert audit.models(live) == audit.models(fast)
     Image.fromarray(images[0, 0]).save(tmp_path / "image.png")
     with DeviceStore(live.folder.device("device-0").store, device="device-0", inspect=True) as store:
-        found, (spec, _, params, *_) = predict(store, tmp_path / "image.png"), own_model(store)
+        found, (spec, _, params, *_) = predict(store, tmp_path / "image.png"), personalized_model(store)
     x = Samples(images[:1], np.zeros(1, int), spec.model.mean, spec.model.std).x
     [outputs] = live.prepared.inference(params, x)
     assert found.are_numbers

@@ -22,7 +22,7 @@ from hushfleet.aggregator.storage.enrolment import Enrolment
 from hushfleet.aggregator.storage.list_file import ListFile
 from hushfleet.aggregator.storage.register import DeviceRegister
 from hushfleet.privacy.budget import Budget
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.simulator.world.hub import Chaos, LocalHub
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.identity import Identity
@@ -50,7 +50,7 @@ class Field:
         *,
         chaos: Chaos | None = None,
         closed: bool = True,
-        roster: ListFile[Roster] | None = None,
+        membership_list: ListFile[MembershipList] | None = None,
         charges: bool = False,
         limits: dict[str, Any] | None = None,
         given: bool = False,
@@ -58,7 +58,7 @@ class Field:
         """:param limits: of the boards' cards, with which the aggregator knows who can pay.
         :param given: whether the numbers of boards follow the fleet and the file of `fleet set`."""
         self.budget, self.given = Budget.of(limits or {}), folder / "round.toml" if given else None
-        self.fleet, self.folder, self.roster, self.charges = fleet, folder, roster, charges
+        self.fleet, self.folder, self.membership_list, self.charges = fleet, folder, membership_list, charges
         self.hub = LocalHub(chaos=chaos)
         self.topics = Topics("default")
         self.links: dict[str, Any] = {}
@@ -87,7 +87,7 @@ class Field:
                 clock=lambda: self.fleet.now,
                 wall=lambda: self.fleet.now,
             ),
-            roster=self.roster,
+            membership_list=self.membership_list,
             charges=ChargeBook(self.register, self.fleet.engine, budgets) if self.charges else None,
             thresholds=None if self.given is None else self._thresholds(self.given),
             rhythm=Rhythm(

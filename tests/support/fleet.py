@@ -138,7 +138,7 @@ class Devices:
         self.identities = {name: Identity.from_bytes(bytes([index + 1]) * 32) for index, name in enumerate(self.names)}
         self.states: dict[str, DeviceState] = {name: prepared.method.init_state() for name in self.names}
         self.charged = dict.fromkeys(self.names, 0)
-        self.measured: dict[str, Evaluation] = {}  # what a device would find of its own model
+        self.measured: dict[str, Evaluation] = {}  # what a device would find of its personalized model
 
     def enrol(self, store: AggregatorStore) -> None:
         for name in self.names:

@@ -45,7 +45,7 @@ UPDATE = (
 )
 DIFFERENCE = "task round base result steps"
 ANSWER = "task round device included bits"
-ROSTER = "devices keys federation honest_fraction min_devices number date nonce signature"
+MEMBERSHIP_LIST = "devices keys federation honest_fraction min_devices number date nonce signature"
 
 
 @dataclass
@@ -153,9 +153,9 @@ def public_state(data: bytes, d: int) -> tuple[int, np.ndarray, bytes]:
     return int.from_bytes(data[:4], "little"), bits[:d].astype(bool), digest
 
 
-def roster(data: bytes) -> tuple[dict[str, bytes], bytes, bytes]:
+def membership_list(data: bytes) -> tuple[dict[str, bytes], bytes, bytes]:
     """The key of each device, the bytes that the operator's signature covers, and the signature, perhaps empty."""
-    fields = _map(data, ROSTER)
+    fields = _map(data, MEMBERSHIP_LIST)
     keys = {device: fields["keys"][32 * i : 32 * i + 32] for i, device in enumerate(fields["devices"])}
     unsigned = msgpack.packb({**fields, "signature": b""})
     return keys, b"hushfleet roster\0" + unsigned, fields["signature"]

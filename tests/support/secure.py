@@ -1,4 +1,4 @@
-"""Devices of secure sums with real identities, rings and masks; no network, no training."""
+"""Devices of secure aggregation with real identities, rings and masks; no network, no training."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hushfleet.privacy.ring import Ring
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import least_honest
 from hushfleet.secure.masking import Masked
-from hushfleet.secure.member_answer import AnswerHeader, encode_answer
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.prime_field import to_bytes
-from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
+from hushfleet.secure.unmasking_share import AnswerHeader, encode_answer
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import BlobRef, SecureSpec
@@ -32,7 +32,7 @@ from support.fleet import LAYOUT, prepared_task
 
 
 def secure_task(devices: int, *, min_devices: int, honest_fraction: float = 1.0, **settings: Any) -> PreparedTask:
-    """A task of secure sums, noise among the honest ones of `min_devices`."""
+    """A task of secure aggregation, noise among the honest ones of `min_devices`."""
     base = prepared_task(
         method="dp-fedavg", devices=devices, accounting="secure", wire={"downlink": "full"}, min_updates=min_devices,
         **settings,
@@ -89,8 +89,8 @@ class SecureFleet:
     def round(self) -> SecureRound:
         spec = self.prepared.spec.privacy.secure
         assert spec is not None
-        assert self.engine.roster is not None
-        return SecureRound(spec, self.plan, Roster.from_bytes(self.engine.roster), size=LAYOUT.size)
+        assert self.engine.membership_list is not None
+        return SecureRound(spec, self.plan, MembershipList.from_bytes(self.engine.membership_list), size=LAYOUT.size)
 
     @property
     def ring(self) -> Ring:

@@ -1,4 +1,4 @@
-"""The other devices of a secure sum, and the sum itself, for a bench with one real device."""
+"""The other devices of secure aggregation, and the sum itself, for a bench with one real device."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from hushfleet.secure import prime_field
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.masking import Masked
-from hushfleet.secure.member_answer import decode_answer
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.secure_round import SecureRound
+from hushfleet.secure.unmasking_share import decode_answer
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 from hushfleet.wire.format.spec import BlobRef, PrivacySpec, SecureSpec, TaskSpec, WireSpec
@@ -22,7 +22,7 @@ from support.edge import CHUNK_BYTES, DEVICE, Bench, Package
 BITS = 16
 
 
-def with_secure_sums(package: Package, *, honest_fraction: float = 0.9) -> Package:
+def with_secure_aggregation(package: Package, *, honest_fraction: float = 0.9) -> Package:
     secure = SecureSpec(BITS, min_devices=8, honest_devices=7, honest_fraction=honest_fraction)
     privacy = PrivacySpec("device", "secure", clip_norm=1.0, noise_multiplier=2.0, delta=1e-5, secure=secure)
     return package.with_spec(privacy=privacy, wire=WireSpec(codec="masked", chunk_bytes=CHUNK_BYTES))
@@ -38,7 +38,7 @@ class SecureFleet:
 
     def __post_init__(self) -> None:
         self.identities = {f"other-{number:03}": Identity.generate() for number in range(self.others)}
-        self.roster = self.roster_of({DEVICE: self.bench.store.identity.public_key})
+        self.membership_list = self.membership_list_of({DEVICE: self.bench.store.identity.public_key})
 
     @property
     def spec(self) -> TaskSpec:
@@ -48,26 +48,26 @@ class SecureFleet:
     def shared(self) -> int:
         return self.spec.model.layout.size
 
-    def roster_of(self, keys: dict[str, bytes]) -> Roster:
+    def membership_list_of(self, keys: dict[str, bytes]) -> MembershipList:
         secure = self.spec.privacy.secure
         assert secure is not None
-        roster = Roster.of(
+        membership_list = MembershipList.of(
             {**{name: each.public_key for name, each in self.identities.items()}, **keys},
             federation=self.bench.server.topics.federation,
             honest_fraction=secure.honest_fraction,
             min_devices=secure.min_devices,
         )
-        return roster if self.operator is None else roster.signed(self.operator)
+        return membership_list if self.operator is None else membership_list.signed(self.operator)
 
-    def serve(self, roster: Roster) -> BlobRef:
-        data = roster.to_bytes()
+    def serve(self, membership_list: MembershipList) -> BlobRef:
+        data = membership_list.to_bytes()
         ref = BlobRef.of(data)
         self.bench.server.package.blobs[ref.digest] = data
         return ref
 
     def open_round(self, round: int, **changes: object) -> RoundPlan:
         """:param changes: of the plan."""
-        secure = SecurePlan(self.serve(self.roster), 1.0)
+        secure = SecurePlan(self.serve(self.membership_list), 1.0)
         return self.bench.server.open_round(round, **{"cohort": {}, "secure": secure, **changes})
 
     def unmask(self, plan: RoundPlan, included: bytes, **changes: object) -> RoundPlan:
@@ -77,9 +77,9 @@ class SecureFleet:
             plan.round, **{"phase": "unmask", "cohort": {}, "secure": secure, "epoch": plan.epoch, **changes}
         )
 
-    def of(self, plan: RoundPlan, roster: Roster | None = None) -> SecureRound:
+    def of(self, plan: RoundPlan, membership_list: MembershipList | None = None) -> SecureRound:
         assert self.spec.privacy.secure is not None
-        return SecureRound(self.spec.privacy.secure, plan, roster or self.roster, size=self.shared)
+        return SecureRound(self.spec.privacy.secure, plan, membership_list or self.membership_list, size=self.shared)
 
     def keys_of(self, name: str, spec: TaskSpec | None = None) -> KeyAgreement:
         """:param spec: that it was told of another task package."""

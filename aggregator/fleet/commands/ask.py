@@ -16,8 +16,8 @@ asking = typer.Typer(
     help="""Ask the boards about their data: one number or a few, with their error, for a small epsilon.
 
     It answers "is there enough data to begin?" before a budget is spent on training. The answer is one round of the
-    fleet, which takes the place of its task and gives it back. Each board's answer is noised, charged in its ledger, and
-    declined where its owner's limits do not allow it.
+    fleet, which takes the place of its task and gives it back. Each board's answer is noised, charged in its ledger,
+    and declined where its owner's limits do not allow it.
 
     Examples:
 
@@ -47,7 +47,8 @@ Now = Annotated[
 @asking.command("counts")
 def _counts(
     path: Dir,
-    most: Annotated[int, typer.Option(help="Largest norm of a board's counts; larger ones are scaled down to it. The error grows with it.")] = 50,
+    most: Annotated[int, typer.Option(help="Largest norm of a board's counts; larger ones are scaled down to it. The "
+"error grows with it.")] = 50,
     epsilon: Epsilon = 0.5,
     dry_run: DryRun = False,
     now: Now = False,
@@ -87,7 +88,8 @@ def _histogram(
 
 @asking.command("drift")
 def _drift(path: Dir, epsilon: Epsilon = 0.5, dry_run: DryRun = False, now: Now = False) -> None:
-    """Count the boards whose own model has become worse, among those whose owners have set limits.tell_drift."""
+    """Count the boards whose personalized model has become worse, among those whose owners have set
+    limits.tell_drift."""
     _ask(path, "drift", epsilon, dry_run=dry_run, now=now)
 
 
@@ -109,7 +111,8 @@ def _ask(path: Dir, kind: str, epsilon: float, *, dry_run: bool, now: bool, **as
     unit = "" if kind != "histogram" else " of the samples"
     error = f"{100 * expected_error(task):.1f} %{unit}" if unit else f"{expected_error(task):.3g}"
     print(
-        f"each board's answer costs it epsilon {number(epsilon)} at delta {number(task.delta)}; with {task.cohort_size} "
+        f"each board's answer costs it epsilon {number(epsilon)} at delta {number(task.delta)}; with "
+        f"{task.cohort_size} "
         f"boards each value will have an error of ± {error}, within which the truth is in 19 of 20 cases"
     )
     if dry_run:

@@ -25,18 +25,25 @@ class FlashOptions:
 
     # fmt: off
     fleet: FleetDir
-    image: Annotated[Path | None, Option(metavar="FILE", help="A stock image, .img or .img.xz: each board gets a copy of it with its own seed.")] = None
-    boot: Annotated[Path | None, Option(metavar="MOUNT", help="The mounted boot partition of a card that holds the stock system already.")] = None
+    image: Annotated[Path | None, Option(metavar="FILE", help="A stock image, .img or .img.xz: each board gets a copy "
+"of it with its own seed.")] = None
+    boot: Annotated[Path | None, Option(metavar="MOUNT", help="The mounted boot partition of a card that holds the "
+"stock system already.")] = None
     out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder for the images, with --image.")] = None
-    count: Annotated[AtLeast1 | None, Option(help="Number of cards to write, for boards without one. Default: all of them.")] = None
-    device: Annotated[list[str] | None, Option(metavar="ID", help="Write the card of this board, or of those that match a pattern in quotes; may be repeated.")] = None
+    count: Annotated[AtLeast1 | None, Option(help="Number of cards to write, for boards without one. Default: all of "
+"them.")] = None
+    device: Annotated[list[str] | None, Option(metavar="ID", help="Write the card of this board, or of those that "
+"match a pattern in quotes; may be repeated.")] = None
     file: IdsFile = None
-    python: Annotated[str | None, Option(metavar="3.X", help="Python version of the system. Default: found from the image.")] = None
+    python: Annotated[str | None, Option(metavar="3.X", help="Python version of the system. Default: found from the "
+"image.")] = None
     images: ImagesFolder = None
-    ssh_key: Annotated[Path | None, Option(metavar="KEY.pub", help="Public SSH key whose owner may log in. Default: nobody may.")] = None
+    ssh_key: Annotated[Path | None, Option(metavar="KEY.pub", help="Public SSH key whose owner may log in. Default: "
+"nobody may.")] = None
     ssh_user: Annotated[str, Option(help="User name for that key.")] = "hushfleet-admin"
     wheels: WheelsFolder = None
-    force: Annotated[bool, Option("--force", help="Also write cards for boards that have one; the old token becomes invalid.")] = False
+    force: Annotated[bool, Option("--force", help="Also write cards for boards that have one; the old token becomes "
+"invalid.")] = False
     # fmt: on
 
 

@@ -77,7 +77,8 @@ def _renew(
     ids: Ids = None,
     file: IdsFile = None,
     new_card: Annotated[bool, typer.Option("--new-card", help="The boards have new cards: revoke their former keys.")] = False,
-    broker: Annotated[bool, typer.Option("--broker", help="Issue new certificates for the fleet's own processes, with the names of fleet.toml.")] = False,
+    broker: Annotated[bool, typer.Option("--broker", help="Issue new certificates for the fleet's own processes, with "
+"the names of fleet.toml.")] = False,
     drop_names: Annotated[bool, typer.Option("--drop-names", help="Drop names that the broker's certificate had.")] = False,
 ) -> None:  # fmt: skip
     """Let boards in with new cards, or give the broker a new certificate.
@@ -140,9 +141,9 @@ def _renew_own(path: Path, *, drop_names: bool) -> None:
         asked = reload_brokers(folder)
     end = datetime.datetime.fromtimestamp(ends(folder)["broker/broker"]).astimezone()
     print(
-        f"the broker's certificate holds until {end:%Y-%m-%d}, for {', '.join(folder.config.broker.names)}; {asked} of 2 "
-        "brokers run here and have taken it\nfleet service, its page and aggregator take theirs when they are started "
-        "again: sudo systemctl restart hushfleet-fleet hushfleet-aggregator, or fleet up"
+        f"the broker's certificate holds until {end:%Y-%m-%d}, for {', '.join(folder.config.broker.names)}; {asked} "
+        "of 2 brokers run here and have taken it\nfleet service, its page and aggregator take theirs when they are "
+        "started again: sudo systemctl restart hushfleet-fleet hushfleet-aggregator, or fleet up"
     )
 
 
@@ -154,7 +155,7 @@ def _block(
     file: IdsFile = None,
     reason: Annotated[str, typer.Option(help="Reason, shown in the list and in the board's log.")] = "by its operator",
 ) -> None:
-    """Lock boards out of rounds, broker and secure sums, even while they are connected.
+    """Lock boards out of rounds, broker and secure aggregation, even while they are connected.
 
     Examples:
 

@@ -22,8 +22,10 @@ FOLDER = {"exists": True, "file_okay": False}
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]
 DirOrRun = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, or that of a run without a fleet.")]
 FleetDir = Annotated[Path, Option(metavar="DIR", help="The fleet's folder.")]
-ImagesFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id, with a folder for each class.", **FOLDER)]
-WheelsFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Folder with the wheels for the release; default: the package index.", **FOLDER)]
+ImagesFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Photographs to begin with: a folder for each "
+"board, named by its id, with a folder for each class.", **FOLDER)]
+WheelsFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Folder with the wheels for the release; default: "
+"the package index.", **FOLDER)]
 IdsFile = Annotated[Path | None, Option("--file", metavar="IDS.txt", help="File with the ids of boards, one a line.", **FILE)]
 Yes = Annotated[bool, Option("--yes", help="Sign without asking.")]
 # fmt: on

@@ -16,7 +16,8 @@ from hushfleet.errors import BadInput
 
 @with_options
 def push(
-    destination: Annotated[str, typer.Argument(metavar="USER@HOST", help="Destination for ssh. USER must be root, or may use sudo.")],
+    destination: Annotated[str, typer.Argument(metavar="USER@HOST", help="Destination for ssh. USER must be root, or "
+"may use sudo.")],
     fleet: FleetDir,
     device: Annotated[str, typer.Option(metavar="ID", help="Id of the board in the fleet.")],
     ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="Options of ssh, such as '-p 2222 -i key'.")] = "",
@@ -54,14 +55,14 @@ def push(
             raise BadInput(f"{destination} is {host.arch}, and {device} is a {board.board}, which is {wanted}")
         if host.bits != "64":
             raise BadInput(
-                f"{destination} has a {host.bits}-bit system on a 64-bit processor, and releases are for 64-bit systems: "
-                "write the 64-bit image to it"
+                f"{destination} has a {host.bits}-bit system on a 64-bit processor, and releases are for 64-bit "
+                "systems: write the 64-bit image to it"
             )
         targets = [ReleasePlatform(python, host.arch) for python in host.pythons if python in PYTHONS]
         if not targets:
             raise BadInput(
-                f"{destination} has {f'Python {host.pythons[0]}' if host.pythons else 'no Python'}, and releases are made "
-                f"for {', '.join(PYTHONS)}: install one of them there, beside its own"
+                f"{destination} has {f'Python {host.pythons[0]}' if host.pythons else 'no Python'}, and releases are "
+                f"made for {', '.join(PYTHONS)}: install one of them there, beside its own"
             )
         with show_progress(Console()):
             release = release_of(folder, registry, targets, wheels=wheels)

@@ -40,7 +40,8 @@ release = typer.Typer(
 @with_options
 def _make(
     path: Dir,
-    python: Annotated[str, typer.Option(metavar="3.X", help="Python of the boards' system: 3.13 on Raspberry Pi OS Trixie, 3.11 on Bookworm.")] = "3.13",
+    python: Annotated[str, typer.Option(metavar="3.X", help="Python of the boards' system: 3.13 on Raspberry Pi OS "
+"Trixie, 3.11 on Bookworm.")] = "3.13",
     arch: Annotated[str, typer.Option(help="Architecture of the boards: aarch64 or x86_64.")] = "aarch64",
     version: Annotated[str, typer.Option(help="Version that boards will report: two to four numbers.")] = __version__,
     wheels: WheelsFolder = None,
@@ -191,8 +192,8 @@ def _keys(
     Root's key signs this statement, and nothing else. Keep `root.key` offline: only its owner can change the release
     keys, so this command shuts out a thief of a release key. If root's key is on another machine, the statement waits
     in DIR: `hushfleet release sign release_keys.unsigned --key root.key` there, then
-    `hushfleet release add greenhouse release_keys.unsigned` here. Connected boards receive it within a minute, and check
-    it with the root key on their card.
+    `hushfleet release add greenhouse release_keys.unsigned` here. Connected boards receive it within a minute, and
+    check it with the root key on their card.
 
     Examples:
 

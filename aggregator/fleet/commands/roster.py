@@ -1,4 +1,5 @@
-"""`hushfleet fleet roster export|sign|import`: the list of boards for secure sums, signed where the operator's key is."""
+"""`hushfleet fleet roster export|sign|import`: the list of boards for secure aggregation, signed where the operator's
+key is."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.storage.roster_signing import RosterChanges
-    from hushfleet.secure.roster import Roster
+    from hushfleet.aggregator.storage.membership_list_signing import MembershipListChanges
+    from hushfleet.secure.membership_list import MembershipList
 
 app = typer.Typer()
 KEYS = "Who signs"
 roster = typer.Typer(
     no_args_is_help=True,
-    help="""Have the list of boards for secure sums signed on another machine, where the operator's key is.
+    help="""Have the list of boards for secure aggregation signed on another machine, where the operator's key is.
 
     A person with both the fleet's folder and the operator's key can add boards to the list and then read what single
     boards send. So another person should keep the key elsewhere (`--operator-key` of `hushfleet fleet init`).
@@ -60,10 +61,13 @@ def _key(
 @roster.command("export")
 def _export(
     path: DirOrRun,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write, for the machine that has the operator's key.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write, for the machine that has the operator's "
+"key.")],
     federation: Annotated[str, typer.Option(help="Of a run: name of its federation, as in the devices' files.")] = "default",
-    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of a run: least share of honest devices. Boards decline a task that assumes more.")] = HONEST_FRACTION,
-    min_devices: Annotated[int, typer.Option(min=2, max=100_000, help="Of a run: fewest devices in a sum. Boards decline a task that opens smaller sums.")] = MIN_DEVICES,
+    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of a run: least share of honest devices. "
+"Boards decline a task that assumes more.")] = HONEST_FRACTION,
+    min_devices: Annotated[int, typer.Option(min=2, max=100_000, help="Of a run: fewest devices in a sum. Boards "
+"decline a task that opens smaller sums.")] = MIN_DEVICES,
 ) -> None:  # fmt: skip
     """Write the list of boards for the operator to sign, and show what it changes.
 
@@ -80,9 +84,9 @@ def _export(
     """
     from hushfleet import atomic_file
     from hushfleet.aggregator.fleet.trust.membership import membership
-    from hushfleet.aggregator.fleet.trust.roster import to_sign, waiting
-    from hushfleet.aggregator.storage.board import roster_keys
-    from hushfleet.secure.roster import Roster, RosterContent
+    from hushfleet.aggregator.fleet.trust.membership_list import to_sign, waiting
+    from hushfleet.aggregator.storage.board import membership_list_keys
+    from hushfleet.secure.membership_list import MembershipList, MembershipListContent
     from hushfleet.user_files import checked_file
     from hushfleet.wire.format.topics import check_name
 
@@ -91,12 +95,12 @@ def _export(
         boards.done()
         if boards.decides is None:
             check_name(federation, "the federation's name")
-            if not (keys := roster_keys(list(boards.members.values()))):
+            if not (keys := membership_list_keys(list(boards.members.values()))):
                 raise BadInput(f"{path} knows no device by its key, so there is no list to write")
-            content = RosterContent.of(
+            content = MembershipListContent.of(
                 keys, federation=federation, honest_fraction=honest_fraction, min_devices=min_devices
             )
-            asked, changes = Roster.to_sign(content, number=int(time.time())), None
+            asked, changes = MembershipList.to_sign(content, number=int(time.time())), None
         else:
             folder, _ = boards.decides
             known = list(boards.members.values())
@@ -123,27 +127,27 @@ def _sign(
 ) -> None:  # fmt: skip
     """Sign a list of boards, after showing what it changes. Needs no fleet's folder.
 
-    Compare what it shows with what you know: each board that is added should be one that you, or somebody whom you trust,
-    has set up, with the key that `hushfleet-edge status DEVICE.toml` prints on it. Boards that nobody has set up, in a
-    list that you sign, let whoever runs the server read the updates of the others.
+    Compare what it shows with what you know: each board that is added should be one that you, or somebody whom you
+    trust, has set up, with the key that `hushfleet-edge status DEVICE.toml` prints on it. Boards that nobody has set
+    up, in a list that you sign, let whoever runs the server read the updates of the others.
 
     The last list that was signed is kept beside the key, as KEYFILE.FEDERATION.last: an older one is refused.
 
     Example: `hushfleet fleet roster sign roster.unsigned --key operator.key --out roster.signed`
     """
-    from hushfleet.aggregator.storage.roster_signing import RosterSigner, read_roster
+    from hushfleet.aggregator.storage.membership_list_signing import MembershipListSigner, read_membership_list
     from hushfleet.user_files import checked_file
 
     checked_file(out)
-    wanted = read_roster(file)
-    signer = RosterSigner(key, wanted.federation)
+    wanted = read_membership_list(file)
+    signer = MembershipListSigner(key, wanted.federation)
     changes = signer.changes(wanted)
     before = "the first that this key signs for it" if signer.last is None else f"the last was {signer.last.number}"
     print(f"list {wanted.number} of the federation {wanted.federation}, {len(wanted.devices)} boards; {before}")
     _print_changes(changes, wanted)
     print(
-        f"boards will take it that at least {wanted.honest_devices} of these {len(wanted.devices)} are honest, and open no "
-        f"sum of fewer than {wanted.min_devices}"
+        f"boards will take it that at least {wanted.honest_devices} of these {len(wanted.devices)} are honest, and "
+        f"open no sum of fewer than {wanted.min_devices}"
     )
     if not yes:
         typer.confirm("sign it?", abort=True)
@@ -161,8 +165,8 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
     Example: `hushfleet fleet roster import greenhouse roster.signed`
     """
     from hushfleet.aggregator.fleet.trust.access import apply, locked
+    from hushfleet.aggregator.fleet.trust.membership_list import describe_waiting, export_command, take, waiting
     from hushfleet.aggregator.fleet.trust.registry import boards_of
-    from hushfleet.aggregator.fleet.trust.roster import describe_waiting, export_command, take, waiting
 
     with opened(path) as (folder, registry):
         apply(folder, registry)
@@ -175,10 +179,10 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
         print(f"{describe_waiting(left)}: {export_command(str(path))}")
 
 
-def _print_changes(changes: RosterChanges, wanted: Roster | None = None) -> None:
+def _print_changes(changes: MembershipListChanges, wanted: MembershipList | None = None) -> None:
     """Prints the changes.
 
-    :param wanted: a roster whose keys are shown, so that a person can compare them."""
+    :param wanted: a membership list whose keys are shown, so that a person can compare them."""
     keys = {} if wanted is None else {device: wanted.key(index).hex() for index, device in enumerate(wanted.devices)}
     for word, devices in (("added", changes.added), ("removed", changes.removed), ("another key", changes.changed)):
         for device in devices:

@@ -1,4 +1,5 @@
-"""`hushfleet fleet serve|up|task|set|pause|resume`: run the fleet service or all four processes, and say what they train."""
+"""`hushfleet fleet serve|up|task|set|pause|resume`: run the fleet service or all four processes, and say what they
+train."""
 
 from __future__ import annotations
 
@@ -34,16 +35,19 @@ def _up(path: Dir) -> None:
 def _task(
     path: Dir,
     task: Annotated[Path, typer.Argument(metavar="TASK.toml", help="The next task, with a name of its own.", **FILE)],
-    now: Annotated[bool, typer.Option("--now", help="Change the task even if the present one is not finished; it can go on later.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Change the task even if the present one is not finished; it can "
+"go on later.")] = False,
 ) -> None:  # fmt: skip
     """Give the fleet its next task. Each run has its own folder, DIR/runs/NAME; boards go on with their ledgers.
 
-    If too few boards can pay for its rounds within their cards' limits, it is refused; the error says what they can pay.
+    If too few boards can pay for its rounds within their cards' limits, it is refused; the error says what they can
+    pay.
 
     A task with [season] repeats: the fleet service begins each next season by itself. Files that the task names beside
     itself are copied into DIR.
 
-    An aggregator that runs takes the task by itself. To go on with an earlier run, give its file: DIR/runs/NAME/task.toml.
+    An aggregator that runs takes the task by itself. To go on with an earlier run, give its file:
+    DIR/runs/NAME/task.toml.
     """
     from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.fleet import descriptions
@@ -80,8 +84,8 @@ def _task(
         )
     if not checked.schedule.is_set:
         print(
-            f"note: its {checked.round.rounds} rounds follow each other without a pause, on the images that boards have "
-            'now; for a round a day add to the task: [schedule] with every = "24h"'
+            f"note: its {checked.round.rounds} rounds follow each other without a pause, on the images that boards "
+            'have now; for a round a day add to the task: [schedule] with every = "24h"'
         )
     if (slowly := spread(checked, folder)) is not None:
         print(f"note: {slowly}")

@@ -24,17 +24,23 @@ class FleetOptions:
     """Options of a new fleet."""
 
     # fmt: off
-    broker_name: Annotated[list[str], Option(help="Host name or address of the broker for the boards. May be repeated: the certificate has all names, boards use the first.")]
+    broker_name: Annotated[list[str], Option(help="Host name or address of the broker for the boards. May be "
+"repeated: the certificate has all names, boards use the first.")]
     task: Annotated[Path, Option(metavar="TASK.toml", help="Task file that the fleet trains.", **FILE)]
     federation: Annotated[str | None, Option(help="Name of the federation on the broker. Default: the folder's name.")] = None
     port: Annotated[Port, Option(help="Port of the broker for boards with a certificate.")] = 8883
     enrolment_port: Annotated[Port, Option(help="Port for boards that enrol, without a certificate yet.")] = 8884
     page_port: Annotated[Port, Option(help="Port of the status page.")] = 8443
     classes: Annotated[str | None, Option(metavar="A,B,...", help="Class names, for data.class_names of the task.")] = None
-    honest_fraction: Annotated[float, Meta(ge=0.01, le=1), Option(help="Least share of honest boards, for secure sums. Boards decline a task that assumes more.")] = HONEST_FRACTION
-    min_devices: Annotated[int, Meta(ge=2), Option(help="Fewest boards in a secure sum. Boards decline a task that opens smaller sums.")] = MIN_DEVICES
-    operator_key: Annotated[str | None, Option(metavar="FILE|PUBLIC", help="Operator's key, which signs the list of boards in secure sums: its file, read once and kept elsewhere, or its public half, 64 hex digits. Default: a new key in DIR.")] = None
-    root_key: Annotated[str | None, Option(metavar="FILE|PUBLIC", help="Root's key, which signs the list of release keys: its file, read once and kept elsewhere, or its public half, 64 hex digits. Default: a new key in DIR.")] = None
+    honest_fraction: Annotated[float, Meta(ge=0.01, le=1), Option(help="Least share of honest boards, for secure "
+"aggregation. Boards decline a task that assumes more.")] = HONEST_FRACTION
+    min_devices: Annotated[int, Meta(ge=2), Option(help="Fewest boards in secure aggregation. Boards decline a task "
+"that opens smaller sums.")] = MIN_DEVICES
+    operator_key: Annotated[str | None, Option(metavar="FILE|PUBLIC", help="Operator's key, which signs the list of "
+"boards in secure aggregation: its file, read once and kept elsewhere, or its public half, 64 hex digits. Default: a "
+"new key in DIR.")] = None
+    root_key: Annotated[str | None, Option(metavar="FILE|PUBLIC", help="Root's key, which signs the list of release "
+"keys: its file, read once and kept elsewhere, or its public half, 64 hex digits. Default: a new key in DIR.")] = None
     # fmt: on
 
 
@@ -46,10 +52,11 @@ def _init(
 ) -> None:
     """Make a fleet: its authority, keys, broker configuration and registry, in a new folder.
 
-    Keep DIR safe, and a copy of it: `ca/ca.key` admits boards, `operator.key` says who may be in a secure sum.
+    Keep DIR safe, and a copy of it: `ca/ca.key` admits boards, `operator.key` says who may take part in secure
+    aggregation.
 
-    Secure sums protect boards against whoever runs the server only if he does not hold the operator's key. So make it on
-    another machine (`hushfleet fleet key operator.key`), and give its public half here. Each change of the
+    Secure aggregation protects boards against whoever runs the server only if he does not hold the operator's key. So
+    make it on another machine (`hushfleet fleet key operator.key`), and give its public half here. Each change of the
     boards is then signed there: `hushfleet fleet roster`.
 
     Examples:
@@ -65,7 +72,13 @@ def _init(
     from hushfleet.aggregator.fleet.tasks.task_check import obstacles, thresholds
     from hushfleet.aggregator.fleet.trust import keys
     from hushfleet.aggregator.fleet.trust.access import apply
-    from hushfleet.aggregator.fleet.trust.folder import BrokerPart, FleetConfig, PagePart, SecureSumsPart, check_ports
+    from hushfleet.aggregator.fleet.trust.folder import (
+        BrokerPart,
+        FleetConfig,
+        PagePart,
+        SecureAggregationPart,
+        check_ports,
+    )
     from hushfleet.aggregator.fleet.trust.keys import sum_facts
     from hushfleet.aggregator.fleet.units import write_units
     from hushfleet.aggregator.results.server_sees import server_sees
@@ -80,7 +93,7 @@ def _init(
     except ValueError as error:
         raise BadInput(f"--broker-name: {error}") from error
     operator = None if options.operator_key is None else keys.read_public(options.operator_key, "--operator-key")
-    sums = SecureSumsPart(options.honest_fraction, options.min_devices)
+    sums = SecureAggregationPart(options.honest_fraction, options.min_devices)
     check_sums(checked, sums)
     page = PagePart(port=options.page_port)
     check_ports(broker, page)
@@ -93,13 +106,14 @@ def _init(
     except BaseException:  # for example a full disk: the same command could not continue with a partial folder
         shutil.rmtree(made.path, ignore_errors=True)  # `path` may be a link, which `rmtree` leaves
         raise
-    named, intro = ", ".join(checked.data.class_names), "secure sums: "
+    named, intro = ", ".join(checked.data.class_names), "secure aggregation: "
     if checked.privacy.accounting != "secure":
-        intro = "this task has no secure sums: server and broker see each board's update. In a task with them: "
+        intro = "this task has no secure aggregation: server and broker see each board's update. In a task with it: "
     whose = (
         f"the operator's key is operator.key in {path}; to keep it elsewhere: hushfleet fleet init --help"
         if operator is None
-        else f"the operator's key is not in {path}: changes of the boards wait for it, see hushfleet fleet roster --help"
+        else f"the operator's key is not in {path}: changes of the boards wait for it, see hushfleet fleet roster "
+        "--help"
     )
     if folder.root_key.exists():
         offline = f"move {folder.root_key} to a medium that is offline: it says who signs what boards run\n"
@@ -111,7 +125,8 @@ def _init(
         f"the fleet {name} is in {path}: boards will reach its broker at {folder.broker_url}\n"
         + f"each board's folders of images, one for each class: {named}\n" * bool(named)
         + f"{intro}{server_sees(sum_facts(folder), min_devices=folder.config.secure_sums.min_devices)}\n{whose}\n"
-        + f"its services: sudo cp {units[0].parent}/*.service /etc/systemd/system/; or in one terminal: hushfleet fleet up {path}\n"
+        + f"its services: sudo cp {units[0].parent}/*.service /etc/systemd/system/; or in one terminal: hushfleet "
+        f"fleet up {path}\n"
         + "".join(f"note: {why}\n" for why in notes)
         + f"{offline}a round opens with {thresholds(checked, folder, boards=0, blocked=0, begun=False).needed} boards\n"
         f"next: hushfleet fleet add {path} --count N --board BOARD   (`hushfleet boards` lists them)"
@@ -120,15 +135,19 @@ def _init(
 
 @app.command("add", rich_help_panel=RUN_IT)
 def _add(
-    path: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, or that of a run without a fleet, also before its first start.")],
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, or that of a run without a fleet, "
+"also before its first start.")],
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of new boards.")] = None,
-    key: Annotated[str | None, typer.Option(help="Public key of one board, 64 hex digits. Default: the first key that it shows.")] = None,
+    key: Annotated[str | None, typer.Option(help="Public key of one board, 64 hex digits. Default: the first key that "
+"it shows.")] = None,
     count: Annotated[int | None, typer.Option(help="Number of boards; they are named PREFIX-01, PREFIX-02, ...")] = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="CSV file with the columns id, board, place, wifi, labels (name=value;...), key.", **FILE)] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="CSV file with the columns id, board, place, wifi, "
+"labels (name=value;...), key.", **FILE)] = None,
     board: Annotated[str | None, typer.Option(help="Board profile; `hushfleet boards` lists them.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Prefix of the boards' names. Default: the federation's name.")] = None,
     place: Annotated[str, typer.Option(help="Place of the boards.")] = "",
-    wifi: Annotated[Path | None, typer.Option(metavar="WIFI.toml", help="File with the Wi-Fi network for the cards: ssid, password, country.", **FILE)] = None,
+    wifi: Annotated[Path | None, typer.Option(metavar="WIFI.toml", help="File with the Wi-Fi network for the cards: "
+"ssid, password, country.", **FILE)] = None,
 ) -> None:  # fmt: skip
     """Name the boards of the fleet. Their cards are written by `hushfleet flash --fleet DIR`.
 

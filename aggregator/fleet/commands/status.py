@@ -25,13 +25,16 @@ app = typer.Typer()
 @app.command("status", rich_help_panel=RUN_IT)
 def _status(
     folder: DirOrRun,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Show all facts on these boards alone; ids, or patterns in quotes.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Show all facts on these boards alone; ids, or "
+"patterns in quotes.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Also show epsilon by adversary, bytes and certificates.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Redraw each second until Ctrl-C.")] = False,
-    page: Annotated[bool, typer.Option("--page", help="Print the address of the status page, with its token, which allows reading and nothing else.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Print the address of the status page, with its token, which "
+"allows reading and nothing else.")] = False,
 ) -> None:  # fmt: skip
-    """Show boards and their health, the round's progress, privacy spent, who asks to be let in, and what needs somebody.
+    """Show boards and their health, the round's progress, privacy spent, who asks to be let in, and what needs
+    somebody.
 
     Of a run without a fleet it shows the devices: `known` by a key that you gave, `pinned` by the first key that they
     showed, `expected` before that, or `blocked`.

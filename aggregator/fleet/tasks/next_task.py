@@ -15,7 +15,7 @@ from pathlib import Path
 from hushfleet import atomic_file
 from hushfleet.aggregator.config.task import Task, files_beside, load_task
 from hushfleet.aggregator.fleet.tasks.task_check import obstacles
-from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder, SecureSumsPart
+from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder, SecureAggregationPart
 from hushfleet.errors import BadInput, StoreFull
 
 
@@ -61,9 +61,9 @@ def set_task(folder: FleetFolder, task: Path, *, prepares: bool = True) -> bool:
 def check_next(folder: FleetFolder, task: Path) -> Task:
     """Returns the task of a file, if the fleet can do it.
 
-    Raises `BadInput` if the file is no task, its secure sums assume more than the fleet's limits allow, the fleet has
-    too few boards for it or too few that can pay for it, a run of another task has its name, or files that it names
-    are neither beside it nor in the fleet's folder.
+    Raises `BadInput` if the file is no task, its secure aggregation assumes more than the fleet's limits allow, the
+    fleet has too few boards for it or too few that can pay for it, a run of another task has its name, or files that it
+    names are neither beside it nor in the fleet's folder.
     """
     checked = load_task(task)
     check_sums(checked, folder.config.secure_sums)
@@ -122,8 +122,8 @@ def copy(source: Path, target: Path) -> None:
     os.replace(part, target)
 
 
-def check_sums(task: Task, sums: SecureSumsPart) -> None:
-    """Raises `BadInput` for secure sums that exceed the fleet's limits, because every board would decline them."""
+def check_sums(task: Task, sums: SecureAggregationPart) -> None:
+    """Raises `BadInput` for sums that exceed the fleet's limits, because every board would decline them."""
     secure = task.secure_spec()
     if secure is None:
         return

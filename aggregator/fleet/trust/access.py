@@ -29,13 +29,13 @@ from hushfleet.aggregator.broker.programs import MOSQUITTO
 from hushfleet.aggregator.fleet.trust import keys
 from hushfleet.aggregator.fleet.trust.authority import Authority, read_revocations
 from hushfleet.aggregator.fleet.trust.folder import AGGREGATOR_NAME, HOME_ASSISTANT_NAME, SERVICE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.trust.membership_list import sign_here, waiting
 from hushfleet.aggregator.fleet.trust.own_certificates import write_home_assistant
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
-from hushfleet.aggregator.fleet.trust.roster import sign_here, waiting
 from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.aggregator.storage.admission_list import AdmissionList, load_authority, read_admissions
 from hushfleet.aggregator.storage.board import Board, with_blocked
-from hushfleet.aggregator.storage.roster_signing import RosterChanges
+from hushfleet.aggregator.storage.membership_list_signing import MembershipListChanges
 from hushfleet.errors import WireError
 
 PID_FILE, ENROLMENT_PID_FILE = "mosquitto.pid", "enrolment.pid"
@@ -43,14 +43,14 @@ PID_FILE, ENROLMENT_PID_FILE = "mosquitto.pid", "enrolment.pid"
 
 def apply(
     folder: FleetFolder, registry: FleetRegistry, activity: ActivityStore | None = None, *, anew: bool = False
-) -> RosterChanges:
-    """Updates the admission list, access lists and roster from the registry. Returns the changes that the operator
-    must still sign elsewhere.
+) -> MembershipListChanges:
+    """Updates the admission list, access lists and membership list from the registry. Returns the changes that the
+    operator must still sign elsewhere.
 
     :param activity: the aggregator's, if it is open already, because opening it reads the charges of all rounds.
     :param anew: whether to sign the admission list also if nothing has changed.
 
-    Raises `StoreError`; and `BadInput` if the fleet's keys do not fit, after all except the roster is written.
+    Raises `StoreError`; and `BadInput` if the fleet's keys do not fit, after all except the membership list is written.
     """
     with contextlib.ExitStack() as opened:
         opened.enter_context(locked(folder))

@@ -21,8 +21,8 @@ CA_FILE = "/etc/hushfleet/ca.pem"
 
 
 def card_limits(config: FleetConfig) -> dict[str, Any]:
-    """Returns the section `limits` of the cards. The limits of secure sums are on the card as well as in the roster, so
-    they also bind those who sign rosters later."""
+    """Returns the section `limits` of the cards. The limits of secure aggregation are on the card as well as in the
+    membership list, so they also bind those who sign membership lists later."""
     sums = config.secure_sums
     given: dict[str, Any] = config.device.get("limits", {})
     return {"honest_fraction": sums.honest_fraction, "min_devices": sums.min_devices, **given}

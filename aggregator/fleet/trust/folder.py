@@ -1,8 +1,8 @@
 """The folder of a fleet. `hushfleet fleet init` makes it, and all other commands take it.
 
-Anyone with `ca/ca.key` can admit any device; anyone with the operator's private key decides who may be in a secure sum.
-The operator's key may be elsewhere; `operator.pub` is its public half. The aggregator needs neither key: it reads
-`aggregator/`, `task.toml`, `fleet.toml`, `ca/ca.pem`, `admissions` and `roster`, and writes only to
+Anyone with `ca/ca.key` can admit any device; anyone with the operator's private key decides who may take part in secure
+aggregation. The operator's key may be elsewhere; `operator.pub` is its public half. The aggregator needs neither key:
+it reads `aggregator/`, `task.toml`, `fleet.toml`, `ca/ca.pem`, `admissions` and `roster`, and writes only to
 `WRITTEN_BY_AGGREGATOR`.
 """
 
@@ -19,7 +19,7 @@ from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.device_toml import check_sections
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 from hushfleet.schema import Checked, NotNegative, Port, Positive, Share, read_file
-from hushfleet.secure.roster import MAX_DEVICES
+from hushfleet.secure.membership_list import MAX_DEVICES
 from hushfleet.wire.format.topics import Name, check_name
 from hushfleet.written import read_written
 
@@ -104,8 +104,8 @@ class HomeAssistantPart(Checked):
 
 
 @dataclass(frozen=True)
-class SecureSumsPart(Checked):
-    """The operator's limits for secure sums, which are signed into the roster and written on each card.
+class SecureAggregationPart(Checked):
+    """The operator's limits for secure aggregation, which are signed into the membership list and written on each card.
 
     :param honest_fraction: least share of honest boards. Boards decline a task that assumes more.
     :param min_devices: the fewest boards in a sum. Boards decline a task that opens smaller ones.
@@ -128,7 +128,7 @@ class FleetConfig(Checked):
     page: PagePart = field(default_factory=PagePart)
     device: dict[str, Any] = field(default_factory=dict)
     updates: UpdatesPart = field(default_factory=UpdatesPart)
-    secure_sums: SecureSumsPart = field(default_factory=SecureSumsPart)
+    secure_sums: SecureAggregationPart = field(default_factory=SecureAggregationPart)
     home_assistant: HomeAssistantPart = field(default_factory=HomeAssistantPart)
 
     def __post_init__(self) -> None:
@@ -170,7 +170,7 @@ class FleetFolder:
         self.root_public = self.path / "root.pub"
         self.release_keys = self.path / "release_keys"
         self.newest_key = self.service / "newest.key"  # signs each day which release is the newest
-        self.roster = self.path / "roster"
+        self.membership_list = self.path / "roster"
         self.admissions = self.path / "admissions"  # the list by which the aggregator knows who may take part
         self.paused = self.path / "paused"  # while it exists, the aggregator lets nobody train
         self.round = self.path / "round.toml"  # of `fleet set`: numbers of boards that hold while the task runs

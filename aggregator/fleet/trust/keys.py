@@ -51,7 +51,8 @@ def service(folder: FleetFolder) -> Identity:
 
 
 def in_folder(folder: FleetFolder) -> tuple[str, ...]:
-    """Names the private keys in the folder. Each of them is enough to read what single boards send in secure sums.
+    """Names the private keys in the folder. Each of them is enough to read what single boards send in secure
+    aggregation.
 
     Anyone who signs releases can make boards run any code; root decides who signs them.
     """
@@ -60,7 +61,7 @@ def in_folder(folder: FleetFolder) -> tuple[str, ...]:
 
 
 def sum_facts(folder: FleetFolder) -> SumFacts:
-    """Returns who could unmask a fleet's boards, which take a roster of the operator only."""
+    """Returns who could unmask a fleet's boards, which take a membership list of the operator only."""
     return SumFacts("operator", in_folder(folder))
 
 

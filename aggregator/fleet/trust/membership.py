@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from hushfleet.aggregator.fleet.trust import roster
+from hushfleet.aggregator.fleet.trust import membership_list
 from hushfleet.aggregator.fleet.trust.access import apply
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
@@ -58,7 +58,11 @@ class Membership:
     def done(self) -> str:
         """Carries changes out. Returns a line on what still waits for the operator's signature, or ""."""
         changes = None if self.decides is None else apply(*self.decides, self.activity)
-        return f"\n{roster.describe_waiting(changes)}: {roster.export_command(str(self.path))}" if changes else ""
+        return (
+            f"\n{membership_list.describe_waiting(changes)}: {membership_list.export_command(str(self.path))}"
+            if changes
+            else ""
+        )
 
 
 def is_fleet(path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from hushfleet.aggregator.storage.board import Board
-from hushfleet.secure.roster import SEEN_NEWER
+from hushfleet.secure.membership_list import SEEN_NEWER
 from hushfleet.wire.format.health import Problem
 
 DECLINES = {
@@ -70,7 +70,10 @@ def old_copy_problems(boards: Iterable[Board], *, newest_round: int) -> list[Pro
     )
     if not told:
         return []
-    what = f"{told} board{'s know' if told > 1 else ' knows'} a newer roster: this folder is an old copy of the fleet's"
+    what = (
+        f"{told} board{'s know' if told > 1 else ' knows'} a newer membership list: this folder is an old copy of "
+        "the fleet's"
+    )
     advice = (
         "Stop it, and start the newest folder. If that one is lost, sign a list with a later number: hushfleet fleet "
         "roster sign."

@@ -29,7 +29,7 @@ def show(folder: FleetFolder) -> list[str]:
 
 def change(folder: FleetFolder, settings: Sequence[str]) -> None:
     """Writes the numbers, which a running aggregator takes within seconds. Raises `BadInput` for numbers with which no
-    round could make a model, or that the noise of secure sums does not allow.
+    round could make a model, or that the noise of secure aggregation does not allow.
 
     :param settings: such as `round.min_devices=12`; the word `default` instead of a number drops what was set.
     """

@@ -29,7 +29,7 @@ def table(view: FleetView, *, details: bool = False) -> RenderableType:
     if following := descriptions.next_round(view):
         parts.append(Text(following))
     if view.sums is not None:
-        parts += [Text(view.sums.server_sees), Text(descriptions.roster(view.sums))]
+        parts += [Text(view.sums.server_sees), Text(descriptions.membership_list(view.sums))]
     if view.rollout is not None:
         parts.append(Text(descriptions.rollout(view.rollout)))
     if details:

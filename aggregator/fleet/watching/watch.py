@@ -166,7 +166,7 @@ class FleetWatch(contextlib.AbstractContextManager["FleetWatch"]):
         with contextlib.suppress(FileNotFoundError):
             paused = self._folder.paused.stat().st_mtime
         boards = with_blocked(self._registry.boards(), {} if activity is None else activity.blocked())
-        sums, of_sums = self._secure_sums(boards)
+        sums, of_sums = self._secure_aggregation(boards)
         window_s, task, spent = self._window_s(), self._course.task, dict[str, float]()
         able = [board.device for board in boards if not board.is_blocked]  # a blocked board needs no budget
         most = left = None
@@ -243,7 +243,7 @@ class FleetWatch(contextlib.AbstractContextManager["FleetWatch"]):
                 self._season, self._season_of = season_view(self._folder, now), of
         return self._season
 
-    def _secure_sums(self, boards: Sequence[Board]) -> tuple[SumsView | None, list[Problem]]:
+    def _secure_aggregation(self, boards: Sequence[Board]) -> tuple[SumsView | None, list[Problem]]:
         try:
             return self._sums.view(boards)
         except BadInput:  # a task file that is being written by hand

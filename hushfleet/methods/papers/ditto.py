@@ -1,13 +1,13 @@
 """Ditto: a personal model beside the shared one, kept close to it by a penalty.
 
 Li, Hu, Beirami, Smith: "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021, Algorithm 1:
-the shared model is trained as by FedAvg; the device's own model v minimises F_k(v) + (lambda / 2) |v - w^t|^2, starting
-from its last value. Only the shared model's update leaves the device, clipped and noised as `[privacy]` says.
+the shared model is trained as by FedAvg; the device's personalized model v minimises F_k(v) + (lambda / 2) |v - w^t|^2,
+starting from its last value. Only the shared model's update leaves the device, clipped and noised as `[privacy]` says.
 
 Reading: both models train for `local_epochs` with the same optimizer and step size.
-Reading: a device's first own model starts from the global one.
+Reading: a device's first personalized model starts from the global one.
 Deviation: every device has the same weight. The paper weighs by sample count, which is a function of private data.
-Deviation: with privacy unit `record` the own model trains without noise, because no part of it is ever sent.
+Deviation: with privacy unit `record` the personalized model trains without noise, because no part of it is ever sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hushfleet.wire.format.spec import PrivacySpec
 class DittoConfig(TrainingConfig):
     """Settings of Ditto.
 
-    :param lambda_: weight of the pull of the own model towards the global one; the paper's lambda.
+    :param lambda_: weight of the pull of the personalized model towards the global one; the paper's lambda.
     """
 
     lambda_: Weight = 0.1

@@ -8,10 +8,10 @@ and with the global values otherwise; all parameters are trained and sent. AGC (
 clipped to T_s = b (1 + std_s / (|mean_s| + delta)), b = privacy.clip_norm, with noise sigma b / sqrt(N) on each
 parameter. MSA: the weight of an update is the similarity of the client's model to the global model.
 
-Reading: Eq. (5) is taken at the device's own model of its last round, as in FedDPA's public code (the same scheme).
-Reading: Eq. (6) divides by a layer's sum; then at most two values of a layer can reach the paper's threshold of 0.4,
-and almost nothing is personal. FedDPA's code, with the same threshold, stretches a layer to 0..1 (`min-max`, the
-default here); `sum` is the equation as printed.
+Reading: Eq. (5) is taken at the device's personalized model of its last round, as in FedDPA's public code (the same
+scheme). Reading: Eq. (6) divides by a layer's sum; then at most two values of a layer can reach the paper's threshold
+of 0.4, and almost nothing is personal. FedDPA's code, with the same threshold, stretches a layer to 0..1 (`min-max`,
+the default here); `sum` is the equation as printed.
 Reading: Eq. (8) sets the start of a round. Algorithm 1 has it in its loop over local epochs: `masks = "epoch"` sets
 the values of low Fisher value back to the global ones before each further epoch, so that only the last one moves them.
 Reading: the gradient g of Eqs. (9)-(12) is the update of the round, Delta w of Algorithm 1.

@@ -20,9 +20,9 @@ Reading: with `clip_norm = inf` nothing is clipped and the length is 0, as with 
 Deviation: every device has the same weight. The code weighs by sample count, which is not sent.
 Deviation: the code computes its noise by sigma = sqrt(T a / (2 (epsilon + ln(delta) / (a - 1)))) with
 a = ceil(log2(1 / delta) / epsilon + 1); here `privacy` gives sigma.
-As published, no epsilon holds. The centre and the width of the noise follow the device's own model, and so its data;
-and d parameters, each bounded by its own q, give a sensitivity that grows with sqrt(d), which the factor sqrt(M) does
-not cover. The ledger says that nothing is protected, although noise is added.
+As published, no epsilon holds. The centre and the width of the noise follow the device's personalized model, and so its
+data; and d parameters, each bounded by its own q, give a sensitivity that grows with sqrt(d), which the factor sqrt(M)
+does not cover. The ledger says that nothing is protected, although noise is added.
 Deviation: `accounting = "strict"` takes the thresholds from the global model, which everybody has, and per layer,
 because the codec's steps and the aggregator's checks are per layer: layer l of the change against the global model is
 clipped to C_l = C |g_l| / |g|, with noise sqrt(L) sigma C_l. Its ledger is valid with the multiplier sigma. The length
@@ -94,7 +94,7 @@ class NoiseBySize(Transform):
     adds_noise = True
 
     def raw(self, setting: RoundSetting) -> tuple[str, ...]:
-        return ("bounds and noise that follow the own model",) if setting.noise_multiplier > 0 else ()
+        return ("bounds and noise that follow the personalized model",) if setting.noise_multiplier > 0 else ()
 
     def room(self, trained: Array) -> Array:
         """Returns q of each parameter, `[d]`."""

@@ -3,12 +3,12 @@
 Yang, Huang, Ye: "Dynamic Personalized Federated Learning with Adaptive Differential Privacy", NeurIPS 2023, as in its
 public code (xiyuanyang45/DynamicPFL).
 
-Each round the device computes the diagonal of the Fisher information at its own model and stretches it to 0..1 in each
-tensor. Parameters above `fisher_threshold` start with the device's own values u, the others with the global values v. u
-is trained with the penalty (lambda_1 / 2) sum_t |w_t - g_t| over the tensors t, where g is the global model, and v with
-(lambda_2 / 2) | sum_t |w_t - g_t| - C |. Then the change of all parameters against the global model, including u, is
-clipped as a whole to C and gets noise sigma C / sqrt(n) on each. On the device u has no noise; only the noise of the
-sent values hides u from the server.
+Each round the device computes the diagonal of the Fisher information at its personalized model and stretches it to 0..1
+in each tensor. Parameters above `fisher_threshold` start with the device's own values u, the others with the global
+values v. u is trained with the penalty (lambda_1 / 2) sum_t |w_t - g_t| over the tensors t, where g is the global
+model, and v with (lambda_2 / 2) | sum_t |w_t - g_t| - C |. Then the change of all parameters against the global model,
+including u, is clipped as a whole to C and gets noise sigma C / sqrt(n) on each. On the device u has no noise; only the
+noise of the sent values hides u from the server.
 
 Reading: the code first trains u on all epochs and then v on all epochs. With one optimizer for each part,
 `personal_epochs = 0` trains u and then v on each batch, as FedADDP's code does; so `local_epochs` means the same for

@@ -30,7 +30,7 @@ class ByFisher(Personal):
     :param by: each tensor or each layer is normalised separately.
     :param how: as in `normalised`.
     :param inclusive: whether the threshold itself is high enough.
-    :param newcomers: whether a device without its own model chooses too, based on the global one.
+    :param newcomers: whether a device without its personalized model chooses too, based on the global one.
     :param from_updates: squares of the last update replace Fisher values.
     """
 

@@ -5,8 +5,8 @@ Freezing: Eqs. (2)-(4) and (10)-(11), Algorithm 1. adap_clip: Eqs. (5)-(8). Only
 paper clips for stability and claims no privacy: this is `noise_multiplier = 0` with `clip_norm = inf`.
 
 Privacy: with the unit `device` thresholds follow raw gradients, and so does a history with `history = "life"`. This is
-not post-processing but part of the training, like the data and the own head. It costs nothing, because the result of
-the training is clipped to C and noised as a whole afterwards, and the history itself never leaves the device.
+not post-processing but part of the training, like the data and the personalized head. It costs nothing, because the
+result of the training is clipped to C and noised as a whole afterwards, and the history itself never leaves the device.
 
 Reading: the head stays on the device from round to round, as in FedRep, on which the paper builds; line 4 of
 Algorithm 2 says that training begins with the global model, but Eq. (12) gives that model no head.

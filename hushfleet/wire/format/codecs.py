@@ -6,7 +6,8 @@
 | `one-bit` | 1 | 1.57 times the noise's variance |
 | `float16` | 16 | 2^-11 relative |
 | `float32` | 32 | none |
-| `masked` | 16, 24 or 32, and corrections | below 1 % of the noise; for secure sums, encoded in `hushfleet.secure` |
+| `masked` | 16, 24 or 32, and corrections | below 1 % of the noise; for secure aggregation, encoded in
+`hushfleet.secure` |
 
 A new codec is a `Codec` in its own file, and an entry in `_PLACES`. The file is imported when the codec is used.
 """
@@ -36,7 +37,7 @@ NAMES = (*_PLACES, "masked")
 
 
 def _refuse(data: object, coding: Coding, out: np.ndarray | None) -> bytes:
-    raise Malformed("the codec masked is for secure sums, which hushfleet.secure reads and writes")
+    raise Malformed("the codec masked is for secure aggregation, which hushfleet.secure reads and writes")
 
 
 MASKED = Codec("masked", _refuse, _refuse, max_bytes=lambda size: 0)  # type: ignore[arg-type]  # it never returns

@@ -115,13 +115,14 @@ class DifferenceRef(NamedTuple):
 
 @dataclass(frozen=True)
 class SecurePlan(Checked):
-    """The parameters of a round's secure sum: they determine the devices that take part, for a fleet of any size.
+    """The parameters of a round's secure aggregation: they determine the devices that take part, for a fleet of any
+    size.
 
-    :param roster: the blob that lists devices and keys (`hushfleet.secure.roster`).
-    :param rate: the probability that a device of the roster is in the cohort. The roster and the round determine the
-        cohort, so that the aggregator cannot choose the devices.
-    :param included: in the phase `unmask`, one bit per device of the cohort, in the roster's order (the first is the
-        highest bit of the first byte): whether its update is in the sum. Empty before this phase.
+    :param roster: the blob that lists devices and keys (`hushfleet.secure.membership_list`).
+    :param rate: the probability that a device of the membership list is in the cohort. The membership list and the
+        round determine the cohort, so that the aggregator cannot choose the devices.
+    :param included: in the phase `unmask`, one bit per device of the cohort, in the membership list's order (the first
+        is the highest bit of the first byte): whether its update is in the sum. Empty before this phase.
     """
 
     roster: BlobRef
@@ -143,7 +144,7 @@ class RoundPlan(Checked):
     :param differences: each is applied to the result of the one before it; the last one gives the global model.
         Together they are smaller than the global model.
     :param epoch: the epoch of the announcing aggregator, as in `ServerState`; 0 in a simulation without a network.
-    :param secure: the plan of a round with a secure sum, which names no device: `cohort` is empty.
+    :param secure: the plan of a round with secure aggregation, which names no device: `cohort` is empty.
     :param max_staleness: for a buffered round, which names no device either, because any device may take part: an
         update that is at most this many rounds older is still accepted. 0: the round is not buffered.
     """
@@ -178,11 +179,12 @@ class RoundPlan(Checked):
         )
         require(self.secure is None or not self.cohort, "cohort", len(self.cohort), "empty where `secure` is given")
         alone = not (self.max_staleness and (self.cohort or self.secure))
-        require(alone, "max_staleness", self.max_staleness, "0 where the plan has a cohort or a secure sum")
+        require(alone, "max_staleness", self.max_staleness, "0 where the plan has a cohort or secure aggregation")
         require(together < self.global_bytes, "differences", together, f"below global_bytes = {self.global_bytes}")
 
     def names(self, device: str) -> bool:
-        """Returns whether the plan alone allows the device in the round; a secure sum's roster decides further."""
+        """Returns whether the plan alone allows the device in the round; the membership list of secure aggregation
+        decides further."""
         return self.secure is not None or self.max_staleness > 0 or device in self.cohort
 
     @property

@@ -27,7 +27,7 @@ class QuestionSpec(Checked):
 
     :param every: each round whose number is a multiple of this asks, and the last round too.
     :param noise_multiplier: the noise multiplier of an answer, whose norm is at most 1.
-    :param bits: bits of a value on the wire, in a secure sum.
+    :param bits: bits of a value on the wire, in secure aggregation.
     :param held_out: the share of the samples that are never used in training, because an evaluation needs them.
     :param most_gain: for an evaluation: a device's gain over training alone counts as this much at most.
     :param column: for a mean or a histogram: the number of a value of a sample, from 0; or the name of a target.

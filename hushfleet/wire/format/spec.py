@@ -48,7 +48,8 @@ MAX_SPEC_BYTES = 1 << 20
 MAX_GRAPH_BYTES = 32 << 20
 MAX_ROUNDS = 1_000_000
 MAX_SECURE_ROUNDS = 10_000
-"""The limit with secure sums: each round number draws one committee, and an aggregator may choose among all rounds."""
+"""The limit with secure aggregation: each round number draws one committee, and an aggregator may choose among all
+rounds."""
 _TASK_ID = "[a-z0-9][a-z0-9._-]{0,95}"
 TaskId = Annotated[str, Meta(pattern=rf"^{_TASK_ID}\Z", description=f"like {_TASK_ID}")]
 RoundNumber = Annotated[int, Meta(ge=0, le=MAX_ROUNDS)]
@@ -99,7 +100,7 @@ class FeatureSpec(Checked):
 
     :param image_shape: channels, height, width of one image.
     :param count: the number of features of an image. If the network takes fewer (`ModelSpec.input_shape`), it takes the
-        first ones, and a device's own head takes all of them.
+        first ones, and a device's personalized head takes all of them.
     :param graph: ONNX, images to features.
     """
 
@@ -159,7 +160,8 @@ class ModelSpec(Checked):
 
     @property
     def chooses_head(self) -> bool:
-        """True if a device makes its own head (`hushfleet.learning.own_head`): for a linear model with classes."""
+        """True if a device makes its personalized head (`hushfleet.learning.personalized_head`): for a linear model
+        with classes."""
         return is_linear(self.layout) and self.targets.are_classes
 
     @property
@@ -170,12 +172,12 @@ class ModelSpec(Checked):
 
 @dataclass(frozen=True)
 class SecureSpec(Checked):
-    """The parameters of secure sums (`hushfleet.secure`).
+    """The parameters of secure aggregation (`hushfleet.secure`).
 
     :param bits: bits of a value on the wire; the sum is taken modulo the largest prime that fits.
     :param min_devices: the sum of fewer devices is never opened.
     :param honest_devices: the number of devices in a sum whose noise is relied on; each adds 1/honest_devices of it.
-    :param honest_fraction: the minimum share of honest devices in the roster; determines the committee's size.
+    :param honest_fraction: the minimum share of honest devices in the membership list; determines the committee's size.
     """
 
     bits: Literal[16, 24, 32]
@@ -210,7 +212,7 @@ class PrivacySpec(Checked):
     :param accountant: computes every printed epsilon of the task: `exact`, or `rdp` as in the papers. The limit of a
         device's owner is always counted with `exact`.
     :param noise_split: the maximum number of devices that share a round's noise; 1: the noise is not divided.
-    :param secure: for `accounting = "secure"`: a server that did not make the roster sees only sums.
+    :param secure: for `accounting = "secure"`: a server that did not make the membership list sees only sums.
     """
 
     unit: Unit
@@ -248,7 +250,8 @@ class WireSpec(Checked):
     """The wire format of updates.
 
     :param codec: `quantized` (step tied to the noise, entropy-coded), `one-bit` (signs of noised values), `float16` or
-        `float32`; `hushfleet.wire.format.codecs` says what each costs. `masked` is for secure sums, and only for them.
+        `float32`; `hushfleet.wire.format.codecs` says what each costs. `masked` is for secure aggregation, and only for
+        them.
     :param step: quantisation step in units of the noise's standard deviation.
     :param relative_step: step in units of a layer's root mean square if a method adds no noise.
     :param chunk_bytes: payload bytes of one MQTT message.
@@ -337,7 +340,7 @@ class TaskSpec(Checked):
             return 0
         return next(round for round in range(self.rounds, 0, -1) if not self.asks(round))
 
-    def training_alone(self) -> TaskSpec:
+    def local_only(self) -> TaskSpec:
         """Returns the package of the training rounds alone, without the rounds that ask."""
         return self if self.question is None else replace(self, rounds=max(1, self.training_rounds), question=None)
 

@@ -97,7 +97,7 @@ def read_coded(data: bytes) -> memoryview:
 
 
 def encode_masked(header: UpdateHeader, values: bytes, *, identity: Identity | None) -> bytes:
-    """Returns the signed blob of an update for a secure sum.
+    """Returns the signed blob of an update for secure aggregation.
 
     :param values: masked values and then corrections, each in the format of
         `hushfleet.secure.prime_field.to_bytes`.

@@ -50,7 +50,7 @@ def store_of(files: DeviceFolder, device: str, *, inspect: bool = True) -> Devic
 
 
 class NotKept:
-    """A placeholder for an own model that was not kept; raises `HushfleetError` when it is read."""
+    """A placeholder for a personalized model that was not kept; raises `HushfleetError` when it is read."""
 
     def __array__(self, *_: object, **__: object) -> np.ndarray:
         raise _not_kept()
@@ -61,8 +61,8 @@ class NotKept:
 
 def _not_kept() -> HushfleetError:
     return HushfleetError(
-        "a round needs the own model that its device had before, and a simulation keeps that only for methods whose "
-        "rounds begin with it (`Method.reads_own`) and for the first devices; run it with --engine live"
+        "a round needs the personalized model that its device had before, and a simulation keeps that only for "
+        "methods whose rounds begin with it (`Method.reads_own`) and for the first devices; run it with --engine live"
     )
 
 
@@ -81,8 +81,8 @@ class DeviceFile:
     """Keeps the content of a `DeviceStore` for one task, in a file that each round writes again. FOR SIMULATION ONLY.
 
     :param identity: as for `DeviceStore`; None to read only.
-    :param keeps_own: False for a device whose own model no round reads again: in a large fleet these models would take
-        most of the time and disk space.
+    :param keeps_own: False for a device whose personalized model no round reads again: in a large fleet these models
+        would take most of the time and disk space.
     """
 
     def __init__(self, path: Path, *, device: str, identity: Identity | None = None, keeps_own: bool = True) -> None:
@@ -122,7 +122,7 @@ class DeviceFile:
     def own_params(self, task: str) -> np.ndarray | None:
         """Returns the parameters with which the device predicts, as `DeviceStore.own_params` does."""
         head = self._kept.get("head")
-        return self._own if head is None else unpack(KeptModel, head, what="the own head").params
+        return self._own if head is None else unpack(KeptModel, head, what="the personalized head").params
 
     def keep_model(self, head: KeptModel) -> None:
         self._keep({**self._kept, "head": pack(head)}, self._own)
@@ -174,7 +174,7 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Reads the content, and the own model, float32 `[d]`. Raises `StoreError` if the file is damaged."""
+    """Reads the content, and the personalized model, float32 `[d]`. Raises `StoreError` if the file is damaged."""
     try:
         with path.open("rb") as file:
             kept = msgpack.unpackb(file.read(_LENGTH.unpack(file.read(_LENGTH.size))[0]))

@@ -22,7 +22,7 @@ from hushfleet.progress import doing
 from hushfleet.simulator.engines.fast.jobs import Job, JobAnswer, train
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import NATIVE, VMAP
-from hushfleet.simulator.engines.fast.sums import write_roster
+from hushfleet.simulator.engines.fast.sums import write_membership_list
 from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
@@ -55,7 +55,8 @@ def run_rounds(
     budgets that no round can close any more. Raises `HushfleetError` if too many decline for another reason, or if no
     device has the budget for the first round.
 
-    :param evaluate_every: interval in rounds at which own models are tested; the last `evaluate_last` always are.
+    :param evaluate_every: interval in rounds at which personalized models are tested; the last `evaluate_last` always
+        are.
     :param on_opened: called with each round's plan, before any device trains.
     :param on_closed: called after each round, before any device trains again; first with the last round of an earlier
         part of the run, or 0.
@@ -69,7 +70,7 @@ def run_rounds(
     rounds = doing("rounds", total=simulation.prepared.spec.rounds)
     with rounds as work, AggregatorStore(simulation.folder.aggregator, durable=False) as store:
         engine = open_engine(simulation, store, tested_by(simulation, runtime))
-        roster = write_roster(simulation, store) if engine.spec.privacy.secure else None
+        membership_list = write_membership_list(simulation, store) if engine.spec.privacy.secure else None
         events.write("run", **run_fields(simulation.prepared.spec, engine="fast", devices=len(names)))
         for device in simulation.fleet.devices:
             events.write("presence", device=device.name, state="ready", board=device.board)
@@ -78,7 +79,7 @@ def run_rounds(
         work.done = store.last_closed_round
         on_closed(store.last_closed_round)
         while not engine.finished and not spent:
-            plan = engine.plan or engine.open_round(names, roster=roster)
+            plan = engine.plan or engine.open_round(names, membership_list=membership_list)
             cohort = sorted(engine.cohort)
             on_opened(plan)
             events.write("round_open", **open_fields(engine))
@@ -97,7 +98,8 @@ def run_rounds(
 
 
 def open_engine(simulation: Simulation, store: AggregatorStore, prepared: PreparedTask | None = None) -> RoundEngine:
-    """Opens the aggregator's engine for updates without encoding and signature; updates of a secure sum are encoded.
+    """Opens the aggregator's engine for updates without encoding and signature; updates of secure aggregation are
+    encoded.
 
     Raises `BadInput` for a run whose devices have a database: the live engine, or an earlier version, started it.
 
@@ -184,7 +186,7 @@ def train_cohort(
 ) -> Iterator[JobAnswer]:
     """Trains `devices` of the plan's cohort; yields their answers in the fleet's order.
 
-    :param evaluate: whether the devices' own models are tested afterwards.
+    :param evaluate: whether the devices' personalized models are tested afterwards.
     """
     wanted, places = set(devices), {name: place for place, name in enumerate(sorted(plan.cohort))}
     chosen = [device for device in simulation.fleet.devices if device.name in wanted]
@@ -199,7 +201,7 @@ def train_cohort(
             evaluate=evaluate,
             epsilon_limit=device.epsilon_limit,
             preference=device.preference,
-            place=places.get(device.name, 0),  # a secure sum has no files
+            place=places.get(device.name, 0),  # secure aggregation has no files
         )
         for device in chosen
     ]

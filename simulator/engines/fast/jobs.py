@@ -31,7 +31,7 @@ from hushfleet.wire.format.messages import RoundPlan
 class Job(DeviceJob):
     """A device's part of a round.
 
-    :param evaluate: whether the device's own model is tested after training.
+    :param evaluate: whether the device's personalized model is tested after training.
     :param epsilon_limit: largest epsilon that the device allows against the server, at the task's delta.
     :param preference: factor on the standard noise that the device adds, if the method allows it.
     :param place: number of the device in its cohort, starting at 0.
@@ -68,7 +68,7 @@ class JobAnswer(NamedTuple):
 
 
 OWN_MODELS_BYTES = 1 << 26
-"""Disk space for own models that no round reads again; the first `MOST_SHOWN` devices always keep theirs."""
+"""Disk space for personalized models that no round reads again; the first `MOST_SHOWN` devices always keep theirs."""
 
 # The errors with which a device may decline a round. Any other error is a bug of this program, and ends the run.
 REFUSALS = (PrivacyError, Declined)
@@ -77,13 +77,17 @@ REFUSALS = (PrivacyError, Declined)
 def train(job: Job) -> JobAnswer:
     """Trains and commits; a round that the device has already committed receives the same answer as the first time."""
     plan = job.plan
-    return _answer(job, lambda trainer, run: DeviceRound(trainer, plan, run.roster(plan)).run(run.global_params(plan)))
+    return _answer(
+        job, lambda trainer, run: DeviceRound(trainer, plan, run.membership_list(plan)).run(run.global_params(plan))
+    )
 
 
 def commit(done: TrainedJob) -> JobAnswer:
     """Does the rest of a round after training: clip, noise, encode, store."""
     plan = done.job.plan
-    return _answer(done.job, lambda trainer, run: DeviceRound(trainer, plan, run.roster(plan)).commit(done.trained))
+    return _answer(
+        done.job, lambda trainer, run: DeviceRound(trainer, plan, run.membership_list(plan)).commit(done.trained)
+    )
 
 
 def _answer(job: Job, work: Callable[[Trainer, LoadedRun], OutboxEntry]) -> JobAnswer:
@@ -103,7 +107,7 @@ def declined(job: Job, trainer: Trainer, error: Exception) -> JobAnswer:
 
 
 def store_for(job: Job, run: LoadedRun) -> DeviceFile:
-    """Opens the device's file. It keeps the own model if a round reads it, and for the first devices."""
+    """Opens the device's file. It keeps the personalized model if a round reads it, and for the first devices."""
     reads = run.method.parts.reads_own or run.runtime == VMAP  # `vmap` uploads the whole states
     first = max(MOST_SHOWN, OWN_MODELS_BYTES // (4 * run.spec.model.layout.size))
     path, identity = run.folder.device(job.device).state, key_of(job.seed, job.index)
@@ -134,7 +138,7 @@ def trainer_of(
 ) -> Trainer:
     """Returns the trainer of a device, on its samples in the run folder.
 
-    :param evaluate: whether its own model is tested after training.
+    :param evaluate: whether its personalized model is tested after training.
     :param of_trainer: the other arguments of `Trainer`, such as store and limits.
     """
     folder, began = run.folder.device(device), time.monotonic()
@@ -142,7 +146,8 @@ def trainer_of(
     metrics = MetricsFile(folder.metrics, common, local, run.features)
 
     def observe(round: DeviceRound, trained: Trained, noised: NoisedUpdate) -> None:
-        # If training has diverged, the own model is still the former one. If that was not kept, it is not tested.
+        # If training has diverged, the personalized model is still the former one. If that was not kept, it is not
+        # tested.
         file = replace(metrics, common_test=None, local_test=None) if isinstance(trained.own, NotKept) else metrics
         file.write(round, trained, noised, train_s=time.monotonic() - began)
 

@@ -21,7 +21,7 @@ from hushfleet.learning.graph_session import InferenceGraph
 from hushfleet.methods import method_of
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.paths import in_file
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.simulator.engines.fast.runtimes import make_gradient
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound
@@ -72,7 +72,8 @@ class LoadedRun:
 
     @cached_property
     def inference(self) -> LogitsOf:
-        """The runtime's own inference if it has one: testing own models on large sets takes as long as training."""
+        """The runtime's own inference if it has one: testing personalized models on large sets takes as long as
+        training."""
         model = self.spec.model
         own = getattr(self.gradient, "logits", None)
         return own or InferenceGraph(self._graph(model.inference), model.layout)
@@ -102,18 +103,20 @@ class LoadedRun:
             self._global = plan.global_digest, params
         return self._global[1]
 
-    def roster(self, plan: RoundPlan) -> Roster | None:
-        """Returns the roster of a round with a secure sum; None for other rounds."""
-        return None if plan.secure is None else self._roster
+    def membership_list(self, plan: RoundPlan) -> MembershipList | None:
+        """Returns the membership list of a round with secure aggregation; None for other rounds."""
+        return None if plan.secure is None else self._membership_list
 
     @cached_property
-    def _roster(self) -> Roster:
-        return Roster.from_bytes(self.folder.roster.read_bytes())
+    def _membership_list(self) -> MembershipList:
+        return MembershipList.from_bytes(self.folder.membership_list.read_bytes())
 
-    def secure_round(self, spec: SecureSpec, plan: RoundPlan, roster: Roster, *, size: int) -> SecureRound:
+    def secure_round(
+        self, spec: SecureSpec, plan: RoundPlan, membership_list: MembershipList, *, size: int
+    ) -> SecureRound:
         """Returns the round without masks, the same object for all devices."""
         if self._secure is None or self._secure[0] != plan:
-            self._secure = plan, UnmaskedRound(spec, plan, roster, size=size)
+            self._secure = plan, UnmaskedRound(spec, plan, membership_list, size=size)
         return self._secure[1]
 
     def train(self, device: str) -> LabelledSamples:
@@ -139,7 +142,8 @@ class LoadedRun:
         return both_parts(self._stored(device), self.spec.held_out, are_all=not self.spec.by_content)
 
     def unlabelled(self, device: str) -> LabelledSamples | None:
-        """Returns images without labels for the device's own head: the labels in the result have no meaning."""
+        """Returns images without labels for the device's personalized head: the labels in the result have no
+        meaning."""
         path = self.folder.device(device).unlabelled
         return self._load(path) if path.exists() else None
 

@@ -22,15 +22,15 @@ from hushfleet.methods.local_round import LocalRound
 from hushfleet.methods.method import Method
 from hushfleet.methods.task_method import bind
 from hushfleet.progress import counted
-from hushfleet.simulator.engines.fast.alone_on_features import (
+from hushfleet.simulator.engines.fast.examples import answers, choose_examples
+from hushfleet.simulator.engines.fast.loaded_run import DeviceJob, LoadedRun
+from hushfleet.simulator.engines.fast.local_only_on_features import (
     AccuracyByWay,
     Predictions,
     accuracies,
     best_way,
-    predict_alone,
+    predict_local_only,
 )
-from hushfleet.simulator.engines.fast.examples import answers, choose_examples
-from hushfleet.simulator.engines.fast.loaded_run import DeviceJob, LoadedRun
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
@@ -38,7 +38,7 @@ from hushfleet.simulator.run_folder import Simulation
 ALONE = "each device alone, for comparison"
 
 
-class Alone(NamedTuple):
+class DeviceLocalOnly(NamedTuple):
     """One device after training alone: accuracies in 0..1 on the common and on its own test images.
 
     :param way: how it was trained, if it is not the same network; the same for all devices.
@@ -59,22 +59,26 @@ class _Job(DeviceJob):
     initial: np.ndarray
 
 
-def train_alone(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx") -> Iterator[Alone]:
+def train_local_only(
+    simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx"
+) -> Iterator[DeviceLocalOnly]:
     """Trains every device alone; yields them in the fleet's order as they become ready."""
     path, initial = simulation.folder.path.absolute(), simulation.prepared.initial
     jobs = [_Job(path, runtime, d.name, d.index, simulation.seed, initial) for d in simulation.fleet.devices]
     if simulation.prepared.spec.model.chooses_head:
         found = list(counted(workers.map(_test_one, jobs), ALONE, total=len(jobs)))
-        return _best_alone(found, [job.device for job in jobs])
+        return _best_local_only(found, [job.device for job in jobs])
     return counted(workers.map(_train_one, jobs), ALONE, total=len(jobs))
 
 
-def _best_alone(found: list[tuple[AccuracyByWay, AccuracyByWay, Predictions]], devices: list[str]) -> Iterator[Alone]:
+def _best_local_only(
+    found: list[tuple[AccuracyByWay, AccuracyByWay, Predictions]], devices: list[str]
+) -> Iterator[DeviceLocalOnly]:
     common, local, said = zip(*found, strict=True)
     best, best_local = best_way(common), best_way(local)
     way = best if best == best_local else f"{best}; {best_local} on own data"
     rows = zip(devices, common, local, said, strict=True)
-    return (Alone(n, c[best], o[best_local], way, tuple(s[best].tolist())) for n, c, o, s in rows)
+    return (DeviceLocalOnly(n, c[best], o[best_local], way, tuple(s[best].tolist())) for n, c, o, s in rows)
 
 
 def _test_one(job: _Job) -> tuple[AccuracyByWay, AccuracyByWay, Predictions]:
@@ -82,16 +86,16 @@ def _test_one(job: _Job) -> tuple[AccuracyByWay, AccuracyByWay, Predictions]:
     run = job.run
     shown = run.common_test.take(choose_examples(run.common_test, seed=job.seed))
     tests = (run.common_test, run.local_test(job.device), shown)
-    *said, of_shown = predict_alone(run.train(job.device), tests, classes=len(run.spec.model.class_names))
+    *said, of_shown = predict_local_only(run.train(job.device), tests, classes=len(run.spec.model.class_names))
     common, local = (accuracies(each, test) for each, test in zip(said, tests, strict=False))
     return common, local, of_shown
 
 
-def _train_one(job: _Job) -> Alone:
+def _train_one(job: _Job) -> DeviceLocalOnly:
     run = job.run
-    params = trained_alone(run, job.device, job.initial, SeededRandomness(job.seed, job.index))
+    params = trained_local_only(run, job.device, job.initial, SeededRandomness(job.seed, job.index))
     shown = run.common_test.take(choose_examples(run.common_test, seed=job.seed))
-    return Alone(
+    return DeviceLocalOnly(
         job.device,
         evaluate(run.inference, params, run.common_test).accuracy,
         evaluate(run.inference, params, run.local_test(job.device)).accuracy,
@@ -99,7 +103,7 @@ def _train_one(job: _Job) -> Alone:
     )
 
 
-def trained_alone(run: LoadedRun, device: str, initial: np.ndarray, randomness: SeededRandomness) -> np.ndarray:
+def trained_local_only(run: LoadedRun, device: str, initial: np.ndarray, randomness: SeededRandomness) -> np.ndarray:
     """Returns the model of a device after as many epochs as in all rounds, without noise, float32 `[d]`."""
     spec, layout = run.spec, run.spec.model.layout
     unbounded: dict[str, Any] = {"clip_norm": math.inf, "noise_multiplier": 0.0}

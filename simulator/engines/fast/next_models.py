@@ -60,7 +60,7 @@ def begin_of(job: AfterRound) -> np.ndarray:
     if files.has_store:
         with store_of(files, job.device) as store:
             state = store.load_state(spec.task) or state
-    if method.parts.own_training is not None:  # the own model is a second one, which is not aggregated
+    if method.parts.own_training is not None:  # the personalized model is a second one, which is not aggregated
         return params if state.own is None else state.own
     samples = LoadedSamples(run.train(job.device), run.gradient, run.inference)
     start: np.ndarray = LocalRound(method, state, params, RoundTerms(), samples).context.start

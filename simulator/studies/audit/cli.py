@@ -32,7 +32,8 @@ class AuditOptions(TaskSettings):
     trials: Annotated[int, Meta(ge=60, le=10_000_000), Option(help="Number of rounds, or of canaries, in each world.")] = 1000
     seconds: Annotated[float, Meta(ge=1), Option(help="Longest time of a game; it ends with the trials that it has.")] = 120
     seed: Annotated[Count, Option(help="Seed of canaries and noise.")] = 0
-    field_noise: Annotated[bool, Option("--field-noise", help="Use the noise source of real devices, which no seed repeats.")] = False
+    field_noise: Annotated[bool, Option("--field-noise", help="Use the noise source of real devices, which no seed "
+"repeats.")] = False
     one_run: Annotated[bool | None, Option(hidden=True)] = None
     data_dir: DataDir = None
     out: Annotated[Path | None, Option(help="Folder for audit.json and audit.html, the trade-off curve.")] = None

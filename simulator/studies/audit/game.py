@@ -86,7 +86,7 @@ class CanaryRound(DeviceRound):
     """
 
     def __init__(self, trainer: Trainer, subject: Subject, round: int, ends_with: Trained | None = None) -> None:
-        super().__init__(trainer, subject.plan(round), subject.roster)
+        super().__init__(trainer, subject.plan(round), subject.membership_list)
         self.ends_with = ends_with
 
     def state(self) -> DeviceState:

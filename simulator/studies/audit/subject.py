@@ -23,7 +23,7 @@ from hushfleet.methods.question import RoundRules, rules_of
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound, key_of
 from hushfleet.simulator.studies.audit.canary import CanaryGradient, disjoint_blocks
 from hushfleet.simulator.studies.audit.claims import Claim
@@ -41,7 +41,7 @@ class Subject:
     :param initial: float32 `[d]`, a global model.
     :param cohort: number of devices in a round; noise may be divided among them.
     :param field_noise: whether the noise is not seeded, as in the field.
-    :param fleet: number of devices in the roster, if the task has secure sums.
+    :param fleet: number of devices in the membership list, if the task has secure aggregation.
     :param simulated: the controls of each round of a simulated run, if they follow from the run.
     """
 
@@ -103,12 +103,12 @@ class Subject:
         return len(self.spec.model.class_names)
 
     @cached_property
-    def roster(self) -> Roster | None:
-        """The roster, if the task has secure sums."""
+    def membership_list(self) -> MembershipList | None:
+        """The membership list, if the task has secure aggregation."""
         if self.spec.privacy.secure is None:
             return None
         names = self._names(self.fleet)
-        return Roster.of({name: key_of(self.seed, number).public_key for number, name in enumerate(names)})
+        return MembershipList.of({name: key_of(self.seed, number).public_key for number, name in enumerate(names)})
 
     def plan(self, round: int) -> RoundPlan:
         terms = self.terms(round)
@@ -119,11 +119,13 @@ class Subject:
             phase="open",
             global_digest=hashlib.sha256(self.initial.tobytes()).digest(),
             global_bytes=self.initial.nbytes,
-            cohort={} if self.roster is not None else dict.fromkeys(self._names(self.cohort), bytes(16)),
+            cohort={} if self.membership_list is not None else dict.fromkeys(self._names(self.cohort), bytes(16)),
             noise_split=terms.noise_split,
             deadline_s=0.0,
             controls=dict(terms.controls),
-            secure=None if self.roster is None else SecurePlan(BlobRef.of(self.roster.to_bytes()), 1.0),
+            secure=None
+            if self.membership_list is None
+            else SecurePlan(BlobRef.of(self.membership_list.to_bytes()), 1.0),
         )
 
     @staticmethod
@@ -157,7 +159,7 @@ class Subject:
                 randomness=FreshNoise(self.seed, life, self.field_noise),
                 limits=LimitsSection.of_simulation(privacy),
             )
-            if self.roster is not None:
+            if self.membership_list is not None:
                 trainer.make_secure_round = UnmaskedRound
             yield trainer
 

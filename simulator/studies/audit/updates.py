@@ -1,12 +1,12 @@
-"""The game for what a device sends: is the canary in this update or answer, or in this secure sum, or nothing?
+"""The game for what a device sends: is the canary in this update or answer, or in this secure aggregation, or nothing?
 
 In one world local training ends with the canary update, in the other with no change at all (add or remove, as in the
 ledger); in a round that asks, the device answers with the longest answer, or with an empty one. With the unit `record`
-and secure sums, the canary is the only record that the device trains on, with the gradient's clipping and the round's
-step.
+and secure aggregation, the canary is the only record that the device trains on, with the gradient's clipping and the
+round's step.
 
 The adversary is the server. It decodes each update as the aggregator does, and has its header and report; if the bytes
-of a round differ when it requests them again, it uses the mean of both. Under secure sums it has as many corrupt
+of a round differ when it requests them again, it uses the mean of both. Under secure aggregation it has as many corrupt
 devices as the task tolerates: it knows their updates, and sees the sum. Only the parts of the honest devices that the
 task assumes are hidden. One of them runs the code of a board without the masks, which cancel; the results of the
 others' training are known, so their updates are zero here, and they only add noise by the ring.
@@ -173,8 +173,8 @@ class UpdateGame(Game):
     def _context_of_a_member(self, round: int, rng: np.random.Generator) -> RoundContext:
         """Returns the round of a device that has taken part before: its personal part and its clip norms have changed.
 
-        It has no own model, so its training starts with the global one, and the sent values are the update. It is a
-        newcomer under secure sums.
+        It has no personalized model, so its training starts with the global one, and the sent values are the update. It
+        is a newcomer under secure aggregation.
         """
         subject, method = self.subject, self.subject.method
         initial, state, data = subject.initial, method.init_state(), WorstData(subject.classes, rng)

@@ -19,7 +19,7 @@ class InvertOptions(TaskSettings):
 
     # fmt: off
     images: Annotated[int, Meta(ge=1, le=50), Option(help="Number of images to seek; the seed draws them.")] = 6
-    devices: Annotated[int, Meta(ge=2, le=1000), Option(help="Number of devices in a secure sum.")] = 100
+    devices: Annotated[int, Meta(ge=2, le=1000), Option(help="Number of devices in secure aggregation.")] = 100
     steps: Annotated[AtLeast1, Option(help="Optimisation steps of the attack, for all images at once.")] = 400
     tries: Annotated[int, Meta(ge=1, le=20), Option(help="Number of restarts of each search.")] = 4
     seed: Annotated[Count, Option(help="Seed of the images, the noise and the starts of searches.")] = 0

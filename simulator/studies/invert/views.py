@@ -33,7 +33,7 @@ class Terms:
 
     :param clip_norm: C, finite.
     :param rounds: number of rounds that the epsilons cover.
-    :param devices: number of devices in a secure sum.
+    :param devices: number of devices in secure aggregation.
     :param noise_multiplier: noise multiplier of one device's update; None if it is not noised.
     """
 

@@ -26,19 +26,27 @@ class PlanOptions:
     devices: Annotated[int, Meta(ge=2, le=100_000), Option(help="Number of devices in a round.")]
     images: Annotated[AtLeast1, Option(help="Mean number of training images of a device.")]
     epsilon: Annotated[float, Option(help="Epsilon against the server, for a whole device and all rounds.")]
-    classes: Annotated[Annotated[int, Meta(ge=2, le=1000)] | None, Option(help="Number of classes; --data brings its own.")] = None
+    classes: Annotated[Annotated[int, Meta(ge=2, le=1000)] | None, Option(help="Number of classes; --data brings its "
+"own.")] = None
     delta: Annotated[float, Option(help="Probability with which the promise may fail.")] = 1e-5
     features: Annotated[str, Option(help="Features: scattering, filters (tiny images) or a file.onnx.")] = "scattering"
     boards: Annotated[str, Option(metavar="A,B,...", help="Boards whose time is shown; see `hushfleet boards`.")] = "raspberry-pi-zero-2-w,raspberry-pi-5-8gb"
-    honest_fraction: Annotated[float, Meta(ge=0.01, le=1), Option(help="Least share of honest devices; the others may work with the server.")] = HONEST_FRACTION
-    alpha: Annotated[Annotated[float, Meta(ge=0.01)] | None, Option(help="Dirichlet parameter of the devices' labels: 0.5 is very unequal. Default: equal.")] = None
-    per: Annotated[str | None, Option(metavar="90d", help="Repeat the task in each such period, and show the years: --epsilon is of one period.")] = None
-    lifetime: Annotated[float, Meta(ge=0.0), Option(help="With --per: epsilon over all periods, after which boards stop.")] = math.inf
+    honest_fraction: Annotated[float, Meta(ge=0.01, le=1), Option(help="Least share of honest devices; the others may "
+"work with the server.")] = HONEST_FRACTION
+    alpha: Annotated[Annotated[float, Meta(ge=0.01)] | None, Option(help="Dirichlet parameter of the devices' labels: "
+"0.5 is very unequal. Default: equal.")] = None
+    per: Annotated[str | None, Option(metavar="90d", help="Repeat the task in each such period, and show the years: "
+"--epsilon is of one period.")] = None
+    lifetime: Annotated[float, Meta(ge=0.0), Option(help="With --per: epsilon over all periods, after which boards "
+"stop.")] = math.inf
     local: Annotated[bool, Option("--local", help="Trust nobody: each device adds all of the noise.")] = False
-    shape: Annotated[str | None, Option(metavar="C,H,W", help="Shape of images: channels (1 grey, 3 colour), height, width. Default: 1,28,28; with filters 1,8,8.")] = None
-    data: Annotated[str | None, Option(metavar="FOLDER|NAME", help="Public images to measure on: class folders, or a data set.")] = None
+    shape: Annotated[str | None, Option(metavar="C,H,W", help="Shape of images: channels (1 grey, 3 colour), height, "
+"width. Default: 1,28,28; with filters 1,8,8.")] = None
+    data: Annotated[str | None, Option(metavar="FOLDER|NAME", help="Public images to measure on: class folders, or a "
+"data set.")] = None
     data_dir: DataDir = None
-    out: Annotated[Path | None, Option(metavar="TASK.toml", help="Also write a task file to this path; with --per it repeats.")] = None
+    out: Annotated[Path | None, Option(metavar="TASK.toml", help="Also write a task file to this path; with --per it "
+"repeats.")] = None
     as_json: Json = False
     # fmt: on
 
@@ -47,13 +55,13 @@ class PlanOptions:
 def plan(options: PlanOptions) -> None:
     """Estimate what a board gains by taking part, what privacy it gives away, and what it needs.
 
-    For method `hush`: a small shared head on fixed features, secure sums, a whole device protected. The gain comes from a
-    table of simulated fleets (`benchmarks/private_gain.py`); the stand-ins for your images are Fashion-MNIST, letters
-    (more classes), digits (`--features filters`) and CIFAR-10 (`--shape 3,32,32`). Other images gain more or less, so the
-    answer follows from an interval that held for nine of ten gains on other images (`docs/field.md`). It pays if
-    the whole interval is a point or more; it does not pay if the interval begins below 0 and ends below a point. With `--data`
-    the fleet is simulated on public images like yours instead, and the interval is narrower: on some hundred of them, in a
-    folder with a sub-folder for each class, or on a data set by its name.
+    For method `hush`: a small shared head on fixed features, secure aggregation, a whole device protected. The gain
+    comes from a table of simulated fleets (`benchmarks/private_gain.py`); the stand-ins for your images are
+    Fashion-MNIST, letters (more classes), digits (`--features filters`) and CIFAR-10 (`--shape 3,32,32`). Other images
+    gain more or less, so the answer follows from an interval that held for nine of ten gains on other images
+    (`docs/field.md`). It pays if the whole interval is a point or more; it does not pay if the interval begins below 0
+    and ends below a point. With `--data` the fleet is simulated on public images like yours instead, and the interval
+    is narrower: on some hundred of them, in a folder with a sub-folder for each class, or on a data set by its name.
 
     Examples:
 
@@ -69,8 +77,8 @@ def plan(options: PlanOptions) -> None:
 
     Measured on images like yours: `hushfleet plan --devices 60 --images 20 --epsilon 4 --data photos/ --shape 3,32,32`
 
-    More devices help most, then a larger epsilon. More images on each device improve the shared model, but training alone
-    even more. If the answer is no, each board can train alone.
+    More devices help most, then a larger epsilon. More images on each device improve the shared model, but training
+    alone even more. If the answer is no, each board can train alone.
     """
     import json
     from dataclasses import fields, replace

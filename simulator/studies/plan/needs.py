@@ -18,7 +18,7 @@ from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.prime_field import PRIMES
 
 HEADER_BYTES = 400  # signature, header and messages around an update or an answer
-ROSTER_BYTES = 48  # a device in the roster: its name and its key
+MEMBERSHIP_LIST_BYTES = 48  # a device in the membership list: its name and its key
 DIFFERENCE_BITS = 3.2  # per value of an encoded model difference, with steps of half a standard deviation of noise
 ROUND_S = 0.05
 """CPU seconds of one core of generic-x86 for a round without transfers: five steps on the head, noise, masks, store.
@@ -36,7 +36,7 @@ class Needs:
     :param up: bytes of an update per round.
     :param answer: mean bytes of a committee answer per round; the device is not a member in each round.
     :param down: bytes of the global model per round.
-    :param once: bytes of the feature extractor, the roster and the first model, received once.
+    :param once: bytes of the feature extractor, the membership list and the first model, received once.
     :param epsilon_exchange: epsilon for exchanging a device's data for others; epsilon is for adding or removing them.
     """
 
@@ -64,7 +64,8 @@ class Needs:
 
 
 def needs(asked: Question, table: GainTable | None = None) -> Needs:
-    """Returns the needs of a fleet. Raises `BadInput` or `PrivacyError` if there are too few devices for a secure sum.
+    """Returns the needs of a fleet. Raises `BadInput` or `PrivacyError` if there are too few devices for secure
+    aggregation.
 
     :param table: gain table; by default the package's own.
     """
@@ -103,7 +104,7 @@ def needs(asked: Question, table: GainTable | None = None) -> Needs:
         up=up + HEADER_BYTES,
         answer=answer,
         down=values * DIFFERENCE_BITS / 8 + HEADER_BYTES,
-        once=features["graph_bytes"] + ROSTER_BYTES * asked.devices + 4 * values,
+        once=features["graph_bytes"] + MEMBERSHIP_LIST_BYTES * asked.devices + 4 * values,
     )
 
 

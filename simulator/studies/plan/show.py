@@ -58,7 +58,7 @@ def show(console: Console, advice: Advice, needed: Needs, boards: list[BoardCost
     for heading in ("alone", "taking part", "difference", "on yours"):
         accuracy.add_column(heading, justify="right")
     for test, alone, shared, interval in (
-        ("own labels, with the board's own head", found.alone, found.chosen, advice.intervals.own),
+        ("own labels, with the board's personalized head", found.alone, found.chosen, advice.intervals.own),
         ("all labels alike, with the shared head", found.alone_common, found.shared, advice.intervals.common),
     ):
         accuracy.add_row(test, percent(alone), percent(shared), f"{100 * (shared - alone):+.1f} points", str(interval))

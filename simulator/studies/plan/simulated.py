@@ -1,8 +1,9 @@
-"""Simulates in seconds how much the devices of a fleet gain by taking part: method `hush` with secure sums.
+"""Simulates in seconds how much the devices of a fleet gain by taking part: method `hush` with secure aggregation.
 
 The sums are exact, the noise of a sum is drawn as a whole, and all devices' local steps are one array; nothing is
-quantised. Features, own heads, the server's half, the rule for rounds, clip norm and directions, and the ways to learn
-alone are the product's own code. The noise depends only on r (`hushfleet.methods.hush_rule`), and so does a simulation.
+quantised. Features, personalized heads, the server's half, the rule for rounds, clip norm and directions, and the ways
+to learn alone are the product's own code. The noise depends only on r (`hushfleet.methods.hush_rule`), and so does a
+simulation.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from scipy.special import softmax
 
 from hushfleet.data.samples import FeatureSamples
 from hushfleet.errors import BadInput
-from hushfleet.learning.own_head import inputs_of_own, own_head_of, own_logits
+from hushfleet.learning.personalized_head import inputs_of_own, own_logits, personalized_head_of
 from hushfleet.methods.hush import TailMean
 from hushfleet.methods.hush_rule import steps_at
 from hushfleet.methods.server import ClosedRound
 from hushfleet.models.features.whitening import unit_with_bias
 from hushfleet.params import PRIOR, WEIGHT, ParamLayout
-from hushfleet.simulator.engines.fast.alone_on_features import predict_alone
+from hushfleet.simulator.engines.fast.local_only_on_features import predict_local_only
 
 STEPS, RATE = 5, 16.0  # of a device's gradient descent in a round
 JUDGED = 12  # number of devices of a fleet that are compared with training alone
@@ -165,7 +166,7 @@ class SimulatedFleet:
     def _alone(self) -> np.ndarray:
         """Accuracy per class of each way to learn alone, `[ways, devices, C]`."""
         train = [_samples(x, y) for x, y in zip(self.judged.x, self.judged.y, strict=True)]
-        said = [list(predict_alone(each, [self._test], classes=self.images.classes)[0].values()) for each in train]
+        said = [list(predict_local_only(each, [self._test], classes=self.images.classes)[0].values()) for each in train]
         return self.images.by_class(np.array(said).swapaxes(0, 1))
 
     @cached_property
@@ -189,7 +190,8 @@ class SimulatedFleet:
         return head, {"common": float(by_class.mean()), "own": float((self.judged.mixes @ by_class).mean())}
 
     def at(self, signal: float) -> Figures:
-        """Returns the figures of a fleet with this r: `shared`, the common head; `chosen`, each device's own head.
+        """Returns the figures of a fleet with this r: `shared`, the common head; `chosen`, each device's personalized
+        head.
 
         `error` is the standard error of the gain's mean over the judged devices; `worse` is the share of them that are
         more than 0.01 below training alone.
@@ -199,7 +201,7 @@ class SimulatedFleet:
         layout = ParamLayout((WEIGHT, PRIOR), (head.T.shape, head.shape[1:]))
         params = np.concatenate([head.T.ravel(), np.zeros(head.shape[1], np.float32)])
         own = (self._with_leading(x, y, directions) for x, y in zip(self.judged.x, self.judged.y, strict=True))
-        heads = [own_head_of(params, layout, each, signal).params for each in own]
+        heads = [personalized_head_of(params, layout, each, signal).params for each in own]
         test = inputs_of_own(self._with_leading(self.images.test_x, self.images.test_y, directions)).x
         classes = self.images.by_class(np.array([own_logits(each, test).argmax(1) for each in heads]))
         found = (classes * self.judged.mixes).sum(-1)

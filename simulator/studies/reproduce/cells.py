@@ -133,7 +133,7 @@ class Cell:
 
     @property
     def evaluate_last(self) -> int:
-        """The number of last rounds in which the devices' own models are tested."""
+        """The number of last rounds in which the devices' personalized models are tested."""
         return LAST_ROUNDS if self.recipe.window == "mean-last-10" else 1
 
     @property

@@ -27,9 +27,11 @@ class ReproduceOptions:
     column: Annotated[list[str] | None, Option(help="Only this column; may be repeated.")] = None
     reading: Annotated[list[str] | None, Option(help="Only this reading of the paper; may be repeated.")] = None
     seeds: Annotated[AtLeast1, Option(help="Number of seeds: 0, 1, ...")] = 3
-    quick: Annotated[bool, Option("--quick", help="Fewer rounds and less data; labelled so, and never mixed with the others.")] = False
+    quick: Annotated[bool, Option("--quick", help="Fewer rounds and less data; labelled so, and never mixed with the "
+"others.")] = False
     data_dir: DataDir = None
-    whole_page: Annotated[bool, Option("--report", help="Write the page of all published cells: --out, by default docs/reproduction.md.")] = False
+    whole_page: Annotated[bool, Option("--report", help="Write the page of all published cells: --out, by default "
+"docs/reproduction.md.")] = False
     out: Annotated[Path | None, Option(help="Folder of cells and reports; default: runs/reproduce.")] = None
     results: Annotated[Path, Option(help="Folder of published cells, which count as finished.")] = Path("docs/results")
     runs: Annotated[Path, Option(help="Folder of running cells.")] = RUNS

@@ -24,8 +24,9 @@ from hushfleet.schema import read_file
 Metric = Literal["accuracy_own_common", "accuracy_own_local", "accuracy_next_local", "accuracy_global", "round_time"]
 Window = Literal["last", "mean-last-10", "best"]
 METRICS: dict[str, str] = {
-    "accuracy_own_common": "mean over devices of each one's own model on the common test set",
-    "accuracy_own_local": "mean over devices of each one's own model on test images with its own mix of labels",
+    "accuracy_own_common": "mean over devices of each one's personalized model on the common test set",
+    "accuracy_own_local": "mean over devices of each one's personalized model on test images with its own mix of "
+    "labels",
     "accuracy_next_local": "mean over all devices of what each one's next round begins with, its own part in the new "
     "global model, on test images with its own mix of labels",
     "accuracy_global": "the global model on the common test set",
@@ -77,7 +78,8 @@ class TableRow(Axis, frozen=True, kw_only=True):
 
     :param same_in_all_columns: the columns do not change it (no noise), so one cell is used for all of them.
     :param alone: each device trains alone (`train_alone`); the task's method only determines how it trains.
-    :param metric: set if it is not the table's, such as for a method without own models; a group's has priority.
+    :param metric: set if it is not the table's, such as for a method without personalized models; a group's has
+        priority.
     :param outside: the reason why it is excluded from its column's order, such as noise that is not comparable.
     :param reads: the row with the same printed numbers, if this row only runs it in another way.
     """

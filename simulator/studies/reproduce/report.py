@@ -40,8 +40,8 @@ FIGURES = "figures"
 SEEDS = 5
 """Number of seeds (0, 1, ...) that are looked for."""
 _MEASURED = {
-    "accuracy_own_common": "own models, common test set",
-    "accuracy_own_local": "own models, own labels",
+    "accuracy_own_common": "personalized models, common test set",
+    "accuracy_own_local": "personalized models, own labels",
     "accuracy_next_local": "all devices' next models, own labels",
     "accuracy_global": "the global model",
     "round_time": METRICS["round_time"],

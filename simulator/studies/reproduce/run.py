@@ -31,9 +31,9 @@ from hushfleet.methods.papers.dp_fedsim import LARGEST_STRETCH
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
-from hushfleet.simulator.engines.fast.local_only import train_alone
+from hushfleet.simulator.engines.fast.local_only import train_local_only
 from hushfleet.simulator.engines.fast.next_models import next_models_accuracy
-from hushfleet.simulator.engines.fast.own_heads import choose_own_heads
+from hushfleet.simulator.engines.fast.personalized_heads import choose_personalized_heads
 from hushfleet.simulator.engines.fast.runtimes import VMAP, quickest
 from hushfleet.simulator.engines.fast.workers import Workers, begin_worker, inherited
 from hushfleet.simulator.results import assemble
@@ -73,8 +73,8 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
     simulation = go_on(run.path, data_dir=data_dir) if run.task.exists() else begin(task, run.path, data_dir=data_dir)
     runtime = runtime or (VMAP if cell.group.gpu else quickest(task.model.name))
     if cell.row.alone:
-        return _run_alone(cell, simulation, runtime=runtime, workers=workers)
-    # Own models are tested only if a table needs it, because tests can take longer than training.
+        return _run_local_only(cell, simulation, runtime=runtime, workers=workers)
+    # Personalized models are tested only if a table needs it, because tests can take longer than training.
     every, last = task.round.rounds, cell.evaluate_last
     file = run.path / _MEASURED
     measured: dict[str, Any] = {"next_local": {}, "processor_s": 0.0}
@@ -92,7 +92,7 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         run_rounds(
             simulation, pool, events, runtime=runtime, evaluate_every=every, evaluate_last=last, on_closed=on_closed
         )  # fmt: skip
-        choose_own_heads(simulation, pool, runtime=runtime)
+        choose_personalized_heads(simulation, pool, runtime=runtime)
         seconds = _computing_s(run.events) if cell.group.gpu else before_s + pool.processor_s()
     result = assemble(simulation, engine="fast")
     accuracies = {name: [getattr(row, name, None) for row in result.rounds] for name in _ACCURACIES}
@@ -127,11 +127,11 @@ def _largest_stretch(simulation: Simulation) -> float | None:
     return max(found, default=None)
 
 
-def _run_alone(cell: Cell, simulation: Simulation, *, runtime: str, workers: int) -> KeptCell:
+def _run_local_only(cell: Cell, simulation: Simulation, *, runtime: str, workers: int) -> KeptCell:
     """Trains each device alone, without rounds. Nothing leaves the devices, so no privacy is spent."""
     began = time.process_time()
     with Workers(workers) as pool:
-        alone = list(train_alone(simulation, pool, runtime=runtime))
+        alone = list(train_local_only(simulation, pool, runtime=runtime))
         seconds = pool.processor_s() - began
     accuracies = {
         "accuracy_own_common": [fmean(each.accuracy_common for each in alone)],
@@ -148,7 +148,7 @@ def _run_times(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str)
     """Measures the cell's round time divided by the first row's round time; their rounds alternate in this process.
 
     Separate runs could compare a busy machine with an idle one. The first round does not count: a method that needs a
-    device's own model has none yet. Models are not tested.
+    device's personalized model has none yet. Models are not tested.
     """
     clock = time.perf_counter if cell.group.gpu else time.process_time
     shutil.rmtree(folder / RUN, ignore_errors=True)

@@ -12,7 +12,8 @@ NEAR = 2.0
 LEAD = 1.0, 1 / 3
 """Largest distance between our lead and the printed one: points, or a share of the printed lead if that is more."""
 ELSEWHERE = {"own": 1.3, "global": 7.8}
-"""Points by which another processor's rounding changes own models, and a global model, of the same cell (measured)."""
+"""Points by which another processor's rounding changes personalized models, and a global model, of the same cell
+(measured)."""
 FAR = 10.0
 """Distance in points from the printed number above which an order means nothing."""
 

@@ -105,7 +105,7 @@ def told(whole: Whole) -> str:
 
 
 @pytest.mark.slow
-def test_a_secure_sum_is_made_where_topics_overtake_each_other(tmp_path: Path) -> None:
+def test_a_secure_aggregation_is_made_where_topics_overtake_each_other(tmp_path: Path) -> None:
     task = {
         "name": "summed",
         "model": {"name": "digits-cnn"},

@@ -125,7 +125,7 @@ def test_help_teaches_by_examples(app):
 HUNDRED = ("--accounting", "secure", "--devices", 100, "--rounds", 20, "--delta", 1e-5)
 
 
-def test_a_secure_sum_has_one_number_and_a_ring(app):
+def test_a_secure_aggregation_has_one_number_and_a_ring(app):
     found = json.loads(run(app, *HUNDRED, "--parameters", 5130, "--epsilon", 2, "--json"))
     assert (found["trust"], found["noise_split"], found["sums"]["bits"]) == ("secure-sum", 80, 16)
     assert [each["epsilon"] for each in found["adversaries"]] == pytest.approx([2.0, 2.0], rel=1e-6)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.errors import BadSignature
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.wire.format.identity import Identity
 
 
@@ -20,7 +20,7 @@ def run(*words: object) -> str:
     return result.output
 
 
-def test_a_signed_roster_of_those_who_are_accepted(tmp_path: Path) -> None:
+def test_a_signed_membership_list_of_those_who_are_accepted(tmp_path: Path) -> None:
     devices, key, out = tmp_path / "run", tmp_path / "operator.key", tmp_path / "signed"
     keys = {name: Identity.from_bytes(bytes([place + 1]) * 32).public_key for place, name in enumerate("abc")}
     for name, public in keys.items():
@@ -28,16 +28,16 @@ def test_a_signed_roster_of_those_who_are_accepted(tmp_path: Path) -> None:
     run("fleet", "block", devices, "b")
     operator = bytes.fromhex(run("fleet", "key", key).strip())
     run("fleet", "roster", "export", devices, "--out", tmp_path / "list", "--federation", "shed", "--min-devices", 2)
-    assert Roster.from_bytes((tmp_path / "list").read_bytes()).signature == b""
+    assert MembershipList.from_bytes((tmp_path / "list").read_bytes()).signature == b""
     said = run("fleet", "roster", "sign", tmp_path / "list", "--key", key, "--out", out, "--yes")
     assert f"added        c  {keys['c'].hex()}" in said
-    roster = Roster.from_bytes(out.read_bytes(), operator=operator)
-    assert (roster.devices, roster.federation, roster.min_devices) == (("a", "c"), "shed", 2)
+    membership_list = MembershipList.from_bytes(out.read_bytes(), operator=operator)
+    assert (membership_list.devices, membership_list.federation, membership_list.min_devices) == (("a", "c"), "shed", 2)
     with pytest.raises(BadSignature):
-        Roster.from_bytes(out.read_bytes(), operator=keys["a"])
+        MembershipList.from_bytes(out.read_bytes(), operator=keys["a"])
 
 
-def test_a_sum_of_more_devices_than_a_roster_has_is_refused(tmp_path: Path) -> None:
+def test_a_sum_of_more_devices_than_a_membership_list_has_is_refused(tmp_path: Path) -> None:
     run("fleet", "add", tmp_path / "run", "a", "--key", Identity.generate().public_key.hex())
     assert "--min-devices" in run(
         "fleet", "roster", "export", tmp_path / "run", "--out", tmp_path / "list", "--min-devices", 100_001

@@ -10,9 +10,9 @@ import pytest
 from hushfleet.aggregator.commands.field_run import sum_facts_of
 from hushfleet.aggregator.fleet.trust.keys import sum_facts
 from hushfleet.aggregator.results.server_sees import SumFacts
-from hushfleet.aggregator.storage.list_file import roster_file
+from hushfleet.aggregator.storage.list_file import membership_list_file
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.secure.roster import RosterContent
+from hushfleet.secure.membership_list import MembershipListContent
 from hushfleet.wire.format.identity import Identity
 from support.desk import make_folder
 
@@ -26,20 +26,22 @@ def store(tmp_path: Path) -> Iterator[AggregatorStore]:
 def test_a_key_that_is_moved_away_during_a_run_is_still_told(store: AggregatorStore, tmp_path: Path) -> None:
     """Rounds were run while it was there."""
     folder = make_folder(tmp_path / "plant")
-    first = sum_facts_of(store, sum_facts(folder), roster_file(folder.roster))
+    first = sum_facts_of(store, sum_facts(folder), membership_list_file(folder.membership_list))
     assert first.keys_in_folder is not None
     assert "operator.key" in first.keys_in_folder
     folder.operator_key.unlink()
-    assert sum_facts_of(store, sum_facts(folder), roster_file(folder.roster)) == first
+    assert sum_facts_of(store, sum_facts(folder), membership_list_file(folder.membership_list)) == first
     with AggregatorStore(tmp_path / "next", durable=False) as another:
-        later = sum_facts_of(another, sum_facts(folder), roster_file(folder.roster))
+        later = sum_facts_of(another, sum_facts(folder), membership_list_file(folder.membership_list))
     assert "operator.key" not in (later.keys_in_folder or ())
 
 
-def test_without_a_fleet_it_is_whether_somebody_has_signed_the_roster(store: AggregatorStore, tmp_path: Path) -> None:
-    content = RosterContent.of({"a": Identity.generate().public_key})
+def test_without_a_fleet_it_is_whether_somebody_has_signed_the_membership_list(
+    store: AggregatorStore, tmp_path: Path
+) -> None:
+    content = MembershipListContent.of({"a": Identity.generate().public_key})
     file = tmp_path / "roster"
     file.write_bytes(content.signed(Identity.generate()).to_bytes())
-    assert sum_facts_of(store, None, roster_file(file)) == SumFacts("operator")
+    assert sum_facts_of(store, None, membership_list_file(file)) == SumFacts("operator")
     assert sum_facts_of(store, None, None) == SumFacts("aggregator")
-    assert sum_facts_of(store, None, roster_file(file)) == SumFacts("aggregator"), "an earlier start had none"
+    assert sum_facts_of(store, None, membership_list_file(file)) == SumFacts("aggregator"), "an earlier start had none"

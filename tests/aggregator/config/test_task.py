@@ -56,7 +56,7 @@ def of_sums(**sections: Any) -> Task:
     return task(**{**given, "privacy": {"accounting": "secure", "epsilon": 2.0, **sections.get("privacy", {})}})
 
 
-def test_a_task_of_secure_sums_is_completed() -> None:
+def test_a_task_of_secure_aggregation_is_completed() -> None:
     found = of_sums()
     assert (found.wire.codec, found.wire.downlink, found.round.min_updates, found.delta) == (
         "masked",
@@ -82,11 +82,14 @@ def test_a_task_of_secure_sums_is_completed() -> None:
     [
         ({"privacy": {"unit": "record"}, "method": {"optimizer": "adam"}}, "a round is one plain step"),
         ({"privacy": {"honest_fraction": 0.05}}, "may have no honest one"),
-        ({"round": {"rounds": 10_001}}, "secure sums allow at most 10000"),
-        ({"round": {"rounds": 10_000}, "evaluation": {}}, "10001 with those that evaluate: secure sums allow at most"),
+        ({"round": {"rounds": 10_001}}, "secure aggregation allows at most 10000"),
+        (
+            {"round": {"rounds": 10_000}, "evaluation": {}},
+            "10001 with those that evaluate: secure aggregation allows at most",
+        ),
     ],
 )
-def test_what_does_not_go_with_secure_sums(sections: dict[str, Any], reason: str) -> None:
+def test_what_does_not_go_with_secure_aggregation(sections: dict[str, Any], reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
         of_sums(**sections)
 
@@ -172,7 +175,7 @@ def test_what_the_folder_example_says_about_its_epsilon() -> None:
     assert f"an epsilon of {spent:.1f} for each device" in path.read_text()
 
 
-def test_what_the_hush_examples_say_about_secure_sums() -> None:
+def test_what_the_hush_examples_say_about_secure_aggregation() -> None:
     digits, fashion, folder = (
         load_task(TASKS[0].with_name(f"{name}-hush.toml")) for name in ("digits", "fashion-mnist", "folder")
     )

@@ -196,7 +196,7 @@ def small_sums(honest_fraction: float) -> str:
     return TASK.replace("[privacy]", words)
 
 
-def test_a_card_says_what_secure_sums_may_count_on(tmp_path: Path) -> None:
+def test_a_card_says_what_secure_aggregation_may_count_on(tmp_path: Path) -> None:
     """A board that lacks it would take the same."""
     folder = make_folder(tmp_path / "plant")
     with FleetRegistry(folder.path) as registry:

@@ -1,4 +1,5 @@
-"""`fleet init --operator-key`: the key that signs who may be in a secure sum lies in the folder, or stays elsewhere."""
+"""`fleet init --operator-key`: the key that signs who may take part in secure aggregation lies in the folder, or stays
+elsewhere."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def test_by_default_it_is_in_the_folder_and_init_says_what_that_means(tmp_path: 
     key = keys.operator(folder)
     assert key is not None
     assert told_to_boards(folder, tmp_path) == (key.public_key, keys.service(folder).public_key)
-    assert "no secure sums: server and broker see each board's update" in said
+    assert "no secure aggregation: server and broker see each board's update" in said
     assert "as in this fleet: operator.key" in said
     assert "to keep it elsewhere: hushfleet fleet init --help" in said
 

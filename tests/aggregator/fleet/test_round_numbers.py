@@ -90,7 +90,7 @@ def test_numbers_with_which_no_round_makes_a_model_are_refused(
     assert not folder.round.exists()
 
 
-def test_the_noise_of_secure_sums_is_no_matter_of_the_command(tmp_path: Path) -> None:
+def test_the_noise_of_secure_aggregation_is_no_matter_of_the_command(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "fleet", boards=14, task=SECURE)
     assert "round.min_updates = 13 (from what the task's noise relies on)" in set_numbers(folder)
     with pytest.raises(BadInput, match=r"updates = 9: the noise of small relies on sums of 13 boards or more"):

@@ -261,7 +261,7 @@ def test_a_fleet_sleeps_when_the_next_season_would_exceed_the_lifetime(folder: F
     )
     assert told[400].endswith("has learned until 27 December 2027; each board goes on alone")
     view = watch.view(day(400))
-    assert descriptions.progress(view.run, view.season).endswith("boards predict with their own heads")
+    assert descriptions.progress(view.run, view.season).endswith("boards predict with their personalized heads")
     watch.close()
 
 

@@ -26,7 +26,7 @@ class Disk:
 
     def apply(self) -> None:
         if self.is_full:
-            raise StoreFull("the roster cannot be written: no space left")
+            raise StoreFull("the membership list cannot be written: no space left")
         self.written += 1
 
 

@@ -42,7 +42,7 @@ def test_the_aggregator_writes_neither_who_is_admitted_nor_by_whose_word(tmp_pat
     writes = [Path(line.partition("=")[2]) for line in text.splitlines() if line.startswith("ReadWritePaths=")]
     assert writes == [folder.path / name for name in ("aggregator", "runs", "cache")]
     assert "ProtectSystem=strict" in text, "all else is read-only"
-    for file in (folder.admissions, folder.ca / "ca.pem", folder.roster):
+    for file in (folder.admissions, folder.ca / "ca.pem", folder.membership_list):
         assert not any(file.is_relative_to(path) for path in writes)
 
 

@@ -39,7 +39,7 @@ from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.schema import pack, unpack
-from hushfleet.secure.roster import SEEN_NEWER
+from hushfleet.secure.membership_list import SEEN_NEWER
 from hushfleet.wire.format.health import SHOWN, Health
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Birth, Message, ServerState, encode_message
@@ -231,9 +231,12 @@ def test_a_board_that_says_nothing_is_told_also_where_it_was_training(state: Any
     assert [each.what for each in found] == ["is connected, but says nothing of itself"] * silent
 
 
-def test_an_old_copy_of_the_folder_is_told_by_the_boards_that_know_a_newer_roster(desk: Desk) -> None:
+def test_an_old_copy_of_the_folder_is_told_by_the_boards_that_know_a_newer_membership_list(desk: Desk) -> None:
     """Boards declined, and the operator of the old copy saw nothing but "no-privacy" in the boards' own logs."""
-    reason = f"round 2: roster 3 of today is older than roster 5, {SEEN_NEWER}: it may name boards that were locked out"
+    reason = (
+        f"round 2: membership list 3 of today is older than membership list 5, {SEEN_NEWER}: it may name boards "
+        "that were locked out"
+    )
     with run_events(desk.folder) as log:
         log.write("round_open", round=2, cohort=list(NAMES))
         log.write("decline", round=2, device="board-1", code="no-privacy", reason="more noise is asked for")
@@ -241,7 +244,7 @@ def test_an_old_copy_of_the_folder_is_told_by_the_boards_that_know_a_newer_roste
         for name in ("board-2", "board-3"):
             log.write("decline", round=2, device=name, code="no-privacy", reason=reason)
         (problem,) = [each for each in desk.view().problems if "old copy" in each.what]
-    assert problem.what == "2 boards know a newer roster: this folder is an old copy of the fleet's"
+    assert problem.what == "2 boards know a newer membership list: this folder is an old copy of the fleet's"
     assert problem.urgent
     assert "fleet roster sign" in problem.advice
 
@@ -376,7 +379,7 @@ def test_the_run_as_its_log_tells_it(desk: Desk) -> None:
         declined = view.boards[2]
         assert declined.decline is not None
         assert (declined.decline.reason, declined.is_urgent) == ("it would spend 9 of 8", False)
-        log.write("round_open", round=2, cohort_size=3)  # of a secure sum
+        log.write("round_open", round=2, cohort_size=3)  # of secure aggregation
         log.write("update", round=2, device="board-1", bytes=10, code="accepted", epsilon_server=2.0)
         log.write("update", round=2, device="board-2", bytes=10, code="late")
         run = desk.view().run

@@ -23,7 +23,7 @@ from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.fleet.renewal import Renewal
 from hushfleet.errors import BadInput, LinkLost
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.wire.format.messages import ServerState, encode_message
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkUp
@@ -56,8 +56,8 @@ def test_a_blank_board_enrols_and_is_known_to_all(fleet: FleetFolder, tmp_path: 
         assert (row.standing, row.public_key, registry.tokens(FIRST, now=time.time())) == ("enrolled", key, [])
         known = until(lambda: register.device(FIRST))
         assert (known.public_key, known.standing) == (key, "enrolled")
-    roster = Roster.from_bytes(fleet.roster.read_bytes(), operator=operator_key(fleet))
-    assert roster.key(roster.devices.index(FIRST)) == key
+    membership_list = MembershipList.from_bytes(fleet.membership_list.read_bytes(), operator=operator_key(fleet))
+    assert membership_list.key(membership_list.devices.index(FIRST)) == key
     link = board.link(board.topics.fleet(FIRST))
     event_of(link, LinkUp)
     assert board.enrol(), "its key is known: a certificate that was lost comes again without a token"
@@ -116,9 +116,9 @@ def test_a_board_is_locked_out_while_it_is_connected(fleet: FleetFolder, tmp_pat
         apply(fleet, registry)
         with members_of(fleet) as register:
             assert register.device(board.device).reason == "by the fleet's operator: stolen"
-        roster = Roster.from_bytes(fleet.roster.read_bytes(), operator=operator_key(fleet))
-        assert board.device not in roster.devices
-        assert other.device in roster.devices
+        membership_list = MembershipList.from_bytes(fleet.membership_list.read_bytes(), operator=operator_key(fleet))
+        assert board.device not in membership_list.devices
+        assert other.device in membership_list.devices
         announcer = aggregator_link(fleet)
         event_of(announcer, LinkUp)
 

@@ -33,7 +33,7 @@ def test_no_honest_update_of_any_method_is_refused(make_fleet: MakeFleet, method
     multiplier = 0.0 if method in UNNOISED else 1.5
     for accounting in ("as-published", "strict"):
         if codec == "one-bit" and (method, accounting) == ("fedaddp", "as-published"):
-            continue  # its noise follows the device's own model and is not declared
+            continue  # its noise follows the device's personalized model and is not declared
         fleet = make_fleet(
             method=method, multiplier=multiplier, accounting=accounting, devices=10, wire={"codec": codec}
         )

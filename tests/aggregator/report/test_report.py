@@ -122,7 +122,7 @@ def test_the_numbers_of_the_result_are_in_the_report() -> None:
     head = page.sections[""]
     assert "+5.0 ± 0.0 points" in head  # 75.0 % against 70.0 %
     assert "+2.0 ± 0.0 points" in head  # 90.0 % against 88.0 %
-    assert "own models, common test: 75.0 %, alone 70.0 %" in head
+    assert "personalized models, common test: 75.0 %, alone 70.0 %" in head
     assert "Trust model local: nobody is trusted" in head
     assert "epsilon_server = 12.2" in head
     assert "epsilon_release = 2" in head
@@ -229,7 +229,7 @@ def test_missing_data_is_said_and_not_drawn() -> None:
 def test_the_plots_have_the_numbers_of_the_result() -> None:
     page = Page(render_report(sample(3, 4, sweep=((3.0, 0.012), (50.0, 0.04)))))
     by_name = {trace["name"]: trace for trace in page.plots["accuracy"][0]["data"]}
-    assert by_name["own models, common test"]["y"] == [0.75 * n / 4 for n in range(1, 5)]
+    assert by_name["personalized models, common test"]["y"] == [0.75 * n / 4 for n in range(1, 5)]
     assert by_name["alone, own data"]["y"] == [0.88] * 4
     assert by_name["alone, own data"]["line"]["dash"] == "dash"
     (gains,) = page.plots["accuracy"][1]["data"]

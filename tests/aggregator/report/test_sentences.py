@@ -17,7 +17,7 @@ from hushfleet.aggregator.report.comparison import comparison_json
 from hushfleet.aggregator.report.render import render_report
 from hushfleet.aggregator.report.summary import summary_table
 from hushfleet.aggregator.report.verdict import judge
-from hushfleet.aggregator.results.result import OwnHead, Result
+from hushfleet.aggregator.results.result import PersonalizedHead, Result
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE
 from support.report_samples import rows_of, sample
 from support.report_samples import told as told_of
@@ -36,7 +36,7 @@ CELLS = {
 }
 _CLAUSE = re.compile(f"({'|'.join(VERBS)})")
 _ITEM = re.compile(
-    r"(\S+ ± \S+ points|\S+ points|\S+\s%)(?: with (?:the )?(shared head|own heads))? on "
+    r"(\S+ ± \S+ points|\S+ points|\S+\s%)(?: with (?:the )?(shared head|personalized heads))? on "
     r"(the common test set|each device's own kind of data)"
 )
 
@@ -93,12 +93,14 @@ def runs(draw: st.DrawFn) -> tuple[Result, dict[str, Expected]]:
         label_counts=[counts] * devices,
         common_test_images=images,
         local_test_images=[images] * devices,
-        own_heads=[OwnHead(images=5)] * devices if heads else [],
+        own_heads=[PersonalizedHead(images=5)] * devices if heads else [],
     )
     chance = max(counts) / sum(counts)
     rows = {
-        f"{'own heads' if heads else 'own models'}, common test": expected_of(own, alone, chance, images),
-        f"{'own heads' if heads else 'own models'}, own data": expected_of(
+        f"{'personalized heads' if heads else 'personalized models'}, common test": expected_of(
+            own, alone, chance, images
+        ),
+        f"{'personalized heads' if heads else 'personalized models'}, own data": expected_of(
             own_local, alone_local, chance, images * devices
         ),
     }
@@ -119,15 +121,16 @@ def test_every_sentence_agrees_with_its_row(run: tuple[Result, dict[str, Expecte
     seen = set()
     for verb, text in zip(clauses[::2], clauses[1::2], strict=True):
         for figure, model, test in _ITEM.findall(text):
-            name = f"{model or 'own models'}, {'common test' if 'common' in test else 'own data'}"
+            name = f"{model or 'personalized models'}, {'common test' if 'common' in test else 'own data'}"
             assert (VERBS[verb], figure) == (rows[name].verdict, rows[name].told.replace("\N{NO-BREAK SPACE}", " "))
             assert bool(model) == heads, "of two kinds of heads, it says which"
             seen.add(name)
     assert seen == set(rows), "each row has its sentence"
     for subject, count, of in re.findall(
-        r"(?:(shared head|Own heads) (?:is|are) better than alone for )?(\w+) of (\d+) devices (?=on|got)", told
+        r"(?:(shared head|Personalized heads) (?:is|are) better than alone for )?(\w+) of (\d+) devices (?=on|got)",
+        told,
     ):
-        expected = rows[f"{(subject or 'own models').lower()}, common test"]
+        expected = rows[f"{(subject or 'personalized models').lower()}, common test"]
         better = sum(gain >= 0.0005 for gain in expected.gains)
         assert (count.lower(), int(of)) == ("all" if better == int(of) else str(better or "none"), len(expected.gains))
 
@@ -178,20 +181,21 @@ def test_tables_page_and_file_have_the_same_figures(
     for below, of, model in re.findall(
         r"(\w+) of (\d+) would be, on the common test set(?: with (?:the )?([a-z]+ heads?))?", lead
     ):
-        gains = rows[f"{model or 'own models'}, common test"].gains
+        gains = rows[f"{model or 'personalized models'}, common test"].gains
         worse = sum(gain <= -0.0005 for gain in gains)
         assert (below, int(of)) == (str(worse or "none"), len(gains))
 
 
 def test_the_reported_run_no_longer_contradicts_itself() -> None:
-    """Own heads had +9.4 points on the common test; a sentence about the shared head said that the run has no gain."""
+    """Personalized heads had +9.4 points on the common test; a sentence about the shared head said that the run has no
+    gain."""
     result = sample(3, 1, own=0.794, alone=0.70, own_local=0.9, alone_local=0.88, epsilon_server=5.0)
-    details = result.details.but(own_heads=[OwnHead(images=5)] * 3)
+    details = result.details.but(own_heads=[PersonalizedHead(images=5)] * 3)
     result = result.but(details=details)  # its shared head: 60 %
     told = told_of(result, "trade")
     assert told == (
-        "This run has both: a gain on the common test set with own heads (shared head: worse than alone), and weak "
-        "protection against the server."
+        "This run has both: a gain on the common test set with personalized heads (shared head: worse than alone), "
+        "and weak protection against the server."
     )
     page = render_report(result)
     assert "+9.4 ± 0.0 points" in page

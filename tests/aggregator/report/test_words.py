@@ -20,7 +20,7 @@ from hushfleet.aggregator.results.result import (
     Lifetime,
     LocalOnly,
     LostRounds,
-    OwnHead,
+    PersonalizedHead,
     Rerun,
     Result,
     SumsInfo,
@@ -30,7 +30,7 @@ from hushfleet.aggregator.results.result import (
 from support.report_samples import bare, sample
 
 FILE = Path(__file__).with_name("words.txt")
-MIXED = OwnHead(images=12, shared=0.75, pulled=0.25, alone=0.0)
+MIXED = PersonalizedHead(images=12, shared=0.75, pulled=0.25, alone=0.0)
 EVALUATION = evaluation_of([0.8, 0.1, -0.05, 0.7, 0.05], [0.01] * 5, round=4, devices=50)
 LIFETIME = Lifetime(epsilon_server=3.5, exchange_server=7.7, delta=1e-6, period="2 of 8 this year")
 
@@ -49,11 +49,11 @@ def runs() -> Iterator[tuple[str, Result]]:
     for name, sweep in sweeps.items():
         yield f"sweep: {name}", sample(epsilon_server=500.0, sweep=sweep)
     heads = sample(3, epsilon_server=5.0).with_details(own_heads=[MIXED] * 3, local_test_images=[100] * 3)
-    yield "own heads", heads
-    yield "a choice of heads, unlabelled", heads.with_details(own_heads=[OwnHead(images=5, unlabelled=7)] * 3)
+    yield "personalized heads", heads
+    yield "a choice of heads, unlabelled", heads.with_details(own_heads=[PersonalizedHead(images=5, unlabelled=7)] * 3)
     unsure = sample(sweep=sweeps["no sure gain"]).details.privacy_sweep
     worse = heads.with_details(local_only_local=[0.99, 0.5, 0.5], privacy_sweep=unsure)
-    yield "own heads, one worse than alone", worse.but(privacy=sample(3, epsilon_server=500.0).privacy)
+    yield "personalized heads, one worse than alone", worse.but(privacy=sample(3, epsilon_server=500.0).privacy)
     yield "not measured alone", base.but(local_only=LocalOnly()).with_details(local_only_common=[], local_only_local=[])
     yield "field", bare(base).but(engine="field", federation="plants", recorded_at="2026-11-26T12:43:10Z")
     yield "field, evaluated", base.but(engine="field", evaluations=[EVALUATION])
@@ -83,7 +83,7 @@ def runs() -> Iterator[tuple[str, Result]]:
     secure = base.but(
         accounting="secure", trust="secure-sum", assumption="if 9 of 10 are honest", sums=sums, rounds=rounds
     )
-    yield "secure sums", secure
+    yield "secure aggregation", secure
     rows = [
         TimelineRow(round=n, opened_s=n, closed_s=n + 1, accepted=2 - n % 2, late=n % 2, declined=1) for n in (1, 2, 3)
     ]

@@ -8,13 +8,20 @@ import pytest
 
 from hushfleet.aggregator.report.readable import gained
 from hushfleet.aggregator.report.verdict import judge
-from hushfleet.aggregator.results.gains import Gain, MeanAccuracies, chance, common_test, own_models, worse_than_alone
-from hushfleet.aggregator.results.result import OwnHead, Result
+from hushfleet.aggregator.results.gains import (
+    Gain,
+    MeanAccuracies,
+    chance,
+    common_test,
+    personalized_models,
+    worse_than_local_only,
+)
+from hushfleet.aggregator.results.result import PersonalizedHead, Result
 from support import report_samples
 
 sample, bare, told = report_samples.sample, report_samples.bare, report_samples.told
-SHARED = OwnHead(images=12, shared=0.75, pulled=0.25, alone=0.0, right=11, right_shared=11, right_alone=6)
-ALONE = OwnHead(images=12, shared=0.25, pulled=0.25, alone=0.5, right=11, right_shared=3, right_alone=11)
+SHARED = PersonalizedHead(images=12, shared=0.75, pulled=0.25, alone=0.0, right=11, right_shared=11, right_alone=6)
+ALONE = PersonalizedHead(images=12, shared=0.25, pulled=0.25, alone=0.5, right=11, right_shared=3, right_alone=11)
 
 
 def changed(result: Result, **details: object) -> Result:
@@ -99,23 +106,23 @@ def test_a_model_at_chance_has_learned_nothing_whatever_it_gained() -> None:
     assert words.startswith("Federating has learned nothing: 40.0 % on the common test set, where always giving the")
     assert "same answer reaches 80.0 %; it beats training alone: +2.0" in words
     assert "got a better model" not in words
-    assert "(own models: learned nothing)" in told(result, "trade", epsilon_server=2.0)
+    assert "(personalized models: learned nothing)" in told(result, "trade", epsilon_server=2.0)
 
 
 def test_means_are_over_the_devices_that_were_measured_both_ways() -> None:
     result = changed(sample(3), local_only_common=[0.5, 0.7, None])
     found = common_test(result)
-    assert (found.federated, found.alone) == (pytest.approx(0.75), pytest.approx(0.6))
+    assert (found.federated, found.local_only) == (pytest.approx(0.75), pytest.approx(0.6))
     assert found.gain is not None
     assert found.gain.mean == pytest.approx(sum(found.gains) / 2)
 
 
-def test_a_fleet_with_own_heads_serves_the_common_test_with_the_shared_one() -> None:
+def test_a_fleet_with_personalized_heads_serves_the_common_test_with_the_shared_one() -> None:
     result = changed(sample(2), own_heads=[SHARED, ALONE], local_test_images=[100, 100])
     assert common_test(result).federated == 0.6
     assert common_test(result).gains == pytest.approx((-0.1, -0.1))
     assert [row.name for row in judge(result).rows] == [
-        "shared head, common test", "own heads, own data", "own heads, common test",
+        "shared head, common test", "personalized heads, own data", "personalized heads, common test",
     ]  # fmt: skip
     assert "The shared head is better than alone for none of 2 devices on the common test set." in told(
         result, "answer"
@@ -129,13 +136,13 @@ def test_a_fleet_with_own_heads_serves_the_common_test_with_the_shared_one() -> 
 def test_worse_is_by_more_than_the_own_tests_standard_error() -> None:
     own = [0.80, 0.80, 0.50, None]  # alone 0.88: sqrt(0.88 * 0.12 / 100) is 0.03
     result = changed(sample(4), accuracy_own_local=[own] * 3, local_test_images=[100, 3, 3, 100])
-    assert worse_than_alone(result) == (2, 3)
-    assert worse_than_alone(sample(2)) is None
+    assert worse_than_local_only(result) == (2, 3)
+    assert worse_than_local_only(sample(2)) is None
 
 
 def test_means_are_the_results_own() -> None:
-    found = own_models(sample(3), "local")
-    assert (found.federated, found.alone) == (pytest.approx(0.9), pytest.approx(0.88))
+    found = personalized_models(sample(3), "local")
+    assert (found.federated, found.local_only) == (pytest.approx(0.9), pytest.approx(0.88))
     assert found.gains == pytest.approx((0.02, 0.02, 0.02))
     assert common_test(bare(sample(3))).gain is None
 

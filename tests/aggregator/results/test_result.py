@@ -52,7 +52,7 @@ def test_a_result_survives_the_file(tmp_path: Path) -> None:
 
 
 def test_a_file_of_0_3_is_read_and_written_again_to_the_byte(tmp_path: Path) -> None:
-    """Version 0.3.0 wrote it: a simulation with own heads, two seeds and a sweep over noise."""
+    """Version 0.3.0 wrote it: a simulation with personalized heads, two seeds and a sweep over noise."""
     path = Path(__file__).with_name("result_0_3_0.json")
     result = Result.load(path)
     assert result.details.privacy_sweep[0].epsilon_server == math.inf

@@ -36,7 +36,7 @@ def test_a_report_says_it_for_its_run(facts: SumFacts | None, words: str) -> Non
     result = sample().but(accounting="secure", trust="secure-sum", sums=sums)
     assert words in told(result, "trust")
     assert words in render_report(result).replace("&#39;", "'")
-    assert "nothing but sums" not in told(sample(), "trust"), "without secure sums it sees every update"
+    assert "nothing but sums" not in told(sample(), "trust"), "without secure aggregation it sees every update"
 
 
 def test_a_key_that_was_in_the_folder_at_an_earlier_start_is_told() -> None:

@@ -21,8 +21,8 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.randomness import SeededRandomness
 from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.errors import PrivacyError
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.prime_field import to_bytes
-from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import UpdateHeader, read_header
 from hushfleet.wire.format.update_values import encode_masked, encode_update
@@ -51,8 +51,10 @@ class Asked:
             self.store.add_device(name, public_key=identity.public_key, board="test")
         clock = lambda: self.now  # noqa: E731
         self.engine = RoundEngine(self.store, self.prepared, clock=clock, monotonic=clock)
-        self.roster = Roster.of({name: identity.public_key for name, identity in self.identities.items()})
-        self.engine.open_round(NAMES, roster=self.roster)
+        self.membership_list = MembershipList.of(
+            {name: identity.public_key for name, identity in self.identities.items()}
+        )
+        self.engine.open_round(NAMES, membership_list=self.membership_list)
         self.boards = {name: self._board(folder / name, name, number) for number, name in enumerate(NAMES)}
 
     def _board(self, path: Path, name: str, number: int) -> Trainer:
@@ -72,7 +74,7 @@ class Asked:
 
     def round_of(self, name: str) -> DeviceRound:
         assert self.engine.plan is not None
-        return DeviceRound(self.boards[name], self.engine.plan, self.roster)
+        return DeviceRound(self.boards[name], self.engine.plan, self.membership_list)
 
     def answer(self, name: str) -> bytes:
         return self.round_of(name).run(self.engine.model.published).data
@@ -193,7 +195,7 @@ def test_random_bytes_are_refused_and_change_nothing(make: Callable[..., Asked])
 
 
 def test_a_masked_answer_of_any_size_opens_nothing_absurd(make: Callable[..., Asked]) -> None:
-    """Whoever lies in a secure sum spoils the sum, and nobody is told a number that no honest boards can give."""
+    """Whoever lies in secure aggregation spoils the sum, and nobody is told a number that no honest boards can give."""
     asked = make("secure", noise_multiplier=0.0)
     for name in NAMES[:-1]:
         asked.accept(name, asked.answer(name))

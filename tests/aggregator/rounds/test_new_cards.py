@@ -63,7 +63,8 @@ def test_a_round_that_nobody_can_answer_any_more_is_closed_at_once(field: Field)
     replace_cards(field, "dev-0", "dev-1", "dev-2")
     declines(field, "dev-0", "dev-1")
     assert field.plan.round == 1, "the third may train"
-    declines(field, "dev-2", code="no-privacy")  # as in a secure sum, whose roster names the earlier card
+    # as in secure aggregation, whose membership list names the earlier card
+    declines(field, "dev-2", code="no-privacy")
     assert (field.plan.round, field.plan.phase) == (2, "open")
     assert field.fleet.engine.global_digest == before
     for name in field.fleet.names:

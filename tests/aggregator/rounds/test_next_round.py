@@ -189,7 +189,7 @@ def test_what_the_task_and_the_operator_set_holds() -> None:
     assert numbers(few) == (5, 5), "a round that opens with five can close"
 
 
-def test_the_noise_of_secure_sums_limits_what_can_be_set() -> None:
+def test_the_noise_of_secure_aggregation_limits_what_can_be_set() -> None:
     task = task_of(40, secure=True)
     least = task.round.min_updates
     assert least == 36

@@ -1,4 +1,5 @@
-"""Rounds of secure sums without a network: two phases, late updates, members that lie or are silent, and restarts."""
+"""Rounds of secure aggregation without a network: two phases, late updates, members that lie or are silent, and
+restarts."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ import pytest
 
 from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
 from hushfleet.errors import BadInput, StoreError, StoreFull
+from hushfleet.secure.membership_list import MembershipList, MembershipListContent
 from hushfleet.secure.prime_field import PRIMES, add_into
-from hushfleet.secure.roster import Roster, RosterContent
 from hushfleet.wire.format.identity import Identity
 from support.secure import SecureFleet
 
@@ -125,7 +126,7 @@ def test_a_member_whose_decline_comes_late_still_answers(make: Make) -> None:
 
 
 def test_a_round_that_a_full_disk_delayed_goes_on_after_a_kill(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its roster is stored when it opens at last, not only when that is tried for the first time."""
+    """Its membership list is stored when it opens at last, not only when that is tried for the first time."""
     fleet = make()
     with monkeypatch.context() as patch:
         patch.setattr(fleet.store, "open_round", Mock(side_effect=StoreFull("no space")))
@@ -304,7 +305,7 @@ def test_wherever_the_aggregator_is_killed_the_bits_are_the_same(make: Make) -> 
     assert killed.engine.finished
 
 
-def test_a_cohort_is_drawn_by_the_roster_and_the_round_alone(make: Make) -> None:
+def test_a_cohort_is_drawn_by_the_membership_list_and_the_round_alone(make: Make) -> None:
     fleet = make(devices=100, min_devices=30, cohort_size=50)
     fleet.engine.open_round(fleet.names[:3])
     cohort = set(fleet.engine.cohort)
@@ -343,13 +344,16 @@ def test_a_task_that_goes_beyond_what_the_operator_signed_is_not_opened(make: Ma
     operator = Identity.generate()
     for limits, why in (
         ({"honest_fraction": 0.9, "min_devices": 8}, "of 1 of the devices is honest; the operator has signed 0.9"),
-        ({"honest_fraction": 1.0, "min_devices": 9}, "sums of 8 devices; the operator has signed 9 or more in roster"),
+        (
+            {"honest_fraction": 1.0, "min_devices": 9},
+            "sums of 8 devices; the operator has signed 9 or more in membership list",
+        ),
     ):
         with pytest.raises(BadInput, match=why):
-            fleet.engine.open_round((), roster=RosterContent.of(keys, **limits).signed(operator))
+            fleet.engine.open_round((), membership_list=MembershipListContent.of(keys, **limits).signed(operator))
         assert fleet.engine.plan is None
-    signed = RosterContent.of(keys, honest_fraction=1.0, min_devices=8).signed(operator)
-    assert fleet.engine.open_round((), roster=signed).round == 1
+    signed = MembershipListContent.of(keys, honest_fraction=1.0, min_devices=8).signed(operator)
+    assert fleet.engine.open_round((), membership_list=signed).round == 1
 
 
 @pytest.mark.parametrize("cohort_size", [None, 20])
@@ -360,16 +364,16 @@ def test_a_fleet_that_has_outgrown_its_task_opens_no_round(make: Make, cohort_si
     keys = {name: each.public_key for name, each in fleet.identities.items()}
     more = keys | {f"new-{index}": Identity.from_bytes(bytes([index]) * 32).public_key for index in range(100, 120)}
     with pytest.raises(BadInput, match=f"of 16 may have only 10, with {cohort_size or 60} of 60 devices drawn"):
-        fleet.engine.open_round((), roster=Roster.of(more))
+        fleet.engine.open_round((), membership_list=MembershipList.of(more))
     assert (fleet.engine.plan, fleet.engine.closed_rounds) == (None, 0)
-    assert fleet.engine.open_round((), roster=Roster.of(keys)).round == 1
+    assert fleet.engine.open_round((), membership_list=MembershipList.of(keys)).round == 1
 
 
 def test_a_round_that_an_earlier_version_has_opened_is_refused_in_words(make: Make) -> None:
     fleet = make()
     fleet.engine.open_round(())
-    assert fleet.engine.roster is not None
-    fields = msgspec.msgpack.decode(fleet.engine.roster)
+    assert fleet.engine.membership_list is not None
+    fields = msgspec.msgpack.decode(fleet.engine.membership_list)
     old = msgspec.msgpack.encode({name: fields[name] for name in ("devices", "keys", "signature")})
     fleet.store.put("roster", old)
     with pytest.raises(StoreError, match="an earlier version of Hushfleet"):

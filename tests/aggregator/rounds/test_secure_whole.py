@@ -1,4 +1,5 @@
-"""Secure sums with real boards and real noise: the aggregator is killed in each phase, boards are lost between them."""
+"""Secure aggregation with real boards and real noise: the aggregator is killed in each phase, boards are lost between
+them."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_a_photograph_is_in_the_window_in_which_it_came(board: Board, tmp_path: 
     assert board.seen(FIRST) == [10]
     assert board.seen() == [10, 20]
     board.seen(SECOND)
-    board.seen()  # as for the own head, which is made of all samples
+    board.seen()  # as for the personalized head, which is made of all samples
     use = read_data_use(tmp_path)
     assert use is not None
     assert (use.used, use.other_windows) == (1, 1)

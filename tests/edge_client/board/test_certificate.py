@@ -34,7 +34,8 @@ def test_a_certificate_of_another_device_is_found_before_connecting(
         describe_certificate(wrong, now=MIDDLE)
     file = tmp_path / "device.toml"
     file.write_text(
-        f'[device]\nid = "{DEVICE}"\nstate_dir = "state"\nallow_volatile_state = true\n[broker]\nurl = "mqtts://localhost:1"\n'
+        f'[device]\nid = "{DEVICE}"\nstate_dir = "state"\nallow_volatile_state = true\n[broker]\nurl = '
+        '"mqtts://localhost:1"\n'
         'cert_file = "board.pem"\nkey_file = "board.pem"\n[data]\nkind = "arrays"\npath = "x.npz"\n'
         "[limits]\nepsilon_server = 1.0\n"
     )

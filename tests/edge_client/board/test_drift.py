@@ -1,4 +1,4 @@
-"""Drift: when a board calls its own head worse, and what many boards together say of it."""
+"""Drift: when a board calls its personalized head worse, and what many boards together say of it."""
 
 from __future__ import annotations
 

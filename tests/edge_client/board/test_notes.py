@@ -117,7 +117,7 @@ def test_an_agent_says_for_whom_it_waits(
     assert any(line.startswith("client      waiting for the broker mqtt://localhost") for line in format_status(report))
 
 
-def test_status_says_how_right_the_own_model_is_on_held_out_images(
+def test_status_says_how_right_the_personalized_model_is_on_held_out_images(
     make_bench: MakeBench,  # noqa: F811
     config: DeviceConfig,  # noqa: F811
 ) -> None:

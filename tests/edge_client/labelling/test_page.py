@@ -105,8 +105,10 @@ def test_a_tap_moves_an_image_into_its_class(trained: Bench, owner: Browser, inb
         CLASSES,
     )
     expected = predict(trained.store, inbox / "first.png").classes[0]
-    assert shown["guess"] == [expected[0], pytest.approx(expected[1])], "the board's own model, as predict does"
-    assert shown["by"] == "the board's own model, of digits-test"
+    assert shown["guess"] == [expected[0], pytest.approx(expected[1])], (
+        "the board's personalized model, as predict does"
+    )
+    assert shown["by"] == "the board's personalized model, of digits-test"
     content = (inbox / "first.png").read_bytes()
     status, shown = owner.tap("first.png", "stem")
     assert (status, shown["waiting"], shown["image"], shown["said"]) == (

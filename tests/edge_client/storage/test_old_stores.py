@@ -143,10 +143,10 @@ def test_a_store_of_another_version_is_refused_in_words(version: bytes, tmp_path
 
 
 @pytest.mark.parametrize("name", ["schema-5-last", "schema-6-first"])
-def test_the_own_head_of_a_board_is_kept_with_the_package_of_its_task(name: str, tmp_path: Path) -> None:
+def test_the_personalized_head_of_a_board_is_kept_with_the_package_of_its_task(name: str, tmp_path: Path) -> None:
     path = load(name, tmp_path / "store.sqlite")
     with DeviceStore(path, device=DEVICE, durable=False) as store:
-        [kept] = store.own_models()
+        [kept] = store.personalized_models()
         assert (kept.task, kept.package, kept.round) == ("beans-2", store.task_digest, 0)
         assert kept.choice is not None
         assert (kept.choice.images, kept.choice.right) == (20, 16)

@@ -111,7 +111,7 @@ def test_old_bytes_go_and_the_ledger_stays(path: Path) -> None:
         assert store.ledger.rounds_charged("t") == 3
 
 
-def test_a_state_before_any_training_has_no_own_model(path: Path) -> None:
+def test_a_state_before_any_training_has_no_personalized_model(path: Path) -> None:
     with DeviceStore(path, device="a") as store:
         store.commit_round(RoundCommit("t", 1, charge(), state(1, own=False), update=b"u", public_before=b"p"))
         assert store.load_state("t").own is None
@@ -279,7 +279,7 @@ def test_killed_at_twenty_random_moments_the_rows_always_agree(path: Path) -> No
                     if state.public.participations != last or state.public.mask.sum() != last:
                         sys.exit(f"state of {state.public.participations} after round {last}")
                     if not (state.own == last).all():
-                        sys.exit(f"own model after round {last}")
+                        sys.exit(f"personalized model after round {last}")
                 rounds.append(last)
         print(*rounds)
         """,

@@ -180,10 +180,12 @@ def test_each_job_has_its_processor_time(in_children: MakeBench, monkeypatch: py
     assert abs(left[0] - left[1]) <= 1
 
 
-def test_an_own_head_is_chosen_in_a_child(in_children: MakeBench, config: DeviceConfig, linear: Package) -> None:
+def test_an_personalized_head_is_chosen_in_a_child(
+    in_children: MakeBench, config: DeviceConfig, linear: Package
+) -> None:
     bench = in_children(package=linear, config=replace(config, simulation=None))
     bench.server.open_round(1, phase="closed", cohort={})
-    until(bench, lambda: bench.store.own_head("digits-test") is not None)
+    until(bench, lambda: bench.store.personalized_head("digits-test") is not None)
 
 
 WORDS = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hushfleet.learning.head_choice import HeadChoice, takes_unlabelled
-from hushfleet.learning.own_head import Mixture, mixture, with_unlabelled
+from hushfleet.learning.personalized_head import Mixture, mixture, with_unlabelled
 from hushfleet.learning.soft_means import soft_means
 from hushfleet.learning.softmax import log_softmax
 

@@ -248,7 +248,7 @@ def test_directions_are_those_of_features_with_an_order(tmp_path: Any) -> None:
 
 
 def test_a_linear_model_without_features_takes_samples_of_norm_1() -> None:
-    """The rate and the own heads assume it. Other methods and other networks stay as they are."""
+    """The rate and the personalized heads assume it. Other methods and other networks stay as they are."""
     privacy = {"accounting": "as-published", "epsilon": 2.0, "delta": 1e-5}
     left = task(privacy=privacy)
     assert left.model.features == "unit-norm"

@@ -88,7 +88,7 @@ def test_dittos_shared_model_alone_is_sent() -> None:
     assert not method.init_state().public.mask.any()
 
 
-def test_with_noise_on_records_dittos_own_model_has_none() -> None:
+def test_with_noise_on_records_dittos_personalized_model_has_none() -> None:
     method = method_of("ditto", unit="record", noise_multiplier=1.0, lambda_=0.5)
     one, other = (round_of(method, method.init_state(), 3.0, seed=seed) for seed in (1, 2))
     assert one.end.tolist() != other.end.tolist()

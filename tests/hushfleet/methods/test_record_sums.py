@@ -1,4 +1,5 @@
-"""Unit `record` with secure sums: what a record moves, which methods go, what a round costs, the ring's promise."""
+"""Unit `record` with secure aggregation: what a record moves, which methods go, what a round costs, the ring's
+promise."""
 
 from __future__ import annotations
 

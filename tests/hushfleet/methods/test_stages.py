@@ -220,7 +220,7 @@ def test_a_list_that_lies_is_no_method(stages: tuple[Any, ...]) -> None:
 def test_a_step_whose_noise_is_that_of_a_sum_is_refused_where_none_is_made(
     stages: tuple[Any, ...], accounting: str
 ) -> None:
-    with pytest.raises(PrivacyError, match="secure sum over records"):
+    with pytest.raises(PrivacyError, match="secure aggregation over records"):
         method_of(stages, accounting=accounting).charge(RoundTerms())
 
 

@@ -33,7 +33,7 @@ GO = {
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_these_methods_go_with_secure_sums(name: str) -> None:
+def test_these_methods_go_with_secure_aggregation(name: str) -> None:
     try:
         make_method(name, {}, PRIVACY, LAYOUT, rounds=20)
     except PrivacyError:

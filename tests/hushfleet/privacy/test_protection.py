@@ -140,7 +140,7 @@ def test_all_say_the_same_of_one_epsilon(epsilon: float) -> None:
 
 @pytest.mark.parametrize(("accounting", "is_local"), [("strict", True), ("secure", False), ("as-published", False)])
 def test_the_glossary_says_what_epsilon_server_is_by_trust_model(accounting: str, is_local: bool) -> None:
-    """0.3.0 said of a secure sum, too, that it is local differential privacy."""
+    """0.3.0 said of secure aggregation, too, that it is local differential privacy."""
     result = sample().but(accounting=accounting, trust=None)
     (facts,) = [part for part in sections.meaning(sections.ShownRun(result, judge(result))) if isinstance(part, Facts)]
     glossary = dict(facts.rows)

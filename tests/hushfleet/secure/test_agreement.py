@@ -13,7 +13,7 @@ from hushfleet.errors import BadInput, BadSignature
 from hushfleet.secure.agreement import KeyAgreement, _montgomery
 from hushfleet.wire.format.identity import Identity, verify
 from support.edwards25519 import L, torsion_keys
-from support.secure_sums import identity
+from support.secure_aggregation import identity
 
 
 def test_both_sides_have_the_same_key_and_it_is_that_of_x25519() -> None:

@@ -13,7 +13,7 @@ from hushfleet.secure.committee import MOST_MEMBERS, committee_rule, least_hones
 
 @given(st.integers(1, 300), st.floats(0.5, 1.0), st.integers(0, 1000))
 def test_what_secrecy_needs(cohort: int, honest: float, others: int) -> None:
-    rule = committee_rule(cohort, honest_fraction=honest, roster=cohort + others)
+    rule = committee_rule(cohort, honest_fraction=honest, membership_list=cohort + others)
     assert rule.members == min(cohort, MOST_MEMBERS)
     assert 2 * rule.secrecy >= rule.members + rule.corrupt
     assert 3 * rule.secrecy >= 2 * rule.members + rule.corrupt - 2
@@ -38,7 +38,8 @@ def test_more_corrupt_members_than_that_are_drawn_once_in_10_to_the_18(devices: 
 
 @pytest.mark.parametrize(("devices", "drawn"), [(1000, 300), (100_000, 50_000)])
 def test_the_honest_devices_of_a_sum_by_logarithms(devices: int, drawn: int) -> None:
-    """By a sum of binomials for each number, half of the largest roster would take a quarter of an hour on a PC."""
+    """By a sum of binomials for each number, half of the largest membership list would take a quarter of an hour on a
+    PC."""
     corrupt, bad = drawn - least_honest(drawn, devices=devices, honest_fraction=0.9, drawn=drawn), devices // 10
 
     def ways(n: int, k: int) -> float:
@@ -54,10 +55,10 @@ def test_the_honest_devices_of_a_sum_by_logarithms(devices: int, drawn: int) -> 
     assert chance_above(corrupt) <= 1e-18 < chance_above(corrupt - 1)
 
 
-def test_a_committee_is_a_draw_of_the_roster_and_not_only_of_the_cohort() -> None:
+def test_a_committee_is_a_draw_of_the_membership_list_and_not_only_of_the_cohort() -> None:
     """A cohort of 20 among 1,000 may have more corrupt devices than a tenth."""
     assert committee_rule(20, honest_fraction=0.9).corrupt == 2
-    assert committee_rule(20, honest_fraction=0.9, roster=1000).corrupt > 8
+    assert committee_rule(20, honest_fraction=0.9, membership_list=1000).corrupt > 8
 
 
 @pytest.mark.parametrize("cohort", [30, 100, 1000, 100_000])

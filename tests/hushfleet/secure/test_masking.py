@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hushfleet.errors import BadInput
 from hushfleet.secure.committee import CommitteeRule, committee_rule
 from hushfleet.secure.masking import Keystream, Masked, mask, unmask
-from hushfleet.secure.member_answer import member_answer
 from hushfleet.secure.prime_field import PRIMES, add_into
+from hushfleet.secure.unmasking_share import unmasking_share
 
 RULES = st.builds(
     lambda secrecy, packed, missing: CommitteeRule(secrecy + packed + missing, 0, secrecy, packed),
@@ -47,7 +47,7 @@ def summed(rule: CommitteeRule, values: np.ndarray, prime: int) -> tuple[Masked,
         add_into(total.values, masked.values, prime)
         add_into(total.corrections, masked.corrections, prime)
     answers = {
-        m: np.array(member_answer([key(d, m) for d in devices], width, prime), np.uint32) for m in range(rule.members)
+        m: np.array(unmasking_share([key(d, m) for d in devices], width, prime), np.uint32) for m in range(rule.members)
     }
     return total, answers
 
@@ -56,7 +56,7 @@ def summed(rule: CommitteeRule, values: np.ndarray, prime: int) -> tuple[Masked,
 def test_an_answer_is_the_sum_of_the_keystreams_that_mask(prime: int, width: int, keys: list[bytes]) -> None:
     """A board's guardian draws the values without NumPy, and must draw those with which the devices mask."""
     total = sum((Keystream(key, prime).take(width).astype(np.int64) for key in keys), np.zeros(width, np.int64))
-    assert member_answer(keys, width, prime) == (total % prime).tolist()
+    assert unmasking_share(keys, width, prime) == (total % prime).tolist()
 
 
 @settings(max_examples=40)
@@ -135,7 +135,7 @@ def test_a_device_that_masks_with_another_key_looks_like_a_member_that_lies() ->
     add_into(total.values, hostile.values, prime)
     add_into(total.corrections, hostile.corrections, prime)
     answers = {
-        member: np.array(member_answer([keys[member], keys[member]], width, prime), np.uint32) for member in range(8)
+        member: np.array(unmasking_share([keys[member], keys[member]], width, prime), np.uint32) for member in range(8)
     }
     opened = unmask(total, answers, rule, prime)
     assert (opened.values.tolist(), opened.wrong) == ([10] * 6, [2])

@@ -1,4 +1,4 @@
-"""A whole round of secure sums between devices, committee and aggregator, and what each of them refuses."""
+"""A whole round of secure aggregation between devices, committee and aggregator, and what each of them refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.spec import SecureSpec
-from support.secure_sums import SumFleet, plan_of
+from support.secure_aggregation import SumFleet, plan_of
 
 
 @settings(max_examples=15, deadline=None)
@@ -66,12 +66,12 @@ def test_an_answer_of_no_member_is_an_error() -> None:
 def test_another_round_task_or_setting_has_other_masks(change: str) -> None:
     fleet, other = SumFleet(8), SumFleet(9 if change == "roster" else 8, size=60 if change == "size" else 50)
     spec = SecureSpec(16, 3 if change == "min_devices" else 2, 1)
-    plan = plan_of(other.roster, task="t2" if change == "task" else "sum-1", round=2 if change == "round" else 1,
-                   rate=0.9999999 if change == "rate" else 1.0)  # fmt: skip
+    plan = plan_of(other.membership_list, task="t2" if change == "task" else "sum-1",
+                   round=2 if change == "round" else 1, rate=0.9999999 if change == "rate" else 1.0)  # fmt: skip
     if change == "controls":
         object.__setattr__(plan, "controls", {"clip_norm": 2.0})
-    one, two = fleet.round(), SecureRound(spec, plan, other.roster, size=other.size)
-    pair = fleet.agreements["pi-00001"], fleet.roster.key(2)
+    one, two = fleet.round(), SecureRound(spec, plan, other.membership_list, size=other.size)
+    pair = fleet.agreements["pi-00001"], fleet.membership_list.key(2)
     assert one._info(1, 2) != two._info(1, 2)
     assert pair[0].key(pair[1], one._info(1, 2)) != pair[0].key(pair[1], two._info(1, 2))
 

@@ -166,6 +166,6 @@ def test_a_deadline_is_kept_exactly_although_nobody_polls() -> None:
 def test_what_a_board_stores_takes_its_time() -> None:
     slow = replace(BOARD, write_s_per_byte=0.001)
     (only,), (quick,) = played(world([slow])), played(world([BOARD]))
-    # at least the model of 256 parameters, the update, and the own model
+    # at least the model of 256 parameters, the update, and the personalized model
     stored_bytes = 2 * 4 * 256 + only.arrivals[0].update_bytes
     assert arrivals(only)["a"] - arrivals(quick)["a"] > stored_bytes * 0.001

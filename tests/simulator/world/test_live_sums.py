@@ -1,4 +1,4 @@
-"""Secure sums between real processes: masks, answers and kills at every phase, and the fast engine's model."""
+"""Secure aggregation between real processes: masks, answers and kills at every phase, and the fast engine's model."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_buffered_rounds_take_updates_of_earlier_versions(
     assert {newest - round for newest, round in summed} == {0, 1}
 
 
-def test_secure_sums_open_to_the_fast_engines_models(short_task: Callable[..., Task], tmp_path: Path) -> None:
+def test_secure_aggregation_open_to_the_fast_engines_models(short_task: Callable[..., Task], tmp_path: Path) -> None:
     secure = {"method": {"name": "dp-fedavg"}, "privacy": {"accounting": "secure", "delta": 1e-5}}
     (tmp_path / "fast").mkdir()
     (tmp_path / "boards").mkdir()

@@ -27,7 +27,8 @@ from hushfleet.wire.format.spec import DropoutSpec
 
 FLOAT_BYTES = 4
 
-# Parameters, their start values, gradient, the device's own model, and three temporaries of method and optimizer.
+# Parameters, their start values, gradient, the device's personalized model, and three temporaries of method and
+# optimizer.
 VECTORS = 7
 MOMENTS = {"adam": 2, "sgd": 0}
 

@@ -58,7 +58,7 @@ def privatized(method, terms: RoundTerms, *, data: Data | None = None, update: n
     return method.privatize(context, update, noise or Constant())
 
 
-def test_the_teacher_is_the_last_own_model_and_training_starts_from_the_global_one() -> None:
+def test_the_teacher_is_the_last_personalized_model_and_training_starts_from_the_global_one() -> None:
     method = acdp(distillation_weight=0.3)
     assert method.training.objective == Objective("decoupled-distillation", 3.0, 0.25)
     assert method.training.teacher(context_of(method), Data()) is None

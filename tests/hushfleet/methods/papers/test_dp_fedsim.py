@@ -51,7 +51,7 @@ def test_the_start_keeps_own_values_where_the_fisher_value_reaches_the_threshold
     data = Fisher(vector(0, 1, 2, 3, 4, 5, 0, 0, 0, 9))
     method = fedsim()
     start = context_of(method, state, theirs, samples=data).start
-    assert data.asked_at is own  # Eq. (5) at the device's own model
+    assert data.asked_at is own  # Eq. (5) at the device's personalized model
     # shares of layer a: 0, 0.2, 0.4, 0.6, 0.8, 1; a value equal to the threshold is kept
     np.testing.assert_array_equal(start, [-1, -1, 2, 3, 4, 5, -1, -1, -1, 9])
     printed = fedsim(normalisation="sum")  # Eq. (6): of layer a not one reaches 0.4, 5 of 15

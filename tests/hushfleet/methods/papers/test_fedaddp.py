@@ -97,7 +97,7 @@ def test_strict_layers_share_the_clip_norm_as_the_global_model_is_divided() -> N
     assert method.cost(RoundTerms(4)).bound == 2.0
 
 
-def test_strict_noise_and_bounds_do_not_follow_the_devices_own_model() -> None:
+def test_strict_noise_and_bounds_do_not_follow_the_devices_personalized_model() -> None:
     strict, published = fedaddp(spec=privacy(accounting="strict")), fedaddp()
     update = np.zeros(10, np.float32)
 

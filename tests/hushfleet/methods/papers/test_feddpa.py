@@ -40,7 +40,7 @@ KEPT = [2, 3, 6, 9]
 
 
 def returning(method, terms: RoundTerms | None = None) -> RoundContext:
-    """A device whose own model is 0, 1, ..., 9, at the beginning of a round."""
+    """A device whose personalized model is 0, 1, ..., 9, at the beginning of a round."""
     state = DeviceState(PublicState.initial(10), np.arange(10, dtype=np.float32))
     return context_of(method, state, GLOBAL_PARAMS, terms, samples=Fisher(FISHER))
 

@@ -75,7 +75,7 @@ def test_two_rounds_of_one_step_by_hand(weight: float) -> None:
     np.testing.assert_array_equal(second.context.start, again)
 
 
-def test_the_teacher_is_the_last_own_model() -> None:
+def test_the_teacher_is_the_last_personalized_model() -> None:
     method = pfedsd()
     assert method.training.objective == Objective("distillation", temperature=3.0)
     state = method.init_state()

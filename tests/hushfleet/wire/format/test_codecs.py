@@ -39,5 +39,5 @@ def test_a_codec_is_as_it_says(codec: Codec) -> None:
 
 def test_masked_values_are_not_coded_here() -> None:
     assert (*(codec.name for codec in codecs()), "masked") == NAMES
-    with pytest.raises(Malformed, match="secure sums"):
+    with pytest.raises(Malformed, match="secure aggregation"):
         codec_of("masked").decode(b"", Coding([0], [], bytes(16)), None)

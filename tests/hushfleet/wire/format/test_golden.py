@@ -17,8 +17,8 @@ import pytest
 from hushfleet.methods.state import PublicState
 from hushfleet.schema import from_plain
 from hushfleet.secure import prime_field
-from hushfleet.secure.member_answer import AnswerHeader, decode_answer, encode_answer
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
+from hushfleet.secure.unmasking_share import AnswerHeader, decode_answer, encode_answer
 from hushfleet.wire.format import messages
 from hushfleet.wire.format.chunks import parse_frame, split
 from hushfleet.wire.format.difference import apply_difference, encode_difference
@@ -312,7 +312,7 @@ GOLDEN_RESULT = "0000c03f0000e03f000040c00000003f000020420000e0400000e0400000e04
 GOLDEN_PUBLIC_STATE = "03000000789c9bc0e0000001f300d1"
 GOLDEN_PUBLIC_DIGEST = "a29e5f2d05b28842d23acc1110230054"
 
-GOLDEN_ROSTER = (
+GOLDEN_MEMBERSHIP_LIST = (
     "89a76465766963657392a470692d31a470692d32a46b657973c44003a107bff3ce10be1d70dd18e74bc09967e4d6309b"
     "a50d5f1ddc8664125531b879b5562e8fe654f94078b112e8a98ba7901f853ae695bed7e0e3910bad049664aa66656465"
     "726174696f6eaa677265656e686f757365af686f6e6573745f6672616374696f6ecb3fe8000000000000ab6d696e5f64"
@@ -374,7 +374,7 @@ def test_an_answer_that_names_the_charges_of_a_key() -> None:
     read_independently(golden, known)
 
 
-def test_a_plan_that_asks_the_committee_of_a_secure_sum() -> None:
+def test_a_plan_that_asks_the_committee_of_a_secure_aggregation() -> None:
     golden = bytes.fromhex(GOLDEN_PLAN_OF_A_SUM)
     plan = RoundPlan("demo-1f", 2, 20, "unmask", DIGEST, 400, {}, 1, 600.0, epoch=3, secure=SUM)
     assert encode_message(plan, DEVICE) == golden
@@ -437,12 +437,12 @@ def test_public_state() -> None:
     assert (participations, np.flatnonzero(mask).tolist(), digest) == (3, [0, 3, 17], state.digest())
 
 
-def test_roster() -> None:
-    golden, operator = bytes.fromhex(GOLDEN_ROSTER), Identity.from_bytes(bytes(range(1, 33)))
+def test_membership_list() -> None:
+    golden, operator = bytes.fromhex(GOLDEN_MEMBERSHIP_LIST), Identity.from_bytes(bytes(range(1, 33)))
     keys = {"pi-1": DEVICE.public_key, "pi-2": operator.public_key}
-    roster = Roster.of(keys, federation="greenhouse", honest_fraction=0.75, min_devices=2)
-    assert roster.signed(operator, at=1_790_000_000, after=7, nonce=bytes(range(32))).to_bytes() == golden
-    read, signed, signature = independent_reader.roster(golden)
+    membership_list = MembershipList.of(keys, federation="greenhouse", honest_fraction=0.75, min_devices=2)
+    assert membership_list.signed(operator, at=1_790_000_000, after=7, nonce=bytes(range(32))).to_bytes() == golden
+    read, signed, signature = independent_reader.membership_list(golden)
     assert read == keys
     verify(operator.public_key, signed, signature)
 

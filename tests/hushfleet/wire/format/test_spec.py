@@ -228,7 +228,7 @@ def test_rounds_that_ask_are_counted_apart_from_those_of_training() -> None:
     assert TaskSpec.from_bytes(spec.to_bytes()) == spec
     statistic = replace(SPEC, rounds=1, question=QuestionSpec("counts", 1, 8.0, most=40))
     assert (statistic.training_rounds, statistic.last_training_round, statistic.asks(1)) == (0, 0, True)
-    assert statistic.training_alone().question is None
+    assert statistic.local_only().question is None
     for question in (QuestionSpec("counts", 2, 8.0), QuestionSpec("evaluation", 1, 8.0)):
         with pytest.raises(Malformed, match="question"):
             TaskSpec.from_bytes(packed(rounds=question.every, question=question))

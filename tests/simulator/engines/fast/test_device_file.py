@@ -46,7 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "float16": {"wire": {"codec": "float16"}, "privacy": {"noise_multiplier": 0.0}},
     "no noise": {"method": {"name": "dp-fedavg"}, "privacy": {"noise_multiplier": 0.0}},
     "median": {"method": {"name": "dp-fedavg"}, "round": {"aggregation": "median"}},
-    "secure sum": {"method": {"name": "dp-fedavg"}, "privacy": {"accounting": "secure"}},
+    "secure aggregation": {"method": {"name": "dp-fedavg"}, "privacy": {"accounting": "secure"}},
 }
 
 
@@ -139,7 +139,7 @@ def test_nothing_but_bytes_and_times_differs(
 
 
 @pytest.mark.slow
-def test_own_models_of_the_first_devices_are_kept(
+def test_personalized_models_of_the_first_devices_are_kept(
     tiny: Callable[..., Simulation], audit: Any, as_in_the_field: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain: dict[str, Any] = {"method": {"name": "dp-fedavg"}}
@@ -151,7 +151,7 @@ def test_own_models_of_the_first_devices_are_kept(
     assert [some[name]["values"]["own"] is not None for name in fast.took_part] == [True, *[False] * (DEVICES - 1)]
 
 
-def test_who_reads_an_own_model_that_was_not_kept_is_told() -> None:
+def test_who_reads_an_personalized_model_that_was_not_kept_is_told() -> None:
     whole = np.ones(2)
     for read in (np.asarray, lambda own: own.shape, lambda own: np.where(whole, own, 1.0), lambda own: whole - own):
         with pytest.raises(HushfleetError, match="run it with --engine live"):
@@ -162,7 +162,7 @@ def test_who_reads_an_own_model_that_was_not_kept_is_told() -> None:
 def test_where_training_diverges_it_is_the_same_and_what_is_not_kept_is_not_tested(
     tiny: Callable[..., Simulation], audit: Any, as_in_the_field: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Noise alone is sent then, and the device has the own model that it had before."""
+    """Noise alone is sent then, and the device has the personalized model that it had before."""
 
     plainly = LocalRound.train
 

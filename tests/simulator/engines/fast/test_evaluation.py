@@ -72,11 +72,11 @@ def task_of(**sections: Any) -> dict[str, Any]:
 
 
 def result_of(simulation: Simulation) -> Result:
-    return assemble(simulation, engine="fast", alone=[], runtime="onnx")
+    return assemble(simulation, engine="fast", local_only_models=[], runtime="onnx")
 
 
 def truth(simulation: Simulation, round: int) -> np.ndarray:
-    """Each device's accuracy with its own head, alone, and with the shared model; float64 `[devices, 3]`."""
+    """Each device's accuracy with its personalized head, alone, and with the shared model; float64 `[devices, 3]`."""
     run = LoadedRun(simulation.folder.path, "onnx")
     params = Checkpoints(run.folder.aggregator, run.spec.model.layout, durable=False).read(round)
     rows = []
@@ -166,7 +166,8 @@ def test_the_error_that_is_predicted_before_is_the_spread_of_what_is_told(
 def test_what_is_held_out_changes_no_bit_of_any_model(
     asking: Callable[..., Simulation], runs: Any, tmp_path: Path
 ) -> None:
-    """Labels of held-out samples are exchanged; training, own heads and heads alone stay, and the evaluation falls."""
+    """Labels of held-out samples are exchanged; training, personalized heads and heads alone stay, and the evaluation
+    falls."""
     task = parse_task(
         task_of(
             method={"name": "dp-fedavg"},
@@ -301,7 +302,8 @@ def test_a_board_answers_as_a_simulated_device_does(
     config: DeviceConfig,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """A board of an owner who lets it tell nothing, with the data of one device, and with an own head that fell."""
+    """A board of an owner who lets it tell nothing, with the data of one device, and with a personalized head that
+    fell."""
     statistic = QUESTIONS[kind]
     sections: dict[str, Any] = (
         {"evaluation": {"held_out": 0.5}} if statistic is None else {"statistic": statistic, "round": {"rounds": 1}}

@@ -190,7 +190,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_model(runs: Any, calm: Any, audi
         audit.check(simulation)
 
 
-def test_killed_while_an_own_model_is_tested_it_loses_no_metrics(
+def test_killed_while_an_personalized_model_is_tested_it_loses_no_metrics(
     runs: Any, calm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That takes long in the last round, and what a table says is the mean over the devices that were tested."""

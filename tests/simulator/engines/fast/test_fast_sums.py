@@ -1,4 +1,4 @@
-"""Secure sums in the fast engine: who is drawn follows from the seed, and thousands of devices fit on a disk."""
+"""Secure aggregation in the fast engine: who is drawn follows from the seed, and thousands of devices fit on a disk."""
 
 from __future__ import annotations
 

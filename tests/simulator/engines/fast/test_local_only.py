@@ -11,15 +11,15 @@ import pytest
 from hushfleet.edge_client.worker.randomness import SeededRandomness
 from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
 from hushfleet.simulator.engines.fast.examples import choose_examples
-from hushfleet.simulator.engines.fast.local_only import Alone, train_alone
+from hushfleet.simulator.engines.fast.local_only import DeviceLocalOnly, train_local_only
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import Simulation, begin
 
 
 @pytest.fixture(scope="module")
-def alone(calm: Simulation) -> list[Alone]:
+def alone(calm: Simulation) -> list[DeviceLocalOnly]:
     with Workers(1) as workers:
-        return list(train_alone(calm, workers))
+        return list(train_local_only(calm, workers))
 
 
 def by_hand(simulation: Simulation, index: int, *, learning_rate: float, epochs: int) -> np.ndarray:
@@ -52,7 +52,7 @@ def test_it_is_plain_training_from_the_first_model(short_task: Any, tmp_path: Pa
     assert GradientGraph(graph, spec.model.layout).distills == (name == "pfedsd")
     inference = InferenceGraph(simulation.prepared.blobs[spec.model.inference.digest], spec.model.layout)
     with Workers(1) as workers:
-        found = list(train_alone(simulation, workers))
+        found = list(train_local_only(simulation, workers))
     for index, device in enumerate(simulation.fleet.devices):
         params = by_hand(simulation, index, learning_rate=0.1, epochs=6)
         expected = []
@@ -66,15 +66,15 @@ def test_it_is_plain_training_from_the_first_model(short_task: Any, tmp_path: Pa
     assert max(one.accuracy_common for one in found) > 0.15, "better than guessing"
 
 
-def test_one_row_for_each_device_in_the_fleets_order(alone: list[Alone], calm: Simulation) -> None:
+def test_one_row_for_each_device_in_the_fleets_order(alone: list[DeviceLocalOnly], calm: Simulation) -> None:
     assert [one.device for one in alone] == [device.name for device in calm.fleet.devices]
     assert all(0.0 <= value <= 1.0 for one in alone for value in one[1:3])
     assert len({one.accuracy_common for one in alone}) > 1
 
 
-def test_workers_change_nothing_and_do_without_torch(alone: list[Alone], calm: Simulation) -> None:
+def test_workers_change_nothing_and_do_without_torch(alone: list[DeviceLocalOnly], calm: Simulation) -> None:
     with Workers(2) as workers:
-        assert list(train_alone(calm, workers)) == alone
+        assert list(train_local_only(calm, workers)) == alone
         assert not any(workers.map(eval, ["'torch' in __import__('sys').modules"] * 8))
 
 
@@ -82,5 +82,5 @@ def test_it_spends_no_privacy_and_touches_no_store(calm: Simulation, runs: Any, 
     simulation = runs.copy(tmp_path / "run")
     before = sorted(str(path) for path in simulation.folder.path.rglob("*"))
     with Workers(1) as workers:
-        assert len(list(train_alone(simulation, workers))) == len(simulation.fleet.devices)
+        assert len(list(train_local_only(simulation, workers))) == len(simulation.fleet.devices)
     assert sorted(str(path) for path in simulation.folder.path.rglob("*")) == before

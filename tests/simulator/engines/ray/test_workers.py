@@ -22,7 +22,7 @@ import pytest
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput, HushfleetError, LedgerError
 from hushfleet.simulator.engines.fast.engine import run_rounds
-from hushfleet.simulator.engines.fast.local_only import train_alone
+from hushfleet.simulator.engines.fast.local_only import train_local_only
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.engines.ray import workers as ray_workers
 from hushfleet.simulator.engines.ray.fingerprint import code_digest, differences, fingerprint
@@ -92,7 +92,7 @@ def metrics_of(simulation: Any) -> dict[str, Any]:
 # the same as the fast engine
 
 
-def test_secure_sums_are_those_of_the_fast_engine(
+def test_secure_aggregation_are_those_of_the_fast_engine(
     pool: RayWorkers, runs: Any, short_task: Any, audit: Any, tmp_path: Path
 ) -> None:
     task = short_task(
@@ -207,7 +207,7 @@ def test_workers_that_are_killed_change_nothing(
     shown = capfd.readouterr()
     assert shown.err == ""
     assert len(shown.out.splitlines()) <= 4, "of each: that it died, and that its job is done again"
-    assert list(train_alone(simulation, pool)) == list(train_alone(calm, Workers(1)))
+    assert list(train_local_only(simulation, pool)) == list(train_local_only(calm, Workers(1)))
 
 
 def test_a_driver_that_is_killed_goes_on_in_another_one(

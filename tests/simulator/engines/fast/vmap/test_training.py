@@ -56,7 +56,8 @@ def method_of(
 
 
 def state_of(method: TaskMethod, gradient: TorchGradient, rng: np.random.Generator) -> DeviceState:
-    """Of a device that has taken part: some of its parameters are personal, its own model is not the global one."""
+    """Of a device that has taken part: some of its parameters are personal, its personalized model is not the global
+    one."""
     state = method.init_state()
     mask = state.public.mask | (rng.random(gradient.layout.size) < 0.3)
     own = gradient.model.init(int(rng.integers(1000)))

@@ -95,14 +95,14 @@ class Mix(NamedTuple):
     unlike: float
 
 
-def own_head_of(
+def personalized_head_of(
     params: np.ndarray,
     layout: ParamLayout,
     samples: LabelledSamples,
     signal: float | None,
     unlabelled: LabelledSamples | None = None,
 ) -> DeviceHead:
-    """Makes a device's own head from its samples.
+    """Makes a device's personalized head from its samples.
 
     :param params: float32 `[d]`, the global model, of a linear layout.
     :param signal: `TaskSpec.signal`.
@@ -128,7 +128,7 @@ def own_head_of(
     return DeviceHead(choice, np.concatenate([whole.ravel(), prior]).astype(np.float32))
 
 
-def alone_head_of(samples: LabelledSamples, classes: int) -> np.ndarray:
+def local_only_head_of(samples: LabelledSamples, classes: int) -> np.ndarray:
     """Returns the head that does not use the shared one, the last of the path, in the form of `DeviceHead.params`.
 
     :param samples: at least one.
@@ -143,7 +143,8 @@ def alone_head_of(samples: LabelledSamples, classes: int) -> np.ndarray:
 
 
 def inputs_of_own(samples: LabelledSamples) -> LabelledSamples:
-    """Returns samples whose `x` is an own head's input: all features, the shared head's and then the device's own."""
+    """Returns samples whose `x` is a personalized head's input: all features, the shared head's and then the device's
+    own."""
     return replace(samples, given=None) if isinstance(samples, FeatureSamples) else samples
 
 

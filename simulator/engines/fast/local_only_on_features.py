@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hushfleet.data.samples import LabelledSamples
-from hushfleet.learning.own_head import features_of
+from hushfleet.learning.personalized_head import features_of
 from hushfleet.learning.softmax import fit, rotated
 
 AccuracyByWay = dict[str, float]
@@ -28,7 +28,7 @@ def accuracies(said: Predictions, test: LabelledSamples) -> AccuracyByWay:
     return {way: float((each == test.y).mean()) if len(each) else float("nan") for way, each in said.items()}
 
 
-def predict_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, classes: int) -> list[Predictions]:
+def predict_local_only(train: LabelledSamples, tests: Sequence[LabelledSamples], *, classes: int) -> list[Predictions]:
     """Trains one device alone in each of the ways; returns its predicted classes for each of `tests`.
 
     :param train: the device's features, `[m, F, 1, 1]` or a similar shape. Without samples, predictions are empty.

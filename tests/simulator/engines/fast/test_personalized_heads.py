@@ -1,4 +1,5 @@
-"""After the last round of a linear model: own heads in store, metrics, result and ONNX files; and who is alone."""
+"""After the last round of a linear model: personalized heads in store, metrics, result and ONNX files; and who is
+alone."""
 
 from __future__ import annotations
 
@@ -16,14 +17,19 @@ from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.samples import FeatureSamples
 from hushfleet.errors import BadInput
-from hushfleet.learning.own_head import own_head_of
+from hushfleet.learning.personalized_head import personalized_head_of
 from hushfleet.simulator.engines.fast import own_heads
-from hushfleet.simulator.engines.fast.alone_on_features import AccuracyByWay, accuracies, best_way, predict_alone
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_logged, run_rounds
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
-from hushfleet.simulator.engines.fast.local_only import train_alone
-from hushfleet.simulator.engines.fast.own_heads import choose_own_heads
+from hushfleet.simulator.engines.fast.local_only import train_local_only
+from hushfleet.simulator.engines.fast.local_only_on_features import (
+    AccuracyByWay,
+    accuracies,
+    best_way,
+    predict_local_only,
+)
+from hushfleet.simulator.engines.fast.personalized_heads import choose_personalized_heads
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.results import assemble
@@ -46,7 +52,7 @@ def run(short_task: Any, tmp_path_factory: pytest.TempPathFactory) -> Simulation
     simulation = begin(task, tmp_path_factory.mktemp("linear") / "run", data_dir=None)
     with Workers(1) as workers, EventLog(simulation.folder.events) as events:
         run_rounds(simulation, workers, events)
-        choose_own_heads(simulation, workers)
+        choose_personalized_heads(simulation, workers)
     return simulation
 
 
@@ -54,7 +60,7 @@ def test_a_device_keeps_the_head_that_its_images_choose_with_the_final_model(run
     spec = run.prepared.spec
     final = Checkpoints(run.folder.aggregator, spec.model.layout, durable=False).read(ROUNDS)
     for device in run.fleet.devices:
-        expected = own_head_of(final, spec.model.layout, device.train.samples, spec.signal)
+        expected = personalized_head_of(final, spec.model.layout, device.train.samples, spec.signal)
         with store_of(run.folder.device(device.name), device.name) as store:
             kept = store.own_params(spec.task)
         assert kept is not None
@@ -63,8 +69,8 @@ def test_a_device_keeps_the_head_that_its_images_choose_with_the_final_model(run
 
 def test_the_result_has_what_the_heads_reach(run: Simulation) -> None:
     with Workers(1) as workers:
-        alone = list(train_alone(run, workers))
-    result = assemble(run, engine="fast", alone=alone)
+        alone = list(train_local_only(run, workers))
+    result = assemble(run, engine="fast", local_only_models=alone)
     first, last = result.rounds
     assert first.accuracy_own_common is None
     assert last.accuracy_own_common is not None
@@ -92,7 +98,7 @@ def test_the_onnx_file_of_a_device_is_its_chosen_head(run: Simulation) -> None:
 @pytest.mark.slow
 def test_points_of_a_sweep_have_heads_too(run: Simulation) -> None:
     with Workers(1) as workers:
-        alone, rounds = list(train_alone(run, workers)), partial(run_logged, workers=workers)
+        alone, rounds = list(train_local_only(run, workers)), partial(run_logged, workers=workers)
         (point,) = sweep_noise(run, workers, [1.0], alone, rounds=rounds)
     assert point.accuracy_own_common is not None
     assert point.gain_standard_error > 0
@@ -124,7 +130,7 @@ def test_the_best_way_is_the_fleets() -> None:
 
 
 def reached_alone(train: FeatureSamples, tests: list[FeatureSamples], *, classes: int) -> list[AccuracyByWay]:
-    said = predict_alone(train, tests, classes=classes)
+    said = predict_local_only(train, tests, classes=classes)
     return [accuracies(each, test) for each, test in zip(said, tests, strict=True)]
 
 
@@ -134,7 +140,9 @@ def test_who_has_no_images_reaches_nothing_alone() -> None:
     assert all(np.isnan(value) for value in found.values())
 
 
-def test_plain_vectors_in_any_unit_are_learned_and_own_heads_are_no_worse(short_task: Any, tmp_path: Path) -> None:
+def test_plain_vectors_in_any_unit_are_learned_and_personalized_heads_are_no_worse(
+    short_task: Any, tmp_path: Path
+) -> None:
     """Values of some hundreds with a mean far from zero, and a task that gives neither mean nor deviation."""
     rng = np.random.default_rng(0)
     centres, mean = rng.normal(0, 1, (4, 30)), rng.normal(0, 3, 30)
@@ -165,8 +173,8 @@ def test_plain_vectors_in_any_unit_are_learned_and_own_heads_are_no_worse(short_
     simulation = begin(task, tmp_path / "run", data_dir=None)
     with Workers(1) as workers, EventLog(simulation.folder.events) as events:
         run_rounds(simulation, workers, events, evaluate_every=4)
-        choose_own_heads(simulation, workers)
-        result = assemble(simulation, engine="fast", alone=list(train_alone(simulation, workers)))
+        choose_personalized_heads(simulation, workers)
+        result = assemble(simulation, engine="fast", local_only_models=list(train_local_only(simulation, workers)))
     last, alone = result.rounds[-1], result.local_only.accuracy_own_common
     assert last.accuracy_global > 0.75, "without norm 1 two thirds, with other noise a third"
     assert last.accuracy_own_common > max(last.accuracy_global, alone) - 0.01
@@ -179,7 +187,7 @@ def test_plain_vectors_in_any_unit_are_learned_and_own_heads_are_no_worse(short_
 
 def test_another_network_leaves_no_choice(calm: Simulation, tmp_path: Path) -> None:
     with Workers(1) as workers:
-        choose_own_heads(calm, workers)
+        choose_personalized_heads(calm, workers)
     assert assemble(calm, engine="fast").details.own_heads == []
 
 
@@ -198,7 +206,7 @@ def test_images_without_labels_are_others_than_any_device_has(
     with Workers(1) as workers, EventLog(simulation.folder.events) as events:
         run_rounds(simulation, workers, events)
         monkeypatch.setattr(own_heads, "takes_unlabelled", lambda signal, classes: True)
-        choose_own_heads(simulation, workers)
+        choose_personalized_heads(simulation, workers)
     result = assemble(simulation, engine="fast")
     assert [head.unlabelled for head in result.details.own_heads] == [12, 12, 12]
     assert "12 images without labels have half of a head" in told(result, "own_heads")

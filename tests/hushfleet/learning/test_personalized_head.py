@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from hushfleet.data.samples import FeatureSamples, Samples
 from hushfleet.learning import softmax
 from hushfleet.learning.head_choice import HeadChoice
-from hushfleet.learning.own_head import (
+from hushfleet.learning.personalized_head import (
     Mixture,
-    alone_head_of,
     default,
     equivalent,
     inputs_of_own,
+    local_only_head_of,
     mix_of,
     mixture,
-    own_head_of,
     own_logits,
+    personalized_head_of,
 )
 from hushfleet.methods.hush_rule import steps_at
 from hushfleet.params import ParamLayout, is_linear
@@ -172,7 +172,8 @@ def test_it_works_from_one_image_on_and_is_repeatable(count: int, r: float | Non
 
 
 def test_who_has_many_images_is_hardly_held_back() -> None:
-    """A fixed penalty on the mean loss would hold three hundred images as far from their own head as twenty."""
+    """A fixed penalty on the mean loss would hold three hundred images as far from their personalized head as
+    twenty."""
     x, y = images(300, noise=1.0)
     test = images(2000, noise=1.0, seed=5)
     found = mixed(x, y, NOISE, 15.0)
@@ -262,7 +263,7 @@ def test_the_unit_of_the_samples_changes_nothing() -> None:
     for unit in (1.0, 1e-4, 300.0):
         samples = Samples(unit * x[:, :, None, None], y, (0.0,) * WIDTH, (1.0,) * WIDTH)
         params = np.concatenate([(NOISE + GOOD).ravel() / unit, np.zeros(CLASSES)]).astype(np.float32)
-        head, alone = own_head_of(params, layout, samples, 15.0).params, alone_head_of(samples, CLASSES)
+        head, alone = personalized_head_of(params, layout, samples, 15.0).params, local_only_head_of(samples, CLASSES)
         shown = unit * images(400, noise=0.6, seed=5)[0]
         found.append((own_logits(head, shown), own_logits(alone, shown)))
     for each, first in zip(found[1:], found[:1] * 2, strict=True):
@@ -274,7 +275,7 @@ def test_of_a_linear_models_flat_vector() -> None:
     layout = ParamLayout(("head.weight", "prior"), (GOOD.shape, (CLASSES,)))
     rng, bias = np.random.default_rng(0), np.array([0, 0, -5, -5], np.float32)
     samples = Samples(rng.integers(0, 256, (20, 1, WIDTH, 1), np.uint8), rng.integers(0, CLASSES, 20), (0.0,), (1.0,))
-    head = own_head_of(np.concatenate([GOOD.ravel(), bias]), layout, samples, 15.0)
+    head = personalized_head_of(np.concatenate([GOOD.ravel(), bias]), layout, samples, 15.0)
     x = samples.x.reshape(20, WIDTH)
     size = float(np.sqrt((x.astype(float) ** 2).sum(1).mean()))
     again = mixture(x / size, samples.y, GOOD @ x.T + bias[:, None], equivalent(15.0, x / size, CLASSES, WIDTH))
@@ -283,7 +284,7 @@ def test_of_a_linear_models_flat_vector() -> None:
     weight, prior = layout.unflatten(head.params).values()
     np.testing.assert_allclose(weight, again.scale * GOOD + again.pull / size, rtol=1e-5)
     np.testing.assert_allclose(prior, again.scale * bias + again.prior, rtol=1e-5)
-    assert own_head_of(head.params, layout, samples.take(slice(0, 0)), None).choice.images == 0
+    assert personalized_head_of(head.params, layout, samples.take(slice(0, 0)), None).choice.images == 0
     assert not is_linear(ParamLayout(("head.weight", "head.bias"), ((2, 3), (2,))))
 
 
@@ -292,7 +293,9 @@ def test_of_features_it_takes_all_and_the_shared_head_the_first_ones() -> None:
     first = (x[:, :6] / np.linalg.norm(x[:, :6], axis=1, keepdims=True)).astype(np.float32)
     layout = ParamLayout(("head.weight", "prior"), ((CLASSES, 6), (CLASSES,)))
     samples = FeatureSamples(np.concatenate([first, x], 1)[:, :, None, None], y, given=6)
-    head = own_head_of(np.concatenate([GOOD[:, :6].ravel(), np.ones(CLASSES, np.float32)]), layout, samples, 15.0)
+    head = personalized_head_of(
+        np.concatenate([GOOD[:, :6].ravel(), np.ones(CLASSES, np.float32)]), layout, samples, 15.0
+    )
     logits = GOOD[:, :6] @ first.T + 1
     expected = mixture(x, y, logits, equivalent(15.0, x, CLASSES, given=6))
     assert head.params.shape == (CLASSES * (6 + WIDTH + 1),)

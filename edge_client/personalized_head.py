@@ -1,4 +1,5 @@
-"""Keeps the device's own head up to date if the model is one linear layer: after each closed round, and at the end.
+"""Keeps the device's personalized head up to date if the model is one linear layer: after each closed round, and at the
+end.
 
 It costs no privacy, because nothing of it leaves the device. It runs when nothing waits to be sent; the device fetches
 the model of each closed round for it, even if it was not in the round. A model that does not arrive leaves the earlier
@@ -20,7 +21,7 @@ from hushfleet.edge_client.optional import drift
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.job import Finished, HeadChosen, HeadJob
-from hushfleet.edge_client.worker.own_model import spec_of
+from hushfleet.edge_client.worker.personalized_model import spec_of
 from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import HushfleetError, Malformed
 from hushfleet.learning.head_choice import takes_unlabelled
@@ -31,7 +32,7 @@ from hushfleet.wire.format.spec import TaskSpec
 _log = logging.getLogger("hushfleet.edge")
 
 
-class OwnHeads:
+class PersonalizedHeads:
     """Asks for a head with each global model that the fleet makes, once.
 
     :param unlabelled: whether the owner has named images without labels.
@@ -83,7 +84,7 @@ class OwnHeads:
         try:
             if not isinstance(chosen, HeadChosen):
                 raise Malformed("the worker has trained a round where a head was wanted")
-            kept = unpack(KeptModel, chosen.kept, what="the own head")
+            kept = unpack(KeptModel, chosen.kept, what="the personalized head")
             about = kept.task, kept.global_digest, kept.package, kept.round
             if about != (plan.task, plan.global_digest, task.digest, plan.last_closed) or kept.choice is None:
                 raise Malformed("a worker has chosen a head for another model")
@@ -106,11 +107,11 @@ class OwnHeads:
     @staticmethod
     def failed(plan: RoundPlan, why: str) -> None:
         """Notes that no head was chosen; an older one stays."""
-        _log.warning("choosing an own head with the model of round %d failed: %s", plan.round, why)
+        _log.warning("choosing a personalized head with the model of round %d failed: %s", plan.round, why)
 
     def _job(self, plan: RoundPlan, task: TaskRuntime) -> HeadJob | None:
         """Returns the choice, or None if the kept head is this one."""
-        spec, kept = task.spec, self._store.own_head(plan.task)
+        spec, kept = task.spec, self._store.personalized_head(plan.task)
         last = plan.phase == "finished" and takes_unlabelled(spec.signal, len(spec.model.class_names))
         unlabelled = last and self._unlabelled
         done = 0 if kept is None or kept.choice is None else kept.choice.unlabelled
@@ -128,7 +129,7 @@ class OwnHeads:
         if not spec.model.chooses_head:
             if finished and spec.model.targets.are_inputs:
                 return None
-            has_own = any(kept.task == plan.task for kept in self._store.own_models())
+            has_own = any(kept.task == plan.task for kept in self._store.personalized_models())
             return "" if has_own else f"this board has not trained in the task {plan.task} yet"
         if not finished and task.constant_time:
             return f"this board hides its training time, and chooses a head of the task {plan.task} when it has ended"
@@ -143,7 +144,7 @@ class OwnHeads:
 
     def _earlier(self, task: str) -> tuple[KeptModel, TaskSpec] | None:
         """Returns the newest head of another task, and that task."""
-        for kept in self._store.own_models():
+        for kept in self._store.personalized_models():
             spec = spec_of(self._store, kept.package)
             if kept.task != task and kept.choice is not None and spec is not None:
                 return kept, spec

@@ -22,10 +22,10 @@ from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.errors import BadInput, BadSignature, Malformed, StoreError, WireError
 from hushfleet.secure.masking import Masked
-from hushfleet.secure.member_answer import AnswerHeader, MemberAnswer, decode_answer, encode_answer
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.prime_field import add_into, from_bytes
-from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
+from hushfleet.secure.unmasking_share import AnswerHeader, UnmaskingShare, decode_answer, encode_answer
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import SecureSpec
@@ -37,7 +37,7 @@ _ABSURD = 4.0  # times the largest norm of honest updates with their noise
 log = logging.getLogger("hushfleet.aggregator")
 
 
-class SecureSum(RoundSum):
+class SecureAggregation(RoundSum):
     """The sums of one round, and the committee's answers.
 
     :param plan: in the phase `open`, or in `unmask` with the set of devices.
@@ -45,7 +45,7 @@ class SecureSum(RoundSum):
     :param monotonic: the clock of the deadline, in seconds.
     :param masked: False, FOR SIMULATION ONLY: devices send zeros for masks, and no answers are needed.
 
-    Raises `BadInput` if this roster gives no sum in this round.
+    Raises `BadInput` if this membership list gives no sum in this round.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SecureSum(RoundSum):
         plan: RoundPlan,
         server: ServerRound,
         spec: SecureSpec,
-        roster: Roster,
+        membership_list: MembershipList,
         *,
         checks: UpdateChecks,
         store: AggregatorStore,
@@ -65,10 +65,10 @@ class SecureSum(RoundSum):
         self._plan, self._server, self._checks, self._store = plan, server, checks, store
         self._shared = ~checks.newcomer.mask
         self._counts = checks.counts(self._shared)
-        self.round = SecureRound(spec, plan, roster, size=sum(self._counts))
+        self.round = SecureRound(spec, plan, membership_list, size=sum(self._counts))
         self.masked = masked
         self.cohort: Collection[str] = frozenset(self.round.devices)
-        self._keys = {roster.devices[index]: roster.key(index) for index in self.round.cohort}
+        self._keys = {membership_list.devices[index]: membership_list.key(index) for index in self.round.cohort}
         self._cost = server.method.cost(terms_of(plan))
         corrections = (self.round.rule.may_miss, self.round.width)
         self._sums = Masked(np.zeros(self.round.size, np.uint32), np.zeros(corrections, np.uint32))
@@ -130,7 +130,7 @@ class SecureSum(RoundSum):
         """Returns the plan that asks the committee to open the updates that were added so far."""
         included = self.round.pack_included(self._included)
         if self._plan.secure is None:
-            raise BadInput(f"the plan of round {self._plan.round} has no secure sum")
+            raise BadInput(f"the plan of round {self._plan.round} has no secure aggregation")
         return replace(self._plan, phase="unmask", secure=replace(self._plan.secure, included=included))
 
     def ask(self, plan: RoundPlan, *, excluded: Collection[str]) -> None:
@@ -170,7 +170,7 @@ class SecureSum(RoundSum):
         if len(self._answers) >= self.round.rule.threshold:
             self._responses.close_by(self._monotonic() + self._responses.answers_grace_s)
 
-    def _read_answer(self, member: str, data: bytes) -> MemberAnswer:
+    def _read_answer(self, member: str, data: bytes) -> UnmaskingShare:
         """Checks a member's answer. Raises `Refusal`."""
         secure = self._plan.secure
         if member not in self.round.members or secure is None or not secure.included:
@@ -264,11 +264,14 @@ class SecureSum(RoundSum):
         self._included.add(device)
 
     def _decoded(self, device: str, data: bytes) -> tuple[UpdateHeader, memoryview]:
-        """Reads an update. Raises `Refusal` unless the roster's key signed it: its masks come from that key."""
+        """Reads an update. Raises `Refusal` unless the membership list's key signed it: its masks come from that
+        key."""
         try:
             return decode_masked(data, public_key=self._keys[device])
         except BadSignature as error:
-            raise Refusal("bad-signature", f"{error}, with the roster's key of {device}", final=False) from error
+            raise Refusal(
+                "bad-signature", f"{error}, with the membership list's key of {device}", final=False
+            ) from error
 
     def _values(self, header: UpdateHeader, data: bytes) -> Masked:
         _, section = self._decoded(header.device, data)
@@ -286,20 +289,21 @@ class SecureSum(RoundSum):
         return Masked(values[:size], values[size:].reshape(corrections.shape))
 
 
-def roster_of(store: AggregatorStore, *, excluded: Collection[str] = ()) -> Roster:
-    """Returns a roster of all devices that the store knows. Raises `BadInput` if there are none."""
+def membership_list_of(store: AggregatorStore, *, excluded: Collection[str] = ()) -> MembershipList:
+    """Returns a membership list of all devices that the store knows. Raises `BadInput` if there are none."""
     keys = {row.device: row.public_key for row in store.devices() if row.device not in excluded}
     if not keys:
-        raise BadInput("no device is known, so a secure sum has no roster")
-    return Roster.of(keys)
+        raise BadInput("no device is known, so secure aggregation has no membership list")
+    return MembershipList.of(keys)
 
 
-def stored_roster(data: bytes) -> Roster:
-    """Reads the roster of the open round. Raises `StoreError` if an earlier version has stored one with other rules."""
+def stored_membership_list(data: bytes) -> MembershipList:
+    """Reads the membership list of the open round. Raises `StoreError` if an earlier version has stored one with other
+    rules."""
     try:
-        return Roster.from_bytes(data)
+        return MembershipList.from_bytes(data)
     except Malformed as error:
         raise StoreError(
-            "an earlier version of Hushfleet has opened a round of this run, with a roster that boards take no more: "
-            "let that version close the round, or begin another run"
+            "an earlier version of Hushfleet has opened a round of this run, with a membership list that boards take "
+            "no more: let that version close the round, or begin another run"
         ) from error

@@ -1,9 +1,9 @@
 """Decides which model a board predicts with: the newest task that has one here, else the shared model.
 
-`predict`, `status`, the labelling page and the measured accuracy all ask `own_model`. A linear model's own head
-(`hushfleet.learning.own_head`) is chosen after each closed round; another personalised model is the one of the last
-training; an autoencoder that is shared as a whole is the global model. Until a new task has such a model, the model of
-an earlier task answers, and the store keeps the graphs that it needs (`blobs_of_models`).
+`predict`, `status`, the labelling page and the measured accuracy all ask `own_model`. A linear model's personalized
+head (`hushfleet.learning.personalized_head`) is chosen after each closed round; another personalized model is the one
+of the last training; an autoencoder that is shared as a whole is the global model. Until a new task has such a model,
+the model of an earlier task answers, and the store keeps the graphs that it needs (`blobs_of_models`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hushfleet.edge")
 
 
-class OwnModel(NamedTuple):
+class PersonalizedModel(NamedTuple):
     """The model that this device predicts with.
 
-    :param kind: `personalised` or `global`, or the own head that was chosen, in words.
+    :param kind: `personalised` or `global`, or the personalized head that was chosen, in words.
     :param params: float32 `[d]`.
-    :param is_head: whether it is an own head, which takes all features and no graph of the task.
+    :param is_head: whether it is a personalized head, which takes all features and no graph of the task.
     :param shared: the global model that it was made with, float32 `[d]`; None if the device has it no more.
     :param round: the last closed round in it; 0 if there is none, or if it is unknown.
     """
@@ -47,7 +47,7 @@ class OwnModel(NamedTuple):
 
     def answers(self, graph: LogitsOf, samples: LabelledSamples) -> tuple[LogitsOf, LabelledSamples]:
         """Returns the function that computes its logits, and its inputs."""
-        from hushfleet.learning.own_head import inputs_of_own, own_logits
+        from hushfleet.learning.personalized_head import inputs_of_own, own_logits
 
         return (own_logits, inputs_of_own(samples)) if self.is_head else (graph, samples)
 
@@ -55,7 +55,7 @@ class OwnModel(NamedTuple):
 class Chosen(NamedTuple):
     """The model that a device predicts with, before any array is read.
 
-    :param kind: `head` for an own head, `own` for the model of the last training, `global` for the shared one.
+    :param kind: `head` for a personalized head, `own` for the model of the last training, `global` for the shared one.
     """
 
     spec: TaskSpec
@@ -63,25 +63,25 @@ class Chosen(NamedTuple):
     kind: Literal["head", "own", "global"]
 
 
-def own_model(store: DeviceStore) -> OwnModel:
+def personalized_model(store: DeviceStore) -> PersonalizedModel:
     """Returns the model that this device predicts with. Raises `BadInput` if there is none yet."""
     spec, kept, kind = chosen_model(store)
     size = spec.model.layout.size
     data = kept.shared or store.blob(kept.global_digest) or b""
     shared = np.frombuffer(data, "<f4", count=size).astype(np.float32) if len(data) >= 4 * size else None
     if kind == "head" and kept.choice is not None:
-        return OwnModel(spec, kept.choice.plain, kept.params, True, shared, kept.round)
+        return PersonalizedModel(spec, kept.choice.plain, kept.params, True, shared, kept.round)
     if kind == "global" and shared is not None:
-        return OwnModel(spec, "global", shared, False, shared, kept.round)
+        return PersonalizedModel(spec, "global", shared, False, shared, kept.round)
     state = store.load_state(spec.task)
     if state is None or state.own is None:
         raise no_model_of(spec)
-    return OwnModel(spec, "personalised", state.own, False, shared, kept.round)
+    return PersonalizedModel(spec, "personalised", state.own, False, shared, kept.round)
 
 
 def chosen_model(store: DeviceStore) -> Chosen:
     """Returns what `own_model` reads. Raises `BadInput` if there is none yet."""
-    for kept in store.own_models():
+    for kept in store.personalized_models():
         spec = spec_of(store, kept.package)
         if spec is not None and spec.task == kept.task and (chosen := _chosen(store, spec, kept)) is not None:
             return chosen
@@ -113,7 +113,7 @@ def is_shared_whole(spec: TaskSpec) -> bool:
 
 def blobs_of_models(store: DeviceStore) -> set[bytes]:
     """Returns the digests of what the kept models need, and of the packages of all of them."""
-    needed = {kept.package for kept in store.own_models() if kept.package is not None}
+    needed = {kept.package for kept in store.personalized_models() if kept.package is not None}
     try:
         own = chosen_model(store)
     except BadInput:
@@ -121,23 +121,23 @@ def blobs_of_models(store: DeviceStore) -> set[bytes]:
     model = own.spec.model
     needed |= {model.inference.digest, *(() if model.features is None else (model.features.graph.digest,))}
     if own.kind == "global":
-        needed |= {kept.global_digest for kept in store.own_models() if kept.task == own.spec.task}
+        needed |= {kept.global_digest for kept in store.personalized_models() if kept.task == own.spec.task}
     return needed
 
 
-def tidy(store: DeviceStore, plan: RoundPlan, task: TaskRuntime, *, rosters: set[bytes]) -> None:
+def tidy(store: DeviceStore, plan: RoundPlan, task: TaskRuntime, *, membership_lists: set[bytes]) -> None:
     """Notes the model that a round has left, and deletes what is no longer needed.
 
     It never fails a committed round: the next round meets the full disk.
 
-    :param rosters: digests of those that stay.
+    :param membership_lists: digests of those that stay.
     """
     try:
         if task.spec.training_rounds or store.task_digest is None:  # a question keeps the present model
             store.set_current(task_digest=task.digest, global_digest=plan.global_digest)
             if not task.spec.model.chooses_head:
                 _keep_model(store, plan, task)
-            store.drop_blobs(keep=task.blobs() | blobs_of_models(store) | rosters | {plan.global_digest})
+            store.drop_blobs(keep=task.blobs() | blobs_of_models(store) | membership_lists | {plan.global_digest})
     except HushfleetError as error:
         _log.error("%s", error)
 

@@ -1,5 +1,5 @@
-"""A device in the field chooses its own head for each new model, fetches the final one, and tells nobody; it answers a
-round that asks by the question's own noise and charge, whatever its package and its plan say."""
+"""A device in the field chooses its personalized head for each new model, fetches the final one, and tells nobody; it
+answers a round that asks by the question's own noise and charge, whatever its package and its plan say."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from hushfleet.edge_client.board.sample_files import load_arrays
 from hushfleet.edge_client.download import LONGEST_WAIT_S
 from hushfleet.edge_client.status import sentences, status
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.worker import head as own_head
+from hushfleet.edge_client.worker import head as personalized_head
 from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.edge_client.worker.job import Died, Job, Outcome
-from hushfleet.edge_client.worker.own_model import own_model
+from hushfleet.edge_client.worker.personalized_model import personalized_model
 from hushfleet.edge_client.worker.predict import graphs_of
 from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.methods import method_of
@@ -78,7 +78,7 @@ def finish(bench: Bench, seed: int = 3) -> bytes:
 
 
 def kept(bench: Bench) -> bytes | None:
-    head = bench.store.own_head(TASK)
+    head = bench.store.personalized_head(TASK)
     return None if head is None else head.global_digest
 
 
@@ -105,11 +105,11 @@ def test_a_head_follows_each_closed_round_and_the_next_round_needs_no_other_mode
     take_part(bench)
     model = close_round(bench, 1)
     bench.until(lambda: kept(bench) == model)
-    head = bench.store.own_head(TASK)
+    head = bench.store.personalized_head(TASK)
     assert (head.round, head.shared) == (1, bench.server.global_params.astype("<f4").tobytes())
     asked = len(bench.server.wants)
     bench.train(2)
-    assert (len(bench.server.wants), bench.store.own_head(TASK).round) == (asked, 1)
+    assert (len(bench.server.wants), bench.store.personalized_head(TASK).round) == (asked, 1)
 
 
 def test_a_board_that_was_in_no_round_has_a_head_of_each_and_keeps_one_model(
@@ -164,21 +164,21 @@ def test_the_earlier_task_answers_until_the_next_one_has_a_closed_round(
     take_part(bench)
     first = close_round(bench, 1)
     bench.until(lambda: kept(bench) == first)
-    autumn = own_model(bench.store)
+    autumn = personalized_model(bench.store)
     begin_next(bench, linear.with_spec(task="winter"))
     bench.server.open_round(1, cohort={})  # it is not in this round
     bench.steps()
-    own = own_model(bench.store)
+    own = personalized_model(bench.store)
     assert (own.spec.task, own.round) == (TASK, 1)
     np.testing.assert_array_equal(own.params, autumn.params)
     assert f", of {TASK}, round 1; the task winter has no closed round yet: right on" in told(field, bench)
     second = close_round(bench, 1, seed=4)
-    bench.until(lambda: own_model(bench.store).spec.task == "winter")
-    winter = bench.store.own_head("winter")
+    bench.until(lambda: personalized_model(bench.store).spec.task == "winter")
+    winter = bench.store.personalized_head("winter")
     assert (winter.round, winter.global_digest) == (1, second)
     assert told(field, bench).count("no closed round") == 0
-    assert bench.store.own_head(TASK).global_digest == first, "its shared head is a part of the next ones"
-    assert bench.store.blob(bench.store.own_head(TASK).package) is not None
+    assert bench.store.personalized_head(TASK).global_digest == first, "its shared head is a part of the next ones"
+    assert bench.store.blob(bench.store.personalized_head(TASK).package) is not None
 
 
 def test_a_task_that_ends_before_its_first_round_closes_takes_nothing_away(bench: Bench, linear: Package) -> None:
@@ -190,7 +190,7 @@ def test_a_task_that_ends_before_its_first_round_closes_takes_nothing_away(bench
     bench.train(1)
     assert bench.store.task_digest == BlobRef.of(bench.server.package.data).digest
     begin_next(bench, linear.with_spec(task="spring"))
-    own = own_model(bench.store)
+    own = personalized_model(bench.store)
     assert (own.spec.task, own.round) == (TASK, 1)
     graphs_of(bench.store, own.spec)
 
@@ -200,10 +200,10 @@ def test_where_the_newest_model_is_damaged_the_earlier_one_answers(bench: Bench,
     bench.until(lambda: kept(bench) is not None)
     begin_next(bench, linear.with_spec(task="winter"))
     close_round(bench, 1, seed=4)
-    bench.until(lambda: own_model(bench.store).spec.task == "winter")
+    bench.until(lambda: personalized_model(bench.store).spec.task == "winter")
     package = BlobRef.of(bench.server.package.data).digest
     sql(bench.store, "UPDATE blobs SET data = x'00' WHERE digest = ?", (package,))
-    assert own_model(bench.store).spec.task == TASK
+    assert personalized_model(bench.store).spec.task == TASK
 
 
 def told(config: DeviceConfig, bench: Bench) -> str:
@@ -218,9 +218,11 @@ def test_heads_of_a_task_without_start_begin_with_the_sum_of_both_shared_heads(
     close_round(bench, 5)
     bench.until(lambda: kept(bench) is not None)
     first, given = bench.server.global_params, []
-    real = own_head.own_head_of
+    real = personalized_head.personalized_head_of
     monkeypatch.setattr(
-        own_head, "own_head_of", lambda params, *rest: given.append((params, rest[2])) or real(params, *rest)
+        personalized_head,
+        "personalized_head_of",
+        lambda params, *rest: given.append((params, rest[2])) or real(params, *rest),
     )
     monkeypatch.setattr(TaskSpec, "signal", property(lambda spec: 20.0))
     begin_next(bench, linear.with_spec(task="winter"))
@@ -243,10 +245,10 @@ def test_a_task_with_other_features_and_no_start_answers_from_its_end_on(bench: 
     begin_next(bench, linear.with_spec(task="winter", model=replace(linear.spec.model, mean=(0.5,))))
     close_round(bench, 1, seed=4)
     bench.steps()
-    assert own_model(bench.store).spec.task == TASK
+    assert personalized_model(bench.store).spec.task == TASK
     assert "has other features" in bench.store.awaited
     finish(bench)
-    bench.until(lambda: own_model(bench.store).spec.task == "winter")
+    bench.until(lambda: personalized_model(bench.store).spec.task == "winter")
 
 
 def test_a_new_class_has_a_head_before_the_first_round(bench: Bench, linear: Package) -> None:
@@ -264,9 +266,9 @@ def test_a_new_class_has_a_head_before_the_first_round(bench: Bench, linear: Pac
         few = {name: data[name][data["labels"] < 9] for name in data}
     np.savez(bench.config.data.path, **few)
     close_round(bench, 1)
-    bench.until(lambda: bench.store.own_head("nine") is not None)
+    bench.until(lambda: bench.store.personalized_head("nine") is not None)
     begin_next(bench, linear)
-    own = own_model(bench.store)
+    own = personalized_model(bench.store)
     assert (own.spec.task, own.round, len(own.params)) == (TASK, 0, linear.spec.model.layout.size)
     assert bench.store.task_digest == BlobRef.of(bench.server.package.data).digest, "its owner can label the new class"
 
@@ -291,7 +293,7 @@ def test_a_personalised_network_answers_until_the_next_task_has_trained_one(
 ) -> None:
     bench = make_bench(package=package, config=field)
     take_part(bench)
-    first = own_model(bench.store)
+    first = personalized_model(bench.store)
     assert (first.kind, first.round) == ("personalised", 1)
     graph = onnx.load_from_string(package.blobs[package.spec.model.inference.digest])
     graph.producer_name = "another"
@@ -303,7 +305,7 @@ def test_a_personalised_network_answers_until_the_next_task_has_trained_one(
     bench.restart()
     bench.server.announce()
     bench.steps()
-    own = own_model(bench.store)
+    own = personalized_model(bench.store)
     np.testing.assert_array_equal(own.params, first.params)
     assert own.spec.task == TASK
     graphs_of(bench.store, own.spec)
@@ -311,7 +313,7 @@ def test_a_personalised_network_answers_until_the_next_task_has_trained_one(
     bench.server.open_round(2)
     bench.acked(2)
     bench.steps(5)
-    assert own_model(bench.store).spec.task == "winter"
+    assert personalized_model(bench.store).spec.task == "winter"
     assert bench.store.blob(package.spec.model.inference.digest) is None, "dropped now"
 
 
@@ -339,10 +341,10 @@ def test_images_without_labels_serve_the_final_head_of_a_small_fleet_alone(
     bench = make_bench(package=linear, config=camera)
     take_part(bench)
     assert kept(bench) is not None
-    assert (read, bench.store.own_head(TASK).choice.unlabelled) == ([], 0), "no round waits for them"
+    assert (read, bench.store.personalized_head(TASK).choice.unlabelled) == ([], 0), "no round waits for them"
     final = finish(bench)
     bench.until(lambda: kept(bench) == final)
-    choice = bench.store.own_head(TASK).choice
+    choice = bench.store.personalized_head(TASK).choice
     assert (choice.images, choice.unlabelled, len(read)) == (48, used, min(used, 1))
     assert ("; and 2 images without labels" in choice.plain) == bool(used)
 
@@ -364,8 +366,8 @@ def test_who_was_in_no_round_has_a_head_too(bench: Bench) -> None:
 
 def test_it_is_chosen_once_also_after_a_restart(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    real = own_head.own_head_of
-    monkeypatch.setattr(own_head, "own_head_of", lambda *given: calls.append(1) or real(*given))
+    real = personalized_head.personalized_head_of
+    monkeypatch.setattr(personalized_head, "personalized_head_of", lambda *given: calls.append(1) or real(*given))
     final = finish(bench)
     bench.until(lambda: kept(bench) == final)
     bench.restart()
@@ -375,28 +377,28 @@ def test_it_is_chosen_once_also_after_a_restart(bench: Bench, monkeypatch: pytes
 
 
 def as_schema_5(store: DeviceStore, **facts: bytes) -> None:
-    """What an earlier client has left: one own head, as a fact."""
+    """What an earlier client has left: one personalized head, as a fact."""
     store._connection.execute("DROP TABLE own_models")
     store._set_facts("keep it as earlier clients did", schema=b"5", **facts)
 
 
 def test_a_board_predicts_with_the_head_that_an_earlier_version_has_kept(bench: Bench) -> None:
     take_part(bench)
-    head = bench.store.own_head(TASK)
+    head = bench.store.personalized_head(TASK)
     assert head is not None
-    before = own_model(bench.store)
+    before = personalized_model(bench.store)
     as_schema_5(bench.store, mixture=pack(replace(head, package=None, round=0, shared=b"")))
     bench.restart()
-    after = own_model(bench.store)
+    after = personalized_model(bench.store)
     np.testing.assert_array_equal(after.params, before.params)
     assert (after.kind, after.spec.task, after.round) == (before.kind, TASK, 0)
     assert bench.store._fact("mixture") is None
 
 
 def test_a_head_of_0_3_0_is_made_anew(bench: Bench) -> None:
-    as_schema_5(bench.store, own_head=b"\x80", mixture=b"\x80", task_digest=bytes(32))
+    as_schema_5(bench.store, personalized_head=b"\x80", mixture=b"\x80", task_digest=bytes(32))
     bench.restart()
-    assert bench.store.own_head() is None
+    assert bench.store.personalized_head() is None
     bench.server.announce()
     final = finish(bench)
     bench.until(lambda: kept(bench) == final)
@@ -419,7 +421,7 @@ def test_a_choice_that_fails_spoils_no_round(bench: Bench, monkeypatch: pytest.M
     def fails(*given: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(own_head, "own_head_of", fails)
+    monkeypatch.setattr(personalized_head, "personalized_head_of", fails)
     take_part(bench)
     bench.train(2)
     assert kept(bench) is None
@@ -472,11 +474,14 @@ def test_status_and_predict_say_which(
         '[data]\nkind = "arrays"\npath = "train.npz"\n[limits]\nepsilon_server = 1000.0\n'
     )
     Image.fromarray(np.random.default_rng(3).integers(0, 256, (8, 8), np.uint8)).save(image)
-    choice = bench.store.own_head(TASK).choice
+    choice = bench.store.personalized_head(TASK).choice
     words = choice.plain
     assert main(["status", str(path)]) == 0
     told = capsys.readouterr().out
-    assert f"model       the board's own head ({words}), of {TASK}, round 5: right on {choice.right} of 48 own" in told
+    assert (
+        f"model       the board's personalized head ({words}), of {TASK}, round 5: right on {choice.right} of 48 own"
+        in told
+    )
     assert f"{choice.right_shared} against {choice.right_alone}; that stays here" in told
     assert "penalty" not in told
     assert main(["status", str(path), "--details"]) == 0
@@ -559,7 +564,7 @@ def test_a_board_predicts_with_its_model_while_its_fleet_is_asked_and_afterwards
     bench.until(lambda: len(bench.store.ledger.entries()) == 2 and bench.entry_status(1) == "acked")
     bench.steps(5)
     assert bench.store.blob(own) is not None
-    assert own_model(bench.store).spec.task == TASK
+    assert personalized_model(bench.store).spec.task == TASK
     bench.server.package = linear
     bench.server.announce()
     state = bench.store.load_state(TASK)

@@ -1,4 +1,4 @@
-"""Makes the specification of secure sums for devices."""
+"""Makes the specification of secure aggregation for devices."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hushfleet.secure.committee import least_honest
 from hushfleet.secure.prime_field import PRIMES
 from hushfleet.wire.format.spec import MAX_SECURE_ROUNDS, SecureSpec
 
-LEAST_SHARE = 0.9  # a secure sum is opened only with at least this share of the cohort
+LEAST_SHARE = 0.9  # a sum is opened only with at least this share of the cohort
 
 
 class SecureTask(Protocol):
-    """The values of a task that secure sums depend on."""
+    """The values of a task that secure aggregation depends on."""
 
     @property
     def round(self) -> RoundSection: ...
@@ -52,8 +52,9 @@ def spec_of(task: SecureTask, *, noise_multiplier: float, size: int | None) -> S
     if (rounds := task.total_rounds) > MAX_SECURE_ROUNDS:
         evaluated = "" if rounds == task.round.rounds else f", {rounds} with those that evaluate"
         raise PrivacyError(
-            f"round.rounds = {task.round.rounds}{evaluated}: secure sums allow at most {MAX_SECURE_ROUNDS}, since a "
-            "round's number draws its committee, and an aggregator with more rounds could choose among committees"
+            f"round.rounds = {task.round.rounds}{evaluated}: secure aggregation allows at most {MAX_SECURE_ROUNDS}, "
+            "since a round's number draws its committee, and an aggregator with more rounds could choose among "
+            "committees"
         )
     least, fraction = task.round.min_updates, task.privacy.honest_fraction
     most = math.ceil(task.cohort_size + 6 * math.sqrt(task.cohort_size * (1 - task.sampling_rate)))
@@ -70,7 +71,7 @@ def spec_of(task: SecureTask, *, noise_multiplier: float, size: int | None) -> S
 
 
 def _bits(task: SecureTask, noise_multiplier: float, *, honest: int, most: int, size: int) -> Literal[16, 24, 32]:
-    from hushfleet.privacy.ring import least_bits  # for tasks with secure sums
+    from hushfleet.privacy.ring import least_bits  # for tasks with secure aggregation
 
     records = task.method.config().batch_size if task.privacy.unit == "record" else 0
     try:

@@ -1,4 +1,5 @@
-"""A fleet for secure sums without a network: identities, a roster, rounds and what each of them does."""
+"""A fleet for secure aggregation without a network: identities, a membership list, rounds and what each of them
+does."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import numpy as np
 
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.masking import Masked
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.prime_field import PRIMES, add_into
-from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import BlobRef, RoundPlan, SecurePlan
@@ -23,8 +24,10 @@ def identity(name: str) -> Identity:
     return Identity.from_bytes(hashlib.sha256(name.encode()).digest())
 
 
-def plan_of(roster: Roster, *, task: str = "sum-1", round: int = 1, rounds: int = 100, rate: float = 1.0) -> RoundPlan:
-    blob = roster.to_bytes()
+def plan_of(
+    membership_list: MembershipList, *, task: str = "sum-1", round: int = 1, rounds: int = 100, rate: float = 1.0
+) -> RoundPlan:
+    blob = membership_list.to_bytes()
     secure = SecurePlan(BlobRef(hashlib.sha256(blob).digest(), len(blob)), rate)
     return RoundPlan(task, round, rounds, "open", bytes(32), 400, {}, 1, 600.0, secure=secure)
 
@@ -41,12 +44,12 @@ class SumFleet:
     def __post_init__(self) -> None:
         names = [f"{self.prefix}-{index:05d}" for index in range(self.devices)]
         self.agreements = {name: KeyAgreement(identity(name)) for name in names}
-        self.roster = Roster.of({name: identity(name).public_key for name in names})
+        self.membership_list = MembershipList.of({name: identity(name).public_key for name in names})
         self.prime = PRIMES[self.spec.bits]
 
     def round(self, number: int = 1, *, task: str = "sum-1", rate: float = 1.0) -> SecureRound:
-        plan = plan_of(self.roster, task=task, round=number, rate=rate)
-        return SecureRound(self.spec, plan, self.roster, size=self.size)
+        plan = plan_of(self.membership_list, task=task, round=number, rate=rate)
+        return SecureRound(self.spec, plan, self.membership_list, size=self.size)
 
     def values(self, device: str) -> np.ndarray:
         rng = np.random.default_rng(int.from_bytes(hashlib.sha256(device.encode()).digest()[:4], "big"))

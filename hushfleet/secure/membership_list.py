@@ -1,8 +1,9 @@
-"""The roster lists the devices that may be in a secure sum, with their keys. The operator can sign this blob.
+"""The membership list lists the devices that may take part in secure aggregation, with their keys. The operator can
+sign this blob.
 
 An operator also signs the assumptions: how many of the boards are honest, and the smallest size of a sum. The
-aggregator writes the task package, so assumptions that are only there come from the party that secure sums protect
-against.
+aggregator writes the task package, so assumptions that are only there come from the party that secure aggregation
+protects against.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from hushfleet.wire.format.identity import KEY_BYTES, SIGNATURE_BYTES, Identity,
 from hushfleet.wire.format.topics import Name
 
 MAX_DEVICES = 100_000
-MAX_ROSTER_BYTES = MAX_DEVICES * (KEY_BYTES + 65) + 1024
+MAX_MEMBERSHIP_LIST_BYTES = MAX_DEVICES * (KEY_BYTES + 65) + 1024
 NONCE_BYTES = 32
 _SIGNED = b"hushfleet roster\0"
-_Content = TypeVar("_Content", bound="RosterContent")
+_Content = TypeVar("_Content", bound="MembershipListContent")
 _FIRST_FORMAT = {"devices", "keys", "signature"}
 
 
@@ -36,7 +37,7 @@ SEEN_NEWER = "which this device has seen"
 
 
 @dataclass(frozen=True)
-class RosterContent(Checked):
+class MembershipListContent(Checked):
     """The content that an operator is asked to sign.
 
     :param devices: ids, in rising order.
@@ -73,9 +74,9 @@ class RosterContent(Checked):
         return cls(devices, b"".join(keys[device] for device in devices), federation, honest_fraction, min_devices)
 
     @property
-    def content(self) -> RosterContent:
+    def content(self) -> MembershipListContent:
         """The content that an operator was asked to sign, without the values that the signing added."""
-        return RosterContent(**{each.name: getattr(self, each.name) for each in fields(RosterContent)})
+        return MembershipListContent(**{each.name: getattr(self, each.name) for each in fields(MembershipListContent)})
 
     @property
     def honest_devices(self) -> int:
@@ -84,18 +85,20 @@ class RosterContent(Checked):
 
     def signed(
         self, operator: Identity, *, after: int = 0, at: float | None = None, nonce: bytes | None = None
-    ) -> Roster:
+    ) -> MembershipList:
         """Returns the signed roster. Number, date and random bytes are set only here, on the operator's side.
 
-        :param after: the number of the previous roster, if it is known. If it is lost, the new number is still higher,
-            because a number is at least the time of its signature in unix seconds.
+        :param after: the number of the previous membership list, if it is known. If it is lost, the new number is still
+            higher, because a number is at least the time of its signature in unix seconds.
         :param at: unix seconds; None: now.
         :param nonce: 32 bytes that nobody could know before; None draws them. They decide which devices are drawn in
             each round, so nobody can choose a device's key in advance to influence the draw.
         """
         date = int(time.time() if at is None else at)
-        content = {each.name: getattr(self, each.name) for each in fields(RosterContent)}
-        unsigned = Roster(**content, number=max(after + 1, date), date=date, nonce=nonce or os.urandom(NONCE_BYTES))
+        content = {each.name: getattr(self, each.name) for each in fields(MembershipListContent)}
+        unsigned = MembershipList(
+            **content, number=max(after + 1, date), date=date, nonce=nonce or os.urandom(NONCE_BYTES)
+        )
         return replace(unsigned, signature=operator.sign(unsigned._signed_bytes()))
 
     def key(self, index: int) -> bytes:
@@ -104,11 +107,12 @@ class RosterContent(Checked):
 
 
 @dataclass(frozen=True)
-class Roster(RosterContent):
-    """The roster that boards get: `RosterContent.signed` makes it, or `of` if only the aggregator vouches for it.
+class MembershipList(MembershipListContent):
+    """The membership list that boards get: `MembershipListContent.signed` makes it, or `of` if only the aggregator
+    vouches for it.
 
-    :param number: rises with each roster that an operator signs; for a list that is to be signed, the number given to
-        `to_sign`; else 0.
+    :param number: rises with each membership list that an operator signs; for a list that is to be signed, the number
+        given to `to_sign`; else 0.
     :param date: of the signature, unix seconds; 0 without a signature.
     :param nonce: random bytes of the operator; zeros without a signature.
     :param signature: of the operator, over everything else; empty: only the aggregator vouches for the list.
@@ -120,41 +124,42 @@ class Roster(RosterContent):
     signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)] = b""
 
     @classmethod
-    def to_sign(cls, content: RosterContent, *, number: int) -> Roster:
+    def to_sign(cls, content: MembershipListContent, *, number: int) -> MembershipList:
         """Returns `content` as a list to sign, for the machine that has the operator's key.
 
-        :param number: higher than the number of the valid roster; it shows which of two lists is older.
+        :param number: higher than the number of the valid membership list; it shows which of two lists is older.
         """
-        return cls(**{each.name: getattr(content, each.name) for each in fields(RosterContent)}, number=number)
+        return cls(**{each.name: getattr(content, each.name) for each in fields(MembershipListContent)}, number=number)
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, operator: bytes | None = None) -> Roster:
-        """Unpacks a roster, and checks its keys: a device whose key nobody can own would stop all secure sums.
+    def from_bytes(cls, data: bytes, *, operator: bytes | None = None) -> MembershipList:
+        """Unpacks a membership list, and checks its keys: a device whose key nobody can own would stop all secure
+        aggregation.
 
         :param operator: the key that must have signed it; None: no signature is required.
 
         Raises `Malformed`, `OtherVersion` or `BadSignature`.
         """
         try:
-            roster: Roster = unpack(cls, data, what="the roster")
+            membership_list: MembershipList = unpack(cls, data, what="the membership list")
         except Malformed:
             if _is_first_format(data):
                 raise OtherVersion(
-                    "the roster is in the format of Hushfleet 0.3, which names no assumption: have it signed anew by "
-                    "this version (hushfleet fleet roster sign, or a fleet's service at its next start)"
+                    "the membership list is in the format of Hushfleet 0.3, which names no assumption: have it signed "
+                    "anew by this version (hushfleet fleet roster sign, or a fleet's service at its next start)"
                 ) from None
             raise
         if operator is not None:
-            if not roster.signature:
-                raise BadSignature("the roster is not signed by the operator, which this device requires")
-            verify(operator, roster._signed_bytes(), roster.signature)
-        for index, device in enumerate(roster.devices):
-            if not can_have_owner(key := roster.key(index)):
-                raise Malformed(f"the key of {device} in the roster is {key.hex()}, which no board can own")
-        return roster
+            if not membership_list.signature:
+                raise BadSignature("the membership list is not signed by the operator, which this device requires")
+            verify(operator, membership_list._signed_bytes(), membership_list.signature)
+        for index, device in enumerate(membership_list.devices):
+            if not can_have_owner(key := membership_list.key(index)):
+                raise Malformed(f"the key of {device} in the membership list is {key.hex()}, which no board can own")
+        return membership_list
 
     def to_bytes(self) -> bytes:
-        """Packs the roster; `from_bytes` is the inverse."""
+        """Packs the membership list; `from_bytes` is the inverse."""
         return pack(self)
 
     def digest(self) -> bytes:
@@ -163,10 +168,10 @@ class Roster(RosterContent):
 
     @property
     def name(self) -> str:
-        """Name of the roster for display."""
+        """Name of the membership list for display."""
         if not self.signature:
-            return "a roster that no operator has signed"
-        return f"roster {self.number} of {time.strftime('%Y-%m-%d', time.gmtime(self.date))}"
+            return "a membership list that no operator has signed"
+        return f"membership list {self.number} of {time.strftime('%Y-%m-%d', time.gmtime(self.date))}"
 
     def cohort(self, *, seed: bytes, rate: float) -> list[int]:
         """Returns the indices of the participating devices, rising: each with probability `rate`, by the seed alone."""

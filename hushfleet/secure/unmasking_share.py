@@ -46,7 +46,7 @@ class AnswerHeader(Checked):
         return cls(task, round, device, hashlib.sha256(included).digest(), bits)
 
 
-class MemberAnswer(NamedTuple):
+class UnmaskingShare(NamedTuple):
     """A decoded answer; `values` uint32 `[w]`."""
 
     header: AnswerHeader
@@ -58,7 +58,7 @@ def is_answer(data: bytes | memoryview) -> bool:
     return bytes(data[: len(MAGIC)]) == MAGIC
 
 
-def member_answer(keys: Sequence[bytes], width: int, prime: int) -> list[int]:
+def unmasking_share(keys: Sequence[bytes], width: int, prime: int) -> list[int]:
     """Returns a member's answer: the sum of its pseudorandom values, `[w]`.
 
     :param keys: the member's key with each device of the sum.
@@ -95,7 +95,7 @@ def read_answer_header(data: bytes) -> AnswerHeader:
     return unpack(AnswerHeader, header, what="the header of a member's answer")
 
 
-def decode_answer(data: bytes, *, public_key: bytes) -> MemberAnswer:
+def decode_answer(data: bytes, *, public_key: bytes) -> UnmaskingShare:
     """Returns the answer after checking its signature. Raises only `BadSignature`, `Malformed` or `TooLarge`."""
     if len(data) < HEAD_BYTES + SIGNATURE_BYTES:
         raise Malformed(f"a member's answer of {len(data)} bytes is too short")
@@ -106,6 +106,6 @@ def decode_answer(data: bytes, *, public_key: bytes) -> MemberAnswer:
     from hushfleet.secure import prime_field
 
     try:
-        return MemberAnswer(header, prime_field.from_bytes(rest, header.bits))
+        return UnmaskingShare(header, prime_field.from_bytes(rest, header.bits))
     except BadInput as error:
         raise Malformed(str(error)) from error

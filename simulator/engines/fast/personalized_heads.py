@@ -1,7 +1,7 @@
 """Chooses and tests, in a simulation, the heads that devices keep after the last round with the final global model.
 
-In the field a device does the same with its own images (`hushfleet.learning.own_head`), and nobody else learns the
-result. Here the result is a line in the device's metrics, like the measures of its rounds, and the head is kept in
+In the field a device does the same with its own images (`hushfleet.learning.personalized_head`), and nobody else learns
+the result. Here the result is a line in the device's metrics, like the measures of its rounds, and the head is kept in
 its store.
 """
 
@@ -11,7 +11,7 @@ from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.worker.metrics import append_line
 from hushfleet.learning.evaluation import evaluate
 from hushfleet.learning.head_choice import takes_unlabelled
-from hushfleet.learning.own_head import inputs_of_own, own_head_of, own_logits
+from hushfleet.learning.personalized_head import inputs_of_own, own_logits, personalized_head_of
 from hushfleet.progress import counted
 from hushfleet.schema import to_plain
 from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
@@ -22,7 +22,7 @@ from hushfleet.wire.format.difference import params_digest
 from hushfleet.wire.format.spec import BlobRef
 
 
-def choose_own_heads(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx") -> None:
+def choose_personalized_heads(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx") -> None:
     """Lets each device that took part choose, if the model is linear; its last round's metrics are then the head's."""
     if not simulation.prepared.spec.model.chooses_head:
         return
@@ -37,7 +37,7 @@ def _choose_one(job: AfterRound) -> None:
     spec, files = run.spec, run.folder.device(job.device)
     wanted = takes_unlabelled(spec.signal, len(spec.model.class_names))
     unlabelled = run.unlabelled(job.device) if wanted else None
-    head = own_head_of(params, spec.model.layout, run.train(job.device), spec.signal, unlabelled)
+    head = personalized_head_of(params, spec.model.layout, run.train(job.device), spec.signal, unlabelled)
     with store_of(files, job.device, inspect=False) as store:
         kept = {"task": spec.task, "global_digest": params_digest(published), "round": job.round}
         store.keep_model(KeptModel.of(head, package=BlobRef.of(spec.to_bytes()).digest, **kept))

@@ -1,4 +1,4 @@
-"""The roster of a fleet: signed anew when it says something new, under a number that only rises."""
+"""The membership list of a fleet: signed anew when it says something new, under a number that only rises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.activity import ActivityStore
 from hushfleet.aggregator.storage.identity_file import load_or_create
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.membership_list import MembershipList
 from hushfleet.wire.format.identity import Identity
 from support.desk import FEDERATION, add_enrolled, make_folder
 
@@ -25,17 +25,19 @@ def folder(tmp_path: Path) -> FleetFolder:
     return folder
 
 
-def written(folder: FleetFolder) -> Roster:
+def written(folder: FleetFolder) -> MembershipList:
     with FleetRegistry(folder.path) as registry:
         apply(folder, registry)
-    return Roster.from_bytes(folder.roster.read_bytes(), operator=load_or_create(folder.operator_key).public_key)
+    return MembershipList.from_bytes(
+        folder.membership_list.read_bytes(), operator=load_or_create(folder.operator_key).public_key
+    )
 
 
 def test_it_names_boards_fleet_and_what_sums_may_count_on(folder: FleetFolder) -> None:
-    roster = written(folder)
-    assert (roster.devices, roster.federation) == (("plant-1", "plant-2"), FEDERATION)
-    assert (roster.honest_fraction, roster.min_devices) == (0.9, 10)
-    assert roster.nonce != bytes(32)
+    membership_list = written(folder)
+    assert (membership_list.devices, membership_list.federation) == (("plant-1", "plant-2"), FEDERATION)
+    assert (membership_list.honest_fraction, membership_list.min_devices) == (0.9, 10)
+    assert membership_list.nonce != bytes(32)
 
 
 def test_it_is_signed_anew_only_where_it_says_something_new(folder: FleetFolder) -> None:
@@ -64,16 +66,16 @@ def test_a_grant_reads_no_register_that_is_open(folder: FleetFolder) -> None:
 def test_a_number_does_not_fall_where_a_clock_goes_back_or_the_file_is_gone(folder: FleetFolder) -> None:
     operator = load_or_create(folder.operator_key)
     ahead = written(folder).content.signed(operator, at=4e9)
-    folder.roster.write_bytes(ahead.to_bytes())
+    folder.membership_list.write_bytes(ahead.to_bytes())
     add_enrolled(folder, "plant-3")
     assert written(folder).number == ahead.number + 1
-    folder.roster.unlink()
+    folder.membership_list.unlink()
     assert written(folder).number > 1_700_000_000  # of the clock
 
 
 @pytest.mark.parametrize("data", [b"", b"no roster", None])
 def test_what_the_operator_has_not_signed_is_replaced(folder: FleetFolder, data: bytes | None) -> None:
-    roster = written(folder)
-    stranger = roster.content.signed(Identity.generate(), after=roster.number)
-    folder.roster.write_bytes(stranger.to_bytes() if data is None else data)
-    assert written(folder).content == roster.content
+    membership_list = written(folder)
+    stranger = membership_list.content.signed(Identity.generate(), after=membership_list.number)
+    folder.membership_list.write_bytes(stranger.to_bytes() if data is None else data)
+    assert written(folder).content == membership_list.content
