@@ -165,9 +165,8 @@ class RoundHandler:
 
     @cached_property
     def _membership_lists(self) -> membership_lists.MembershipListSource:
-        return membership_lists.MembershipListSource(
-            self._store, self._blobs, federation=self._federation, operator=self._operator
-        )
+        make, of = membership_lists.MembershipListSource, self._federation
+        return make(self._store, self._blobs, federation=of, operator=self._operator)
 
     # events
 
@@ -539,12 +538,8 @@ class RoundHandler:
             _log.error("%s", error)
 
     def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:
-        tidy(
-            self._store,
-            plan,
-            task,
-            membership_lists=self._membership_lists.kept() if task.spec.privacy.secure else set(),
-        )
+        lists = self._membership_lists.kept() if task.spec.privacy.secure else set()
+        tidy(self._store, plan, task, membership_lists=lists)
 
     # actions: the personalized head
 
