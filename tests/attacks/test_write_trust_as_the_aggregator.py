@@ -201,7 +201,7 @@ def test_the_aggregator_opens_no_registry(tmp_path: Path) -> None:
         apply(folder, registry)
     with (
         patch.object(FleetRegistry, "__init__", side_effect=AssertionError("it opened the registry")),
-        patch("hushfleet.wire.link.mqtt.MqttLink", side_effect=BadInput("as far as to the broker")),
+        patch("hushfleet.aggregator.commands.field_run.MqttLink", side_effect=BadInput("as far as to the broker")),
     ):
         outcome = CliRunner().invoke(build_app(), ["aggregator", "--fleet", str(folder.path)])
     assert str(outcome.exception) == "as far as to the broker"
