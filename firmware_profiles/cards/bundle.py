@@ -42,6 +42,7 @@ _OURS = {  # packages, and their folders that are not copied; an installation ha
     "hushfleet.firmware_profiles": ("cards",),
 }
 _FOLDER = resources.files("hushfleet.firmware_profiles.cards")
+_PINS = _FOLDER / "wheels.txt"
 _DATA = (".py", ".toml", ".typed", ".html", ".css", ".js")
 _START = "import sys\n\nfrom hushfleet.edge_client.__main__ import main\n\nsys.exit(main())\n"
 
@@ -98,7 +99,7 @@ def build(
 def pinned_wheels(python: str) -> dict[str, list[str]]:
     """Reads `wheels.txt` for this Python: `numpy==2.4.6` -> SHA-256 of each wheel that may be used."""
     pinned = {}
-    for line in (_FOLDER / "wheels.txt").read_text("utf-8").replace("\\\n", " ").splitlines():
+    for line in _PINS.read_text("utf-8").replace("\\\n", " ").splitlines():
         need, *hashes = re.split(r"\s+--hash=sha256:", line)
         if hashes:
             wanted = Requirement(need)

@@ -18,7 +18,7 @@ from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.samples import FeatureSamples
 from hushfleet.errors import BadInput
 from hushfleet.learning.personalized_head import personalized_head_of
-from hushfleet.simulator.engines.fast import own_heads
+from hushfleet.simulator.engines.fast import personalized_heads
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_logged, run_rounds
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
@@ -205,7 +205,7 @@ def test_images_without_labels_are_others_than_any_device_has(
         assert held.isdisjoint(image.tobytes() for image in shown.images)
     with Workers(1) as workers, EventLog(simulation.folder.events) as events:
         run_rounds(simulation, workers, events)
-        monkeypatch.setattr(own_heads, "takes_unlabelled", lambda signal, classes: True)
+        monkeypatch.setattr(personalized_heads, "takes_unlabelled", lambda signal, classes: True)
         choose_personalized_heads(simulation, workers)
     result = assemble(simulation, engine="fast")
     assert [head.unlabelled for head in result.details.own_heads] == [12, 12, 12]
