@@ -87,14 +87,14 @@ class ZeroTraining:
     def __call__(self, job: Job) -> Iterator[Outcome]:
         simulation = job.config.simulation
         assert simulation is not None
+        is_noised = job.charge is None or job.charge.noise_multiplier > 0
+        drawn = None if is_noised else np.random.default_rng((simulation.index, job.plan.round))
         trainer = Trainer(
             device=job.config.device.id,
             store=JobStore(job),
             spec=self._spec,
             method=self._method,
-            gradient=_zeros
-            if job.charge is None or job.charge.noise_multiplier
-            else _Drawn(simulation.index, job.plan.round),
+            gradient=_Untrained(drawn),
             logits_of=lambda params, x: np.zeros((len(x), self._spec.model.outputs), np.float32),
             samples=lambda: self._sample,
             held_out=lambda: self._sample,
@@ -105,25 +105,14 @@ class ZeroTraining:
         yield trained(job, trainer)
 
 
-def _zeros(
-    params: Array,
-    x: Any,
-    y: Any,
-    dropout: Sequence[Array] = (),
-    out: Array | None = None,
-    teacher: Array | None = None,
-    distill: Any | None = None,
-) -> tuple[float, Array]:
-    gradient = np.empty_like(params) if out is None else out
-    gradient[...] = 0
-    return 0.0, gradient
+class _Untrained:
+    """A gradient that no sample has made: zeros, or independent values of one size.
 
+    :param random: draws the values.
+    """
 
-class _Drawn:
-    """A gradient of independent values of one size."""
-
-    def __init__(self, index: int, round: int) -> None:
-        self._random = np.random.default_rng((index, round))
+    def __init__(self, random: np.random.Generator | None) -> None:
+        self._random = random
 
     def __call__(
         self,
@@ -136,7 +125,7 @@ class _Drawn:
         distill: Any | None = None,
     ) -> tuple[float, Array]:
         gradient = np.empty_like(params) if out is None else out
-        gradient[...] = self._random.standard_normal(params.shape, np.float32)
+        gradient[...] = 0 if self._random is None else self._random.standard_normal(params.shape, np.float32)
         return 0.0, gradient
 
 
