@@ -123,7 +123,7 @@ def devices_against_local_only(shown: ShownRun) -> Parts:
         gains = [f - a for f, a in zip(final, local_only, strict=False) if f is not None and a is not None]
         if gains:
             note = shown.told("devices_note", min(gains), max(gains))
-            yield charts.gains(f"{title}: gain", detail.devices, local_only, final, note=note)
+            yield charts.gains(title, detail.devices, local_only, final, note=note)
         else:
             yield shown.missing("devices_missing", tests)
 
