@@ -56,8 +56,7 @@ def spec_of(folder: RunFolder) -> TaskSpec:
     if not folder.package.exists():
         raise BadInput(
             f"{folder.path} is not the run folder of a simulation. In the field a device's model never leaves it, "
-            "and the "
-            "aggregator's folder has the global one in global-ROUND.safetensors"
+            "and the aggregator's folder has the global one in global-ROUND.safetensors"
         )
     return TaskSpec.from_bytes(folder.package.read_bytes())
 

@@ -231,8 +231,7 @@ def _check_signed_limits(spec: SecureSpec, membership_list: MembershipList) -> N
     if spec.honest_fraction > membership_list.honest_fraction:
         raise BadInput(
             f"the task assumes that a share of {spec.honest_fraction:g} of the devices is honest; the operator has "
-            "signed "
-            f"{membership_list.honest_fraction:g} in {membership_list.name}"
+            f"signed {membership_list.honest_fraction:g} in {membership_list.name}"
         )
     if spec.min_devices < membership_list.min_devices:
         raise BadInput(
