@@ -84,8 +84,8 @@ def trained_tensors(folder: RunFolder, which: str) -> dict[str, np.ndarray]:
         own, state = device.own_params(spec.task), device.load_state(spec.task)
     if own is None and state is not None and isinstance(state.own, NotKept):
         raise BadInput(
-            f"the model of {which!r} is not kept in {folder.path}: a simulation keeps those of the first devices; run "
-            "it with --engine live"
+            f"the model of {which!r} is not kept in {folder.path}: a simulation keeps those of the first devices; "
+            "run it with --engine live"
         )
     if own is None:
         raise BadInput(f"{which!r} was in no round of {folder.path}, so it has no model of its own")

@@ -297,8 +297,7 @@ SUMS_OF_TASK: Rules = {
     "task.buffered-method": (
         lambda task: not task.round.has_cohort and _no_meaning_in_buffer(task),
         'round.mode = "buffered": method.name = {method.name!r} {words}, which has no meaning where a sum has updates '
-        "of "
-        "several versions; take for example 'dp-fedavg' or 'hush'",
+        "of several versions; take for example 'dp-fedavg' or 'hush'",
     ),
     "task.masked-needs-secure": (
         lambda task: task.wire.codec == "masked" and task.privacy.accounting != "secure",
