@@ -97,9 +97,9 @@ class RunFolder:
 
     def has_store(self, device: str) -> bool:
         """Returns whether a device has a store: with the fast engine, whether it has taken part."""
-        if self.cohort.exists():
-            return CohortStore.read(self.cohort).has(index_of(device))
-        return self.device(device).store.exists()
+        if self.device(device).store.exists():
+            return True
+        return self.cohort.exists() and CohortStore.read(self.cohort).has(index_of(device))
 
     def of_seed(self, seed: int) -> RunFolder:
         """Returns the folder of the same run with another seed."""

@@ -126,7 +126,8 @@ def train(chunk: Chunk) -> ChunkAnswer:
     """Trains the devices, or only does the rest of their round: clip, noise, encode, add."""
     run, plan = chunk.run, chunk.plan
     published = run.global_params(plan)
-    total = PartialSum(ServerRound(run.method, run.method.split(published)[0], chunk.server)) if chunk.summed else None
+    server = ServerRound(run.method, run.method.split(published)[0], chunk.server)
+    total = PartialSum(run.method.layout.size, server.weight) if chunk.summed else None
     works: list[Callable[[DeviceRound], Any]] = [lambda round: round.run(published)] * len(chunk.clients)
     if chunk.trained:
         works = [partial(_commit, trained) for trained in chunk.trained]
@@ -142,13 +143,15 @@ def _answer(chunk: Chunk, client: Client, total: PartialSum | None, work: Callab
     run, plan, measured = chunk.run, chunk.plan, list[dict[str, object]]()
     trainer = trainer_for(chunk, client, total, keep=measured.append)
     store = trainer.store
-    assert isinstance(store, CohortDevice)
     try:
         update = work(DeviceRound(trainer, plan, run.membership_list(plan))).data
     except REFUSALS as error:
         return declined(client, error)
-    summed = None if total is None else total.add(store.mask, store.changed_state)
-    return ClientRow(client.device, None, update, summed, store.row, measured[-1] if measured else None)
+    state = store.row if isinstance(store, CohortDevice) else None
+    summed = None
+    if total is not None and isinstance(store, CohortDevice):
+        summed = total.add(store.mask, store.changed_state)
+    return ClientRow(client.device, None, update, summed, state, measured[-1] if measured else None)
 
 
 def declined(client: Client, error: Exception) -> ClientRow:

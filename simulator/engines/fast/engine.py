@@ -139,10 +139,9 @@ class FastFleet:
                 deliver(answer, engine, self._format, self._events, keys=self._new_keys(answer, indices))
                 taken += answer.rows
             check_participation(engine, plan, least=least)
-            rows = [row for row in taken if row.state is not None]
-            lines = {row.device: row.metrics for row in rows if row.metrics is not None}
+            lines = {row.device: row.metrics for row in taken if row.metrics is not None}
             write_metrics(self._simulation.folder.metrics, plan.round, lines)
-            self._cohort.append(plan.round, {indices[row.device]: row.state for row in rows if row.state is not None})
+            self._cohort.append(plan.round, {indices[row.device]: row.state for row in taken if row.state is not None})
             return engine.close()
 
     def _answers(self, devices: Sequence[SimulatedDevice], plan: RoundPlan, *, evaluate: bool) -> Iterator[ChunkAnswer]:

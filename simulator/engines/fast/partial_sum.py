@@ -6,13 +6,12 @@ the partial sums. A fixed sample of an update's values is encoded to determine i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from hushfleet.aggregator.payloads.decoding import MAX_MAGNITUDE, measure, spread
 from hushfleet.aggregator.payloads.exact_sum import ExactSum
-from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.symbols import BLOCK
@@ -23,12 +22,13 @@ from hushfleet.wire.format.update_values import EncodedUpdate, Measured, Summed,
 class PartialSum:
     """The sum of a chunk's updates.
 
-    :param server: computes the weights of updates.
+    :param size: the number of parameters, d.
+    :param weight: returns the weight of an update, float32 `[d]`.
     """
 
-    def __init__(self, server: ServerRound) -> None:
-        self.sum = ExactSum(server.method.layout.size)
-        self._server = server
+    def __init__(self, size: int, weight: Callable[[np.ndarray], float]) -> None:
+        self.sum = ExactSum(size)
+        self._weight = weight
         self._last: tuple[Measured, int, np.ndarray] | None = None
 
     def encode(
@@ -53,7 +53,7 @@ class PartialSum:
         (measured, size, sent), self._last = self._last, None
         shared = None if sent.size == mask.size else ~mask
         values = sent if shared is None else spread(sent, shared)
-        weight, largest = self._server.weight(values), max(measured.peaks, default=0.0)
+        weight, largest = self._weight(values), max(measured.peaks, default=0.0)
         if largest <= MAX_MAGNITUDE:  # else the aggregator refuses the update
             self.sum.add(values, shared, weight=weight, largest=largest)
         return Summed(measured, size, weight, after)
