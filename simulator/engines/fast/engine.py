@@ -250,4 +250,3 @@ def deliver(
         events.write("update", **update_fields(update, round=plan.round, payload_bytes=update.row.size))
     if answer.sum is not None:
         engine.merge(answer.sum)
-
