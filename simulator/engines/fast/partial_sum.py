@@ -1,12 +1,14 @@
 """Adds the updates of a chunk of devices to one exact sum where they were trained. FOR SIMULATION ONLY.
 
 The values are those that an aggregator would decode, to the last bit. The aggregator checks what was measured, and adds
-the partial sums. A fixed sample of an update's values is encoded to determine its size on the wire.
+the partial sums. Of `LIKE` consecutive devices whose updates have the same layers, noise and steps, the size of one
+update on the wire is determined, from a fixed sample of its values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +17,10 @@ from hushfleet.aggregator.payloads.exact_sum import ExactSum
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.symbols import BLOCK
-from hushfleet.wire.format.update import UpdateHeader, payload_digest, read_header
+from hushfleet.wire.format.update import UpdateHeader, payload_digest
 from hushfleet.wire.format.update_values import EncodedUpdate, Measured, Summed, UpdateFormat, unsigned
+
+LIKE = 4
 
 
 class PartialSum:
@@ -29,7 +33,16 @@ class PartialSum:
     def __init__(self, size: int, weight: Callable[[np.ndarray], float]) -> None:
         self.sum = ExactSum(size)
         self._weight = weight
-        self._last: tuple[Measured, int, np.ndarray] | None = None
+        self._last: tuple[UpdateHeader, Measured, int, np.ndarray] | None = None
+        self._sizes: dict[tuple[Any, ...], int] = {}
+
+    def begin(self, place: int) -> None:
+        """Begins with a device.
+
+        :param place: its number in the chunk. Chunks begin at multiples of `LIKE`, so that sizes do not depend on them.
+        """
+        if place % LIKE == 0:
+            self._sizes.clear()
 
     def encode(
         self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity | None
@@ -39,8 +52,10 @@ class PartialSum:
         They are added by `add`, when the device has committed its round.
         """
         sent = codec_of(header.codec).seen(values, header.coding(counts))
-        data = unsigned(header, b"")
-        self._last = measure(sent, counts), len(data) + coded_bytes(header, values, counts), sent
+        data, kind = unsigned(header, b""), (header.codec, header.noise_stds, header.steps, *counts)
+        if kind not in self._sizes:
+            self._sizes[kind] = coded_bytes(header, values, counts)
+        self._last = header, measure(sent, counts), len(data) + self._sizes[kind], sent
         return EncodedUpdate(data, sent)
 
     def add(self, mask: np.ndarray, after: bytes | None) -> Summed:
@@ -50,13 +65,13 @@ class PartialSum:
         :param after: as in `Summed`.
         """
         assert self._last is not None
-        (measured, size, sent), self._last = self._last, None
+        (header, measured, size, sent), self._last = self._last, None
         shared = None if sent.size == mask.size else ~mask
         values = sent if shared is None else spread(sent, shared)
         weight, largest = self._weight(values), max(measured.peaks, default=0.0)
         if largest <= MAX_MAGNITUDE:  # else the aggregator refuses the update
             self.sum.add(values, shared, weight=weight, largest=largest)
-        return Summed(measured, size, weight, after)
+        return Summed(header, measured, size, weight, after)
 
 
 class SummedUpdates(UpdateFormat):
@@ -71,7 +86,7 @@ class SummedUpdates(UpdateFormat):
     def authenticate(self, data: bytes, *, public_key: bytes) -> tuple[UpdateHeader, bytes]:
         if data not in self.rows:
             return super().authenticate(data, public_key=public_key)
-        return read_header(data), payload_digest(data)
+        return self.rows[data].header, payload_digest(data)
 
     def summed(self, data: bytes) -> Summed | None:
         return self.rows.get(data)
