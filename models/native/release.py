@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,21 +16,9 @@ from hushfleet.models.native.build import pointer
 from hushfleet.models.native.noise import NativeNoise, library
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import factors_of
-from hushfleet.wire.format.update_values import Measured
+from hushfleet.wire.format.update_values import Measured, Sent
 
 _LAYER = np.dtype([("stop", "<u8"), ("deviation", "<f8"), ("factor", "<f4"), ("step", "<f4")])
-
-
-class Sent(NamedTuple):
-    """An update as the aggregator sees it.
-
-    :param values: float32 `[k]`.
-    :param levels: of each layer's units every `stride`-th quantised value; empty without quantisation.
-    """
-
-    values: np.ndarray
-    measured: Measured
-    levels: np.ndarray
 
 
 def released(

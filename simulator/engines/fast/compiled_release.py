@@ -11,7 +11,7 @@ from hushfleet.array_api import Array
 from hushfleet.methods.privatize import clip_and_noise
 from hushfleet.methods.state import RoundContext
 from hushfleet.models.native import NativeNoise
-from hushfleet.models.native.release import Sent, released
+from hushfleet.models.native.release import released
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.simulator.engines.fast.coded_size import sample_stride
@@ -21,6 +21,7 @@ from hushfleet.wire.format.symbols import MAX_LEVEL
 
 if TYPE_CHECKING:
     from hushfleet.wire.format.spec import WireSpec
+    from hushfleet.wire.format.update_values import Sent
 
 _CODECS = ("quantized", "float32")
 _FARTHEST = 7.0

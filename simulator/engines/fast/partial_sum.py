@@ -7,19 +7,21 @@ the partial sums. A fixed sample of an update's values is encoded to determine i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hushfleet.aggregator.payloads.decoding import MAX_MAGNITUDE, measure, spread
 from hushfleet.aggregator.payloads.exact_sum import ExactSum
-from hushfleet.models.native.release import Sent
 from hushfleet.simulator.engines.fast.coded_size import coded_bytes, sample_stride, sampled_levels
-from hushfleet.simulator.engines.fast.compiled_release import CompiledRelease
 from hushfleet.simulator.engines.fast.runtimes import compiled_addition
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import UpdateHeader, payload_digest, read_header
-from hushfleet.wire.format.update_values import EncodedUpdate, Measured, Summed, UpdateFormat, unsigned
+from hushfleet.wire.format.update_values import EncodedUpdate, Measured, Sent, Summed, UpdateFormat, unsigned
+
+if TYPE_CHECKING:
+    from hushfleet.simulator.engines.fast.compiled_release import CompiledRelease
 
 
 class PartialSum:
