@@ -25,6 +25,7 @@ from hushfleet.methods.local_round import Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.server import ServerArrays
 from hushfleet.simulator.cohort_store import Carried, StateRow, StateSlots
+from hushfleet.simulator.engines.fast.compiled_release import CompiledRelease
 from hushfleet.simulator.engines.fast.device import CohortDevice, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.partial_sum import LIKE, PartialSum
@@ -32,7 +33,8 @@ from hushfleet.simulator.engines.fast.runtimes import VMAP, make_noise, make_opt
 from hushfleet.simulator.engines.fast.sums import key_of, nobody
 from hushfleet.simulator.run_folder import MOST_SHOWN
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update_values import Summed, encode_update
+from hushfleet.wire.format.update import dither_key_of
+from hushfleet.wire.format.update_values import Summed
 
 # The errors with which a device may decline a round. Any other error is a bug of this program, and ends the run.
 REFUSALS = (PrivacyError, Declined)
@@ -185,6 +187,11 @@ def trainer_for(
     :param keep: takes the device's metrics.
     """
     run = chunk.run
+    how: dict[str, Any] = {}
+    if total is not None:
+        key = dither_key_of(chunk.plan.task, chunk.plan.round, client.device)
+        how["release"] = release = CompiledRelease(run.spec.wire, key)
+        how["encode"] = partial(total.encode, release=release)
     return trainer_of(
         run,
         client.device,
@@ -194,7 +201,7 @@ def trainer_for(
         store=device_of(chunk, client),
         limits=run.limits(client.epsilon_limit, client.preference),
         make_secure_round=run.secure_round,
-        encode=encode_update if total is None else total.encode,
+        **how,
     )
 
 
