@@ -86,6 +86,23 @@ def test_closing_a_round_drops_the_bytes_and_keeps_the_record(store: AggregatorS
     assert (row.phase, row.result_digest, row.metrics, row.closed_at) == ("closed", b"r" * 32, {"loss": 0.5}, 12.0)
 
 
+def test_a_transaction_inside_another_is_a_part_of_it(store: AggregatorStore) -> None:
+    with pytest.raises(KeyError), store.transaction():
+        with store.transaction():
+            store.put("one", b"1")
+        raise KeyError
+    assert store.get("one") is None
+    with store.transaction():
+        store.put("one", b"1")
+        for name in ("two", "three"):
+            with pytest.raises(KeyError), store.transaction():
+                store.put(name, b"2")
+                raise KeyError
+        with store.transaction():
+            store.put("four", b"4")
+    assert [store.get(name) for name in ("one", "two", "three", "four")] == [b"1", None, None, b"4"]
+
+
 def test_a_transaction_happens_whole_or_not_at_all(store: AggregatorStore) -> None:
     store.put("before", b"1")
     with pytest.raises(ZeroDivisionError):
