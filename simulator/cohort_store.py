@@ -265,7 +265,7 @@ class StateSlots:
         file = os.open(self._path(name, data.nbytes), os.O_RDWR | os.O_CREAT, 0o666)
         try:
             at = _at(device, slot, data.nbytes)
-            for part in (memoryview(data).cast("B"), _ROUND.pack(round)):
+            for part in (data.reshape(-1).view(np.uint8).data, _ROUND.pack(round)):
                 if os.pwrite(file, part, at) != len(part):
                     raise StoreError(f"{self._folder} has no room; free some space")
                 at += len(part)
@@ -281,7 +281,7 @@ class StateSlots:
         try:
             with path.open("rb", buffering=0) as file:
                 file.seek(_at(device, slot, array.nbytes))
-                found = file.readinto(memoryview(array).cast("B")), file.readinto(tail)
+                found = file.readinto(array.reshape(-1).view(np.uint8).data), file.readinto(tail)
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}; begin the run anew") from error
         if found != (array.nbytes, len(tail)) or _ROUND.unpack(tail)[0] != round:

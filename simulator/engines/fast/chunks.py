@@ -42,7 +42,8 @@ REFUSALS = (PrivacyError, Declined)
 KeepMetrics = Callable[[dict[str, object]], None]
 
 
-class Client(NamedTuple):
+@dataclass(frozen=True)
+class Client:
     """A device of a round.
 
     :param epsilon_limit: largest epsilon that the device allows against the server, at the task's delta.

@@ -87,20 +87,27 @@ def test_closing_a_round_drops_the_bytes_and_keeps_the_record(store: AggregatorS
 
 
 def test_a_transaction_inside_another_is_a_part_of_it(store: AggregatorStore) -> None:
-    with pytest.raises(KeyError), store.transaction():
+    def put(*names: str, fails: bool) -> None:
         with store.transaction():
-            store.put("one", b"1")
-        raise KeyError
-    assert store.get("one") is None
-    with store.transaction():
-        store.put("one", b"1")
-        for name in ("two", "three"):
-            with pytest.raises(KeyError), store.transaction():
-                store.put(name, b"2")
+            for name in names:
+                store.put(name, b"1")
+            if fails:
                 raise KeyError
+
+    def put_inside(*, fails: bool) -> None:
         with store.transaction():
-            store.put("four", b"4")
-    assert [store.get(name) for name in ("one", "two", "three", "four")] == [b"1", None, None, b"4"]
+            put("one", fails=False)
+            for name in ("two", "three"):
+                with pytest.raises(KeyError):
+                    put(name, fails=True)
+            put("four", fails=fails)
+
+    names = ("one", "two", "three", "four")
+    with pytest.raises(KeyError):
+        put_inside(fails=True)
+    assert [store.get(name) for name in names] == [None] * 4
+    put_inside(fails=False)
+    assert [store.get(name) for name in names] == [b"1", None, None, b"1"]
 
 
 def test_a_transaction_happens_whole_or_not_at_all(store: AggregatorStore) -> None:
