@@ -14,6 +14,7 @@ import numpy as np
 
 from hushfleet.learning.batch import Descent
 from hushfleet.learning.graph_session import check_array
+from hushfleet.learning.linear import LinearClipping
 from hushfleet.losses import loss_and_cotangent
 from hushfleet.models.model import Model
 from hushfleet.models.native.build import find_compiler, load_library, pointer
@@ -22,6 +23,7 @@ from hushfleet.models.native.singles_writer import SinglesWriter
 from hushfleet.models.native.stages import VectorUnit
 from hushfleet.models.native.writer import ProgramWriter
 from hushfleet.objectives import CROSS_ENTROPY, Objective, both_or_none
+from hushfleet.params import is_linear
 
 FLAGS = ("-ffp-contract=fast",)
 ALIGNMENT = 64
@@ -53,6 +55,9 @@ class NativeGradient:
         self.layout = model.layout
         self._target = _target(find_compiler().defined)
         self._program = _Program(ProgramWriter(model, self._target, objective).text)
+        self._is_head = is_linear(self.layout)  # its weight and its bias are two layers, but one of the program
+        if self._is_head:
+            self.clipped_sum = LinearClipping(self.layout, objective)  # type: ignore[method-assign]
 
     def __call__(
         self,
@@ -160,7 +165,8 @@ class NativeGradient:
         inputs, out = self._check_batch(params, x, y, ()), np.empty(self.layout.size, np.float32)
         with self._singles.scratch(len(x)) as (library, scratch):
             _, slopes = self._losses(library, scratch, inputs, y, *self._no_teacher(len(x)))
-            arrays = *inputs, pointer(slopes.astype(np.float32)), 0, len(self.layout.layers)
+            slopes = slopes.astype(np.float32)
+            arrays = *inputs, pointer(slopes), 0, len(self.layout.layers)
             library.singles_of_slopes(*arrays, 0, ctypes.c_double(), None, pointer(out), scratch)
         return out
 
@@ -215,6 +221,8 @@ class NativeGradient:
         if step != 1:
             raise ValueError(f"part = {part}: must be a range without gaps")
         spans = self.layout.layers
+        if self._is_head and first < end:
+            return 0, len(spans)
         wanted = [number for number, span in enumerate(spans) if span.start < end and first < span.stop]
         return (wanted[0], wanted[-1] + 1) if first < end else (len(spans), len(spans))
 
@@ -243,6 +251,8 @@ class NativeGradient:
         for params in models[1:]:
             check_array("params", params, FLOAT, (self.layout.size,))
         alike, pointers = self.layout.layers_alike(models), [pointer(params) for params in models]
+        if self._is_head and alike < len(self.layout.layers):
+            alike = 0
         logits = np.empty((len(models), batch, self.model.classes), np.float32)
         with self._program.scratch(min(batch, LOGITS_BATCH)) as (library, scratch):
             for first in range(0, batch, LOGITS_BATCH):

@@ -138,6 +138,16 @@ def test_networks_of_the_product(name):
     assert_same(NativeGradient(model), method, samples_of(10, model), model)
 
 
+@pytest.mark.parametrize("given", [None, 37])
+def test_a_linear_head_on_features(given):
+    """Whose features lie beside those that the device keeps for itself, if they are `given`."""
+    rng, model = np.random.default_rng(0), get_model("linear", classes=4, input_shape=(given or 40, 1, 1))
+    features = FeatureSamples(rng.standard_normal((9, 40, 1, 1), np.float32), rng.integers(0, 4, 9), given=given)
+    privacy = replace(PRIVACY, noise_multiplier=1.0)
+    method = make_method("hush", {"local_epochs": 3}, privacy, model.layout, rounds=3)
+    assert_same(NativeGradient(model), method, features, model)
+
+
 def test_what_needs_more_than_plain_steps_goes_step_by_step():
     layout, samples = MODEL.layout, samples_of(6)
     fedavg = make_method("fedavg", {}, PRIVACY, layout, rounds=1)
