@@ -84,10 +84,11 @@ class Descender:
 
     def _part(self, entries: Entries, memory: np.ndarray) -> _Part:
         start, stop, _ = entries.span.indices(len(self._gradient))
-        if not entries.fills:
+        mask = None
+        if not entries.fills and entries.mask is not None:
             check_array("mask", entries.mask, np.dtype(bool), self._gradient.shape)
-        mask = None if entries.fills else pointer(entries.mask)
-        return _Part(start, stop, *self._layers(entries.span), 0, mask, *map(pointer, memory))
+            mask = pointer(entries.mask)
+        return _Part(start, stop, *self._layers(entries.span), 0, mask, *map(pointer, [*memory]))
 
 
 @cache

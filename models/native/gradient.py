@@ -57,7 +57,8 @@ class NativeGradient:
         self._program = _Program(ProgramWriter(model, self._target, objective).text)
         self._is_head = is_linear(self.layout)  # its weight and its bias are two layers, but one of the program
         if self._is_head:
-            self.clipped_sum = LinearClipping(self.layout, objective)  # type: ignore[method-assign]
+            closed = None if objective.distills else LinearClipping(self.layout, objective)
+            self.clipped_sum = closed  # type: ignore[assignment, method-assign]
 
     def __call__(
         self,
