@@ -146,6 +146,11 @@ class ClosingRule:
         self.deadline = now + self.rules.deadline_s
         return True
 
+    @property
+    def missing(self) -> int:
+        """The number of updates, or answers, after which the wait ends at once; at least 1."""
+        return max(1, self._quorum - self.accepted)
+
     def expects(self, device: str) -> bool:
         """Returns whether this cohort member has neither been accepted nor given another final answer."""
         return device in self._cohort and device not in self._answered
