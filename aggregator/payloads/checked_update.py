@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hushfleet.aggregator.storage.store import UpdateRow
+from hushfleet.aggregator.storage.store import ChargeRow, UpdateRow
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import Ack, Offer, Refused
 from hushfleet.wire.format.update import UpdateHeader
@@ -61,6 +61,7 @@ class CheckedUpdate:
     :param peaks: the largest magnitude in each layer; empty if it was not measured.
     :param squares: the sum of squares in each layer.
     :param row: the row that the store keeps.
+    :param charge: the stored charge.
     :param staleness: the number of rounds by which it is older than the sum's round; 0 except in buffered rounds.
 
     The result is:
@@ -89,6 +90,7 @@ class CheckedUpdate:
     peaks: tuple[float, ...] = field(default=(), repr=False)
     squares: tuple[float, ...] = field(default=(), repr=False)
     row: UpdateRow | None = None
+    charge: ChargeRow | None = None
     staleness: int = 0
 
     code: str = ""

@@ -58,6 +58,7 @@ from hushfleet.wire.format.messages import (
     Want,
     decode_message,
     peek_kind,
+    unverified,
 )
 from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, LinkUp, Will
 
@@ -237,7 +238,7 @@ class Coordinator:
                 self.enrolment.take(device, delivery.payload, federation=self.topics.federation)
             elif topic.kind == "msg" and self._lacks_birth(device, delivery.payload):
                 self._outbox.call(device)
-            elif topic.kind == "msg":
+            elif topic.kind == "msg" and not self._changes_nothing(device, delivery.payload):
                 message = self._verified(device, delivery.payload)
                 if device in self._charged or self._uploads.has_arrived(device):
                     self._finish_uploads()
@@ -272,6 +273,12 @@ class Coordinator:
         if self.enrolment.key(device) is not None or peek_kind(payload) not in (Ask, Want):
             return False
         return self._calls.take(self._clock())
+
+    def _changes_nothing(self, device: str, payload: bytes) -> bool:
+        """Returns whether an accepted device wants only what is about to be sent to all: whoever signed it."""
+        self._key(device)
+        want = unverified(Want, payload)
+        return want is not None and self._blobs.is_marked(want)
 
     def _verified(self, device: str, payload: bytes) -> Message:
         return decode_message(payload, federation=self.topics.federation, public_key=self._key(device))
@@ -372,12 +379,11 @@ class Coordinator:
         charged, self._charged = self._charged, {}
         if self._seen is None:
             return ()
+        for update in updates:
+            key = self.enrolment.key(update.device)
+            if update.charge is not None and update.acknowledged and key is not None:
+                charged[update.device] = (key, update.task, update.round, charge_of(update.charge).weight)
         try:
-            for update in updates:
-                if (update.kind, update.code) == ("update", "accepted"):
-                    weight = charge_of(self.store.charge(update.device, update.round)).weight
-                    key = self.enrolment.key(update.device)
-                    charged |= {} if key is None else {update.device: (key, update.task, update.round, weight)}
             if charged:
                 self._seen.note(charged.values())
         except StoreError as error:
