@@ -19,7 +19,6 @@ from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.difference import params_digest
-from hushfleet.wire.format.spec import BlobRef
 
 
 def choose_personalized_heads(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx") -> None:
@@ -40,7 +39,7 @@ def _choose_one(job: AfterRound) -> None:
     head = personalized_head_of(params, spec.model.layout, run.train(job.device), spec.signal, unlabelled)
     with store_of(files, job.device, inspect=False) as store:
         kept = {"task": spec.task, "global_digest": params_digest(published), "round": job.round}
-        store.keep_model(KeptModel.of(head, package=BlobRef.of(spec.to_bytes()).digest, **kept))
+        store.keep_model(KeptModel.of(head, package=spec.digest, **kept))
     line: dict[str, object] = {"round": job.round, "own_head": to_plain(head.choice)}
     for name, test in (("common", run.common_test), ("local", run.local_test(job.device))):
         found = evaluate(own_logits, head.params, inputs_of_own(test))
