@@ -81,7 +81,7 @@ class ZeroTraining:
     """
 
     def __init__(self, spec: TaskSpec, method: TaskMethod) -> None:
-        self._spec, self._method, self._package = spec, method, spec.digest
+        self._spec, self._method = spec, method
         self._sample = zero_samples(spec.model, spec.model.targets.blank(1, len(spec.model.class_names)))
 
     def __call__(self, job: Job) -> Iterator[Outcome]:
@@ -101,7 +101,6 @@ class ZeroTraining:
             randomness=SeededRandomness(simulation.seed, simulation.index),
             limits=job.config.limits,
         )
-        trainer.package = self._package  # the same for all boards
         yield trained(job, trainer)
 
 
