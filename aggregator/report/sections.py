@@ -11,10 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import plotly.graph_objects as go
-
 from hushfleet.aggregator.report import charts
-from hushfleet.aggregator.report.charts import PERCENT, line, over
+from hushfleet.aggregator.report.charts import PERCENT, Trace, line, over, titled
 from hushfleet.aggregator.report.page import (
     BLUE,
     SOFT,
@@ -95,7 +93,7 @@ def accuracy(shown: ShownRun) -> Parts:
     yield over(shown.title, lines, shown.told("accuracy_missing"), **PERCENT)
 
 
-def _accuracies(xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint], headline: Headline) -> list[go.Scatter]:
+def _accuracies(xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint], headline: Headline) -> list[Trace]:
     """Returns lines of the three accuracies of runs or rounds, and of the accuracy of training alone."""
     local_only = ((0, "common test", headline.common.local_only), (1, "own data", headline.local.local_only))
     own, other = headline.rows[1].model, headline.rows[0 if headline.own_heads else 2].model
@@ -187,8 +185,9 @@ def _spent(shown: ShownRun) -> SectionPart:
     # dotted, because the two may be the same
     release = charts.per_device(detail.devices, shown.rounds, detail.epsilon_release, 0, "epsilon_release", "dot")
     wide = max(finite) > 30 * min(finite)
-    axis: dict[str, Any] = charts.log_axis("yaxis", finite) if wide else {"yaxis_rangemode": "tozero"}
-    return over("Epsilon spent, per device", server + release, "", note="Logarithmic scale." if wide else "", **axis)
+    axis: dict[str, Any] = charts.log_axis(finite) if wide else {"rangemode": "tozero"}
+    note = "Logarithmic scale." if wide else ""
+    return over("Epsilon spent, per device", server + release, "", note=note, yaxis=axis)
 
 
 def seen(shown: ShownRun) -> Parts:
@@ -210,7 +209,7 @@ def privacy_sweep(shown: ShownRun) -> Parts:
     inside = xs and min(xs) <= LIMIT <= max(xs)
     look = {"dash": "dot", "color": SOFT, "width": 1.5}
     dotted = {"x0": LIMIT, "x1": LIMIT, "y0": 0, "y1": 1, "yref": "paper", "line": look}
-    layout = {**charts.log_axis("xaxis", xs), "shapes": [dotted] if inside else [], **PERCENT}
+    layout = {"xaxis": charts.log_axis(xs), "shapes": [dotted] if inside else [], **PERCENT}
     lines, note = _accuracies(xs, drawn, shown.headline), shown.told("sweep_note")
     yield over(shown.title, lines, shown.told("sweep_missing"), x="epsilon_server", note=note, **layout)
     yield noise_table(shown.result)
@@ -232,18 +231,18 @@ def traffic(shown: ShownRun) -> Parts:
     totals = {short: sum(value or 0 for value in values) for short, _, values, _ in references}
     drawn = [line(name, xs, each, n, dashed=True) for short, name, each, n in references if totals[short]]
     layout = {
-        "xaxis": {"title_text": "round", "dtick": 1 if len(xs) <= 12 else None},
+        "xaxis": {**titled("round"), **({"dtick": 1} if len(xs) <= 12 else {})},
         "yaxis": {"tickformat": "~s", "ticksuffix": "B", "hoverformat": ".3s", "rangemode": "tozero"},
         "hovermode": "x unified",
         "showlegend": True,
     }
-    yield Plot(go.Figure([bars, *drawn], layout), "Sent up per round", shown.told("bytes_note"))
+    yield Plot([bars, *drawn], layout, "Sent up per round", shown.told("bytes_note"))
     yield Prose([words.strip() for words in shown.told("bytes_words", totals).split("|")])
     yield Facts(shown.words.facts("bytes_facts", cost_db(result.wire) if result.wire else "not recorded"))
 
 
-def _bars(xs: Sequence[int], ys: Sequence[int], name: str, color: str, **more: Any) -> go.Bar:
-    return go.Bar(x=xs, y=ys, name=name, marker={"color": color, "line_width": 0}, **more)
+def _bars(xs: Sequence[int], ys: Sequence[int], name: str, color: str, **more: Any) -> Trace:
+    return {"type": "bar", "x": xs, "y": ys, "name": name, "marker": {"color": color, "line": {"width": 0}}, **more}
 
 
 def rounds_over_time(shown: ShownRun) -> Parts:
@@ -269,8 +268,8 @@ def rounds_over_time(shown: ShownRun) -> Parts:
         for outcome in OUTCOMES
         if total[outcome]
     ]
-    axes = {"xaxis_title_text": "round", "yaxis_title_text": "devices"}
-    yield Plot(go.Figure(bars, {"barmode": "stack", "bargap": 0.1, "height": 260, **axes}), "Devices in each round")
+    axes = {"xaxis": titled("round"), "yaxis": titled("devices")}
+    yield Plot(bars, {"barmode": "stack", "bargap": 0.1, "height": 260, **axes}, "Devices in each round")
 
 
 def fleet(shown: ShownRun) -> Parts:
@@ -336,7 +335,7 @@ def course(shown: ShownRun) -> Parts:
     yield shown.heading("course")
     xs, detail = shown.rounds, shown.result.details
     loss = line("training loss, mean over devices", xs, [row.loss for row in shown.result.rounds], 3)
-    yield over("Loss", [loss], shown.told("course_missing"), yaxis_rangemode="tozero")
+    yield over("Loss", [loss], shown.told("course_missing"), yaxis={"rangemode": "tozero"})
     for title, grid, color in (
         ("Personalized models on the common test", detail.accuracy_own_common, 0),
         ("Personalized models on their own data", detail.accuracy_own_local, 1),
