@@ -11,6 +11,7 @@ The name stands at the top of a file, where imports are:
 from __future__ import annotations
 
 import importlib
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +20,10 @@ class _AtNeed(ModuleType):
     """It keeps no name: a fault that a test plants in the module must be seen through the stand-in too."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self.__name__), name)
+        try:
+            return getattr(sys.modules[self.__name__], name)
+        except (KeyError, AttributeError):  # not imported, or not yet to its end
+            return getattr(importlib.import_module(self.__name__), name)
 
 
 NAMED: set[str] = set()

@@ -111,7 +111,7 @@ class ModelSection(Checked):
         """Whether the model takes features that are ordered by importance. Raises `BadInput` for a bad file."""
         if self.features is None or not is_path("features", self.features):
             return self.takes_pixels
-        from hushfleet.models.features.backbone import has_classifier  # with PyTorch
+        from hushfleet.models.features.backbone import has_classifier  # with onnx
 
         return has_classifier(Path(self.features))
 
