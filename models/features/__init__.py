@@ -18,7 +18,7 @@ from hushfleet.errors import BadInput, GraphRefused, format_value
 from hushfleet.learning.graph_features import check_features
 from hushfleet.learning.graph_session import open_session
 from hushfleet.models.export import content_key
-from hushfleet.models.features import backbone, classifier, whitening
+from hushfleet.models.features import backbone, classifier, pretrained, whitening
 from hushfleet.models.features.backbone import FeatureExtractor
 from hushfleet.models.features.filters import Filters
 from hushfleet.models.features.hidden import hidden_graph
@@ -35,11 +35,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hushfleet.models import checks
-    from hushfleet.models.features import pretrained
 else:  # with PyTorch, which takes seconds to import, and kept features need none
     torch = at_need("torch")
     checks = at_need("hushfleet.models.checks")
-    pretrained = at_need("hushfleet.models.features.pretrained")
 
 _PACKAGES = ("torch", "onnx", "onnxruntime", "numpy")
 _CODE = ("../onnx_nodes", "filters", "hidden", "pretrained", "scattering", "synthetic", "unit_norm", "whitening")
