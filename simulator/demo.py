@@ -94,9 +94,9 @@ def demo(
     console, folder = Console(), run_path(out, "demo")
     chosen = {name: HALVES[name] for name in HALVES if half in ("both", name)}
     _check_folder(folder, chosen, resume=resume)
-    attacks = dict[str, Iterator[Attack]]()
+    attacks: dict[str, Iterator[Attack]] = {}
     with Workers() as workers:
-        results = dict[str, Result]()
+        results: dict[str, Result] = {}
         for name, each in chosen.items():
             attacks[name] = _attack(each, folder / name, workers, short=short)
             results[name] = _run(each, folder, name, workers, console, broker=broker, short=short, resume=resume)
