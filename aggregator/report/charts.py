@@ -8,6 +8,7 @@ A series is a trace of Plotly as plain data: its own Python classes check each v
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -22,12 +23,15 @@ from hushfleet.aggregator.report.page import (
     label,
     missing,
 )
+from hushfleet.aggregator.report.readable import points
 
 Values = Sequence[float | None]
 Trace = dict[str, Any]
 MOST_SYMBOLS = 24
 MOST_LINES = 12
 MOST_NAMES = 40
+MOST_BARS = 1000
+MOST_ROWS = 400
 SYMBOLS = ("circle", "square", "triangle-up", "diamond")
 PERCENT: dict[str, Any] = {"yaxis": {"tickformat": "~%", "hoverformat": ".1%"}}
 
@@ -120,7 +124,12 @@ def titled(words: str) -> dict[str, Any]:
 def heat_map(
     title: str, rows: Sequence[str], columns: Sequence[str], grid: Sequence[Values], *, form: str, x: str, note: str
 ) -> Plot:
-    """Returns a cell per row and column, with a stronger colour for larger values; a small grid also shows values."""
+    """Returns a cell per row and column, with a stronger colour for larger values; a small grid also shows values.
+
+    A grid with more than `MOST_ROWS` rows shows some of them, at equal distances.
+    """
+    if (every := math.ceil(len(rows) / MOST_ROWS)) > 1:
+        title, rows, grid = f"{title}, 1 device in {every}", rows[::every], grid[::every]
     few = len(rows) <= 16 and len(columns) <= 12
     heat = {
         "type": "heatmap",
@@ -137,27 +146,46 @@ def heat_map(
 
 
 def gains(title: str, names: Sequence[str], local_only: Values, federated: Values, *, note: str) -> Plot:
-    """Returns a bar per device that was measured twice, from the largest loss to the largest gain."""
+    """Returns a bar per device that was measured twice, from the largest loss to the largest gain; for a large fleet,
+    how many devices gained how much."""
     rows = zip(names, local_only, federated, strict=True)
     ordered = sorted((f - a, label(name), a, f) for name, a, f in rows if a is not None and f is not None)
-    losses = sum(gain < 0 for gain, *_ in ordered)
-    places = list(range(len(ordered)))
+    if len(ordered) > MOST_BARS:
+        return _gains_counted(title, [gain for gain, *_ in ordered], note=note)
+    places, percents = list(range(len(ordered))), {"tickformat": "+~%"}
     bars = {
-        "type": "bar",
-        "x": places,
-        "y": [gain for gain, *_ in ordered],
+        **_bars_from_loss_to_gain(places, [gain for gain, *_ in ordered], [gain for gain, *_ in ordered]),
         "hovertext": [f"{name}: {a:.1%} alone, {f:.1%} federated" for _, name, a, f in ordered],
-        "marker": {
-            "color": [ORANGE] * losses + [BLUE] * (len(ordered) - losses),
-            "pattern": {"shape": ["/"] * losses + [""] * (len(ordered) - losses)},  # not by its colour alone
-            "line": {"width": 0},
-        },
         "hovertemplate": "%{hovertext}: %{y:+.1%}<extra></extra>",
     }
     names_fit = len(ordered) <= MOST_SYMBOLS
     words = {"tickvals": places, "ticktext": [name for _, name, *_ in ordered], "showticklabels": names_fit}
     axis = {**titled(f"{len(ordered)} devices, sorted"), **words}
-    return Plot([bars], {"bargap": 0.1, "xaxis": axis, "yaxis": {"tickformat": "+~%"}}, title, note)
+    return Plot([bars], {"bargap": 0.1, "xaxis": axis, "yaxis": percents}, title, note)
+
+
+def _gains_counted(title: str, gains: Sequence[float], *, note: str) -> Plot:
+    """Returns a bar per percentage point with the number of devices that gained so much."""
+    counts = sorted(Counter(math.floor(100 * gain) for gain in gains).items())
+    middles = [(point + 0.5) / 100 for point, _ in counts]
+    bars = {
+        **_bars_from_loss_to_gain(middles, [count for _, count in counts], middles),
+        "hovertext": [f"{points(point / 100, '')} to {points((point + 1) / 100)}" for point, _ in counts],
+        "hovertemplate": "%{hovertext}: %{y} devices<extra></extra>",
+    }
+    axes = {"xaxis": {**titled("gain"), "tickformat": "+~%"}, "yaxis": titled("devices")}
+    return Plot([bars], {"bargap": 0.1, **axes}, title, note)
+
+
+def _bars_from_loss_to_gain(xs: Sequence[float], ys: Sequence[float], gains: Sequence[float]) -> Trace:
+    """Returns bars that show the losses by their colour and, for readers who cannot distinguish it, by a pattern."""
+    losses = sum(gain < 0 for gain in gains)
+    marker = {
+        "color": [ORANGE] * losses + [BLUE] * (len(gains) - losses),
+        "pattern": {"shape": ["/"] * losses + [""] * (len(gains) - losses)},
+        "line": {"width": 0},
+    }
+    return {"type": "bar", "x": xs, "y": ys, "marker": marker}
 
 
 def row_height(rows: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,7 @@ from hushfleet.aggregator.report.page import (
     missing,
     present,
 )
-from hushfleet.aggregator.report.readable import LIFETIME, number, size
+from hushfleet.aggregator.report.readable import LIFETIME, number, points, size
 from hushfleet.aggregator.report.sweeps import cost_db, noise_table, seed_table
 from hushfleet.aggregator.report.tables import PageCell, Table
 from hushfleet.aggregator.report.verdict import LIMIT, Headline
@@ -40,7 +40,10 @@ from hushfleet.aggregator.results.result import Example, Result, RoundRow, Sweep
 from hushfleet.wire.format.codecs import codec_of
 
 MOST_TABLE_ROWS = 40
+MOST_LISTED, EXTREMES = 1000, 20
+"""Of more devices, the table lists those with the lowest and the highest values alone: so many of each measure."""
 DASH = "\N{EN DASH}"
+GAINS = ("common test", "own data")
 Parts = Iterator[SectionPart]
 
 
@@ -291,10 +294,21 @@ def fleet(shown: ShownRun) -> Parts:
 
 
 def device_table(result: Result) -> Table:
-    """Returns a row for each device."""
+    """Returns a row for each device; in a large fleet, for those with the lowest and the highest values, from the
+    smallest gain on."""
     detail, ledger = result.details, {row.device: row for row in result.privacy}
     spent = {device: (row.rounds_charged, row.epsilon_server) for device, row in ledger.items()}
-    unknown = _spent_unknown(result)
+    unknown, have_lifetime = _spent_unknown(result), any(row.lifetime for row in result.privacy)
+    sent = "updates sent" if any(row.answer_bytes for row in result.rounds) else "sent up"
+    devices = list(detail.devices or ledger)
+    listed, gains = list(range(len(devices))), dict[str, list[float]]()
+    folded = f"All {len(devices)} devices" if len(devices) > MOST_TABLE_ROWS else ""
+    if len(devices) > MOST_LISTED:
+        measures = _measures(result, devices)
+        gains = {f"gained, {name}": values for name, values in measures.items() if name in GAINS}
+        listed = sorted(_extremes(measures.values()), key=next(iter(gains.values()), listed).__getitem__)
+        about = f"the {EXTREMES} lowest and highest by {', '.join(measures)}. All are in result.json"
+        folded = f"{len(listed)} of {len(devices):,} devices: {about}"
 
     def cells(n: int, device: str) -> dict[str, str]:
         row, faults = ledger.get(device), detail.faults.get(device, 0)
@@ -304,21 +318,43 @@ def device_table(result: Result) -> Table:
         return {
             "device": device,
             "board": result.boards.get(device, DASH),
+            **{name: points(values[n], "") for name, values in gains.items()},
             "accepted": str(detail.rounds_accepted[n]) if detail.rounds_accepted else DASH,
             "charged": str(charged) if known else DASH,
-            "updates sent" if any(row.answer_bytes for row in result.rounds) else "sent up": (
-                size(detail.uplink_bytes[n]) if any(detail.uplink_bytes) else DASH
-            ),
-            **({LIFETIME: number(lifetime)} if any(row.lifetime for row in result.privacy) else {}),
+            sent: size(detail.uplink_bytes[n]) if any(detail.uplink_bytes) else DASH,
+            **({LIFETIME: number(lifetime)} if have_lifetime else {}),
             "epsilon_server": number(epsilon) if known else DASH,
             "epsilon_release": number(row.epsilon_release if row else 0) if ledger else DASH,
             "refused": _codes(detail.refusals.get(device)) + (f"; own fault in {faults} rounds" if faults else ""),
             "declined": _codes(detail.declines.get(device)),
         }
 
-    rows = [cells(n, device) for n, device in enumerate(detail.devices or ledger)]
-    folded = f"All {len(rows)} devices" if len(rows) > MOST_TABLE_ROWS else ""
+    rows = [cells(n, devices[n]) for n in listed]
     return Table(list(rows[0]) if rows else [], [list(row.values()) for row in rows], names=2, folded=folded)
+
+
+def _measures(result: Result, devices: Sequence[str]) -> dict[str, list[float]]:
+    """Returns the measures by which devices differ, a value for each device; 0 where it was not measured."""
+    detail, ledger = result.details, {row.device: row.epsilon_server for row in result.privacy}
+    measures: dict[str, list[float]] = {}
+    grids = (detail.accuracy_own_common, detail.local_only_common), (detail.accuracy_own_local, detail.local_only_local)
+    for name, (grid, alone) in zip(GAINS, grids, strict=True):
+        final = final_by_device(grid, len(devices))
+        measures[name] = [(f or 0.0) - (a or 0.0) for f, a in zip(final, alone, strict=False)]
+    measures["epsilon_server"] = [ledger.get(device, 0.0) for device in devices]
+    measures |= {"accepted": [*map(float, detail.rounds_accepted)], "bytes": [*map(float, detail.uplink_bytes)]}
+    for name, counts in (("refused", detail.refusals), ("declined", detail.declines)):
+        measures[name] = [float(sum(counts.get(device, {}).values())) for device in devices]
+    return {name: values for name, values in measures.items() if len(values) == len(devices) and len({*values}) > 1}
+
+
+def _extremes(measures: Iterable[Sequence[float]]) -> set[int]:
+    """Returns the places of the lowest and the highest values of each measure, other than its median."""
+    found = set[int]()
+    for values in measures:
+        ordered, middle = sorted(range(len(values)), key=values.__getitem__), median(values)
+        found |= {n for n in (*ordered[:EXTREMES], *ordered[-EXTREMES:]) if values[n] != middle}
+    return found
 
 
 def _spent_unknown(result: Result) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import math
@@ -35,6 +36,11 @@ from support import report_samples
 
 samples = vars(report_samples)
 sample, bare, QUANTIZED, told_of = samples["sample"], samples["bare"], samples["QUANTIZED"], samples["told"]
+
+
+def without_plotly(html: str) -> str:
+    return re.sub('(<script type="application/gzip"[^>]*>)[^<]*', r"\1", html)
+
 
 SECTIONS = ["accuracy", "privacy", "bytes", "fleet", "training", "run", "meaning"]
 FIELD = ["bytes", "run", "meaning"]
@@ -71,6 +77,8 @@ class Page(HTMLParser):
         where = self.open[-1] if self.open else ""
         if where == "script application/json":
             self.plots.setdefault(self._here, []).append(json.loads(data))
+        elif where == "script application/gzip":
+            self.scripts.append(gzip.decompress(base64.b64decode(data)).decode())
         elif where == "script":
             self.scripts.append(data)
         elif where != "style":
@@ -99,19 +107,20 @@ def test_a_report_needs_nothing_from_outside_and_runs_no_script_but_its_own(resu
     assert not [a for a in page.attributes if a[1] in {"src", "srcset", "xlink:href"} or a[1].startswith("on")]
     assert all(value.startswith("#") for _, name, value in page.attributes if name == "href")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", html), "HTML forbids control characters"
-    rest = html.replace(plotly_script(), "")
+    assert page.scripts[0] == plotly_script()
+    rest = without_plotly(html)
     assert len(rest) < len(html) - 1_000_000, "Plotly is inside, once"
     assert not re.search(r"://|url\(|@import|fetch\(|XMLHttpRequest", rest)
     assert "prefers-color-scheme: dark" in rest
     (policy,) = [value for tag, name, value in page.attributes if name == "content" and "default-src" in value]
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in page.scripts]
-    assert len(hashes) == 2
-    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    plotly, own = hashes
+    allowed = f"'sha256-{own}' 'sha256-{plotly}'"
     assert f"default-src 'none'; script-src {allowed};" in policy
 
 
 def test_every_colour_of_a_plot_is_in_the_style_sheet_for_light_and_dark() -> None:
-    html = render_report(sample(12, 6)).replace(plotly_script(), "")
+    html = without_plotly(render_report(sample(12, 6)))
     for name in set(re.findall(r"var\((--[a-z0-9]+)\)", html)):
         assert html.count(f"{name}:") == 2, name
 
@@ -220,7 +229,31 @@ def test_small_fleets_have_a_line_a_device_and_large_ones_a_band() -> None:
     assert [trace["name"] for trace in small] == ["a device", *(f"board-{n:03d}" for n in range(12))]
     assert all(len(trace["x"]) == 3 for trace in small[1:])
     assert [trace.get("fill") for trace in large] == [None, "tonexty", None]
-    assert len(render_report(sample(500, 20))) - len(plotly_script()) < 1_000_000
+    assert len(without_plotly(render_report(sample(500, 20)))) < 1_000_000
+
+
+def test_of_ten_thousand_devices_the_page_counts_gains_and_lists_the_worst_and_the_best() -> None:
+    count = 10_000
+    result = sample(count, 2)
+    own = [*range(count)]
+    details = result.details.but(
+        accuracy_own_common=[[None] * count, [0.5 + n / count / 4 for n in own]], uplink_bytes=own[::-1]
+    )
+    result = result.but(details=details)
+    html = render_report(result)
+    assert len(without_plotly(html)) < 200_000
+    page = Page(html)
+    (bars,) = page.plots["accuracy"][1]["data"]
+    assert (sum(bars["y"]), len(bars["x"])) == (count, 25)
+    assert bars["hovertext"][0] == "\u221220.0 to \u221219.0 points"
+    assert bars["marker"]["pattern"]["shape"] == ["/"] * 20 + [""] * 5
+    table = device_table(result)
+    ends = [*range(20), *range(count - 20, count)]
+    assert [row[0] for row in table.rows] == [f"board-{n:03d}" for n in ends]
+    assert table.folded.startswith("40 of 10,000 devices: the 20 lowest and highest by common test, bytes, refused")
+    assert [row[table.head.index("gained, common test")] for row in table.rows][::39] == ["\u221220.0", "+5.0"]
+    (images,) = page.plots["training"][-1]["data"]
+    assert len(images["z"]) == 400
 
 
 def test_missing_data_is_said_and_not_drawn() -> None:
