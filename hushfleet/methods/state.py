@@ -54,10 +54,14 @@ class PublicState:
 
     def after(self, mask: Array) -> PublicState:
         """Returns the state after one more update; an unchanged mask is not packed again."""
-        following = PublicState(mask, self.participations + 1)
-        if mask is self.mask:
-            following.__dict__["_bits"] = self._bits
-        return following
+        count = self.participations + 1
+        return self.counted(count) if mask is self.mask else PublicState(mask, count)
+
+    def counted(self, participations: int) -> PublicState:
+        """Returns the state with the same mask after so many updates."""
+        state = PublicState(self.mask, participations)
+        state.__dict__["_bits"] = self._bits
+        return state
 
     def digest(self) -> bytes:
         """Returns 16 bytes: two sides with the same digest hold the same state."""
@@ -84,10 +88,19 @@ class PublicState:
         return _Bits(self.mask)
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, size: int) -> PublicState:
-        """Decodes `to_bytes`. Raises `Malformed`; never allocates more than the mask needs."""
-        bits = np.unpackbits(np.frombuffer(unpacked_mask(data, size=size), np.uint8))
-        return cls(bits[:size].astype(bool), struct.unpack("<I", data[:4])[0])
+    def from_bytes(cls, data: bytes, *, size: int, like: PublicState | None = None) -> PublicState:
+        """Decodes `to_bytes`. Raises `Malformed`; never allocates more than the mask needs.
+
+        :param like: a state that may have the same mask; then both share it.
+        """
+        packed, count = unpacked_mask(data, size=size), struct.unpack("<I", data[:4])[0]
+        if like is not None and like._bits.packed == packed:
+            state = like.counted(count)
+        else:
+            state = cls(np.unpackbits(np.frombuffer(packed, np.uint8))[:size].astype(bool), count)
+            state._bits.__dict__["packed"] = packed
+        state.__dict__["_bytes"] = data
+        return state
 
 
 @dataclass(frozen=True)
