@@ -31,6 +31,7 @@ TEXT_FIELDS |= {"layers", "action", "target", "accountant", "timezone"}
 
 _PIECE_BYTES = 1 << 20
 _COUNT, _COLUMNS = "events", "columns"
+_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 class EventLog:
@@ -68,7 +69,7 @@ class EventLog:
 
     def _write(self, fields: dict[str, Any]) -> dict[str, Any]:
         event = {"at": round(self._clock(), 3), **to_json(fields)}
-        line = json.dumps(event, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
+        line = _ENCODER.encode(event) + "\n"
         with self._lock:
             try:
                 self._append(line.encode())

@@ -188,6 +188,10 @@ class Struck:
     pool: RayWorkers
     marks: Path
 
+    @property
+    def count(self) -> int:
+        return self.pool.count
+
     def map(self, function: Callable[[Any], Any], items: Any) -> Any:
         return self.pool.map(partial(strike, function, self.marks), items)
 
@@ -229,7 +233,6 @@ def test_a_driver_that_is_killed_goes_on_in_another_one(
     drive(workers=1, dies_at=0)
     assert audit.models(simulation) == audit.models(calm)
     assert metrics_of(simulation) == metrics_of(calm)
-    assert all(found[name].get(round, {}).items() <= expected[name][round].items() for name, round in lacking)
     audit.check(simulation)
 
 
