@@ -489,7 +489,6 @@ class Ledger(LedgerView):
     def doubt_times(self) -> None:
         """Marks the times of all entries as not sure: no statement of the time was ever heard. Raises `LedgerError`."""
         began = 0 if (counted := self.counted()) is None else counted.began
-        self._known.version = None
         try:
             self._connection.execute(
                 "INSERT OR IGNORE INTO privacy_ledger_unsure SELECT seq, MAX(at, ?), 0 FROM privacy_ledger", (began,)
@@ -548,7 +547,7 @@ def _epsilon_of(
 ) -> float:
     """Returns epsilon of the noised values of these charges.
 
-    If records are exchanged, an update also moves by at most two clip norms, which `exchange` already counts.
+    If a record is replaced, an update also moves by at most two clip norms, which `replace-one` already counts.
     """
     halves = adjacency == "add-or-remove" and any(charge.unit == "record" for charge in charges)
     steps = [
