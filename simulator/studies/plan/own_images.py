@@ -89,10 +89,10 @@ def measured_table(asked: Question, own: OwnImages) -> GainTable:
         )
     given = _some(own.train, 2 * devices * asked.images)  # enough for different images with each seed
     extractor = get_features(asked.features, given.images.shape[1:])
-    session, few = open_session(extractor.graph), given.take(slice(0, TIMED))
+    session, timed = open_session(extractor.graph), given.take(slice(0, TIMED))
     began = time.process_time()
-    features_of(session, few, batch=1)  # as a board computes them
-    image_s = (time.process_time() - began) / len(few)
+    features_of(session, timed, batch=1)  # as a board computes them
+    image_s = (time.process_time() - began) / len(timed)
     images = Images(features_of(session, given), given.y, features_of(session, own.test), own.test.y)
     signals = {
         asked.epsilon * times: signal(devices=asked.counted, epsilon=asked.epsilon * times, delta=asked.delta)
