@@ -126,8 +126,9 @@ def _personalized_head(classes: int, count: int) -> tuple[bytes, ParamLayout]:
     It is written by hand, because PyTorch's exporter takes seconds.
     """
     layout = _linear(classes, count).layout
-    values = {f"param.{name}": shape for name, shape in zip(layout.names, layout.shapes, strict=True)}
-    values |= {"x": ("batch", count, 1, 1)}
+    shapes = zip(layout.names, layout.shapes, strict=True)
+    values: dict[str, tuple[str | int, ...]] = {f"param.{name}": shape for name, shape in shapes}
+    values["x"] = ("batch", count, 1, 1)
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in values.items()]
     logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ("batch", classes))
     nodes = [

@@ -15,7 +15,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from hushfleet.aggregator.config.schedule import ScheduleSection, known_zones
+from hushfleet.aggregator.config.schedule import ScheduleSection
 
 _DAY = timedelta(days=1)
 _LONGEST_GAP = 15  # days from one window to the next, if a weekly one is in a missing hour
@@ -122,7 +122,10 @@ def _utc(at: float) -> datetime:
 def local_zone() -> str:
     """Returns the name of this machine's time zone."""
     name = os.environ.get("TZ", "").lstrip(":") or os.path.realpath("/etc/localtime").partition("zoneinfo/")[2]
-    return name if name in known_zones() else "UTC"
+    try:
+        return ZoneInfo(name).key
+    except (ValueError, KeyError, OSError):  # empty, unknown, or a folder
+        return "UTC"
 
 
 def moment_text(at: float, *, now: float, zone: str) -> str:

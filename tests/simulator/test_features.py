@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import onnxruntime
 import pytest
 from safetensors.numpy import load_file
 
-from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.predict import predict
 from hushfleet.errors import BadInput
@@ -126,3 +129,24 @@ def test_what_does_not_go_with_features_is_refused(short_task: Any, sections: di
     model = {"name": "linear", "features": "filters", **sections.pop("model", {})}
     with pytest.raises(BadInput, match=text):
         short_task(model=model, method={"name": "dp-fedavg"}, **sections)
+
+
+LOADED = """
+import sys
+from hushfleet.aggregator.commands.main import main
+try:
+    main()
+finally:
+    print("loaded", *(name for name in ("matplotlib", "pandas", "plotly.io", "torch") if name in sys.modules))
+"""
+
+
+def test_a_run_whose_graphs_are_kept_loads_no_pytorch_from_its_start_to_its_report(tmp_path: Path) -> None:
+    file = Path(__file__).parents[2] / "tasks" / "digits-hush.toml"
+    changes = ["data.devices=20", "data.limit=240", "round.rounds=1"]
+    prepare(load_task(file, changes), run_id="test")  # keeps the graphs
+    words = ["simulate", file, "--out", tmp_path / "run", "--workers", "1", *(f"--set={each}" for each in changes)]
+    done = subprocess.run([sys.executable, "-c", LOADED, *map(str, words)], capture_output=True, text=True, check=True)
+    assert (tmp_path / "run" / "report.html").exists()
+    assert (tmp_path / "run" / "models" / "device-00.onnx").exists()
+    assert done.stdout.splitlines()[-1] == "loaded"

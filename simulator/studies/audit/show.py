@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from rich.markup import escape
@@ -106,8 +107,8 @@ def _plot(found: Finding) -> page.Plot:
     grid = np.geomspace(_LEAST_SHOWN, 1, 200)
     shown = {"type": "scatter", "mode": "lines"}
     points = {"x": [point[0] for point in found.points], "y": [point[1] for point in found.points]}
-    blue = {"color": page.BLUE}
-    traces = [
+    blue: dict[str, Any] = {"color": page.BLUE}
+    traces: list[dict[str, Any]] = [
         {"x": grid.tolist(), "y": np.asarray(found.claim.curve(grid)).tolist(), "fill": "tozeroy",
          "name": "below the claim", "line": {"color": page.ORANGE, "width": 1}},
         {"x": [0, 1], "y": [1, 0], "name": "a coin", "line": {"color": page.SOFT, "dash": "dot"}},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -137,3 +139,22 @@ def test_one_command_reports_on_fleets_and_runs(folder: FleetFolder) -> None:
     assert "report.html" in hushfleet("report", folder.path).replace("\n", "")
     assert "runs/two/report.html" in (folder.path / "report.html").read_text()
     assert (folder.path / "runs" / "two" / "report.html").exists()
+
+
+LOADED = """
+import sys
+from hushfleet.aggregator.commands.main import main
+try:
+    main()
+finally:
+    heavy = ("asyncio", "jinja2", "matplotlib", "onnx", "onnxruntime", "paho", "pandas", "plotly", "scipy", "torch")
+    print("loaded", *(name for name in heavy if name in sys.modules))
+"""
+
+
+def test_a_status_loads_what_it_shows(folder: FleetFolder) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, "fleet", "status", str(folder.path)], capture_output=True, text=True, check=True
+    )
+    assert NAMES[0] in done.stdout
+    assert done.stdout.splitlines()[-1] == "loaded"
