@@ -27,6 +27,7 @@ class SqliteFile:
     :param functions: functions of one value each, which these statements may call by name.
     :param durable: False leaves syncing to the operating system: for simulations only.
     :param exclusive: locks the file for all others, until it is closed.
+    :param page_bytes: the size of a new file's pages; larger ones make large values cheaper.
     :param timeout_s: how long to wait for the lock of another connection.
 
     Raises `StoreError` for a file that is damaged, locked or of another version.
@@ -42,6 +43,7 @@ class SqliteFile:
         functions: Mapping[str, Callable[[Any], Any]] | None = None,
         durable: bool = True,
         exclusive: bool = False,
+        page_bytes: int = 4096,
         timeout_s: float = 5.0,
     ) -> None:
         self.path = path
@@ -55,6 +57,7 @@ class SqliteFile:
             for name, function in (functions or {}).items():
                 self._db.create_function(name, 1, function)
         try:
+            self.row(f"PRAGMA page_size = {page_bytes}")
             self._open(schema, version, upgrades or {}, exclusive)
         except BaseException:
             self._db.close()

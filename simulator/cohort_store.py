@@ -29,7 +29,8 @@ from hushfleet.errors import StoreError
 from hushfleet.privacy.charge import Charge, Totals
 
 _HEAD = b"HFC\x01"
-"""Marks the file; the last byte is the version of its format."""
+"""Marks the file; the last byte is the version of its format. Random bytes follow, which distinguish two runs."""
+_HEAD_BYTES = len(_HEAD) + 8
 _FRAME = struct.Struct("<II")  # length and checksum
 _PAGE = 4096
 _ROUND = struct.Struct("<q")
@@ -108,28 +109,29 @@ class CohortStore:
     def open(cls, path: Path, *, closed: int) -> CohortStore:
         """Opens the store of a run that goes on; drops what follows its last closed round, and a torn record."""
         store = cls(path)
-        if path.exists():
+        if path.exists() and path.stat().st_size >= _HEAD_BYTES:
             store._read(until=closed, keep=False)
             os.truncate(path, store._end)
         if not store._end:
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes(_HEAD)
-            store._end = len(_HEAD)
+            path.write_bytes(_HEAD + os.urandom(_HEAD_BYTES - len(_HEAD)))
+            store._end = _HEAD_BYTES
         return store
 
     @classmethod
     def read(cls, path: Path) -> CohortStore:
         """Reads a run's store whole; if this process has read it before, only what is new. Raises `StoreError`."""
         try:
-            status = path.stat()
+            with path.open("rb") as file:
+                head, size = file.read(_HEAD_BYTES), os.fstat(file.fileno()).st_size
         except FileNotFoundError as error:
             raise StoreError(f"{path} is not there: no device has taken part, or an earlier version ran it") from error
-        known = _READ.get(path)
-        if known is None or known[0] != status.st_ino or known[1]._end > status.st_size:
+        known = _READ.get(head)
+        if known is None or known.path != path or known._end > size:
             _READ.clear()
-            known = _READ[path] = status.st_ino, cls(path)
-        known[1]._read(until=None, keep=True)
-        return known[1]
+            known = _READ[head] = cls(path)
+        known._read(until=None, keep=True)
+        return known
 
     def carried(self, device: int) -> Carried | None:
         """Returns what a device carries, by its number; None if it has not taken part."""
@@ -181,9 +183,9 @@ class CohortStore:
 
     def _read(self, *, until: int | None, keep: bool) -> None:
         """Reads the records after the known ones; with `keep`, all must be whole."""
-        start = len(_HEAD)
         with self.path.open("rb") as file:
-            if (head := file.read(start)) and head != _HEAD:
+            head = file.read(_HEAD_BYTES)
+            if head and (len(head) < _HEAD_BYTES or not head.startswith(_HEAD)):
                 raise StoreError(f"{self.path} is damaged, or of another version; begin the run anew")
             self._end = max(self._end, len(head))
             file.seek(self._end)
@@ -263,7 +265,7 @@ class StateSlots:
         file = os.open(self._path(name, data.nbytes), os.O_RDWR | os.O_CREAT, 0o666)
         try:
             at = _at(device, slot, data.nbytes)
-            for part in (memoryview(data).cast("B"), _ROUND.pack(round)):
+            for part in (data.reshape(-1).view(np.uint8).data, _ROUND.pack(round)):
                 if os.pwrite(file, part, at) != len(part):
                     raise StoreError(f"{self._folder} has no room; free some space")
                 at += len(part)
@@ -279,7 +281,7 @@ class StateSlots:
         try:
             with path.open("rb", buffering=0) as file:
                 file.seek(_at(device, slot, array.nbytes))
-                found = file.readinto(memoryview(array).cast("B")), file.readinto(tail)
+                found = file.readinto(array.reshape(-1).view(np.uint8).data), file.readinto(tail)
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}; begin the run anew") from error
         if found != (array.nbytes, len(tail)) or _ROUND.unpack(tail)[0] != round:
@@ -306,5 +308,5 @@ def _place(known: list[Any], value: Any) -> int:
     return known.index(value)
 
 
-_READ: dict[Path, tuple[int, CohortStore]] = {}
-"""The store that this process has read last, by its path, with the file's number."""
+_READ: dict[bytes, CohortStore] = {}
+"""The store that this process has read last, by the start of its file."""

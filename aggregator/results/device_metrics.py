@@ -1,11 +1,7 @@
 """Reads and writes what simulated devices have measured about themselves: JSON lines of one device, or of all by round.
 
-A line of all has columns, so that a fleet of thousands writes one line a round:
-
-    {"round": 3, "devices": ["device-0", ...], "loss": {"each": [...]}, "clip_weights": {"all": [...]}}
-
-A column has the values of all devices (`each`), or the value that all of them share (`all`), or, with `at`, the places
-of the devices that have one. In the field there are no such files.
+A line of all has columns (`columns`): {"round": 3, "devices": ["device-0", ...], "loss": {"each": [...]}}. In the field
+there are no such files.
 """
 
 from __future__ import annotations
@@ -15,6 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from hushfleet.aggregator.results.columns import columns_of, rows_of
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.plain_json import to_json
 
@@ -65,35 +62,17 @@ def _by_round(lines: list[Line]) -> dict[int, Line]:
     return rounds
 
 
-def write_metrics(path: Path, round: int, lines: Mapping[str, Mapping[str, object]]) -> None:
+def write_metrics(path: Path, round: int, lines: Mapping[str, Mapping[str, Any]]) -> None:
     """Appends one line with the metrics of devices in a round. A line that a full disk has truncated stays separate."""
-    names = {name for line in lines.values() for name in line} - {"round"}
-    each = list(lines.values())
-    columns = {name: _column(name, each) for name in sorted(names)}
-    text = json.dumps(to_json({"round": round, "devices": list(lines), **columns}), allow_nan=False)
+    columns = columns_of(list(lines.values()))
+    text = json.dumps(to_json({**columns, "round": round, "devices": list(lines)}), allow_nan=False)
     with path.open("ab") as out:
         out.write(f"\n{text}\n".encode())
 
 
-def _column(name: str, lines: list[Mapping[str, object]]) -> Line:
-    at = [place for place, line in enumerate(lines) if name in line]
-    values = [lines[place][name] for place in at]
-    if len(at) < len(lines):
-        return {"each": values, "at": at}
-    return {"all": values[0]} if all(value == values[0] for value in values) else {"each": values}
-
-
 def by_device(line: Line) -> dict[str, Line]:
     """Divides a line of all devices."""
-    names, round = line.get("devices"), line.get("round")
+    names, round = line.pop("devices", None), line.pop("round", None)
     if not isinstance(names, list) or not isinstance(round, int):
         return {}
-    found: dict[str, Line] = {name: {"round": round} for name in names}
-    for key, column in line.items():
-        if key in ("devices", "round"):
-            continue
-        places = column.get("at", range(len(names)))
-        values = column["each"] if "each" in column else [column["all"]] * len(names)
-        for place, value in zip(places, values, strict=True):
-            found[names[place]][key] = value
-    return found
+    return {name: {**row, "round": round} for name, row in zip(names, rows_of(line, len(names)), strict=True)}

@@ -4,7 +4,8 @@ A display, a report and a person with `tail -f` read the same file while the agg
 and a `kill -9` may cut the last line. So a line counts only when it ends with a newline, a line that does
 not parse is skipped, and a log that is opened again ends a cut line first instead of writing into it.
 
-Every line has `at` (unix seconds) and `event` (the kind). The kinds and their fields are in
+Every line has `at` (unix seconds) and `event` (the kind); a simulation may write many events of one kind as one line of
+columns. The kinds and their fields are in
 `docs/result.md`. Numbers are standard JSON: an infinity, such as an epsilon without noise, is written as
 the string `"inf"` and read back as the number; NaN becomes null.
 """
@@ -15,10 +16,11 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from hushfleet.aggregator.results.columns import columns_of, rows_of
 from hushfleet.errors import StoreError
 from hushfleet.plain_json import from_json, to_json
 
@@ -28,6 +30,7 @@ TEXT_FIELDS |= {"layers", "action", "target", "accountant", "timezone"}
 
 
 _PIECE_BYTES = 1 << 20
+_COUNT, _COLUMNS = "events", "columns"
 _ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -57,14 +60,22 @@ class EventLog:
 
         NumPy scalars and arrays are written as numbers and lists. Raises `StoreError` if the disk refuses.
         """
-        event = {"at": round(self._clock(), 3), "event": kind, **to_json(fields)}
+        return _from_json(self._write({"event": kind, **fields}))
+
+    def write_many(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Appends events of one kind as one line; readers get one after the other. Raises as `write`."""
+        if rows:
+            self._write({"event": kind, _COUNT: len(rows), _COLUMNS: columns_of(rows)})
+
+    def _write(self, fields: dict[str, Any]) -> dict[str, Any]:
+        event = {"at": round(self._clock(), 3), **to_json(fields)}
         line = _ENCODER.encode(event) + "\n"
         with self._lock:
             try:
                 self._append(line.encode())
             except (OSError, ValueError) as error:  # ValueError: the log was closed
                 raise StoreError(f"the event log {self.path} cannot be written: {error}") from error
-        return _from_json(event)
+        return event
 
     def _append(self, data: bytes) -> None:
         self._file.write(data)
@@ -88,7 +99,7 @@ def iterate_events(path: Path) -> Iterator[dict[str, Any]]:
     """
     tail = EventTail(path)
     while piece := tail.read_lines(_PIECE_BYTES):
-        yield from (event for event in map(_parse, piece) if event is not None and isinstance(event.get("event"), str))
+        yield from (event for line in piece for event in _parse(line) if isinstance(event.get("event"), str))
 
 
 class EventTail:
@@ -107,7 +118,7 @@ class EventTail:
         A missing file has no objects. A file that is shorter than before was started again, so it is read from its
         start. Lines that are not a JSON object are skipped.
         """
-        return [event for line in self.read_lines(about_bytes) if (event := _parse(line)) is not None]
+        return [event for line in self.read_lines(about_bytes) for event in _parse(line)]
 
     def read_lines(self, about_bytes: int = -1) -> list[bytes]:
         try:
@@ -125,9 +136,15 @@ def _from_json(event: dict[str, Any]) -> dict[str, Any]:
     return {name: value if name in TEXT_FIELDS else from_json(value) for name, value in event.items()}
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def _parse(line: bytes) -> list[dict[str, Any]]:
+    """Returns the events of a line: none if it is no JSON object, many if they were written as one."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
-        return None
-    return _from_json(event) if isinstance(event, dict) else None
+        return []
+    if not isinstance(event, dict):
+        return []
+    if _COLUMNS not in event:
+        return [_from_json(event)]
+    columns, count = event.pop(_COLUMNS), event.pop(_COUNT)
+    return [_from_json({**event, **row}) for row in rows_of(columns, count)]

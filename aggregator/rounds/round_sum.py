@@ -84,9 +84,9 @@ def commit(store: AggregatorStore, update: CheckedUpdate, charge: Charge, *, sum
     """
     header, device, after = update.header, update.device, update.after
     assert update.row is not None, "the update was not read"
-    store.put_update(
-        header.round, update.row, data=update.data, public_before=update.before.to_bytes(), summed_in=summed_in
-    )
+    # what is in a partial sum is never read again
+    data, before = (b"", b"") if update.summed is not None else (update.data, update.before.to_bytes())
+    store.put_update(header.round, update.row, data=data, public_before=before, summed_in=summed_in)
     store.put_public_state(device, digest=after.digest(), state=after.to_bytes())
     update.charge = ChargeRow(
         round=header.round,

@@ -129,7 +129,7 @@ class AggregatorStore(SqliteFile):
         self.folder = Path(folder)
         super().__init__(
             self.folder / FILE_NAME, schema=SCHEMA, version=SCHEMA_VERSION, upgrades=UPGRADES, durable=durable,
-            exclusive=True, timeout_s=2.0,
+            exclusive=True, page_bytes=16384, timeout_s=2.0,
         )  # fmt: skip
 
     @staticmethod

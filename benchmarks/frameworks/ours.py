@@ -10,6 +10,7 @@ A round has no accuracy tests, as on all sides.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,11 +71,13 @@ class HeldLog(EventLog):
         self._samples, self._closed = 0, 0
         self._rounds = HeldRounds(self._global_params, PACKAGES)
 
+    def write_many(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        super().write_many(kind, rows)
+        self._samples += sum(self._trained_on[row["device"]] for row in rows)
+
     def write(self, kind: str, **fields: Any) -> dict[str, Any]:
         event = super().write(kind, **fields)
-        if kind == "update":
-            self._samples += self._trained_on[fields["device"]]
-        elif kind == "round_close":
+        if kind == "round_close":
             self._closed = fields["round"]
             self._rounds.done(samples=self._samples)
             self._samples = 0

@@ -68,7 +68,7 @@ class Charge:
 
 @dataclass(frozen=True)
 class Totals:
-    """What a device has been charged, without the single entries: most devices have one or two kinds of charges.
+    """A device's charges by their kind, without the single entries: most devices have one or two kinds.
 
     :param kinds: each charge that was made, and how often, in the order of first appearance.
     :param rounds: number of (task, round) pairs in which something was released.

@@ -224,7 +224,8 @@ class Tally:
 
     def __init__(self) -> None:
         self._kinds: Counter[Charge] = Counter()
-        self._rounds, self._window = 0, None
+        self._rounds = 0
+        self._window: Period | None = None
 
     def add(self, entry: LedgerEntry, *, new_round: bool) -> None:
         """:param new_round: whether it is the first entry of its task and round."""
@@ -233,6 +234,7 @@ class Tally:
         self._window = entry.window or self._window
 
     def totals(self) -> Totals:
+        """Returns what was added so far."""
         return Totals(tuple(self._kinds.items()), self._rounds, self._window)
 
 

@@ -80,7 +80,8 @@ class Descender:
         """Makes room for so many samples of `size` values."""
         if batch > len(self._y):
             self._x, self._y = np.empty(batch * size, np.float32), np.empty(batch, np.int64)
-            self._buffers = tuple(map(pointer, (self._x, self._y, self._gradient)))
+            memory: list[np.ndarray] = [self._x, self._y, self._gradient]
+            self._buffers = tuple(map(pointer, memory))
 
     def _part(self, entries: Entries, memory: np.ndarray) -> _Part:
         start, stop, _ = entries.span.indices(len(self._gradient))

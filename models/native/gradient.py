@@ -90,7 +90,7 @@ class NativeGradient:
         loss = ctypes.c_float()
         with self._program.scratch(len(x)) as (library, scratch):
             arrays = *inputs[:2], pointer(y), *inputs[2:]
-            wrong = library.gradient(*arrays, *layers, pointer(out), ctypes.byref(loss), scratch)
+            wrong = library.gradient(*arrays, *layers, None, None, pointer(out), ctypes.byref(loss), scratch)
         if wrong >= 0:
             raise self._no_class(y, wrong)
         self._zero_others(out, layers)

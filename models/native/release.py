@@ -32,8 +32,8 @@ def released(
     steps: Sequence[float],
     dither_key: bytes,
     stride: int,
-) -> Sent:
-    """Clips, noises, quantises and measures an update.
+) -> Sent | None:
+    """Clips, noises, quantises and measures an update. Returns None if a clip factor is no normal float32, too coarse.
 
     :param values: float32 `[d]`, zero where `mask` is True.
     :param mask: bool `[d]`, True for values that are not sent; None: all are.
@@ -46,6 +46,8 @@ def released(
     layers = np.zeros(len(layout.layers), _LAYER)
     layers["stop"] = [span.stop for span in layout.layers]
     layers["factor"] = 1 if bounds is None else factors_of(_squares_of(values, layout, bounds), bounds)
+    if (layers["factor"] < np.finfo(np.float32).tiny).any():
+        return None
     layers["deviation"], layers["step"] = stds, steps or 0
     counts = [
         span.size if mask is None else int(np.count_nonzero(~mask[span.start : span.stop])) for span in layout.layers
@@ -53,7 +55,8 @@ def released(
     units = [-(-count // BLOCK) for count in counts]
     kept = sum(count // BLOCK * -(-BLOCK // stride) + -(-(count % BLOCK) // stride) for count in counts)
     levels = np.empty(kept if steps else 0, np.float32)
-    sent, squares, peaks = np.empty(sum(counts), np.float32), np.empty(sum(units)), np.empty(len(counts), np.float32)
+    sent, squares = np.empty(sum(counts) + 1, np.float32)[:-1], np.empty(sum(units))
+    peaks = np.empty(len(counts), np.float32)
     library().release(
         pointer(noise.stream),
         pointer(np.frombuffer(dither_key, "<u8")),

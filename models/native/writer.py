@@ -47,7 +47,7 @@ class ProgramWriter:
     def parts(self) -> Iterator[str]:
         """Yields the parts of the C source, in order."""
         yield from self._head()
-        yield function("backward", ", int from, int until, float *out", self._backward())
+        yield function("backward", ", int from, int until, Take *take, void *to, float *out", self._backward())
         yield from self._entries(SCRATCH, _ENTRY, LOGITS, *([] if self.objective == CROSS_ENTROPY else [_SLOPES]))
 
     def _entries(self, *texts: str) -> Iterator[str]:
@@ -160,11 +160,13 @@ class ProgramWriter:
         yield f"flatten(shared->y, {self._flat_mask}, sample->flat, {self._flat_shape});"
 
     def _backward(self) -> Iterator[str]:
+        """Writes the backward pass. A layer's gradient is taken only when its weights are read no more."""
         for linear in reversed(self.stages.linears):
             number = self._number(linear)
             yield from where(f"from <= {number}", self._linear_relu_gradient(linear))
-            yield from where(self._wanted(linear), [self._linear_weight_gradient(linear)])
             yield from where(f"from < {number}", [self._linear_input_gradient(linear)])
+            weight = self._linear_weight_gradient(linear, f"take, to, {self._start(linear, 'weight')}")
+            yield from where(self._wanted(linear), [weight, *self._taken(linear, "bias", linear.outputs)])
         if not self.stages.convs:
             return
         yield f"if (from >= {len(self.stages.convs)})"
@@ -180,6 +182,14 @@ class ProgramWriter:
             order = "forward" if stage.first else "backward"
             out = f"out + {self._start(stage, 'weight')}"
             yield f"unpack_{order}({stage.name}, shared->grad_weight{stage.number}, {out});"
+            sizes = ("weight", stage.patch * stage.outputs), ("bias", stage.outputs)
+            taken = (line for kind, size in sizes for line in self._taken(stage, kind, size))
+            yield from where(self._wanted(stage), taken)
+
+    def _taken(self, stage: ConvStage | LinearStage, kind: str, size: int) -> Iterator[str]:
+        start = self._start(stage, kind)
+        yield "if (take)"
+        yield f"    take(to, out + {start}, {start}, {size});"
 
     def _linear_relu_gradient(self, stage: LinearStage) -> Iterator[str]:
         if stage.relu:
@@ -188,11 +198,11 @@ class ProgramWriter:
                 [f"relu_dropout_gradient({stage.outputs}, sample->{stage.name}, {mask}, sample->{grad_of(stage)});"]
             )
 
-    def _linear_weight_gradient(self, stage: LinearStage) -> str:
+    def _linear_weight_gradient(self, stage: LinearStage, taken: str = "0, 0, 0") -> str:
         return (
             f"linear_weight_gradient({stage.name}, batch, samples->{grad_of(stage)}, {STRIDE}, "
             f"samples->{self._input(stage)}, {STRIDE}, "
-            f"out + {self._start(stage, 'weight')}, out + {self._start(stage, 'bias')});"
+            f"out + {self._start(stage, 'weight')}, out + {self._start(stage, 'bias')}, {taken});"
         )
 
     def _linear_input_gradient(self, stage: LinearStage) -> str:
@@ -320,15 +330,16 @@ size_t scratch_bytes(int batch) {{ return sizeof(Shared) + batch * sizeof(Sample
 
 _ENTRY = """\
 /* `scratch` is aligned to 64 bytes, and holds zeros when it is first used. Returns the first sample whose label is no
- * class, or -1. */
+ * class, or -1. With `take`, the gradient goes there layer by layer, and `params` may change meanwhile where it was
+ * taken; `out` is then memory for it. */
 int gradient(const float *params, const float *images, const int64_t *labels, int batch, const float *const *masks,
-             int from, int until, float *out, float *loss, void *scratch)
+             int from, int until, Take *take, void *to, float *out, float *loss, void *scratch)
 {{
     SPLIT_SCRATCH
     forward(params, images, batch, masks, samples, shared, 0);
     const int wrong = cross_entropy(batch, {classes}, samples->{logits}, {stride}, labels, loss);
     if (wrong < 0)
-        backward(params, images, batch, masks, samples, shared, from, until, out);
+        backward(params, images, batch, masks, samples, shared, from, until, take, to, out);
     return wrong;
 }}
 """
@@ -354,6 +365,6 @@ void gradient_of_slopes(const float *params, const float *images, int batch, con
     SPLIT_SCRATCH
     for (int i = 0; i < batch; i++)
         memcpy(samples[i].{logits}, slopes + (size_t)i * {classes}, sizeof(float) * {classes});
-    backward(params, images, batch, masks, samples, shared, from, until, out);
+    backward(params, images, batch, masks, samples, shared, from, until, 0, 0, out);
 }}
 """

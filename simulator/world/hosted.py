@@ -4,7 +4,9 @@
 
 Each device is an unchanged `Agent` with its DEVICE.toml. Separate processes of these devices would not fit into memory.
 Differences from real boards: they train without a worker process, one at a time, and share one interpreter and one ONNX
-Runtime session per graph, which holds no state of a device; and nothing is synced to the disk.
+Runtime session per graph, which holds no state of a device; what depends only on bytes that all receive (checks of
+graphs, the package, signatures of the aggregator, the next global model) is computed once; and nothing is synced to the
+disk.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import logging
 import signal
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,11 +27,15 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker import loaded_task
 from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.edge_client.worker.work import JobWork
+from hushfleet.learning import graph_safety, graph_shapes
 from hushfleet.output import escape_output, log_to_stderr
+from hushfleet.wire.format import difference, messages
+from hushfleet.wire.format.spec import TaskSpec
 from hushfleet.wire.link.connection import Timing
 from hushfleet.wire.link.interface import Will
 from hushfleet.wire.link.mqtt import MqttLink
 
+MOST_SHARED = 64
 STACK_BYTES = 512 << 10
 SWITCH_S = 0.2
 """Interval at which each thread that waits for the interpreter wakes up to request it: with hundreds of threads, the
@@ -79,6 +86,24 @@ def loaded_once(make: Callable[..., object]) -> Callable[..., object]:
     return load
 
 
+def for_all(make: Callable[..., Any], key: Callable[..., object] = lambda *arguments: arguments) -> Callable[..., Any]:
+    """Returns the same function of public values, which computes each result once for all devices.
+
+    :param key: what the result depends on. Values that it names by identity are kept.
+    """
+    made = OrderedDict[object, tuple[object, Any]]()
+
+    def shared(*arguments: Any) -> Any:
+        named = key(*arguments)
+        if (found := made.get(named)) is None:
+            found = made[named] = arguments, make(*arguments)
+            if len(made) > MOST_SHARED:
+                made.popitem(last=False)
+        return found[1]
+
+    return shared
+
+
 def in_turns(work: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the same function, but only one thread at a time can run it."""
     turn = threading.Lock()
@@ -98,6 +123,11 @@ def main() -> int:
     loaded_task.GradientGraph = loaded_once(loaded_task.GradientGraph)  # type: ignore[assignment,attr-defined]
     loaded_task.InferenceGraph = loaded_once(loaded_task.InferenceGraph)  # type: ignore[assignment,attr-defined]
     JobWork.do = in_turns(JobWork.do)  # type: ignore[method-assign]
+    graph_safety._model = for_all(graph_safety._model)
+    graph_shapes.graph_cost = for_all(graph_shapes.graph_cost, lambda facts, batch: (id(facts), batch))
+    messages._verify = for_all(messages._verify)
+    difference.apply_all = for_all(difference.apply_all)
+    TaskSpec.from_bytes = for_all(TaskSpec.from_bytes)  # type: ignore[method-assign]
     threading.stack_size(STACK_BYTES)
     sys.setswitchinterval(SWITCH_S)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.payloads.exact_sum import ExactSum
@@ -179,6 +179,7 @@ sizes_of_numbers = st.floats(-130, 45).map(lambda power: 2.0**power)
     step=st.sampled_from([2.0**-10, 1.0, 16.0]),
     kept=st.booleans(),
 )
+@example(seed=0, scale=1e30, bounds=[2.0**-31], stds=[1.0, 1.0], codec="quantized", step=1.0, kept=False)
 def test_whatever_the_bounds_are_it_ends_as_step_by_step(seed, scale, bounds, stds, codec, step, kept):
     layout, rng = layout_of([70, 9]), np.random.default_rng(seed)
     values = (rng.standard_normal(layout.size) * scale).astype(np.float32)

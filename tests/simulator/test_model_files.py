@@ -13,7 +13,9 @@ from safetensors.numpy import load_file
 
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.learning.graph_session import InferenceGraph
-from hushfleet.simulator.engines.fast.device import CohortDevice, store_of
+from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
+from hushfleet.simulator.cohort_store import CohortStore, Kind, StateRow
+from hushfleet.simulator.engines.fast.device import store_of
 from hushfleet.simulator.model_files import trained_tensors, write_models
 from hushfleet.simulator.run_folder import RunFolder, Simulation
 
@@ -66,9 +68,9 @@ def test_models_by_name_as_tensors(files: list[Path], calm: Simulation) -> None:
 def test_a_model_that_was_not_kept_is_not_one_of_a_device_that_took_no_part(calm: Simulation, tmp_path: Path) -> None:
     shutil.copytree(calm.folder.path, tmp_path / "run")
     copy, name = RunFolder(tmp_path / "run"), calm.fleet.devices[0].name
-    with store_of(copy, name) as store:
-        assert isinstance(store, CohortDevice)
-        store._keep({**store._kept, "has_own": False, "left_out": True}, None)
+    store = CohortStore.open(copy.cohort, closed=3)
+    charge = Kind(Charge("device", DEVICE_ADJACENCY, "gaussian", 1.0), None)
+    store.append(3, {0: StateRow(charge, bytes(32), 3, 0, (), b"", left_out=True)})
     with pytest.raises(BadInput, match=f"the model of '{name}' is not kept in"):
         trained_tensors(copy, name)
 
@@ -89,5 +91,5 @@ def test_a_file_that_computes_something_else_is_refused(calm: Simulation) -> Non
 def test_a_device_that_was_in_no_cohort_has_no_store_and_no_model(calm: Simulation, tmp_path: Path) -> None:
     shutil.copytree(calm.folder.path, tmp_path / "run")
     copy = replace(calm, folder=RunFolder(tmp_path / "run"))
-    copy.folder.device("device-3").state.unlink()
+    del CohortStore.read(copy.folder.cohort)._carried[3]
     assert len(write_models(copy)) == len(calm.fleet.devices)

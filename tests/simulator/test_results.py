@@ -44,7 +44,16 @@ def copy(calm: Simulation, tmp_path: Path) -> Simulation:
 
 
 def metrics_of(simulation: Simulation, device: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in simulation.folder.device(device).metrics.read_text().splitlines()]
+    return list(read_metrics(simulation, device).values())
+
+
+def write_lines(simulation: Simulation, metrics: dict[str, list[dict[str, Any]]]) -> None:
+    """Replaces the metrics of all devices, by lines of each."""
+    simulation.folder.metrics.unlink()
+    for name, lines in metrics.items():
+        path = simulation.folder.device(name).metrics
+        path.parent.mkdir()
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_it_names_the_run(result: Result, calm: Simulation) -> None:
@@ -126,10 +135,8 @@ def test_baseline_and_sweep_are_put_in(calm: Simulation) -> None:
 
 def test_what_was_not_measured_is_none(copy: Simulation) -> None:
     """A device that is killed between its commit and its metrics has none of that round."""
-    for name in NAMES:
-        path = copy.folder.device(name).metrics
-        lines = path.read_text().splitlines(keepends=True)
-        path.write_text("".join(lines[1:] if name == "device-2" else lines[:2]))
+    lines = {name: metrics_of(copy, name) for name in NAMES}
+    write_lines(copy, {name: each[1:] if name == "device-2" else each[:2] for name, each in lines.items()})
     result = assemble(copy, engine="fast")
     table = result.details.accuracy_own_common
     assert [row[2] is None for row in table] == [True, False, False]
@@ -138,15 +145,14 @@ def test_what_was_not_measured_is_none(copy: Simulation) -> None:
 
 
 def test_without_a_bound_there_are_no_clip_weights(copy: Simulation) -> None:
-    for name in NAMES:
-        path = copy.folder.device(name).metrics
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        unbounded = [{**line, "clip_weights": [None] * len(line["clip_weights"])} for line in lines]
-        path.write_text("".join(json.dumps(line) + "\n" for line in unbounded))
+    lines = {name: metrics_of(copy, name) for name in NAMES}
+    without = {name: [{**line, "clip_weights": [None] * 3} for line in each] for name, each in lines.items()}
+    write_lines(copy, without)
     assert assemble(copy, engine="fast").details.clip_weights == []
 
 
 def test_the_last_line_of_a_round_counts_and_a_torn_one_does_not(copy: Simulation) -> None:
+    write_lines(copy, {"device-0": []})
     path = copy.folder.device("device-0").metrics
     path.write_text('{"round": 1, "loss": 3.0}\n{"round": 1, "loss": 2.0}\nnoise\n{"round": "x"}\n{"round": 2, "lo')
     assert read_metrics(copy, "device-0") == {1: {"round": 1, "loss": 2.0}}

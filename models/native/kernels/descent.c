@@ -4,8 +4,10 @@
  */
 #include <stdint.h>
 
+typedef void Take(void *to, float *gradient, int64_t start, int64_t count);
 typedef int Gradient(const float *params, const float *images, const int64_t *labels, int batch,
-                     const float *const *masks, int from, int until, float *out, float *loss, void *scratch);
+                     const float *const *masks, int from, int until, Take *take, void *to, float *out, float *loss,
+                     void *scratch);
 
 /* The entries that one optimizer moves.
  *
@@ -50,19 +52,41 @@ static void gather(const Samples *s, const int64_t *places, int batch, float *x,
     }
 }
 
-static void move(Part *part, float *params, float *gradient, const float *settings, const float *corrections)
+/* One step of a part.
+ *
+ * pulls: weights of pulls to `center`.
+ * settings: learning rate and momentum, or Adam's constants; `corrections`: the two numbers of this step of Adam. */
+typedef struct {
+    const Part *part;
+    float *params;
+    const float *pulls, *center, *settings, *corrections;
+    int pull_count;
+} Move;
+
+/* Moves some parameters by their gradient. */
+static void move(void *to, float *gradient, int64_t start, int64_t count)
 {
-    const size_t size = part->stop - part->start;
-    params += part->start, gradient += part->start;
+    const Move *const m = to;
+    const Part *const part = m->part;
+    const int64_t first = start > part->start ? start : part->start;
+    const int64_t size = (start + count < part->stop ? start + count : part->stop) - first;
+    if (size <= 0)
+        return;
+    float *const params = m->params + first;
+    gradient += first - start;
+    for (int k = 0; k < m->pull_count; k++)
+        for (int64_t i = 0; i < size; i++)
+            gradient[i] += m->pulls[k] * (params[i] - m->center[first + i]);
     if (part->mask)
-        for (size_t i = 0; i < size; i++)
-            gradient[i] *= part->mask[part->start + i];
-    if (part->square) {
-        corrections += 2 * part->steps++;
-        adam_step(params, gradient, part->mean, part->square, size, settings[0], settings[1], settings[2],
-                  settings[3], corrections[0], settings[4], corrections[1]);
-    } else if (part->mean)
-        momentum_step(params, gradient, part->mean, size, settings[1], settings[0]);
+        for (int64_t i = 0; i < size; i++)
+            gradient[i] *= part->mask[first + i];
+    const float *const settings = m->settings;
+    const int64_t inside = first - part->start;
+    if (part->square)
+        adam_step(params, gradient, part->mean + inside, part->square + inside, size, settings[0], settings[1],
+                  settings[2], settings[3], m->corrections[0], settings[4], m->corrections[1]);
+    else if (part->mean)
+        momentum_step(params, gradient, part->mean + inside, size, settings[1], settings[0]);
     else
         sgd_step(params, gradient, size, settings[0]);
 }
@@ -71,8 +95,6 @@ static void move(Part *part, float *params, float *gradient, const float *settin
  * label is no class, or -1.
  *
  * places: of the samples of all batches, one batch after the other.
- * pulls: weights of pulls to `center`.
- * settings: learning rate and momentum, or Adam's constants; `corrections`: two numbers for each step of Adam.
  * x, y, gradient: memory for a batch and for the gradient. */
 int64_t descend(Gradient *compute, void *scratch, float *params, const Samples *samples, const Step *steps,
                 int step_count, const int64_t *places, Part *parts, const float *pulls, int pull_count,
@@ -87,16 +109,15 @@ int64_t descend(Gradient *compute, void *scratch, float *params, const Samples *
             gather(samples, at, step->size, x, y);
         }
         Part *const part = parts + step->part;
+        Move to = {part, params, pulls, center, settings, corrections + 2 * part->steps, pull_count};
         float loss;
-        const int wrong = compute(params, x, y, step->size, 0, part->from, part->until, gradient, &loss, scratch);
+        const int wrong =
+            compute(params, x, y, step->size, 0, part->from, part->until, move, &to, gradient, &loss, scratch);
         if (wrong >= 0)
             return at - places + wrong;
+        part->steps += part->square != 0;
         if (step->fresh)
             *loss_sum += (double)loss * step->size;
-        for (int k = 0; k < pull_count; k++)
-            for (int64_t i = part->start; i < part->stop; i++)
-                gradient[i] += pulls[k] * (params[i] - center[i]);
-        move(part, params, gradient, settings, corrections);
     }
     return -1;
 }

@@ -135,8 +135,8 @@ KERNEL void linear_input_gradient(const Linear s, int batch, const float *grad, 
         }
 }
 
-KERNEL void weight_tile(const Linear s, int batch, const float *grad, size_t y_stride, const float *x, size_t stride,
-                        float *grad_weight, const int outputs, const int vectors)
+KERNEL void weight_tile(int batch, const float *grad, size_t y_stride, const float *x, size_t stride,
+                        float *grad_weight, size_t line, const int outputs, const int vectors)
 {
     vec sum[MOST_ROWS * COLUMNS] = {0}, value[COLUMNS];
     for (int i = 0; i < batch; i++) {
@@ -153,41 +153,53 @@ KERNEL void weight_tile(const Linear s, int batch, const float *grad, size_t y_s
     for (int j = 0; j < outputs; j++)
         UNROLL
         for (int v = 0; v < vectors; v++)
-            store(grad_weight + (size_t)j * s.inputs + v * LANES, sum[j * COLUMNS + v]);
+            store(grad_weight + j * line + v * LANES, sum[j * COLUMNS + v]);
 }
 
 KERNEL void weight_lines(const Linear s, int batch, const float *grad, size_t y_stride, const float *x, size_t stride,
-                         float *grad_weight, int inputs, const int outputs)
+                         float *grad_weight, size_t line, int inputs, const int outputs)
 {
     const int wide = COLUMNS * LANES;
     int k = 0;
     for (; k + wide <= inputs; k += wide)
-        weight_tile(s, batch, grad, y_stride, x + k, stride, grad_weight + k, outputs, COLUMNS);
+        weight_tile(batch, grad, y_stride, x + k, stride, grad_weight + k, line, outputs, COLUMNS);
     if (s.inputs % wide && k < inputs)
-        weight_tile(s, batch, grad, y_stride, x + k, stride, grad_weight + k, outputs, s.inputs % wide / LANES);
+        weight_tile(batch, grad, y_stride, x + k, stride, grad_weight + k, line, outputs, s.inputs % wide / LANES);
     if (s.inputs % LANES && inputs % LANES)
         for (k = inputs - inputs % LANES; k < inputs; k++)
             for (int j = 0; j < outputs; j++) {
                 float sum = 0;
                 for (int i = 0; i < batch; i++)
                     sum += grad[i * y_stride + j] * x[i * stride + k];
-                grad_weight[(size_t)j * s.inputs + k] = sum;
+                grad_weight[j * line + k] = sum;
             }
 }
 
-/* Gradients by the layer's weights and bias. */
+/* Takes a finished part of the gradient, which is the caller's to overwrite: `count` entries from `start` on. */
+typedef void Take(void *to, float *gradient, int64_t start, int64_t count);
+
+/* Gradients by the layer's weights and bias. With `take`, those by the weights are not kept but taken line by line,
+ * while they are in the cache; `start` is the first weight's entry. */
 KERNEL void linear_weight_gradient(const Linear s, int batch, const float *grad, size_t y_stride, const float *x,
-                                   size_t stride, float *grad_weight, float *grad_bias)
+                                   size_t stride, float *grad_weight, float *grad_bias, Take *take, void *to,
+                                   int64_t start)
 {
+    float lines[ROWS * BLOCK] ALIGNED;
+    const size_t line = take ? BLOCK : s.inputs;
     for (int k = 0; k < s.inputs; k += BLOCK) {
         const int inputs = k + BLOCK < s.inputs ? BLOCK : s.inputs - k;
-        int j = 0;
-        for (; j + ROWS <= s.outputs; j += ROWS)
-            weight_lines(s, batch, grad + j, y_stride, x + k, stride, grad_weight + (size_t)j * s.inputs + k, inputs,
-                         ROWS);
-        if (s.outputs % ROWS)
-            weight_lines(s, batch, grad + j, y_stride, x + k, stride, grad_weight + (size_t)j * s.inputs + k, inputs,
-                         s.outputs % ROWS);
+        for (int j = 0; j < s.outputs; j += ROWS) {
+            const int64_t at = (int64_t)j * s.inputs + k;
+            float *const place = take ? lines : grad_weight + at;
+            const int rows = j + ROWS <= s.outputs ? ROWS : s.outputs % ROWS;
+            if (rows == ROWS)
+                weight_lines(s, batch, grad + j, y_stride, x + k, stride, place, line, inputs, ROWS);
+            else
+                weight_lines(s, batch, grad + j, y_stride, x + k, stride, place, line, inputs, s.outputs % ROWS);
+            if (take)
+                for (int row = 0; row < rows; row++)
+                    take(to, lines + row * BLOCK, start + at + (int64_t)row * s.inputs, inputs);
+        }
     }
     memset(grad_bias, 0, sizeof(float) * s.outputs);
     for (int i = 0; i < batch; i++)

@@ -117,7 +117,7 @@ static float peak_of(const float *values, size_t size)
 /* Releases an update of finite values: clips, noises, quantises and measures.
  *
  * mask     1 where a value stays on the device, or NULL
- * seen     the values as they are sent, without those that stay
+ * seen     the values as they are sent, without those that stay; there is memory for one more
  * levels   of each unit: its first quantised level and each `stride`-th one after that, one after the other
  * squares  of each layer: for each unit of its sent values the sum of their squares, one after the other
  * peaks    of each layer: the largest magnitude of a sent value
@@ -133,9 +133,10 @@ void release(Stream *noise, const uint64_t *dither_key, const float *update, con
             float *const unit = seen + sent;
             size_t size = 0;
             if (mask) {
-                for (; at < layer.stop && size < UNIT; at++)
-                    if (!mask[at])
-                        unit[size++] = update[at];
+                for (; at < layer.stop && size < UNIT; at++) { /* no branch, since masks are often random */
+                    unit[size] = update[at];
+                    size += !mask[at];
+                }
             } else {
                 size = layer.stop - at < UNIT ? layer.stop - at : UNIT;
                 memcpy(unit, update + at, size * sizeof *unit);

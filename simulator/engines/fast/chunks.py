@@ -36,16 +36,14 @@ from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import dither_key_of
 from hushfleet.wire.format.update_values import Summed
 
-OWN_MODELS_BYTES = 1 << 26
-"""Disk space for personalized models that no round reads again; the first `MOST_SHOWN` devices always keep theirs."""
-
 # The errors with which a device may decline a round. Any other error is a bug of this program, and ends the run.
 REFUSALS = (PrivacyError, Declined)
 
 KeepMetrics = Callable[[dict[str, object]], None]
 
 
-class Client(NamedTuple):
+@dataclass(frozen=True)
+class Client:
     """A device of a round.
 
     :param epsilon_limit: largest epsilon that the device allows against the server, at the task's delta.
@@ -167,7 +165,6 @@ def declined(client: Client, error: Exception) -> ClientRow:
 def device_of(chunk: Chunk, client: Client) -> CohortDevice:
     """Returns a device's store. It keeps the personalized model if a round reads it, and for the first devices."""
     run = chunk.run
-    first = max(MOST_SHOWN, OWN_MODELS_BYTES // (4 * run.spec.model.layout.size))
     return CohortDevice(
         client.device,
         client.index,
@@ -178,7 +175,7 @@ def device_of(chunk: Chunk, client: Client) -> CohortDevice:
         newcomer=run.method.init_state().public,
         make_identity=nobody if chunk.summed else lambda: key_of(chunk.seed, client.index),
         # `vmap` uploads the whole states
-        keeps_own=run.method.parts.reads_own or run.runtime == VMAP or client.index < first,
+        keeps_own=run.method.parts.reads_own or run.runtime == VMAP or client.index < MOST_SHOWN,
     )
 
 

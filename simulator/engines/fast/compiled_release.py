@@ -51,26 +51,38 @@ class CompiledRelease:
         noise: NoiseSource,
     ) -> Array:
         """Returns the values as they will be seen, or the result of `clip_and_noise`."""
+        mask = context.mask if context.mask.any() else None
         self.sent = None
-        if not isinstance(noise, NativeNoise) or not self._covers(values, bounds, stds):
+        if isinstance(noise, NativeNoise) and self._covers(values, bounds, stds):
+            self.sent = self._released(context, values, bounds, stds, noise, mask)
+        if self.sent is None:
             return clip_and_noise(context, values, bounds, stds, mechanism, noise)
-        mask, steps = context.mask if context.mask.any() else None, self._steps(stds)
-        self.sent = released(
+        if mask is None:
+            return self.sent.values
+        whole = np.zeros_like(values)
+        whole[~mask] = self.sent.values
+        return whole
+
+    def _released(
+        self,
+        context: RoundContext,
+        values: Array,
+        bounds: Array | None,
+        stds: Array,
+        noise: NativeNoise,
+        mask: Array | None,
+    ) -> Sent | None:
+        return released(
             values,
             context.layout,
             noise,
             mask=mask,
             bounds=bounds,
             stds=stds,
-            steps=steps,
+            steps=self._steps(stds),
             dither_key=self._dither_key,
             stride=sample_stride(values.size if mask is None else int(np.count_nonzero(~mask))),
         )
-        if mask is None:
-            return self.sent.values
-        whole = np.zeros_like(values)
-        whole[~mask] = self.sent.values
-        return whole
 
     def _covers(self, values: Array, bounds: Array | None, stds: Array) -> bool:
         """Returns whether the compiled pass gives the same as the steps: with noise, and values that cannot become too

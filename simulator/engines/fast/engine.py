@@ -75,8 +75,8 @@ def run_rounds(
         engine = fleet.engine
         membership_list = write_membership_list(simulation, store) if engine.spec.privacy.secure else None
         events.write("run", **run_fields(simulation.prepared.spec, engine="fast", devices=len(names)))
-        for device in simulation.fleet.devices:
-            events.write("presence", device=device.name, state="ready", board=device.board)
+        ready = [{"device": each.name, "state": "ready", "board": each.board} for each in simulation.fleet.devices]
+        events.write_many("presence", ready)
         least = simulation.task.round.min_updates
         spent = too_few_can_pay(store, names, least=least)
         work.done = store.last_closed_round
@@ -241,12 +241,14 @@ def deliver(
             engine.decline(row.device, code, reason, round=plan.round)
             events.write("decline", round=plan.round, device=row.device, code=code, reason=reason)
     of_sums.rows = {row.update: row.summed for row in answer.rows if row.summed is not None}
+    fields = []
     for update in engine.accept_many([(row.device, row.update) for row in answer.rows if row.refusal is None]):
         if not update.acknowledged:
             raise HushfleetError(
                 f"round {plan.round}: the update of {update.device} was refused ({update.code}), since {update.reason}"
             )
         assert update.row is not None
-        events.write("update", **update_fields(update, round=plan.round, payload_bytes=update.row.size))
+        fields.append(update_fields(update, round=plan.round, payload_bytes=update.row.size))
+    events.write_many("update", fields)
     if answer.sum is not None:
         engine.merge(answer.sum)

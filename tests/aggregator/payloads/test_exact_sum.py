@@ -65,7 +65,10 @@ def test_sums_equal_whole_number_arithmetic_in_every_order(
     first = total(make_sum, items)
     random.shuffle(items)
     second = total(make_sum, items)
-    for sums in (first, second):
+    cut, parts = len(items) // 3, make_sum(WIDTH)
+    for part in (items[:cut], items[cut:], []):
+        parts.merge(total(make_sum, part))
+    for sums in (first, second, parts):
         assert [exact(sums, i) for i in range(WIDTH)] == expected
         assert sums.weights.tolist() == counts
         assert sums.updates == len(items)
@@ -82,6 +85,20 @@ def test_many_updates_at_the_limit_do_not_overflow(make_sum: MakeSum) -> None:
     sums.add(np.array([2.0**-40, 2.0**-40], np.float32))
     assert exact(sums, 0) == 50 * 2**60 + 1
     assert exact(sums, 1) == -50 * 2**60 + 1
+
+
+def test_merged_sums_at_the_limit_do_not_overflow(make_sum: MakeSum) -> None:
+    values = np.array([MAX_MAGNITUDE, -MAX_MAGNITUDE], np.float32)
+    sums, expected = make_sum(2), make_sum(2)
+    for count in (3, 0, 7, 40, 1):
+        part = make_sum(2)
+        for _ in range(count):
+            part.add(values)
+            expected.add(values)
+        sums.merge(part)
+    assert sums.sums.tolist() == expected.sums.tolist() == [51 * 2.0**20, -51 * 2.0**20]
+    assert exact(sums, 0) == 51 * 2**60
+    assert (sums.updates, sums.weights.tolist()) == (51, [51, 51])
 
 
 def test_values_below_the_resolution_are_rounded_half_to_even(make_sum: MakeSum) -> None:

@@ -139,3 +139,14 @@ def test_a_log_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     log.close()
     with pytest.raises(StoreError, match=r"cannot be written"):
         log.write("finished")
+
+
+def test_many_events_in_one_line_are_read_one_after_the_other(tmp_path: Path) -> None:
+    rows = [{"device": f"d{place}", "bytes": place, "epsilon_server": math.inf, "code": "inf"} for place in range(3)]
+    with EventLog(tmp_path / "events.jsonl", clock=lambda: 5.0) as log:
+        log.write("run", devices=3)
+        log.write_many("update", rows)
+        log.write_many("update", [])
+    expected = [{"at": 5.0, "event": "update", **row} for row in rows]
+    assert list(iterate_events(tmp_path / "events.jsonl"))[1:] == EventTail(log.path).read()[1:] == expected
+    assert len(log.path.read_bytes().splitlines()) == 2

@@ -450,7 +450,7 @@ def fill_up(store: Any) -> None:
 
 
 def test_a_full_disk_loses_nothing_and_the_round_goes_on_when_there_is_room(make_fleet: MakeFleet) -> None:
-    fleet, calm = make_fleet(devices=12), make_fleet(devices=12)
+    fleet, calm = make_fleet(devices=60), make_fleet(devices=60)
     calm.run_round()
     fleet.open()
     updates = {name: fleet.update(name).data for name in fleet.names}

@@ -86,6 +86,30 @@ def test_closing_a_round_drops_the_bytes_and_keeps_the_record(store: AggregatorS
     assert (row.phase, row.result_digest, row.metrics, row.closed_at) == ("closed", b"r" * 32, {"loss": 0.5}, 12.0)
 
 
+def test_a_transaction_inside_another_is_a_part_of_it(store: AggregatorStore) -> None:
+    def put(*names: str, fails: bool) -> None:
+        with store.transaction():
+            for name in names:
+                store.put(name, b"1")
+            if fails:
+                raise KeyError
+
+    def put_inside(*, fails: bool) -> None:
+        with store.transaction():
+            put("one", fails=False)
+            for name in ("two", "three"):
+                with pytest.raises(KeyError):
+                    put(name, fails=True)
+            put("four", fails=fails)
+
+    names = ("one", "two", "three", "four")
+    with pytest.raises(KeyError):
+        put_inside(fails=True)
+    assert [store.get(name) for name in names] == [None] * 4
+    put_inside(fails=False)
+    assert [store.get(name) for name in names] == [b"1", None, None, b"1"]
+
+
 def test_a_transaction_happens_whole_or_not_at_all(store: AggregatorStore) -> None:
     store.put("before", b"1")
     with pytest.raises(ZeroDivisionError):

@@ -125,7 +125,6 @@ def test_nothing_but_bytes_and_times_differs(
     setting: str, tiny: Callable[..., Simulation], audit: Any, as_in_the_field: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunks, "MOST_SHOWN", 0)
-    monkeypatch.setattr(chunks, "OWN_MODELS_BYTES", 0)
     sections = SETTINGS[setting]
     field, fast = as_in_the_field(tiny("field", **sections)), played(tiny("fast", **sections))
     assert len(fast.took_part) >= DEVICES - 1
@@ -150,7 +149,6 @@ def test_personalized_models_of_the_first_devices_are_kept(
     field, fast = as_in_the_field(tiny("field", **plain)), played(tiny("fast", **plain), workers=2)
     assert left(fast, audit) == left(field, audit)
     monkeypatch.setattr(chunks, "MOST_SHOWN", 1)
-    monkeypatch.setattr(chunks, "OWN_MODELS_BYTES", 0)
     some = left(played(tiny("some", **plain)), audit)["devices"]
     assert [some[name]["values"]["own"] is not None for name in fast.took_part] == [True, *[False] * (DEVICES - 1)]
 
@@ -179,7 +177,6 @@ def test_where_training_diverges_it_is_the_same_and_what_is_not_kept_is_not_test
     field, fast = as_in_the_field(tiny("field", **plain)), played(tiny("fast", **plain))
     assert left(fast, audit) == left(field, audit)
     monkeypatch.setattr(chunks, "MOST_SHOWN", 0)
-    monkeypatch.setattr(chunks, "OWN_MODELS_BYTES", 0)
     bare = played(tiny("not kept", **plain))
     assert left(bare, audit)["models"] == left(field, audit)["models"]
     assert {"accuracy_own_common" in line for name in bare.took_part for line in read_metrics(bare, name).values()} == {

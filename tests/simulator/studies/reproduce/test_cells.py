@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.errors import BadInput
-from hushfleet.simulator.engines.fast import engine as fast_engine
 from hushfleet.simulator.engines.fast.device import store_of
+from hushfleet.simulator.engines.fast.engine import FastFleet
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.fast.next_models import next_models_accuracy
+from hushfleet.simulator.fleet import device_names
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import run
 from hushfleet.simulator.run_folder import begin
@@ -154,15 +155,15 @@ def test_an_interrupted_cell_goes_on_to_the_same_result(
 ) -> None:
     (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
     whole = run_cell(cell, tmp_path / "whole", data_dir=None, runtime="onnx")
-    train_cohort, rounds = fast_engine.train_cohort, []
+    play, rounds = FastFleet.play, []
 
-    def until_the_second(simulation, workers, plan, *rest, **options):
-        rounds.append(plan.round)
+    def until_the_second(self, devices, **options):
+        rounds.append(self.engine.plan.round)
         if len(rounds) == 2:
             raise KeyboardInterrupt
-        return train_cohort(simulation, workers, plan, *rest, **options)
+        return play(self, devices, **options)
 
-    monkeypatch.setattr(fast_engine, "train_cohort", until_the_second)
+    monkeypatch.setattr(FastFleet, "play", until_the_second)
     folder = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
         run_cell(cell, folder, data_dir=None, runtime="onnx")
@@ -214,16 +215,16 @@ def test_a_time_is_a_ratio_to_the_first_rows_rounds_which_alternate_with_its_own
     timed = TABLE.replace('"accuracy_own_common"', '"round_time"').replace('"mean-last-10"', '"last"')
     (book / "own" / "table-1.toml").write_text(timed.replace("rounds = 2", "rounds = 3"))
     (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
-    train_cohort, now, trained = fast_engine.train_cohort, [0.0], []
+    play, now, trained = FastFleet.play, [0.0], []
 
-    def by_the_clock(simulation, workers, plan, *rest, **options):
-        method = simulation.task.method.name
-        trained.append((plan.round, method))
+    def by_the_clock(self, devices, **options):
+        method, round = self.engine.prepared.task.method.name, self.engine.plan.round
+        trained.append((round, method))
         assert not options["evaluate"]
-        now[0] += 90.0 if plan.round == 1 else {"fedavg": 2.0, "dp-fedavg": 5.0}[method]
-        return train_cohort(simulation, workers, plan, *rest, **options)
+        now[0] += 90.0 if round == 1 else {"fedavg": 2.0, "dp-fedavg": 5.0}[method]
+        return play(self, devices, **options)
 
-    monkeypatch.setattr(fast_engine, "train_cohort", by_the_clock)
+    monkeypatch.setattr(FastFleet, "play", by_the_clock)
     monkeypatch.setattr("time.process_time", lambda: now[0])
     kept = run_cell(cell, tmp_path / "run", data_dir=None, runtime="onnx")
     assert trained == [(round, method) for round in (1, 2, 3) for method in ("dp-fedavg", "fedavg")]
@@ -276,14 +277,14 @@ def test_after_aggregation_all_devices_are_tested_with_their_own_part_in_the_new
     params = Checkpoints(run.folder.aggregator, run.spec.model.layout).read(3)
     first = Checkpoints(run.folder.aggregator, run.spec.model.layout).read(0)
     head, reached, trained = run.method.init_state().public.mask, [], 0
-    for path in sorted((tmp_path / "whole" / RUN / "devices").glob("device-*")):
+    for name in device_names(4):
         begin = np.where(head, first, params)
-        if run.folder.has_store(path.name):
-            with store_of(run.folder, path.name) as store:
+        if run.folder.has_store(name):
+            with store_of(run.folder, name) as store:
                 state = store.load_state(run.spec.task)
                 if state is not None:
                     trained, begin = trained + 1, np.where(head, state.own, params)
-        test = run.local_test(path.name)
+        test = run.local_test(name)
         reached.append((run.inference(begin, test.x).argmax(-1) == test.y).mean())
     assert 0 < trained < 4
     assert len(set(reached)) > 1
