@@ -6,10 +6,10 @@ clock.json               the costs of the task's work, if the run has a virtual 
 scenario.jsonl           the actions of the scenario
 package.bin, graphs/     the files that a device receives
 roster.bin               for secure aggregation in the fast engine: the devices and their keys
-updates/                 values of the open round's updates, in the fast engine
 runtime.txt              the runtime that computes gradients, if the simulator chose it
 aggregator/              the aggregator's store, and events.jsonl: the events of the run, written as they happen
-devices/NAME/            train.npz, local_test.npz, state.bin (live: store.sqlite), metrics.jsonl, log.txt
+devices/                 in the fast engine: cohort.bin and states/, what all devices keep, and metrics.jsonl
+devices/NAME/            train.npz, local_test.npz; in the live engine also store.sqlite, metrics.jsonl, log.txt
 common_test.npz          the test set that all devices share
 features/                features of images, by digest of their inputs, if the task trains on features
 data.npz                 own data of a Python program; .data.sha256: their digest
@@ -35,6 +35,7 @@ from hushfleet.errors import BadInput
 from hushfleet.paths import features_folder
 from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix
+from hushfleet.simulator.cohort_store import CohortStore, index_of
 from hushfleet.simulator.fleet import Fleet, make_fleet, save_device, save_samples
 from hushfleet.simulator.schedule import schedule_of
 from hushfleet.toml_text import dotted
@@ -59,13 +60,8 @@ class DeviceFolder:
         self.local_test = path / "local_test.npz"
         self.unlabelled = path / "unlabelled.npz"
         self.store = path / "store.sqlite"
-        self.state = path / "state.bin"
         self.metrics = path / "metrics.jsonl"
         self.log = path / "log.txt"
-
-    @property
-    def has_store(self) -> bool:
-        return self.store.exists() or self.state.exists()
 
 
 class RunFolder:
@@ -80,7 +76,10 @@ class RunFolder:
         self.package = path / "package.bin"
         self.graphs = path / "graphs"
         self.membership_list = path / "roster.bin"
-        self.updates = path / "updates"
+        self.devices = path / "devices"
+        self.cohort = self.devices / "cohort.bin"
+        self.states = self.devices / "states"
+        self.metrics = self.devices / "metrics.jsonl"
         self.scenario = path / "scenario.jsonl"
         self.clock = path / "clock.json"
         self.aggregator = path / "aggregator"
@@ -94,7 +93,13 @@ class RunFolder:
         self.report = path / "report.html"
 
     def device(self, name: str) -> DeviceFolder:
-        return DeviceFolder(self.path / "devices" / name)
+        return DeviceFolder(self.devices / name)
+
+    def has_store(self, device: str) -> bool:
+        """Returns whether a device has a store: with the fast engine, whether it has taken part."""
+        if self.device(device).store.exists():
+            return True
+        return self.cohort.exists() and CohortStore.read(self.cohort).has(index_of(device))
 
     def of_seed(self, seed: int) -> RunFolder:
         """Returns the folder of the same run with another seed."""
@@ -125,7 +130,7 @@ class Simulation:
     @property
     def took_part(self) -> list[str]:
         """The devices that have a store, in the fleet's order."""
-        return [each.name for each in self.fleet.devices if self.folder.device(each.name).has_store]
+        return [each.name for each in self.fleet.devices if self.folder.has_store(each.name)]
 
 
 def run_path(out: Path | None, name: str) -> Path:
@@ -216,7 +221,7 @@ def check_new(folder: RunFolder) -> None:
         left |= {
             each.name for each in (folder.package, folder.graphs, folder.common_test, folder.boards, folder.digests)
         }
-        left |= {folder.device("").path.name, f"{folder.task.name}.part"}
+        left |= {folder.devices.name, f"{folder.task.name}.part"}
     refuse_others(folder.path, left)
 
 

@@ -28,7 +28,6 @@ from hushfleet.methods.local_round import LocalRound, MakeOptimizer, Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.privacy.clipping import layer_norms
-from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.wire.format.codecs import codec_of, steps_for
 from hushfleet.wire.format.messages import RoundPlan
@@ -305,7 +304,7 @@ class DeviceRound(AllowedRound):
 
     def _header(self, noised: NoisedUpdate, state: DeviceState, counts: list[int]) -> UpdateHeader:
         """:param counts: how many values of each layer are sent."""
-        privacy, charged = self.spec.privacy, self.store.ledger.entries(self.plan.task)
+        privacy, ledger, task = self.spec.privacy, self.store.ledger, self.plan.task
         return UpdateHeader(
             task=self.plan.task,
             round=self.plan.round,
@@ -316,11 +315,9 @@ class DeviceRound(AllowedRound):
             noise_stds=tuple(noised.noise_stds),
             clip_norms=tuple(noised.clip_norms),
             public_digest=state.public.digest(),
-            rounds_charged=len({entry.round for entry in charged}) + 1,
-            epsilon_server=epsilon_server_of(
-                [*(entry.charge for entry in charged), noised.charge],
-                delta=privacy.delta,
-                accountant=privacy.accountant,
+            rounds_charged=ledger.rounds_charged(task) + 1,
+            epsilon_server=ledger.epsilon_server(
+                delta=privacy.delta, task=task, extra=noised.charge, accountant=privacy.accountant
             ),
             multiplier_server=noised.charge.noise_multiplier,
             noise_split=noised.charge.noise_split,

@@ -54,10 +54,14 @@ class PublicState:
 
     def after(self, mask: Array) -> PublicState:
         """Returns the state after one more update; an unchanged mask is not packed again."""
-        following = PublicState(mask, self.participations + 1)
-        if mask is self.mask:
-            following.__dict__["_bits"] = self._bits
-        return following
+        count = self.participations + 1
+        return self.counted(count) if mask is self.mask else PublicState(mask, count)
+
+    def counted(self, participations: int) -> PublicState:
+        """Returns the state with the same mask after so many updates."""
+        state = PublicState(self.mask, participations)
+        state.__dict__["_bits"] = self._bits
+        return state
 
     def digest(self) -> bytes:
         """Returns 16 bytes: two sides with the same digest hold the same state."""

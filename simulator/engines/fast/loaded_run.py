@@ -54,6 +54,11 @@ class LoadedRun:
         return TaskSpec.from_bytes(self.folder.package.read_bytes())
 
     @cached_property
+    def package(self) -> bytes:
+        """SHA-256 of the task package."""
+        return BlobRef.of(self.folder.package.read_bytes()).digest
+
+    @cached_property
     def method(self) -> TaskMethod:
         return method_of(self.spec)
 

@@ -31,7 +31,7 @@ from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.clipping import clip
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.fast import engine
-from hushfleet.simulator.engines.fast.jobs import Job, device_of
+from hushfleet.simulator.engines.fast.chunks import Chunk, Client, trainer_for
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble
@@ -327,9 +327,9 @@ def test_a_board_answers_as_a_simulated_device_does(
     count = read_header(update).value_count
     values = decode_update(update, public_key=bench.store.identity.public_key, counts=[count]).values
     plan = bench.agent.rounds.plan
-    job = Job(simulation.folder.path, "onnx", name, index=0, seed=0, plan=plan, evaluate=False)
-    with device_of(job, LoadedRun(job.path, job.runtime)) as trainer:
-        told = DeviceRound(trainer, plan).answer_question(prepared.initial)
+    client = Client(name, index=0)
+    chunk = Chunk(simulation.folder.path, "onnx", plan, seed=0, clients=[client], evaluate=False)
+    told = DeviceRound(trainer_for(chunk, client, None), plan).answer_question(prepared.initial)
     assert values == pytest.approx(clip(told.update, 1.0), abs=1e-6)
     assert np.any(values) == (kind != "drift")
 
