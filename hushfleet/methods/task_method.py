@@ -29,7 +29,7 @@ from hushfleet.privacy.charge import Charge
 from hushfleet.wire.format.spec import PrivacySpec
 
 if TYPE_CHECKING:
-    from hushfleet.methods.privatize import NoisedUpdate
+    from hushfleet.methods.privatize import NoisedUpdate, Release
     from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext
     from hushfleet.privacy.noise import NoiseSource
     from hushfleet.privacy.record import RecordMechanism
@@ -172,11 +172,17 @@ class TaskMethod:
         model may not see it."""
         return self.by_record and self.parts.own_training is not None
 
-    def privatize(self, context: RoundContext, update: Array, noise: NoiseSource) -> NoisedUpdate:
-        """Returns the part of `update = trained - start` that leaves the device; called once."""
-        from hushfleet.methods.privatize import privatized
+    def privatize(
+        self, context: RoundContext, update: Array, noise: NoiseSource, release: Release | None = None
+    ) -> NoisedUpdate:
+        """Returns the part of `update = trained - start` that leaves the device; called once.
 
-        return privatized(self.parts.stages, context, update, noise, self.charge(context.setting.terms))
+        :param release: see `hushfleet.methods.privatize.privatized`.
+        """
+        from hushfleet.methods.privatize import clip_and_noise, privatized
+
+        charge = self.charge(context.setting.terms)
+        return privatized(self.parts.stages, context, update, noise, charge, release or clip_and_noise)
 
     def advance(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> DeviceState:
         """Returns the state for the next round.

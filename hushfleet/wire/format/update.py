@@ -77,7 +77,7 @@ class UpdateHeader(Checked):
     @property
     def dither_key(self) -> bytes:
         """16 bytes, different for each update."""
-        return hashlib.sha256(f"{self.task}|{self.round}|{self.device}".encode()).digest()[:16]
+        return dither_key_of(self.task, self.round, self.device)
 
     def coding(self, counts: Sequence[int]) -> Coding:
         """Returns the codec's parameters for an update.
@@ -85,6 +85,11 @@ class UpdateHeader(Checked):
         :param counts: the number of values in each layer.
         """
         return Coding(counts, self.steps, self.dither_key)
+
+
+def dither_key_of(task: str, round: int, device: str) -> bytes:
+    """Returns 16 bytes, different for each update."""
+    return hashlib.sha256(f"{task}|{round}|{device}".encode()).digest()[:16]
 
 
 class Sections(NamedTuple):
