@@ -37,10 +37,10 @@ _SINE = (
 
 # The noise of simulations: coefficients in float32 of log(1 + x) / x and of sin x / x in x^2, highest power first, from
 # Cephes' logf.c and sinf.c; their errors are about one part in 2^24.
-_PAIRS = 64
+PAIRS = 64
 _GROUPS_PER_BLOCK = 1 << 8
-_ROOT_HALF = np.int32(0x3F3504F3)  # the bits of float32 sqrt 1/2
-_LOGARITHM = tuple(
+ROOT_HALF = np.int32(0x3F3504F3)  # the bits of float32 sqrt 1/2
+LOGARITHM = tuple(
     map(
         np.float32,
         (
@@ -58,7 +58,7 @@ _LOGARITHM = tuple(
         ),
     )
 )
-_SHORT_SINE = tuple(map(np.float32, (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1, 1.0)))
+SHORT_SINE = tuple(map(np.float32, (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1, 1.0)))
 
 
 class NoiseSource(Protocol):
@@ -167,8 +167,8 @@ class SeededNoise:
             self._drawn, filled = self._drawn[len(given) :], filled + len(given)
             if filled == size:
                 return out
-            groups = min(_GROUPS_PER_BLOCK, -(-(size - filled) // (2 * _PAIRS)))
-            self._drawn = _box_muller_groups(self.generator.random_raw(groups * _PAIRS))
+            groups = min(_GROUPS_PER_BLOCK, -(-(size - filled) // (2 * PAIRS)))
+            self._drawn = _box_muller_groups(self.generator.random_raw(groups * PAIRS))
 
     def words(self, count: int) -> np.ndarray:
         """Returns uniform words, uint64 `[count]`."""
@@ -176,11 +176,11 @@ class SeededNoise:
 
 
 def _box_muller_groups(words: np.ndarray) -> np.ndarray:
-    """Returns standard normal values, float32, two of each of the words, uint64 `[groups * _PAIRS]`.
+    """Returns standard normal values, float32, two of each of the words, uint64 `[groups * PAIRS]`.
 
     The first half of a group's words gives radii, the second half angles, which make two values each.
     """
-    halves = words.astype("<u8", copy=False).view("<u4").reshape(-1, 2, _PAIRS)
+    halves = words.astype("<u8", copy=False).view("<u4").reshape(-1, 2, PAIRS)
     turns = halves[:, 1].reshape(-1)
     radius = (halves[:, 0] >> np.uint32(1)).astype(np.float32).reshape(-1)
     radius += np.float32(0.5)  # (0, 1]: the logarithm never gets zero
@@ -190,32 +190,32 @@ def _box_muller_groups(words: np.ndarray) -> np.ndarray:
     angle = (turns.view(np.int32) >> np.int32(2)).astype(np.float32)
     angle *= np.float32(math.pi / 4 * 2.0**-29)
     square = angle * angle
-    sine = _polynomial(square, _SHORT_SINE)
+    sine = _polynomial(square, SHORT_SINE)
     sine *= angle
     cosine = np.multiply(sine, sine, out=square)
     np.subtract(np.float32(1), cosine, out=cosine)
     np.sqrt(cosine, out=cosine)
     # The point at angle + pi/4 is in the first quadrant; two other bits move it to any quadrant.
-    out = np.empty((len(halves), 2, _PAIRS), np.float32)
+    out = np.empty((len(halves), 2, PAIRS), np.float32)
     for place, coordinate, sign in (
         (0, cosine - sine, turns << np.uint32(31)),
         (1, cosine + sine, turns >> np.uint32(1) << np.uint32(31)),
     ):
         coordinate *= radius
         coordinate.view(np.uint32)[...] ^= sign
-        out[:, place] = coordinate.reshape(-1, _PAIRS)
+        out[:, place] = coordinate.reshape(-1, PAIRS)
     return out.reshape(-1)
 
 
 def _minus_log(x: np.ndarray) -> np.ndarray:
     """Returns -log x of positive normal float32 `[n]`; it overwrites `x`."""
     bits = x.view(np.int32)
-    bits -= _ROOT_HALF
+    bits -= ROOT_HALF
     exponent = (bits >> np.int32(23)).astype(np.float32)
     bits &= np.int32(0x7FFFFF)
-    bits += _ROOT_HALF
+    bits += ROOT_HALF
     x -= np.float32(1)  # the mantissa is from sqrt 1/2 to sqrt 2
-    log = _polynomial(x, _LOGARITHM)
+    log = _polynomial(x, LOGARITHM)
     log *= x
     exponent *= np.float32(math.log(2))
     log += exponent

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +22,7 @@ from hushfleet.aggregator.payloads.exact_sum import SCALE_BITS
 from hushfleet.array_api import BLOCK
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import clip_factors
-from hushfleet.privacy.noise import NoiseSource, add_on_grid
+from hushfleet.privacy.noise import SeededNoise, add_on_grid
 from hushfleet.simulator.engines.fast.vmap import philox
 from hushfleet.simulator.engines.fast.vmap.pairwise import row_sums, squares
 from hushfleet.wire.format.symbols import MAX_LEVEL
@@ -46,7 +44,7 @@ class Terms:
     stds: np.ndarray
     steps: np.ndarray | None
     dither_key: bytes
-    noise: NoiseSource
+    noise: SeededNoise
 
 
 @dataclass(frozen=True)
@@ -125,21 +123,23 @@ def _clipped(values: Tensor, bounds: np.ndarray, layout: ParamLayout) -> tuple[T
     :param bounds: `[r, L]`, or `[r, 1]` for the whole.
     """
     spans = [(span.start, span.stop) for span in layout.layers] if bounds.shape[1] > 1 else [(0, layout.size)]
-    limits = torch.from_numpy(bounds).to(values.device)
-    norms = torch.stack([squares(values, first, last) for first, last in spans], dim=1).sqrt_()
-    factors = clip_factors(norms, limits).float()
+    sums = torch.stack([squares(values, first, last) for first, last in spans], dim=1).cpu().numpy()
+    norms = np.sqrt(sums)  # PyTorch's root on a processor is not correctly rounded
+    factors = torch.from_numpy(clip_factors(norms, bounds).astype(np.float32)).to(values.device)
     for index, (first, last) in enumerate(spans):
         values[:, first:last] *= factors[:, index, None]
-    clipped = torch.stack([values[:, first:last].double().square_().sum(1) for first, last in spans], dim=1).sqrt_()
+    clipped = torch.stack([values[:, first:last].double().square_().sum(1) for first, last in spans], dim=1)
     # A vector within its bound is unchanged; any other is below it by more than another order of the sum could hide.
-    return values, (norms.isfinite() & ((norms <= limits) | (clipped <= limits))).all(1)
+    limits = torch.from_numpy(np.where(norms <= bounds, np.inf, bounds**2)).to(values.device)
+    finite = torch.from_numpy(np.isfinite(norms)).to(values.device)
+    return values, (finite & (clipped <= limits)).all(1)
 
 
 def _noised(values: Tensor, clients: Sequence[Terms], spans: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     """Does the same as `GaussianMechanism.add_noise`; returns also which rows fit into float32."""
     if not any(each.stds.any() for each in clients):
         return values, torch.ones(len(values), dtype=torch.bool, device=values.device)
-    noise = normals([each.noise for each in clients], values.shape[1], values.device)
+    noise = philox.normals([each.noise for each in clients], values.shape[1], values.device).double()
     stds = torch.from_numpy(np.stack([each.stds for each in clients])).to(values.device)
     for index, (first, last) in enumerate(spans):
         std = stds[:, index, None]
@@ -165,19 +165,6 @@ def _quantised(values: Tensor, clients: Sequence[Terms], spans: Sequence[tuple[i
     for index, (first, last) in enumerate(spans):
         values[:, first:last] *= steps[:, index, None]
     return values, fits
-
-
-def normals(sources: Sequence[NoiseSource], size: int, device: torch.device) -> Tensor:
-    """Returns each source's next values, float64 `[r, size]`."""
-    drawn = torch.empty(len(sources), size, dtype=torch.float64, pin_memory=device.type == "cuda")
-    rows = drawn.numpy()
-
-    def draw(row: int) -> None:
-        rows[row] = sources[row].normal(size)
-
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(sources))) as pool:
-        list(pool.map(draw, range(len(sources))))
-    return drawn.to(device, non_blocking=True)
 
 
 def _peaks(layer: Tensor) -> Tensor:

@@ -43,6 +43,12 @@ def test_the_dither_has_the_bits_of_the_codecs(keys: list[bytes], size: int) -> 
     np.testing.assert_array_equal(found, [dither_of(key, size) for key in keys])
 
 
+@pytest.mark.parametrize("size", [1, 127, 128, 129, 100_000])
+def test_the_noise_has_the_bits_of_numpys(size: int, device: str) -> None:
+    found = philox.normals([SeededNoise(3, index, 2) for index in range(3)], size, torch.device(device))
+    np.testing.assert_array_equal(found.double().cpu(), [SeededNoise(3, index, 2).normal(size) for index in range(3)])
+
+
 def one_by_one(
     end: np.ndarray, start: np.ndarray, terms: release.Terms, layout: ParamLayout, personal: np.ndarray
 ) -> tuple[np.ndarray, list[int]]:
