@@ -29,7 +29,7 @@ from hushfleet.simulator.cohort_store import Carried, StateRow, StateSlots
 from hushfleet.simulator.engines.fast.device import CohortDevice, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.partial_sum import PartialSum
-from hushfleet.simulator.engines.fast.runtimes import VMAP, make_noise, make_optimizer
+from hushfleet.simulator.engines.fast.runtimes import make_noise, make_optimizer
 from hushfleet.simulator.engines.fast.sums import key_of
 from hushfleet.simulator.run_folder import MOST_SHOWN
 from hushfleet.wire.format.messages import RoundPlan
@@ -172,8 +172,7 @@ def device_of(chunk: Chunk, client: Client) -> CohortDevice:
         package=run.package,
         newcomer=run.method.init_state().public,
         make_identity=lambda: key_of(chunk.seed, client.index),
-        # `vmap` uploads the whole states
-        keeps_own=run.method.parts.reads_own or run.runtime == VMAP or client.index < first,
+        keeps_own=run.method.parts.reads_own or client.index < first,
     )
 
 

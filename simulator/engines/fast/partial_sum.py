@@ -82,13 +82,22 @@ class SummedUpdates(UpdateFormat):
 
 
 def coded_bytes(header: UpdateHeader, values: np.ndarray, counts: Sequence[int]) -> int:
-    """Returns how many bytes the codec needs for `values` float32 `[k]`, estimated from one block of values.
+    """Returns how many bytes the codec needs for `values` float32 `[k]`, estimated from one block of values."""
+    places, of_sample = sample_of(counts)
+    return coded_bytes_by(header, values[places], of_sample, values.size)
 
-    The sample is every n-th value of each layer. Up to 65,536 values are encoded completely, so their size is exact.
+
+def sample_of(counts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
+    """Returns the places of a sample of an update's values, int64, and how many of them are in each layer.
+
+    They are every n-th value of each layer. Up to 65,536 values are all in the sample.
     """
-    stride = -(-values.size // BLOCK) or 1
-    parts = [part[::stride] for part in np.split(values, np.cumsum(counts)[:-1])]
-    sample = np.concatenate(parts)
-    coding = header.coding([len(part) for part in parts])
-    coded = codec_of(header.codec).encode(sample, coding, np.empty_like(sample))
-    return round(len(coded) * values.size / max(1, sample.size))
+    stride, ends = -(-sum(counts) // BLOCK) or 1, np.cumsum(counts).tolist()
+    parts = [np.arange(end - count, end, stride) for end, count in zip(ends, counts, strict=True)]
+    return np.concatenate(parts), list(map(len, parts))
+
+
+def coded_bytes_by(header: UpdateHeader, sample: np.ndarray, counts: Sequence[int], size: int) -> int:
+    """Returns how many bytes the codec needs for an update of `size` values, by `sample_of` them, float32."""
+    coded = codec_of(header.codec).encode(sample, header.coding(counts), np.empty_like(sample))
+    return round(len(coded) * size / max(1, sample.size))

@@ -55,6 +55,7 @@ class Released:
     :param squares: float64 `[c, L]`, the sum of squares of the values that each client sends.
     :param peaks: float64 `[c, L]`, the largest magnitude among them.
     :param refused: bool `[c]`: a value is not finite or too large, and nothing of this client was added.
+    :param sample: float32 `[c, n]`, some of the values before they were quantised.
     :param sent: float32 `[c, k]` if it was asked for.
     """
 
@@ -62,6 +63,7 @@ class Released:
     squares: np.ndarray
     peaks: np.ndarray
     refused: np.ndarray
+    sample: np.ndarray
     sent: np.ndarray | None
 
 
@@ -72,6 +74,7 @@ def release(
     layout: ParamLayout,
     *,
     personal: Tensor | None = None,
+    sampled: Tensor | None = None,
     keeps_sent: bool = False,
 ) -> Released:
     """Releases the updates `ends - starts`, a few clients at a time.
@@ -79,6 +82,7 @@ def release(
     :param ends: float32 `[c, d]`.
     :param starts: float32 `[d]` or `[c, d]`.
     :param personal: bool `[d]`, the entries that no client sends; None: all are sent.
+    :param sampled: the places of the sample among the sent values, int64 `[n]`.
     """
     spans = [(span.start, span.stop) for span in layout.layers]
     shared = None
@@ -88,6 +92,7 @@ def release(
         ends_at = np.cumsum([0, *counts]).tolist()
         spans = list(itertools.pairwise(ends_at))
     total = torch.zeros(spans[-1][1], dtype=torch.int64, device=ends.device)
+    most = min(MAX_MAGNITUDE, 2.0 ** (62 - SCALE_BITS) / len(clients))  # the sum of all stays below 2^62
     parts, sent = [], []
     for rows in _pieces(ends):
         some = clients[rows]
@@ -98,16 +103,17 @@ def release(
         if shared is not None:
             values = values.index_select(1, shared)
         values, has_room = _noised(values, some, spans)
+        sample = (values[:, :0] if sampled is None else values.index_select(1, sampled)).cpu().numpy()
         values, fits = _quantised(values, some, spans)
         peaks = torch.stack([_peaks(values[:, first:last]) for first, last in spans], dim=1)
-        fine &= has_room & fits & (peaks <= MAX_MAGNITUDE).all(1)  # False for NaN
+        fine &= has_room & fits & (peaks <= most).all(1)  # False for NaN
         values.masked_fill_(~fine[:, None], 0)
         total += values.double().mul_(2.0**SCALE_BITS).round_().long().sum(0)
-        parts.append((_squares(values, spans), peaks.double().cpu().numpy(), ~fine.cpu().numpy()))
+        parts.append((_squares(values, spans), peaks.double().cpu().numpy(), ~fine.cpu().numpy(), sample))
         if keeps_sent:
             sent.append(values.cpu().numpy())
-    of_layers, largest, refused = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return Released(total, of_layers, largest, refused, np.concatenate(sent) if keeps_sent else None)
+    of_layers, largest, refused, samples = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return Released(total, of_layers, largest, refused, samples, np.concatenate(sent) if keeps_sent else None)
 
 
 def _pieces(ends: Tensor) -> Iterator[slice]:

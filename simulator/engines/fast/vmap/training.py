@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -319,15 +320,24 @@ class TrainedGroup:
     losses: Tensor
     remembered: PrivateArrays
 
-    def fetched(self) -> list[Trained]:
-        """Returns each client's result on the host."""
-        ends, losses = self.end.cpu().numpy(), self.losses.cpu().numpy()
-        owns = ends if self.own is self.end else self.own.cpu().numpy()
-        lasting = {name: array.cpu().numpy() for name, array in self.remembered.items()}
+    @cached_property
+    def host_losses(self) -> np.ndarray:
+        """The losses on the host."""
+        losses: np.ndarray = self.losses.cpu().numpy()
+        return losses
+
+    def fetched(self, rows: Sequence[int] | None = None) -> list[Trained]:
+        """Returns the results of all clients, or of some, on the host."""
+        rows = range(len(self.rounds)) if rows is None else rows
+        chosen = torch.tensor(rows, device=self.end.device)
+        ends = self.end[chosen].cpu().numpy()
+        owns = ends if self.own is self.end else self.own[chosen].cpu().numpy()
+        lasting = {name: array[chosen].cpu().numpy() for name, array in self.remembered.items()}
         results = []
-        for row, round in enumerate(self.rounds):
-            remembered = {name: array[row] for name, array in lasting.items()}
-            results.append(round.ended(ends[row], owns[row], float(losses[row]), remembered))
+        for place, row in enumerate(rows):
+            remembered = {name: array[place] for name, array in lasting.items()}
+            loss = float(self.host_losses[row])
+            results.append(self.rounds[row].ended(ends[place], owns[place], loss, remembered))
         return results
 
 
