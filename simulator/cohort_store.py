@@ -15,6 +15,7 @@ import dataclasses
 import os
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ import numpy as np
 
 from hushfleet.durations import Period
 from hushfleet.errors import StoreError
-from hushfleet.privacy.charge import Charge
+from hushfleet.privacy.charge import Charge, Totals
 
 _HEAD = b"HFC\x01"
 """Marks the file; the last byte is the version of its format."""
@@ -44,7 +45,7 @@ class Kind(NamedTuple):
 class Carried(NamedTuple):
     """What a device carries after its last round.
 
-    :param counts: the number of its charges of each kind.
+    :param totals: of its charges.
     :param participations: number of its updates so far.
     :param slot: the place of its large arrays, 0 or 1.
     :param arrays: name, type and shape of each large array.
@@ -54,7 +55,7 @@ class Carried(NamedTuple):
     :param head: the personalized head that it chose after the last round, packed; empty without one.
     """
 
-    counts: tuple[tuple[Kind, int], ...]
+    totals: Totals
     participations: int
     slot: int
     arrays: tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -223,6 +224,7 @@ class CohortStore:
         for number, kind, *state in zip(*columns, strict=True):
             device = self._carried.setdefault(number, _Device())
             device.counts[kind] = device.counts.get(kind, 0) + 1
+            device.window = self.kinds[kind].window or device.window
             device.state = (*state, plain["round"])
         if keep:
             self.records.append(_Record(plain["round"], devices, kinds, plain["digests"]))
@@ -234,12 +236,16 @@ class _Device:
 
     counts: dict[int, int] = field(default_factory=dict)
     state: tuple[Any, ...] = ()
+    window: Period | None = None
     head: bytes = b""
 
     def carried(self, kinds: Sequence[Kind], shapes: Sequence[Any]) -> Carried:
         participations, slot, shape, left_out, small, round = self.state
-        counts = tuple((kinds[kind], count) for kind, count in self.counts.items())
-        return Carried(counts, participations, slot, shapes[shape], small, round, bool(left_out), self.head)
+        counts = Counter[Charge]()
+        for kind, count in self.counts.items():
+            counts[kinds[kind].charge] += count
+        totals = Totals(tuple(counts.items()), counts.total(), self.window)
+        return Carried(totals, participations, slot, shapes[shape], small, round, bool(left_out), self.head)
 
 
 class StateSlots:

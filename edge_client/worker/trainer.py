@@ -160,8 +160,7 @@ class DeviceRound(AllowedRound):
             return self._newcomer(fresh)
         if self.window is None:
             return kept
-        windows = [entry.window for entry in self.store.ledger.entries(self.plan.task) if entry.window is not None]
-        if windows and windows[-1] == self.window:
+        if self.store.ledger.totals(self.plan.task).window == self.window:
             return kept
         return DeviceState(kept.public, private=fresh.private)
 
@@ -308,7 +307,7 @@ class DeviceRound(AllowedRound):
         """:param counts: how many values of each layer are sent."""
         privacy, ledger, task = self.spec.privacy, self.store.ledger, self.plan.task
         return UpdateHeader(
-            task=self.plan.task,
+            task=task,
             round=self.plan.round,
             device=self.trainer.device,
             codec=self.spec.wire.codec,

@@ -190,6 +190,7 @@ class _Run:
 
     def _board(self, device: SimulatedDevice, times: DeviceTimes, hub: LocalHub) -> WorldBoard:
         simulation, files = self._simulation, self._simulation.folder.device(device.name)
+        files.path.mkdir(parents=True, exist_ok=True)
         limits = LimitsSection.of_simulation(
             simulation.prepared.spec.privacy,
             epsilon_server=device.epsilon_limit,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +20,7 @@ from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.errors import HushfleetError, StoreError
 from hushfleet.methods import method_of
 from hushfleet.methods.state import DeviceState, PublicState
-from hushfleet.privacy.charge import Charge
+from hushfleet.privacy.charge import Totals
 from hushfleet.privacy.ledger import LedgerEntry, LedgerView
 from hushfleet.schema import unpack
 from hushfleet.simulator.cohort_store import Carried, CohortStore, Kind, StateRow, StateSlots, index_of
@@ -55,25 +54,20 @@ def _not_kept() -> HushfleetError:
 
 
 class CountedCharges(LedgerView):
-    """The charges of a device, as counts by kind. Only this program writes them, so nothing is verified."""
+    """The charges of a device, as totals by kind. Only this program writes them, so nothing is verified."""
 
     def __init__(
         self, device: str, task: str, carried: Carried | None, listed: Callable[[], list[LedgerEntry]]
     ) -> None:
         self.device = device
         self._task, self._listed = task, listed
-        self._counts = () if carried is None else carried.counts
+        self._totals = Totals() if carried is None else carried.totals
 
     def entries(self, task: str | None = None) -> list[LedgerEntry]:
         return self._listed() if task in (None, self._task) else []
 
-    def rounds_charged(self, task: str | None = None) -> int:
-        return sum(count for _, count in self._counts) if task in (None, self._task) else 0
-
-    def _charges(self, task: str | None, extra: Charge | None) -> list[Charge]:
-        counts = self._counts if task in (None, self._task) else ()
-        charges = [replace(kind.charge, steps=kind.charge.steps * count) for kind, count in counts]
-        return charges if extra is None else [*charges, extra]
+    def totals(self, task: str | None = None) -> Totals:
+        return self._totals if task in (None, self._task) else Totals()
 
 
 class CohortDevice:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
 from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.results.device_metrics import write_metrics
 from hushfleet.aggregator.results.events import EventLog
@@ -242,7 +241,7 @@ def deliver(
             engine.decline(row.device, code, reason, round=plan.round)
             events.write("decline", round=plan.round, device=row.device, code=code, reason=reason)
     of_sums.rows = {row.update: row.summed for row in answer.rows if row.summed is not None}
-    for update in accept_many(engine, [(row.device, row.update) for row in answer.rows if row.refusal is None]):
+    for update in engine.accept_many([(row.device, row.update) for row in answer.rows if row.refusal is None]):
         if not update.acknowledged:
             raise HushfleetError(
                 f"round {plan.round}: the update of {update.device} was refused ({update.code}), since {update.reason}"
@@ -251,7 +250,3 @@ def deliver(
         events.write("update", **update_fields(update, round=plan.round, payload_bytes=update.row.size))
     if answer.sum is not None:
         engine.merge(answer.sum)
-
-
-def accept_many(engine: RoundEngine, updates: Sequence[tuple[str, bytes]]) -> list[CheckedUpdate]:
-    return [engine.accept(device, data) for device, data in updates]

@@ -230,8 +230,8 @@ NAMED = {
     "the values are added": (CALL, ("PartialSum.add",)),
     "an array is written": ("pwrite", ("StateSlots.write",)),
     "the metrics are written": (CALL, ("write_metrics",)),
-    "the round is kept": ("write", ("CohortStore.append",)),
-    "the aggregator takes the update": (CALL, ("RoundEngine.accept",)),
+    "the round is kept": (CALL, ("CohortStore._append",)),
+    "the aggregator takes the updates": (CALL, ("RoundEngine.accept_many",)),
     "the round is closed": (CALL, ("RoundEngine.close",)),
 }
 
