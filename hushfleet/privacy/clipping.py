@@ -149,7 +149,8 @@ def factors_of(squares: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 
     Raises `PrivacyError` if a sum is not finite.
     """
-    return clip_factors(_finite(np, np.sqrt(squares)), bounds).astype(np.float32)
+    factors: np.ndarray = clip_factors(_finite(np, np.sqrt(squares)), bounds).astype(np.float32)
+    return factors
 
 
 def can_clip(norms: Any, bound: float) -> Any:

@@ -172,7 +172,8 @@ class SeededNoise:
 
     def words(self, count: int) -> np.ndarray:
         """Returns uniform words, uint64 `[count]`."""
-        return self.generator.random_raw(count)
+        words: np.ndarray = self.generator.random_raw(count)
+        return words
 
 
 def _box_muller_groups(words: np.ndarray) -> np.ndarray:

@@ -8,31 +8,17 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from hushfleet.array_api import BLOCK
 from hushfleet.models.native.build import pointer
 from hushfleet.models.native.noise import NativeNoise, library
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import factors_of
+from hushfleet.wire.format.update_values import Measured, Sent
 
-_UNIT = 1 << 15  # values, as in release.h
 _LAYER = np.dtype([("stop", "<u8"), ("deviation", "<f8"), ("factor", "<f4"), ("step", "<f4")])
-
-
-@dataclass(frozen=True)
-class Sent:
-    """An update as the aggregator sees it.
-
-    :param values: float32 `[k]`.
-    :param peaks: the largest magnitude in each layer.
-    :param squares: the sum of squares in each layer.
-    """
-
-    values: np.ndarray
-    peaks: tuple[float, ...]
-    squares: tuple[float, ...]
 
 
 def released(
@@ -45,6 +31,7 @@ def released(
     stds: np.ndarray,
     steps: Sequence[float],
     dither_key: bytes,
+    stride: int,
 ) -> Sent:
     """Clips, noises, quantises and measures an update.
 
@@ -63,7 +50,9 @@ def released(
     counts = [
         span.size if mask is None else int(np.count_nonzero(~mask[span.start : span.stop])) for span in layout.layers
     ]
-    units = [-(-count // _UNIT) for count in counts]
+    units = [-(-count // BLOCK) for count in counts]
+    kept = sum(count // BLOCK * -(-BLOCK // stride) + -(-(count % BLOCK) // stride) for count in counts)
+    levels = np.empty(kept if steps else 0, np.float32)
     sent, squares, peaks = np.empty(sum(counts), np.float32), np.empty(sum(units)), np.empty(len(counts), np.float32)
     library().release(
         pointer(noise.stream),
@@ -73,12 +62,14 @@ def released(
         pointer(layers),
         ctypes.c_size_t(len(layers)),
         pointer(sent),
+        ctypes.c_size_t(stride),
+        pointer(levels),
         pointer(squares),
         pointer(peaks),
     )
     ends = np.cumsum(units).tolist()
     in_layers = (squares[end - count : end] for end, count in zip(ends, units, strict=True))
-    return Sent(sent, tuple(map(float, peaks)), tuple(map(math.fsum, in_layers)))
+    return Sent(sent, Measured(tuple(map(float, peaks)), tuple(map(math.fsum, in_layers))), levels)
 
 
 def _squares_of(values: np.ndarray, layout: ParamLayout, bounds: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import clip, clip_layers
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import SeededNoise
+from hushfleet.simulator.engines.fast.coded_size import sampled_levels
 from hushfleet.wire.format.codec import Coding
 from hushfleet.wire.format.codecs import codec_of
 
@@ -87,6 +88,7 @@ def cases(draw: Any) -> dict[str, Any]:
         "steps": draw(st.lists(positive, **many)) if quantised else [],
         "weight": draw(st.sampled_from([1.0, 0.3, 3.75])),
         "drawn": draw(st.integers(0, 300)),
+        "stride": draw(st.sampled_from([1, 2, 7, 50_000])),
     }
 
 
@@ -112,14 +114,19 @@ def test_the_same_bits_as_numpy(case):
     sums, weight = ExactSum(layout.size), case["weight"]
     how = {"mask": mask, "bounds": bounds, "stds": stds, "steps": steps}
     seen, peaks, squares = plain(values, layout, noises[0], sums=sums, weight=weight, **how)
-    got = released(values, layout, noises[1], dither_key=KEY, **how)
+    stride = case["stride"]
+    got = released(values, layout, noises[1], dither_key=KEY, stride=stride, **how)
     ours = ExactSum(layout.size, add_small=add_scaled)
     whole = np.zeros(layout.size, np.float32)
     whole[... if mask is None else ~mask] = got.values
     ours.add(whole, weight=weight)
     assert np.array_equal(ours.sums, sums.sums)
     assert got.values.tobytes() == seen.tobytes()
-    assert (list(got.peaks), list(got.squares)) == (peaks, squares)
+    assert got.measured == (tuple(peaks), tuple(squares))
+    if steps:
+        shared = np.ones(layout.size, bool) if mask is None else ~mask
+        counts = [int(np.count_nonzero(shared[span.start : span.stop])) for span in layout.layers]
+        assert np.array_equal(got.levels, sampled_levels(seen, Coding(counts, steps, KEY), stride))
     assert noises[0].normal(5).tobytes() == noises[1].normal(5).tobytes()
 
 
@@ -127,7 +134,7 @@ def test_the_same_bits_as_numpy(case):
 def test_what_is_not_finite_is_refused(fault):
     layout, values = layout_of([5, 40]), np.ones(45, np.float32)
     values[7] = fault
-    how = {"mask": None, "stds": np.ones(2), "steps": [], "dither_key": KEY}
+    how = {"mask": None, "stds": np.ones(2), "steps": [], "dither_key": KEY, "stride": 1}
     for bounds in (np.array([1.0]), np.array([1.0, 1.0])):
         with pytest.raises(PrivacyError, match="not finite"):
             released(values, layout, NativeNoise(0, 0, 0), bounds=bounds, **how)

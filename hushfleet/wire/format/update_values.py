@@ -37,6 +37,18 @@ class Measured(NamedTuple):
     squares: tuple[float, ...]
 
 
+class Sent(NamedTuple):
+    """An update as the aggregator will see it. FOR SIMULATION ONLY.
+
+    :param values: float32 `[k]`.
+    :param levels: a sample of the quantised values, float32; empty if the codec does not quantise by a step.
+    """
+
+    values: np.ndarray
+    measured: Measured
+    levels: np.ndarray
+
+
 class Summed(NamedTuple):
     """An update whose values are in a partial sum already. FOR SIMULATION ONLY.
 

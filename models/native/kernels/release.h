@@ -81,14 +81,22 @@ static void noise_unit(Stream *noise, float *values, size_t size, double deviati
     }
 }
 
-static void quantise_unit(const uint64_t *key, size_t first, float *values, size_t size, float step)
+/* Quantises a unit, and keeps its first level and each `stride`-th one after that; returns how many. */
+static size_t quantise_unit(const uint64_t *key, size_t first, float *values, size_t size, float step, size_t stride,
+                            float *kept)
 {
-    float drawn[UNIT + PARTS];
+    float drawn[UNIT + PARTS], levels[UNIT];
     const size_t early = first % PARTS;
     draw_dither(key, first - early, size + early, drawn);
     const float *const dither = drawn + early;
-    for (size_t i = 0; i < size; i++)
-        values[i] = (rintf(values[i] / step + dither[i]) - dither[i]) * step;
+    for (size_t i = 0; i < size; i++) {
+        levels[i] = rintf(values[i] / step + dither[i]);
+        values[i] = (levels[i] - dither[i]) * step;
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < size; i += stride)
+        kept[count++] = levels[i];
+    return count;
 }
 
 /* The largest magnitude: magnitudes are in the order of their bits. */
@@ -110,11 +118,12 @@ static float peak_of(const float *values, size_t size)
  *
  * mask     1 where a value stays on the device, or NULL
  * seen     the values as they are sent, without those that stay
+ * levels   of each unit: its first quantised level and each `stride`-th one after that, one after the other
  * squares  of each layer: for each unit of its sent values the sum of their squares, one after the other
  * peaks    of each layer: the largest magnitude of a sent value
  */
 void release(Stream *noise, const uint64_t *dither_key, const float *update, const uint8_t *mask, const Layer *layers,
-             size_t count, float *seen, double *squares, float *peaks)
+             size_t count, float *seen, size_t stride, float *levels, double *squares, float *peaks)
 {
     size_t at = 0, sent = 0;
     for (size_t l = 0; l < count; l++) {
@@ -139,7 +148,7 @@ void release(Stream *noise, const uint64_t *dither_key, const float *update, con
             if (layer.deviation != 0)
                 noise_unit(noise, unit, size, layer.deviation);
             if (layer.step != 0)
-                quantise_unit(dither_key, sent, unit, size, layer.step);
+                levels += quantise_unit(dither_key, sent, unit, size, layer.step, stride, levels);
             const float peak = peak_of(unit, size);
             peaks[l] = peak > peaks[l] ? peak : peaks[l];
             *squares++ = sum_of_squares(unit, size);

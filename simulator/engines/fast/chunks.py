@@ -26,6 +26,7 @@ from hushfleet.methods.local_round import Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.server import ServerArrays
 from hushfleet.simulator.cohort_store import Carried, StateRow, StateSlots
+from hushfleet.simulator.engines.fast.compiled_release import CompiledRelease
 from hushfleet.simulator.engines.fast.device import CohortDevice, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.partial_sum import PartialSum
@@ -33,7 +34,8 @@ from hushfleet.simulator.engines.fast.runtimes import make_noise, make_optimizer
 from hushfleet.simulator.engines.fast.sums import key_of
 from hushfleet.simulator.run_folder import MOST_SHOWN
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update_values import Summed, encode_update
+from hushfleet.wire.format.update import dither_key_of
+from hushfleet.wire.format.update_values import Summed
 
 OWN_MODELS_BYTES = 1 << 26
 """Disk space for personalized models that no round reads again; the first `MOST_SHOWN` devices always keep theirs."""
@@ -185,6 +187,11 @@ def trainer_for(
     :param keep: takes the device's metrics.
     """
     run = chunk.run
+    how: dict[str, Any] = {}
+    if total is not None:
+        key = dither_key_of(chunk.plan.task, chunk.plan.round, client.device)
+        how["release"] = release = CompiledRelease(run.spec.wire, key)
+        how["encode"] = partial(total.encode, release=release)
     return trainer_of(
         run,
         client.device,
@@ -196,7 +203,7 @@ def trainer_for(
             run.spec.privacy, epsilon_server=client.epsilon_limit, noise_preference=client.preference
         ),
         make_secure_round=run.secure_round,
-        encode=encode_update if total is None else total.encode,
+        **how,
     )
 
 

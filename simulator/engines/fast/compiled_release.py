@@ -11,15 +11,17 @@ from hushfleet.array_api import Array
 from hushfleet.methods.privatize import clip_and_noise
 from hushfleet.methods.state import RoundContext
 from hushfleet.models.native import NativeNoise
-from hushfleet.models.native.release import Sent, released
+from hushfleet.models.native.release import released
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
+from hushfleet.simulator.engines.fast.coded_size import sample_stride
 from hushfleet.wire.format.codec import MAX_STEP, MIN_STEP
 from hushfleet.wire.format.codecs import steps_for
 from hushfleet.wire.format.symbols import MAX_LEVEL
 
 if TYPE_CHECKING:
     from hushfleet.wire.format.spec import WireSpec
+    from hushfleet.wire.format.update_values import Sent
 
 _CODECS = ("quantized", "float32")
 _FARTHEST = 7.0
@@ -53,8 +55,17 @@ class CompiledRelease:
         if not isinstance(noise, NativeNoise) or not self._covers(values, bounds, stds):
             return clip_and_noise(context, values, bounds, stds, mechanism, noise)
         mask, steps = context.mask if context.mask.any() else None, self._steps(stds)
-        layout, key = context.layout, self._dither_key
-        self.sent = released(values, layout, noise, mask=mask, bounds=bounds, stds=stds, steps=steps, dither_key=key)
+        self.sent = released(
+            values,
+            context.layout,
+            noise,
+            mask=mask,
+            bounds=bounds,
+            stds=stds,
+            steps=steps,
+            dither_key=self._dither_key,
+            stride=sample_stride(values.size if mask is None else int(np.count_nonzero(~mask))),
+        )
         if mask is None:
             return self.sent.values
         whole = np.zeros_like(values)

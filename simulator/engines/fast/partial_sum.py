@@ -7,16 +7,21 @@ the partial sums. A fixed sample of an update's values is encoded to determine i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hushfleet.aggregator.payloads.decoding import MAX_MAGNITUDE, measure, spread
 from hushfleet.aggregator.payloads.exact_sum import ExactSum
+from hushfleet.simulator.engines.fast.coded_size import coded_bytes, sample_stride, sampled_levels
+from hushfleet.simulator.engines.fast.runtimes import compiled_addition
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.format.symbols import BLOCK
 from hushfleet.wire.format.update import UpdateHeader, payload_digest, read_header
-from hushfleet.wire.format.update_values import EncodedUpdate, Measured, Summed, UpdateFormat, unsigned
+from hushfleet.wire.format.update_values import EncodedUpdate, Measured, Sent, Summed, UpdateFormat, unsigned
+
+if TYPE_CHECKING:
+    from hushfleet.simulator.engines.fast.compiled_release import CompiledRelease
 
 
 class PartialSum:
@@ -27,21 +32,34 @@ class PartialSum:
     """
 
     def __init__(self, size: int, weight: Callable[[np.ndarray], float]) -> None:
-        self.sum = ExactSum(size)
+        self.sum = ExactSum(size, add_small=compiled_addition())
         self._weight = weight
         self._last: tuple[Measured, int, np.ndarray] | None = None
 
     def encode(
-        self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity | None
+        self,
+        header: UpdateHeader,
+        values: np.ndarray,
+        *,
+        counts: Sequence[int],
+        identity: Identity | None,
+        release: CompiledRelease | None = None,
     ) -> EncodedUpdate:
         """Measures the values as they will be seen; the blob has none. Raises the errors of `UpdateFormat.encode`.
 
         They are added by `add`, when the device has committed its round.
+
+        :param release: the release of the values, which has then done all of this if it could.
         """
-        sent = codec_of(header.codec).seen(values, header.coding(counts))
-        data = unsigned(header, b"")
-        self._last = measure(sent, counts), len(data) + coded_bytes(header, values, counts), sent
-        return EncodedUpdate(data, sent)
+        coding, data, done = header.coding(counts), unsigned(header, b""), None if release is None else release.sent
+        if done is None:
+            seen = codec_of(header.codec).seen(values, coding)
+            quantised, stride = header.codec == "quantized", sample_stride(seen.size)
+            levels = sampled_levels(seen, coding, stride) if quantised else np.empty(0, np.float32)
+            done = Sent(seen, measure(seen, counts), levels)
+        size = coded_bytes(header.codec, done.levels, sum(counts))
+        self._last = done.measured, len(data) + size, done.values
+        return EncodedUpdate(data, done.values)
 
     def add(self, mask: np.ndarray, after: bytes | None) -> Summed:
         """Adds the values that were encoded last; returns what the aggregator checks.
@@ -79,25 +97,3 @@ class SummedUpdates(UpdateFormat):
     def sent_bytes(self, data: bytes) -> int:
         """Returns the bytes of the encoded and signed blob, estimated from a sample of its values."""
         return self.rows[data].size if data in self.rows else len(data)
-
-
-def coded_bytes(header: UpdateHeader, values: np.ndarray, counts: Sequence[int]) -> int:
-    """Returns how many bytes the codec needs for `values` float32 `[k]`, estimated from one block of values."""
-    places, of_sample = sample_of(counts)
-    return coded_bytes_by(header, values[places], of_sample, values.size)
-
-
-def sample_of(counts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
-    """Returns the places of a sample of an update's values, int64, and how many of them are in each layer.
-
-    They are every n-th value of each layer. Up to 65,536 values are all in the sample.
-    """
-    stride, ends = -(-sum(counts) // BLOCK) or 1, np.cumsum(counts).tolist()
-    parts = [np.arange(end - count, end, stride) for end, count in zip(ends, counts, strict=True)]
-    return np.concatenate(parts), list(map(len, parts))
-
-
-def coded_bytes_by(header: UpdateHeader, sample: np.ndarray, counts: Sequence[int], size: int) -> int:
-    """Returns how many bytes the codec needs for an update of `size` values, by `sample_of` them, float32."""
-    coded = codec_of(header.codec).encode(sample, header.coding(counts), np.empty_like(sample))
-    return round(len(coded) * size / max(1, sample.size))

@@ -40,9 +40,9 @@ from hushfleet.simulator.engines.fast.chunks import (
     train,
     trainer_for,
 )
+from hushfleet.simulator.engines.fast.coded_size import coded_bytes, sample_places, sample_stride
 from hushfleet.simulator.engines.fast.device import CohortDevice, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
-from hushfleet.simulator.engines.fast.partial_sum import coded_bytes_by, sample_of
 from hushfleet.simulator.engines.fast.vmap.release import Released, Terms, release
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member, TrainedGroup
 from hushfleet.simulator.engines.fast.workers import WorkerPool
@@ -167,7 +167,6 @@ def _released(cohort: Chunk, group: Sequence[_Begun], trained: TrainedGroup) -> 
     counts = [
         span.size if shared is None else int(np.count_nonzero(shared[span.start : span.stop])) for span in layout.layers
     ]
-    places, of_sample = sample_of(counts)
     devices = [_Device(cohort, each, local) for each, local in zip(group, trained.rounds, strict=True)]
     found = release(
         trained.end,
@@ -175,7 +174,7 @@ def _released(cohort: Chunk, group: Sequence[_Begun], trained: TrainedGroup) -> 
         [device.terms() for device in devices],
         layout,
         personal=personal,
-        sampled=torch.from_numpy(places).to(trained.end.device),
+        sampled=torch.from_numpy(sample_places(counts, sample_stride(sum(counts)))).to(trained.end.device),
     )
     left = np.flatnonzero(found.refused).tolist()
     total, size = ExactSum(layout.size), sum(counts)
@@ -188,8 +187,8 @@ def _released(cohort: Chunk, group: Sequence[_Begun], trained: TrainedGroup) -> 
     rows = [row for row in range(len(group)) if row not in left]
     answers = [devices[row].answer(trained, row, found) for row in rows]
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(group))) as pool:
-        headers = [devices[row].header for row in rows]
-        sizes = pool.map(lambda header, row: coded_bytes_by(header, found.sample[row], of_sample, size), headers, rows)
+        codec = cohort.run.spec.wire.codec
+        sizes = pool.map(lambda row: coded_bytes(codec, found.levels[row], size), rows)
         yield ChunkAnswer([_sized(answer, coded) for answer, coded in zip(answers, sizes, strict=True)], total)
     if left:
         clients = [group[row].client for row in left]
@@ -206,8 +205,6 @@ class _Device:
 
     :param local: its round, for the context.
     """
-
-    header: UpdateHeader
 
     def __init__(self, cohort: Chunk, begun: _Begun, local: LocalRound) -> None:
         self._cohort, self._begun, self._local = cohort, begun, local
@@ -256,7 +253,6 @@ class _Device:
     def _encode(
         self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity | None
     ) -> EncodedUpdate:
-        self.header = header
         return EncodedUpdate(unsigned(header, b""), values)
 
 

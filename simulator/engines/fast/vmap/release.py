@@ -55,7 +55,7 @@ class Released:
     :param squares: float64 `[c, L]`, the sum of squares of the values that each client sends.
     :param peaks: float64 `[c, L]`, the largest magnitude among them.
     :param refused: bool `[c]`: a value is not finite or too large, and nothing of this client was added.
-    :param sample: float32 `[c, n]`, some of the values before they were quantised.
+    :param levels: float32 `[c, n]`, some of the quantised values, in steps; empty if the values are sent as they are.
     :param sent: float32 `[c, k]` if it was asked for.
     """
 
@@ -63,7 +63,7 @@ class Released:
     squares: np.ndarray
     peaks: np.ndarray
     refused: np.ndarray
-    sample: np.ndarray
+    levels: np.ndarray
     sent: np.ndarray | None
 
 
@@ -103,17 +103,16 @@ def release(
         if shared is not None:
             values = values.index_select(1, shared)
         values, has_room = _noised(values, some, spans)
-        sample = (values[:, :0] if sampled is None else values.index_select(1, sampled)).cpu().numpy()
-        values, fits = _quantised(values, some, spans)
+        values, fits, levels = _quantised(values, some, spans, sampled)
         peaks = torch.stack([_peaks(values[:, first:last]) for first, last in spans], dim=1)
         fine &= has_room & fits & (peaks <= most).all(1)  # False for NaN
         values.masked_fill_(~fine[:, None], 0)
         total += values.double().mul_(2.0**SCALE_BITS).round_().long().sum(0)
-        parts.append((_squares(values, spans), peaks.double().cpu().numpy(), ~fine.cpu().numpy(), sample))
+        parts.append((_squares(values, spans), peaks.double().cpu().numpy(), ~fine.cpu().numpy(), levels))
         if keeps_sent:
             sent.append(values.cpu().numpy())
-    of_layers, largest, refused, samples = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return Released(total, of_layers, largest, refused, samples, np.concatenate(sent) if keeps_sent else None)
+    of_layers, largest, refused, found = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return Released(total, of_layers, largest, refused, found, np.concatenate(sent) if keeps_sent else None)
 
 
 def _pieces(ends: Tensor) -> Iterator[slice]:
@@ -154,12 +153,15 @@ def _noised(values: Tensor, clients: Sequence[Terms], spans: Sequence[tuple[int,
     return values.copy_(noise), fits
 
 
-def _quantised(values: Tensor, clients: Sequence[Terms], spans: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """Does the same as `hushfleet.wire.format.quantized.round_trip`; returns also which rows it accepts."""
+def _quantised(
+    values: Tensor, clients: Sequence[Terms], spans: Sequence[tuple[int, int]], sampled: Tensor | None
+) -> tuple[Tensor, Tensor, np.ndarray]:
+    """Does the same as `hushfleet.wire.format.quantized.round_trip`; returns also which rows it accepts, and the sample
+    of their levels."""
     fits = torch.ones(len(values), dtype=torch.bool, device=values.device)
     found = [each.steps for each in clients if each.steps is not None]
     if not found:
-        return values, fits
+        return values, fits, np.empty((len(values), 0), np.float32)
     steps = torch.from_numpy(np.stack(found)).to(values.device)
     dither = philox.dither([each.dither_key for each in clients], values.shape[1], values.device)
     for index, (first, last) in enumerate(spans):
@@ -167,10 +169,11 @@ def _quantised(values: Tensor, clients: Sequence[Terms], spans: Sequence[tuple[i
     values += dither
     values.round_()
     fits = values.abs().amax(1) <= MAX_LEVEL
+    levels = (values[:, :0] if sampled is None else values.index_select(1, sampled)).cpu().numpy()
     values -= dither
     for index, (first, last) in enumerate(spans):
         values[:, first:last] *= steps[:, index, None]
-    return values, fits
+    return values, fits, levels
 
 
 def _peaks(layer: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import _sum_of_squares, clip, clip_layers
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import SeededNoise
+from hushfleet.simulator.engines.fast.coded_size import sample_places, sampled_levels
 from hushfleet.simulator.engines.fast.vmap import philox, release
 from hushfleet.simulator.engines.fast.vmap.pairwise import row_sums, squares
 from hushfleet.wire.format.codec import Coding
@@ -102,6 +103,7 @@ def test_a_group_is_released_as_each_client_alone(
     personal[0] = False
     if bad is not None:
         ends[0, 0] = bad
+    sent_by_layer = [int((~(personal & bool(share)))[span.start : span.stop].sum()) for span in layout.layers]
     clients = [terms_of(np.random.default_rng(seed + n), n, len(sizes), how) for n in range(count)]
     again = [terms_of(np.random.default_rng(seed + n), n, len(sizes), how) for n in range(count)]
     with pytest.MonkeyPatch.context() as patch:
@@ -112,6 +114,7 @@ def test_a_group_is_released_as_each_client_alone(
             clients,
             layout,
             personal=torch.from_numpy(personal).to(on) if share else None,
+            sampled=torch.from_numpy(sample_places(sent_by_layer, 3)).to(on),
             keeps_sent=True,
         )
     assert found.sent is not None
@@ -128,6 +131,9 @@ def test_a_group_is_released_as_each_client_alone(
             continue
         assert not found.refused[row]
         np.testing.assert_array_equal(found.sent[row], values)
+        if terms.steps is not None:
+            coding = Coding(counts, terms.steps.tolist(), terms.dither_key)
+            np.testing.assert_array_equal(found.levels[row], sampled_levels(values, coding, 3))
         layers = np.split(values, np.cumsum(counts)[:-1])
         np.testing.assert_array_equal(found.peaks[row], [np.abs(each).max(initial=0) for each in layers])
         np.testing.assert_array_equal(found.squares[row], [_square(each) for each in layers])
