@@ -21,7 +21,8 @@ def test_a_part_that_fails_stops_no_other_and_is_named(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     failed = [line.split()[0] for line in done.stdout.splitlines() if "FAILED: exit code 3" in line]
-    assert failed == ["tests", "W3", "W1"], "and W2, which did not fail, ran between them"
+    assert failed == ["W3", "stages", "ResNet-18", "W1", "tests"], "and W2, which did not fail, ran between them"
+    assert "no GPU: sizes are tiny, figures mean nothing" in done.stdout
     assert "--workloads W2 --device cpu" in done.stdout
     (tests,) = (line for line in done.stdout.splitlines() if line.startswith("-m pytest"))
     assert "tests/simulator/engines/fast/vmap " in f"{tests} ", "by the words in its conftest.py"

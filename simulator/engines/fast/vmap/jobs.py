@@ -120,41 +120,48 @@ def _group_size(cohort: Chunk, client: Client) -> int:
     return cohort_trainer(run).clients_at_once(method, [member], inputs=Inputs(spec.model.dropout, spec.augment))
 
 
-def _train(group: Chunk) -> Iterator[ChunkAnswer | Chunk]:
-    """Yields the answers of devices, or a chunk with the training of devices whose round is to be finished."""
-    run, plan, done = group.run, group.plan, set[int]()
+def begun(group: Chunk) -> tuple[list[_Begun], list[ClientRow]]:
+    """Begins the rounds of the devices; returns those that take part, and the rows of those that decline."""
+    taking_part: list[_Begun] = []
     refused: list[ClientRow] = []
-    begun: list[_Begun] = []
     for client in group.clients:
         metrics: list[dict[str, object]] = []
         own = trainer_for(group, client, None, keep=metrics.append)
-        round = DeviceRound(own, plan)
+        round = DeviceRound(own, group.plan)
         try:
             _ = round.charge
         except REFUSALS as error:
             refused.append(declined(client, error))
             continue
-        rng, noise = own.randomness.order(plan.round), own.randomness.noise(plan.round)
-        begun.append(_Begun(client, round, Member(round.state(), own.samples(), rng, round.terms, noise), metrics))
+        rng, noise = own.randomness.order(group.plan.round), own.randomness.noise(group.plan.round)
+        member = Member(round.state(), own.samples(), rng, round.terms, noise)
+        taking_part.append(_Begun(client, round, member, metrics))
+    return taking_part, refused
+
+
+def _train(group: Chunk) -> Iterator[ChunkAnswer | Chunk]:
+    """Yields the answers of devices, or a chunk with the training of devices whose round is to be finished."""
+    run, done = group.run, set[int]()
+    clients, refused = begun(group)
     if refused:
         yield ChunkAnswer(refused, None)
-    members, inputs = [each.member for each in begun], Inputs(run.spec.model.dropout, run.spec.augment)
+    members, inputs = [each.member for each in clients], Inputs(run.spec.model.dropout, run.spec.augment)
     trainer = cohort_trainer(run)
     together = trainer.device.type in RELEASED_ON and released_together(group)
     try:
-        for places, trained in trainer.groups(run.method, members, run.global_params(plan), inputs=inputs):
-            some = [begun[place] for place in places]
+        for places, trained in trainer.groups(run.method, members, run.global_params(group.plan), inputs=inputs):
+            some = [clients[place] for place in places]
             if together:
                 yield from _released(group, some, trained)
             else:
                 yield replace(group, clients=[each.client for each in some], trained=trained.fetched())
             done.update(places)
     except REFUSALS as error:
-        if len(begun) == 1:
-            yield ChunkAnswer([declined(begun[0].client, error)], None)
+        if len(clients) == 1:
+            yield ChunkAnswer([declined(clients[0].client, error)], None)
             return
         # Each device alone, so that only devices that must decline do so.
-        for place, each in enumerate(begun):
+        for place, each in enumerate(clients):
             if place not in done:
                 yield from _train(replace(group, clients=[each.client]))
 
@@ -184,15 +191,22 @@ def _released(cohort: Chunk, group: Sequence[_Begun], trained: TrainedGroup) -> 
         added[shared] = sent
     bound = int(found.peaks[~found.refused].max(1, initial=0).sum() * 2.0**SCALE_BITS) + len(group)
     total.add_total(added, len(group) - len(left), shared, bound=bound)
-    rows = [row for row in range(len(group)) if row not in left]
-    answers = [devices[row].answer(trained, row, found) for row in rows]
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(group))) as pool:
-        codec = cohort.run.spec.wire.codec
-        sizes = pool.map(lambda row: coded_bytes(codec, found.levels[row], size), rows)
-        yield ChunkAnswer([_sized(answer, coded) for answer, coded in zip(answers, sizes, strict=True)], total)
+    yield ChunkAnswer(rows_of(devices, trained, found, values=size), total)
     if left:
         clients = [group[row].client for row in left]
         yield train(replace(cohort, clients=clients, trained=trained.fetched(left)))
+
+
+def rows_of(devices: Sequence[_Device], trained: TrainedGroup, found: Released, *, values: int) -> list[ClientRow]:
+    """Commits the rounds of the devices whose updates were added; returns their rows.
+
+    :param values: how many an update has.
+    """
+    places = np.flatnonzero(~found.refused).tolist()
+    rows = [devices[place].answer(trained, place, found) for place in places]
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(devices))) as pool:
+        sizes = pool.map(lambda place: devices[place].coded_bytes(found.levels[place], values), places)
+        return [_sized(row, coded) for row, coded in zip(rows, sizes, strict=True)]
 
 
 def _sized(row: ClientRow, coded: int) -> ClientRow:
@@ -235,6 +249,10 @@ class _Device:
         measured = Measured(tuple(found.peaks[row].tolist()), tuple(found.squares[row].tolist()))
         metrics = begun.metrics[-1] if begun.metrics else None
         return ClientRow(begun.client.device, None, update.data, Summed(measured, 0), store.row, metrics)
+
+    def coded_bytes(self, levels: np.ndarray, values: int) -> int:
+        """Returns the size of an update's values on the wire, by a sample of their levels."""
+        return coded_bytes(self._cohort.run.spec.wire.codec, levels, values)
 
     def _release(
         self,
