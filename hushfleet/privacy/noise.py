@@ -24,8 +24,8 @@ _SIMULATION_STREAM = 0x4E4F4953
 # 1.5 * 2^42: times a standard deviation, it is a float64 whose neighbours are 2^-10 to 2^-9 of that deviation away.
 _SHIFT = 1.5 * 2.0**42
 
-# sin x / x - 1 on [-pi/4, pi/4] as a polynomial in x^2 without constant term, highest power first; its error is less
-# than 2^-58 (the coefficients are from FreeBSD's k_sin.c).
+# sin x / x on [-pi/4, pi/4] as a polynomial in x^2, highest power first; its error is less than 2^-58 (the coefficients
+# are from FreeBSD's k_sin.c).
 _SINE = (
     1.58969099521155010221e-10,
     -2.50507602534068634195e-08,
@@ -33,32 +33,15 @@ _SINE = (
     -1.98412698298579493134e-04,
     8.33333333332248946124e-03,
     -1.66666666666666324348e-01,
+    1.0,
 )
-
-# The noise of simulations: coefficients in float32 of log(1 + x) / x and of sin x / x in x^2, highest power first, from
-# Cephes' logf.c and sinf.c; their errors are about one part in 2^24.
+# The same in float32, and log(1 + x) / x for sqrt 1/2 <= 1 + x < sqrt 2: errors of about 2^-24 (Cephes' sinf.c, logf.c).
+SHORT_SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1, 1.0)
+LOGARITHM = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1)
+LOGARITHM += (2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1, -0.5, 1.0)
+ROOT_HALF = 0x3F3504F3  # the bits of float32 sqrt 1/2
 PAIRS = 64
 _GROUPS_PER_BLOCK = 1 << 8
-ROOT_HALF = np.int32(0x3F3504F3)  # the bits of float32 sqrt 1/2
-LOGARITHM = tuple(
-    map(
-        np.float32,
-        (
-            7.0376836292e-2,
-            -1.1514610310e-1,
-            1.1676998740e-1,
-            -1.2420140846e-1,
-            1.4249322787e-1,
-            -1.6668057665e-1,
-            2.0000714765e-1,
-            -2.4999993993e-1,
-            3.3333331174e-1,
-            -0.5,
-            1.0,
-        ),
-    )
-)
-SHORT_SINE = tuple(map(np.float32, (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1, 1.0)))
 
 
 class NoiseSource(Protocol):
@@ -123,11 +106,7 @@ def _sums_of_box_muller(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     angle *= math.pi / 2 * 2.0**-53
     angle -= math.pi / 4
     square = angle * angle
-    sine = square * _SINE[0]
-    for coefficient in _SINE[1:]:
-        sine += coefficient
-        sine *= square
-    sine += 1
+    sine = _polynomial(square, _SINE)
     sine *= angle
     cosine = np.multiply(sine, sine, out=square)
     np.subtract(1, cosine, out=cosine)
@@ -183,25 +162,22 @@ def _box_muller_groups(words: np.ndarray) -> np.ndarray:
     """
     halves = words.astype("<u8", copy=False).view("<u4").reshape(-1, 2, PAIRS)
     turns = halves[:, 1].reshape(-1)
-    radius = (halves[:, 0] >> np.uint32(1)).astype(np.float32).reshape(-1)
-    radius += np.float32(0.5)  # (0, 1]: the logarithm never gets zero
-    radius *= np.float32(2.0**-31)
+    radius = (halves[:, 0] >> 1).astype(np.float32).reshape(-1)
+    radius += 0.5  # (0, 1]: the logarithm never gets zero
+    radius *= 2.0**-31
     radius = _minus_log(radius)
     np.sqrt(radius, out=radius)  # divided by sqrt 2, which the rotation by pi/4 below needs
-    angle = (turns.view(np.int32) >> np.int32(2)).astype(np.float32)
-    angle *= np.float32(math.pi / 4 * 2.0**-29)
+    angle = (turns.view(np.int32) >> 2).astype(np.float32)
+    angle *= math.pi / 4 * 2.0**-29
     square = angle * angle
     sine = _polynomial(square, SHORT_SINE)
     sine *= angle
     cosine = np.multiply(sine, sine, out=square)
-    np.subtract(np.float32(1), cosine, out=cosine)
+    np.subtract(1, cosine, out=cosine)
     np.sqrt(cosine, out=cosine)
     # The point at angle + pi/4 is in the first quadrant; two other bits move it to any quadrant.
     out = np.empty((len(halves), 2, PAIRS), np.float32)
-    for place, coordinate, sign in (
-        (0, cosine - sine, turns << np.uint32(31)),
-        (1, cosine + sine, turns >> np.uint32(1) << np.uint32(31)),
-    ):
+    for place, (coordinate, sign) in enumerate(((cosine - sine, turns << 31), (cosine + sine, turns >> 1 << 31))):
         coordinate *= radius
         coordinate.view(np.uint32)[...] ^= sign
         out[:, place] = coordinate.reshape(-1, PAIRS)
@@ -212,18 +188,18 @@ def _minus_log(x: np.ndarray) -> np.ndarray:
     """Returns -log x of positive normal float32 `[n]`; it overwrites `x`."""
     bits = x.view(np.int32)
     bits -= ROOT_HALF
-    exponent = (bits >> np.int32(23)).astype(np.float32)
-    bits &= np.int32(0x7FFFFF)
+    exponent = (bits >> 23).astype(np.float32)
+    bits &= 0x7FFFFF
     bits += ROOT_HALF
-    x -= np.float32(1)  # the mantissa is from sqrt 1/2 to sqrt 2
+    x -= 1  # 1 + x is from sqrt 1/2 to sqrt 2
     log = _polynomial(x, LOGARITHM)
     log *= x
-    exponent *= np.float32(math.log(2))
+    exponent *= math.log(2)
     log += exponent
     return np.negative(log, out=log)
 
 
-def _polynomial(x: np.ndarray, coefficients: Sequence[np.float32]) -> np.ndarray:
+def _polynomial(x: np.ndarray, coefficients: Sequence[float]) -> np.ndarray:
     """:param coefficients: of the highest power first."""
     value = x * coefficients[0]
     for coefficient in coefficients[1:-1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,19 @@ from hypothesis import strategies as st
 
 from hushfleet.aggregator.payloads.exact_sum import ExactSum
 from hushfleet.array_api import blocks
-from hushfleet.errors import PrivacyError
+from hushfleet.errors import Malformed, PrivacyError
+from hushfleet.methods.privatize import clip_and_noise
 from hushfleet.models.native import NativeNoise
-from hushfleet.models.native.release import add_scaled, released
+from hushfleet.models.native.release import _squares_of, add_scaled, released
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.clipping import clip, clip_layers
+from hushfleet.privacy.clipping import _sum_of_squares, clip, clip_layers
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.simulator.engines.fast.coded_size import sampled_levels
+from hushfleet.simulator.engines.fast.compiled_release import CompiledRelease
 from hushfleet.wire.format.codec import Coding
-from hushfleet.wire.format.codecs import codec_of
+from hushfleet.wire.format.codecs import codec_of, steps_for
+from hushfleet.wire.format.spec import WireSpec
 
 KEY = bytes(range(16))
 
@@ -138,3 +142,66 @@ def test_what_is_not_finite_is_refused(fault):
     for bounds in (np.array([1.0]), np.array([1.0, 1.0])):
         with pytest.raises(PrivacyError, match="not finite"):
             released(values, layout, NativeNoise(0, 0, 0), bounds=bounds, **how)
+
+
+def test_the_norm_of_a_long_vector_is_summed_in_numpys_order():
+    layout = layout_of([1_300_001])
+    values = np.random.default_rng(1).standard_normal(layout.size).astype(np.float32)
+    found = _squares_of(values, layout, np.ones(1))
+    assert found == np.float64(_sum_of_squares(values, 0, layout.size))
+
+
+def outcome(release: Any, context: Any, wire: WireSpec, values: np.ndarray, noise: SeededNoise, **how: Any) -> Any:
+    """What the codec makes of the released values, or the kind of the refusal."""
+    mechanism, layout = GaussianMechanism(float(how["stds"].any())), context.layout
+    try:
+        noised = release(context, values, how["bounds"], how["stds"], mechanism, noise)[~context.mask]
+        if isinstance(release, CompiledRelease) and release.sent is not None:
+            assert noised.tobytes() == release.sent.values.tobytes()
+            return noised.tobytes()
+        counts = [int(np.count_nonzero(~context.mask[span.start : span.stop])) for span in layout.layers]
+        steps = steps_for(wire, noise_stds=how["stds"], layer_rms=[1.0] * len(counts))
+        return codec_of(wire.codec).seen(noised, Coding(counts, steps, KEY)).tobytes()
+    except (PrivacyError, Malformed) as error:
+        return type(error)
+
+
+sizes_of_numbers = st.floats(-130, 45).map(lambda power: 2.0**power)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e30, math.inf]),
+    bounds=st.none() | st.lists(sizes_of_numbers | st.just(math.inf), min_size=1, max_size=2),
+    stds=st.just([0.0, 0.0]) | st.lists(sizes_of_numbers, min_size=2, max_size=2),
+    codec=st.sampled_from(["quantized", "float32", "float16", "one-bit"]),
+    step=st.sampled_from([2.0**-10, 1.0, 16.0]),
+    kept=st.booleans(),
+)
+def test_whatever_the_bounds_are_it_ends_as_step_by_step(seed, scale, bounds, stds, codec, step, kept):
+    layout, rng = layout_of([70, 9]), np.random.default_rng(seed)
+    values = (rng.standard_normal(layout.size) * scale).astype(np.float32)
+    mask = (np.arange(layout.size) % 3 == 0) & kept
+    values[mask] = 0
+    context, wire = SimpleNamespace(layout=layout, mask=mask), WireSpec(codec=codec, step=step)
+    how = {"bounds": None if bounds is None else np.array(bounds), "stds": np.array(stds)}
+    with np.errstate(all="ignore"):
+        expected = outcome(clip_and_noise, context, wire, values, SeededNoise(seed, 0, 0), **how)
+        found = outcome(CompiledRelease(wire, KEY), context, wire, values, NativeNoise(seed, 0, 0), **how)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("codec", "stds", "done"),
+    [("quantized", 0.1, True), ("float32", 0.1, True), ("quantized", 0, False), ("one-bit", 0.1, False)],
+)
+def test_it_is_used_with_noise_and_a_codec_that_it_knows(codec, stds, done):
+    layout = layout_of([5, 4])
+    context, release = (
+        SimpleNamespace(layout=layout, mask=np.zeros(9, bool)),
+        CompiledRelease(WireSpec(codec=codec), KEY),
+    )
+    how = (np.array([1.0]), np.full(2, float(stds)), GaussianMechanism(float(stds > 0)), NativeNoise(0, 0, 0))
+    release(context, np.ones(9, np.float32), *how)
+    assert (release.sent is not None) == done

@@ -57,6 +57,7 @@ class Summed(NamedTuple):
     :param after: the device's next public state; None if its mask does not change.
     """
 
+    header: UpdateHeader
     measured: Measured
     size: int
     weight: float = 1.0

@@ -1,13 +1,14 @@
 """Adds the updates of a chunk of devices to one exact sum where they were trained. FOR SIMULATION ONLY.
 
 The values are those that an aggregator would decode, to the last bit. The aggregator checks what was measured, and adds
-the partial sums. A fixed sample of an update's values is encoded to determine its size on the wire.
+the partial sums. Of `LIKE` consecutive devices whose updates have the same layers, noise and steps, the size of one
+update on the wire is determined, from a fixed sample of its values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,11 +18,13 @@ from hushfleet.simulator.engines.fast.coded_size import coded_bytes, sample_stri
 from hushfleet.simulator.engines.fast.runtimes import compiled_addition
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.format.update import UpdateHeader, payload_digest, read_header
+from hushfleet.wire.format.update import UpdateHeader, payload_digest
 from hushfleet.wire.format.update_values import EncodedUpdate, Measured, Sent, Summed, UpdateFormat, unsigned
 
 if TYPE_CHECKING:
     from hushfleet.simulator.engines.fast.compiled_release import CompiledRelease
+
+LIKE = 4
 
 
 class PartialSum:
@@ -34,7 +37,16 @@ class PartialSum:
     def __init__(self, size: int, weight: Callable[[np.ndarray], float]) -> None:
         self.sum = ExactSum(size, add_small=compiled_addition())
         self._weight = weight
-        self._last: tuple[Measured, int, np.ndarray] | None = None
+        self._last: tuple[UpdateHeader, Measured, int, np.ndarray] | None = None
+        self._sizes: dict[tuple[Any, ...], int] = {}
+
+    def begin(self, place: int) -> None:
+        """Begins with a device.
+
+        :param place: its number in the chunk. Chunks begin at multiples of `LIKE`, so that sizes do not depend on them.
+        """
+        if place % LIKE == 0:
+            self._sizes.clear()
 
     def encode(
         self,
@@ -52,13 +64,15 @@ class PartialSum:
         :param release: the release of the values, which has then done all of this if it could.
         """
         coding, data, done = header.coding(counts), unsigned(header, b""), None if release is None else release.sent
+        kind = header.codec, header.noise_stds, header.steps, *counts
         if done is None:
             seen = codec_of(header.codec).seen(values, coding)
-            quantised, stride = header.codec == "quantized", sample_stride(seen.size)
-            levels = sampled_levels(seen, coding, stride) if quantised else np.empty(0, np.float32)
+            quantised = header.codec == "quantized" and kind not in self._sizes
+            levels = sampled_levels(seen, coding, sample_stride(seen.size)) if quantised else np.empty(0, np.float32)
             done = Sent(seen, measure(seen, counts), levels)
-        size = coded_bytes(header.codec, done.levels, sum(counts))
-        self._last = done.measured, len(data) + size, done.values
+        if kind not in self._sizes:
+            self._sizes[kind] = coded_bytes(header.codec, done.levels, sum(counts))
+        self._last = header, done.measured, len(data) + self._sizes[kind], done.values
         return EncodedUpdate(data, done.values)
 
     def add(self, mask: np.ndarray, after: bytes | None) -> Summed:
@@ -68,13 +82,13 @@ class PartialSum:
         :param after: as in `Summed`.
         """
         assert self._last is not None
-        (measured, size, sent), self._last = self._last, None
+        (header, measured, size, sent), self._last = self._last, None
         shared = None if sent.size == mask.size else ~mask
         values = sent if shared is None else spread(sent, shared)
         weight, largest = self._weight(values), max(measured.peaks, default=0.0)
         if largest <= MAX_MAGNITUDE:  # else the aggregator refuses the update
             self.sum.add(values, shared, weight=weight, largest=largest)
-        return Summed(measured, size, weight, after)
+        return Summed(header, measured, size, weight, after)
 
 
 class SummedUpdates(UpdateFormat):
@@ -89,7 +103,7 @@ class SummedUpdates(UpdateFormat):
     def authenticate(self, data: bytes, *, public_key: bytes) -> tuple[UpdateHeader, bytes]:
         if data not in self.rows:
             return super().authenticate(data, public_key=public_key)
-        return read_header(data), payload_digest(data)
+        return self.rows[data].header, payload_digest(data)
 
     def summed(self, data: bytes) -> Summed | None:
         return self.rows.get(data)

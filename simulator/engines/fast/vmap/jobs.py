@@ -6,9 +6,7 @@ numbers for each device. Other rounds are finished in the workers, while the nex
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -43,6 +41,7 @@ from hushfleet.simulator.engines.fast.chunks import (
 from hushfleet.simulator.engines.fast.coded_size import coded_bytes, sample_places, sample_stride
 from hushfleet.simulator.engines.fast.device import CohortDevice, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
+from hushfleet.simulator.engines.fast.partial_sum import LIKE
 from hushfleet.simulator.engines.fast.vmap.release import Released, Terms, release
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member, TrainedGroup
 from hushfleet.simulator.engines.fast.workers import WorkerPool
@@ -184,34 +183,29 @@ def _released(cohort: Chunk, group: Sequence[_Begun], trained: TrainedGroup) -> 
         sampled=torch.from_numpy(sample_places(counts, sample_stride(sum(counts)))).to(trained.end.device),
     )
     left = np.flatnonzero(found.refused).tolist()
-    total, size = ExactSum(layout.size), sum(counts)
+    total = ExactSum(layout.size)
     added = found.total.cpu().numpy()
     if shared is not None:
         added, sent = np.zeros(layout.size, np.int64), added
         added[shared] = sent
     bound = int(found.peaks[~found.refused].max(1, initial=0).sum() * 2.0**SCALE_BITS) + len(group)
     total.add_total(added, len(group) - len(left), shared, bound=bound)
-    yield ChunkAnswer(rows_of(devices, trained, found, values=size), total)
+    yield ChunkAnswer(rows_of(devices, trained, found), total)
     if left:
         clients = [group[row].client for row in left]
         yield train(replace(cohort, clients=clients, trained=trained.fetched(left)))
 
 
-def rows_of(devices: Sequence[_Device], trained: TrainedGroup, found: Released, *, values: int) -> list[ClientRow]:
-    """Commits the rounds of the devices whose updates were added; returns their rows.
-
-    :param values: how many an update has.
-    """
-    places = np.flatnonzero(~found.refused).tolist()
-    rows = [devices[place].answer(trained, place, found) for place in places]
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(devices))) as pool:
-        sizes = pool.map(lambda place: devices[place].coded_bytes(found.levels[place], values), places)
-        return [_sized(row, coded) for row, coded in zip(rows, sizes, strict=True)]
-
-
-def _sized(row: ClientRow, coded: int) -> ClientRow:
-    assert row.summed is not None
-    return row._replace(summed=row.summed._replace(size=len(row.update) + coded))
+def rows_of(devices: Sequence[_Device], trained: TrainedGroup, found: Released) -> list[ClientRow]:
+    """Commits the rounds of the devices whose updates were added; returns their rows."""
+    rows: list[ClientRow] = []
+    sizes: dict[object, int] = {}
+    for place, device in enumerate(devices):
+        if place % LIKE == 0:
+            sizes.clear()
+        if not found.refused[place]:
+            rows.append(device.answer(trained, place, found, sizes))
+    return rows
 
 
 class _Device:
@@ -236,8 +230,11 @@ class _Device:
         key = dither_key_of(plan.task, plan.round, self._begun.client.device)
         return Terms(self._bounds, self._stds, np.array(steps, np.float32) if steps else None, key, noise)
 
-    def answer(self, trained: TrainedGroup, row: int, found: Released) -> ClientRow:
-        """Commits the round of the device, whose update is released; returns its row, whose size has no values yet."""
+    def answer(self, trained: TrainedGroup, row: int, found: Released, sizes: dict[object, int]) -> ClientRow:
+        """Commits the round of the device, whose update is released; returns its row.
+
+        :param sizes: of the values on the wire, for devices before it with the same noise and steps.
+        """
         begun, run = self._begun, self._cohort.run
         store = begun.round.trainer.store
         assert isinstance(store, CohortDevice)
@@ -246,13 +243,13 @@ class _Device:
         remembered = {name: array[row].cpu().numpy() for name, array in trained.remembered.items()}
         loss = float(trained.host_losses[row])
         update = begun.round.commit(self._local.ended(self._zeros, own, loss, remembered, self._zeros))
-        measured = Measured(tuple(found.peaks[row].tolist()), tuple(found.squares[row].tolist()))
+        header, measured = self._header, Measured(tuple(found.peaks[row].tolist()), tuple(found.squares[row].tolist()))
+        kind = header.noise_stds, header.steps
+        if kind not in sizes:
+            sizes[kind] = coded_bytes(header.codec, found.levels[row], header.value_count)
+        summed = Summed(header, measured, len(update.data) + sizes[kind])
         metrics = begun.metrics[-1] if begun.metrics else None
-        return ClientRow(begun.client.device, None, update.data, Summed(measured, 0), store.row, metrics)
-
-    def coded_bytes(self, levels: np.ndarray, values: int) -> int:
-        """Returns the size of an update's values on the wire, by a sample of their levels."""
-        return coded_bytes(self._cohort.run.spec.wire.codec, levels, values)
+        return ClientRow(begun.client.device, None, update.data, summed, store.row, metrics)
 
     def _release(
         self,
@@ -271,6 +268,7 @@ class _Device:
     def _encode(
         self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity | None
     ) -> EncodedUpdate:
+        self._header = header
         return EncodedUpdate(unsigned(header, b""), values)
 
 
