@@ -35,6 +35,7 @@ from hushfleet.simulator.engines.fast.chunks import (
     ClientRow,
     declined,
     divided,
+    shipped,
     train,
     trainer_for,
 )
@@ -153,7 +154,9 @@ def _train(group: Chunk) -> Iterator[ChunkAnswer | Chunk]:
             if together:
                 yield from _released(group, some, trained)
             else:
-                yield replace(group, clients=[each.client for each in some], trained=trained.fetched())
+                yield replace(
+                    group, clients=[each.client for each in some], trained=list(map(shipped, trained.fetched()))
+                )
             done.update(places)
     except REFUSALS as error:
         if len(clients) == 1:
@@ -193,7 +196,7 @@ def _released(cohort: Chunk, group: Sequence[_Begun], trained: TrainedGroup) -> 
     yield ChunkAnswer(rows_of(devices, trained, found), total)
     if left:
         clients = [group[row].client for row in left]
-        yield train(replace(cohort, clients=clients, trained=trained.fetched(left)))
+        yield train(replace(cohort, clients=clients, trained=list(map(shipped, trained.fetched(left)))))
 
 
 def rows_of(devices: Sequence[_Device], trained: TrainedGroup, found: Released) -> list[ClientRow]:
