@@ -226,7 +226,7 @@ class DeviceRound(AllowedRound):
         return self.begun(published, loaded).train(
             inputs=Inputs(self.spec.model.dropout, self.spec.augment),
             rng=self.trainer.randomness.order(self.plan.round),
-            noise=self.trainer.randomness.noise(self.plan.round),
+            noise=self.trainer.randomness.noise(self.plan.round) if self.method.by_record else None,
             make_optimizer=self.trainer.make_optimizer,
         )
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from hushfleet.privacy.noise import NoiseSource
     from hushfleet.privacy.record import RecordMechanism
 
+_MOST_TERMS = 1000  # of the rounds and devices whose costs are kept: devices may have noise of their own
+
 
 class TaskMethod:
     """A method bound to a task with the unit `device`: if there is noise, it is on the update.
@@ -50,6 +52,7 @@ class TaskMethod:
         self.max_preference = method.max_preference
         self.parts = method
         self.config, self.privacy, self.layout, self.name = config, privacy, layout, name
+        self._known: dict[RoundTerms, tuple[Cost, Charge]] = {}
         method.personal.check(layout)
         if type(method.personal).mask is not Personal.mask:
             raise Malformed(f"{type(method.personal).__name__} defines `mask`: it must name its entries in `kept`")
@@ -112,11 +115,24 @@ class TaskMethod:
 
     def cost(self, terms: RoundTerms) -> Cost:
         """Returns the total cost of the stages."""
-        return costs(self.parts.stages, self.setting(terms))[-1]
+        return self._cost_and_charge(terms)[0]
 
     def charge(self, terms: RoundTerms) -> Charge:
         """Returns the charge of a round for the device, known before any training."""
-        return self.cost(terms).charge()
+        return self._cost_and_charge(terms)[1]
+
+    def _cost_and_charge(self, terms: RoundTerms) -> tuple[Cost, Charge]:
+        """Returns both; they are computed once for all devices with the same terms, because nothing else is in them."""
+        found = self._known.get(terms)
+        if found is None:
+            if len(self._known) >= _MOST_TERMS:
+                self._known.clear()
+            cost = costs(self.parts.stages, self.setting(terms))[-1]
+            found = self._known[terms] = cost, self._charge(terms, cost)
+        return found
+
+    def _charge(self, terms: RoundTerms, cost: Cost) -> Charge:
+        return cost.charge()
 
     def record_mechanism(self, terms: RoundTerms) -> RecordMechanism | None:
         """Returns the mechanism that noises one round's gradients; None: gradients get no noise."""
@@ -226,9 +242,9 @@ class RecordMethod(TaskMethod):
         """Always True: each gradient has noise."""
         return True
 
-    def charge(self, terms: RoundTerms) -> Charge:
+    def _charge(self, terms: RoundTerms, cost: Cost) -> Charge:
         """Returns the charge of the gradients. The stages have no bound and no noise, except for secure aggregation."""
-        return replace(self.record_mechanism(terms).charge(), raw=self.cost(terms).raw)
+        return replace(self.record_mechanism(terms).charge(), raw=cost.raw)
 
     def record_mechanism(self, terms: RoundTerms) -> RecordMechanism:
         """Returns the mechanism that noises one round's gradients."""

@@ -101,6 +101,11 @@ class Sections(NamedTuple):
     signed: memoryview
     signature: memoryview
 
+    @property
+    def payload_digest(self) -> bytes:
+        """The SHA-256 of header and values."""
+        return hashlib.sha256(self.signed[: -_LENGTH.size - len(self.public)]).digest()
+
 
 def signed(data: bytes, *, identity: Identity) -> bytes:
     """Returns a blob that was encoded without an identity, with the signature. Raises `Malformed` or `TooLarge`."""
@@ -116,8 +121,7 @@ def attach_public(data: bytes, public: bytes | None, *, identity: Identity) -> b
 
 def payload_digest(data: bytes) -> bytes:
     """Returns the SHA-256 of header and values, for the ledger: the same with and without the public section."""
-    sections = sections_of(data)
-    return hashlib.sha256(sections.signed[: -_LENGTH.size - len(sections.public)]).digest()
+    return sections_of(data).payload_digest
 
 
 def read_header(data: bytes) -> UpdateHeader:

@@ -12,7 +12,7 @@ from hushfleet.schema import pack
 from hushfleet.wire.format.codec import check_finite
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.identity import Identity, verify
-from hushfleet.wire.format.update import Sections, UpdateHeader, assembled, header_of, payload_digest, sections_of
+from hushfleet.wire.format.update import Sections, UpdateHeader, assembled, header_of, sections_of
 
 
 class EncodedUpdate(NamedTuple):
@@ -104,7 +104,7 @@ class UpdateFormat:
         Raises `BadSignature`, `Malformed` or `TooLarge`.
         """
         sections = sections_of(data)
-        header, payload = header_of(sections.header), payload_digest(data)
+        header, payload = header_of(sections.header), sections.payload_digest
         verify(public_key, sections.signed, sections.signature)
         return header, payload
 
