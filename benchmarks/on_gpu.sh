@@ -20,7 +20,7 @@ export OMP_NUM_THREADS=1 PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 XDG_CACH
 part() { # NAME SECONDS COMMAND...
     name=$1 limit=$2 && shift 2
     echo "== $name"
-    timeout --kill-after=5 "$limit" "$@" || { echo "$name FAILED: exit code $?, at its limit of $limit s if 124"; failed=1; }
+    timeout --kill-after=10 "$limit" "$@" || { echo "$name FAILED: exit code $?, at its limit of $limit s if 124"; failed=1; }
 }
 
 make_environment() { # NAME PACKAGES...

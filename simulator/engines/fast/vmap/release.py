@@ -24,6 +24,7 @@ from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import clip_factors
 from hushfleet.privacy.noise import SeededNoise, add_on_grid
 from hushfleet.simulator.engines.fast.vmap import philox
+from hushfleet.simulator.engines.fast.vmap.memory import free_bytes
 from hushfleet.simulator.engines.fast.vmap.pairwise import row_sums, squares
 from hushfleet.wire.format.symbols import MAX_LEVEL
 
@@ -117,7 +118,10 @@ def release(
 
 def _pieces(ends: Tensor) -> Iterator[slice]:
     clients, size = ends.shape
-    most = max(1, PIECE_BYTES[ends.device.type] // (_VALUE_BYTES * size))
+    room = PIECE_BYTES[ends.device.type]
+    if ends.device.type == "cuda":
+        room = min(room, free_bytes(ends.device) // 2)
+    most = max(1, room // (_VALUE_BYTES * size))
     for first in range(0, clients, most):
         yield slice(first, min(first + most, clients))
 
@@ -189,6 +193,6 @@ def _squares(values: Tensor, spans: Sequence[tuple[int, int]]) -> np.ndarray:
         blocks = values[:, first:rest].double().square_().reshape(len(values) * count, BLOCK)
         sums = row_sums(blocks).view(len(values), count), row_sums(values[:, rest:last].double().square_())[:, None]
         columns.append(torch.cat(sums, dim=1))
-    sums = torch.cat(columns, dim=1).cpu().numpy()
+    found = torch.cat(columns, dim=1).cpu().numpy()
     ends = np.cumsum([0, *(each.shape[1] for each in columns)]).tolist()
-    return np.array([[math.fsum(row[a:b]) for a, b in itertools.pairwise(ends)] for row in sums.tolist()])
+    return np.array([[math.fsum(row[a:b]) for a, b in itertools.pairwise(ends)] for row in found.tolist()])

@@ -49,7 +49,7 @@ from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import NoiseSource, SecureNoise
 from hushfleet.simulator.engines.fast.vmap.batch import CohortBatch
 from hushfleet.simulator.engines.fast.vmap.device_data import GroupBatches, SamplesOnDevice
-from hushfleet.simulator.engines.fast.vmap.memory import bytes_per_client, records_at_once
+from hushfleet.simulator.engines.fast.vmap.memory import bytes_per_client, free_bytes, records_at_once
 from hushfleet.simulator.engines.fast.vmap.optim import make_cohort_optimizer
 from hushfleet.simulator.engines.fast.vmap.replay import ReplayedGradient
 from hushfleet.simulator.engines.fast.vmap.streams import LARGE, StreamedGradient
@@ -217,9 +217,7 @@ class CohortTrainer:
             return self.memory_bytes
         if self.replayed is None:
             return CPU_BUDGET_BYTES
-        free, _ = torch.cuda.mem_get_info(self.device)
-        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return int(CUDA_SHARE * (free + cached + self.replayed.held_bytes))
+        return int(CUDA_SHARE * (free_bytes(self.device) + self.replayed.held_bytes))
 
     def _attempt(
         self,
