@@ -11,6 +11,7 @@ import argparse
 import tempfile
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -49,7 +50,7 @@ def measured(rounds: int, devices: int) -> list[float]:
                 evaluate_last=0,
                 on_closed=lambda round: times.append(1000 * time.process_time() / devices),
             )
-    return [after - before for before, after in zip(times[:-1], times[1:], strict=True)]
+    return [after - before for before, after in pairwise(times)]
 
 
 def main() -> None:
