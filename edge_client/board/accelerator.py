@@ -54,7 +54,6 @@ class AcceleratedGradient:
     def __init__(self, cpu: GradientGraph, gpu: GradientGraph, on_failure: Callable[[str], None]) -> None:
         self._cpu, self._on_failure = cpu, on_failure
         self._gpu: GradientGraph | None = gpu
-        self.clipped_sum = None  # only a linear layer has one, and it stays on the processor
 
     def __call__(self, *arguments: Any, **named: Any) -> tuple[float, np.ndarray]:
         if self._gpu is None:
@@ -114,7 +113,7 @@ class AcceleratorTrial:
         return self._cpu if gpu is None else AcceleratedGradient(self._cpu, gpu, self._failed)
 
     def _is_open(self) -> bool:
-        if self._wanted == "cpu" or self._cpu.clipped_sum is not None:
+        if self._wanted == "cpu":
             return False
         if PROVIDER in ort.get_available_providers():
             return True

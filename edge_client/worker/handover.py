@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.notes import notes_in
@@ -21,7 +22,18 @@ from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.allowed import AllowedRound
-from hushfleet.edge_client.worker.job import Applied, Died, Finished, HeadChosen, HeadJob, Job, Outcome, Told, Workshop
+from hushfleet.edge_client.worker.job import (
+    Applied,
+    Died,
+    Features,
+    Finished,
+    HeadChosen,
+    HeadJob,
+    Job,
+    Outcome,
+    Told,
+    Workshop,
+)
 from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import Malformed, StoreError
 from hushfleet.methods.public_bytes import public_digest
@@ -58,7 +70,8 @@ class Handover:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._store, self._workshop, self._clock = config, store, workshop, clock
-        self._kept_for: tuple[bytes, bool] | None = None  # what a worker serves without a new start
+        self._order_of_features: list[Literal["make", "kept", "none"]] = []
+        self._kept_for: tuple[bytes, bool, str] | None = None  # what a worker serves without a new start
         self._kept_until: float | None = None  # None: it works, or there is none
         self._state_dir = config.store_path.parent
         self._data_note, self._training_note = notes_in(None if config.simulation else self._state_dir)
@@ -110,13 +123,21 @@ class Handover:
                 trained_samples=known,
                 arrivals=self._store.arrivals.all() if task.spec.data_window_s else (),
                 blank=blank,
+                features="none" if round.asks else self._features(task),
             )
         )
+
+    def _features(self, task: TaskRuntime) -> Literal["none", "kept"]:
+        """Returns whether the task trains on features from the board's file: on those of all samples."""
+        model = task.spec.model
+        is_kept = model.is_linear and model.features is not None and not task.spec.data_window_s
+        return "kept" if is_kept and self._config.simulation is None else "none"
 
     def begin_head(self, task: TaskRuntime, plan: RoundPlan, head: HeadJob, model: bytes) -> None:
         """Starts the choice of a personalized head. Raises `HushfleetError` or `OSError`."""
         package, graphs = task.package()
-        self._begin(Job(self._config, package, graphs, plan, model, task.party.now(), head=head))
+        features = "none" if head.unlabelled or task.spec.held_out else self._features(task)
+        self._begin(Job(self._config, package, graphs, plan, model, task.party.now(), head=head, features=features))
 
     def applied(self, task: TaskRuntime, chain: DifferenceChain) -> bytes:
         """Returns the model that differences lead to, as the worker says that trains with it. Raises `Malformed`."""
@@ -139,16 +160,22 @@ class Handover:
 
     def _begin(self, job: Job) -> None:
         self._lines, self._kept_until = 0, None
-        serves = BlobRef.of(job.package).digest, job.processor_only
+        self._order_of_features = ["make", "kept", "none"] if job.features == "kept" else []
+        self._start(job)
+
+    def _start(self, job: Job) -> None:
+        serves = BlobRef.of(job.package).digest, job.processor_only, job.features
         if serves != self._kept_for:
             self._workshop.give_up()
         self._kept_for = serves
         self._workshop.begin(job)
-        self._job = job.light()
+        self._job = job if self._order_of_features else job.light()
 
     def poll(self, task: TaskRuntime | None) -> Outcome | None:
         """Returns the outcome, once; None while the worker works."""
         outcome = self._workshop.poll()
+        if isinstance(outcome, Features):
+            outcome = self._goes_on()
         if outcome is not None:  # after a failure nobody knows what state it is in
             keep_s = self._config.worker.keep_s if isinstance(outcome, Finished | HeadChosen) else 0.0
             if isinstance(outcome, Applied):  # the round begins now
@@ -158,6 +185,18 @@ class Handover:
         for told in self._workshop.told():
             self._hear(told, task)
         return outcome
+
+    def _goes_on(self) -> Died | None:
+        """Begins the job's next process: one that makes the features, then the round with them, or at last without the
+        file, if it could not be written."""
+        if self._job is None or not self._order_of_features:
+            return Died("lacks features where there are none")
+        features = self._order_of_features.pop(0)
+        try:
+            self._start(replace(self._job, features=features))
+        except OSError as error:
+            return Died(f"could not be started: {error.strerror}")
+        return None
 
     def rest(self, *, at_once: bool = False) -> None:
         """Ends a worker without a job that has waited for the next one long enough.

@@ -19,9 +19,8 @@ import numpy as np
 import onnxruntime as ort
 
 from hushfleet.errors import GraphRefused
-from hushfleet.learning.linear import LinearClipping
 from hushfleet.objectives import CROSS_ENTROPY, Objective, both_or_none
-from hushfleet.params import ParamLayout, is_linear
+from hushfleet.params import ParamLayout
 
 ort.disable_telemetry_events()  # `hushfleet` disables it too, but too late if ONNX Runtime was imported before
 
@@ -134,8 +133,6 @@ def _require_float(value: ort.NodeArg, shape: tuple[int, ...] | None) -> None:
 class GradientGraph:
     """`(params, x, y, dropout, out) -> (loss, gradient)` with ONNX Runtime.
 
-    `clipped_sum` exists only for one linear layer; see `hushfleet.learning.batch.GradientFunction`.
-
     :param graph: an ONNX file that `check_graph` accepted.
     :param objective: the objective of the gradient, without a teacher.
     :raises GraphRefused: the graph does not load, or does not fit `layout` or the objective's targets.
@@ -164,9 +161,6 @@ class GradientGraph:
             key=lambda name: int(name.removeprefix("dropout.")),
         )
         self.distills = "teacher" in self._graph.batched
-        # For one linear layer each record's gradient follows from its logits; a graph run per record would be slow.
-        closed_form = is_linear(layout) and not self.distills
-        self.clipped_sum = LinearClipping(layout, objective) if closed_form else None
 
     def __call__(
         self,
