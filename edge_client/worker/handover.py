@@ -47,8 +47,8 @@ MAX_LINES = 200
 MOST_VECTORS = 16
 """A method's private state takes at most so many vectors of the model's size."""
 MOST_APPLYING_S = 60.0
-"""The guardian waits so long for a worker that adds differences to a model."""
-_ROOM_BYTES, _LOOK_S = 1 << 20, 0.005
+"""A worker may add differences to a model for so long."""
+_ROOM_BYTES = 1 << 20
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -72,7 +72,7 @@ class Handover:
         self._config, self._store, self._workshop, self._clock = config, store, workshop, clock
         self._order_of_features: list[Literal["make", "kept", "none"]] = []
         self._kept_for: tuple[bytes, bool, str] | None = None  # what a worker serves without a new start
-        self._kept_until: float | None = None  # None: it works, or there is none
+        self._kept_until: float | None = None  # None: it trains, or there is none
         self._state_dir = config.store_path.parent
         self._data_note, self._training_note = notes_in(None if config.simulation else self._state_dir)
         self._lines = 0
@@ -139,19 +139,27 @@ class Handover:
         features = "none" if head.unlabelled or task.spec.held_out else self._features(task)
         self._begin(Job(self._config, package, graphs, plan, model, task.party.now(), head=head, features=features))
 
-    def applied(self, task: TaskRuntime, chain: DifferenceChain) -> bytes:
-        """Returns the model that differences lead to, as the worker says that trains with it. Raises `Malformed`."""
+    def add_differences(self, task: TaskRuntime, chain: DifferenceChain) -> bytes | None:
+        """Has the worker that will train add differences to a model; `added` returns the sum.
+
+        A simulation has no memory to spare, and gets the sum at once. Raises `Malformed` or `OSError`.
+        """
         if "numpy" in sys.modules:  # a simulation, which has no memory to spare
             from hushfleet.wire.format.difference import apply_all
 
             return apply_all(chain.base, chain.differences, chain.plan.task, chain.counts)
         package, _ = task.package()
         job = Job(self._config, package, (), chain.plan, chain.base, task.party.now())
-        adding = replace(job, processor_only=task.deaths > 0, differences=chain.differences, counts=chain.counts)
-        self._begin(adding)
-        last = self._clock() + MOST_APPLYING_S
-        while (outcome := self.poll(task)) is None and self._clock() < last:
-            time.sleep(_LOOK_S)
+        adding = {"differences": chain.differences, "counts": chain.counts, "features": self._features(task)}
+        self._begin(replace(job, processor_only=task.deaths > 0, **adding))
+        self._kept_until = self._clock() + MOST_APPLYING_S
+        return None
+
+    def added(self, task: TaskRuntime) -> bytes | None:
+        """Returns the model that the differences lead to; None while the worker adds. Raises `Malformed`."""
+        outcome = self.poll(task)
+        if outcome is None and self._kept_until is not None and self._clock() < self._kept_until:
+            return None
         if not isinstance(outcome, Applied):
             self.give_up()
             why = getattr(outcome, "reason", "") or getattr(outcome, "why", "it took too long")
@@ -199,7 +207,7 @@ class Handover:
         return None
 
     def rest(self, *, at_once: bool = False) -> None:
-        """Ends a worker without a job that has waited for the next one long enough.
+        """Ends a worker that has waited for the next job, or added differences, long enough.
 
         :param at_once: whether no next one is expected.
         """

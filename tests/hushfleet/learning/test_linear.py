@@ -1,4 +1,4 @@
-"""Gradients and clipped sums of one linear layer in closed form, against single gradients of a graph and of autograd."""
+"""Gradients and clipped sums of one linear layer by a formula, against single gradients of a graph and of autograd."""
 
 from __future__ import annotations
 
