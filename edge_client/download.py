@@ -198,6 +198,7 @@ class GlobalModel:
         self._add, self._added = add, added
         self._adding: bytes | None = None
         """SHA-256 of the global model that is being added up."""
+        self._difference_bytes = 0
         self._whole: bytes | None = None
         """SHA-256 of the global model whose differences have failed: they are tried once for each model."""
 
@@ -249,16 +250,14 @@ class GlobalModel:
             if data is None:
                 raise Malformed(f"the difference {ref.digest.hex()[:16]}... is damaged in the store")
             differences.append(data)
+        self._difference_bytes = sum(map(len, differences))
         return DifferenceChain(plan, base, tuple(differences), tuple(counts))
 
     def _keep(self, plan: RoundPlan, model: bytes) -> None:
         if BlobRef.of(model).digest != plan.global_digest:
             raise Malformed("the differences lead to another model than the plan names")
         self._store.put_blob(plan.global_digest, model)
-        together = sum(
-            ref.size for ref in plan.differences_from(self._store.blob_digests() - {plan.global_digest}) or ()
-        )
-        _log.info("round %d: the global model came as %d bytes of differences", plan.round, together)
+        _log.info("round %d: the global model came as %d bytes of differences", plan.round, self._difference_bytes)
 
     def _base(self, first: DifferenceRef, size: int) -> bytes:
         for digest in self._store.blob_digests():
