@@ -78,6 +78,16 @@ class ReadyProcess:
             print(json.dumps(words), file=self._process.stdin, flush=True)
         return self._answer()
 
+    def processor_s(self) -> float:
+        """Returns the processor time that the process and all below it have used so far."""
+        import psutil  # ours alone have it
+
+        used_s, process = 0.0, psutil.Process(self._process.pid)
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                used_s += sum(each.cpu_times()[:4])  # user and system, its own and those of children that have ended
+        return used_s
+
     def _answer(self) -> Reply:
         timer = threading.Timer(ANSWER_WITHIN_S, self._process.kill)
         timer.start()

@@ -1,16 +1,21 @@
-"""Compares the fast engine with a plain PyTorch loop, pfl and Flower, in one run.
+"""Compares the fast engine with a plain PyTorch loop, pfl, Flower and BlazeFL, in one run.
 
     python -m benchmarks.simulation [--quick] [--workloads W1,W2] [--data-dir DIR] [--peers-python PYTHON] [--check]
 
-It measures trained samples per second over whole rounds of DP-FedAvg with local clipping and noise: selection,
-training, clipping, noising, aggregation, and on our side rounding; no accuracy tests. All frameworks are running at the
-same time, each in a new interpreter, and take turns, so that other load on the machine affects all equally; the first
-round of each is left out, and the median of the turns is shown. Ratios are medians over pairs of the same turn.
+It measures trained samples per second, and processor time per sample, over whole rounds with local clipping and noise:
+selection, training, clipping, noising, aggregation, and on our side rounding; no accuracy tests. All frameworks are
+running at the same time, each in a new interpreter, and take turns, so that other load on the machine affects all
+equally; the first round of each is left out, and the median of the turns is shown. Ratios are medians over pairs of the
+same turn. Processor time is that of a framework with all its processes; on a busy machine it says more than the clock.
+
+W1 to W3 are DP-FedAvg, which all of them have. W4 (Hush) and W5 (FedPer) are measured beside the plain loop alone,
+which does the same arithmetic.
 
 With --before, the engine of another checkout of this project is measured too; it must have this script.
 
 pfl and Flower pin other versions: run `pip install 'hushfleet[peers]'` in a separate environment, without
-constraints.txt, and give its interpreter with --peers-python. Frameworks that cannot run are listed with the reason.
+constraints.txt, and give its interpreter with --peers-python. BlazeFL needs Python 3.12 or newer: `pip install torch
+blazefl` in an environment of that version, and --blazefl-python. Frameworks that cannot run are listed with the reason.
 """
 
 from __future__ import annotations
@@ -36,13 +41,15 @@ from benchmarks.frameworks.ours import task_of
 from benchmarks.frameworks.workload import WORKLOADS, TrainingJob, Workload, network_of
 from benchmarks.gpu_usage import GpuUsage, mean_or_none
 from benchmarks.processes import ROOT, ChildFailed, ReadyProcess
+from hushfleet.aggregator.payloads.prepare import prepare
+from hushfleet.data.samples import inputs_of
 from hushfleet.data.sets import load
 from hushfleet.models import get_model
 from hushfleet.simulator.fleet import make_fleet
 
-FAMILIES = ("ours", "plain", "pfl", "flower")
-PEERS = ("pfl", "flower")
-"""The other frameworks."""
+PEERS = ("pfl", "flower", "blazefl")
+"""The other frameworks; they run DP-FedAvg alone."""
+FAMILIES = ("ours", "plain", *PEERS)
 RUNTIMES = ("onnx", "native", "torch", "vmap")
 BEFORE = "before"
 REFERENCE = "plain loop, 1 process"
@@ -79,6 +86,8 @@ def frameworks_of(options: argparse.Namespace, job: TrainingJob, data_dir: Path)
     def add(label: str, family: str, module: str, *words: object, launcher: Sequence[str] = ()) -> None:
         command = (*launcher, "-m", f"benchmarks.frameworks.{module}", folder, *map(str, words))
         python, root = options.peers_python if family in PEERS else sys.executable, ROOT
+        if family == "blazefl":
+            python = options.blazefl_python
         if family == BEFORE:
             root = options.before.absolute()
             python = next((str(path) for path in (root / ".venv" / "bin").glob("python")), python)
@@ -95,7 +104,10 @@ def frameworks_of(options: argparse.Namespace, job: TrainingJob, data_dir: Path)
         add(f"pfl, {_counted(count)}", "pfl", "pfl_simulation", launcher=launcher if count > 1 else ())
     for count in counts if cpu else [1, 2]:
         add(f"Flower, {count} actor{'s' * (count > 1)}", "flower", "flower_simulation", count)
-    return [each for each in found if each.family in (*options.frameworks, BEFORE)]
+    for count in counts:
+        add(f"BlazeFL, {count} thread{'s' * (count > 1)}", "blazefl", "blazefl_simulation", count)
+    able = set(options.frameworks) if job.workload.method == "dp-fedavg" else {*options.frameworks} - {*PEERS}
+    return [each for each in found if each.family in {*able, BEFORE}]
 
 
 def _counted(count: int) -> str:
@@ -149,7 +161,8 @@ def measure(
             for each in frameworks
         ]
         for each, future in zip(frameworks, begun, strict=True):
-            row: Figures = {"label": each.label, "family": each.family, "rates": [], "rounds": [], "failure": None}
+            row: Figures = {"label": each.label, "family": each.family, "failure": None}
+            row |= {"rates": [], "rounds": [], "processor_us": []}
             rows.append(row)
             with noted(row):
                 child = stack.enter_context(future.result())
@@ -157,9 +170,12 @@ def measure(
                 print(f"{each.label}: ready after {child.start_s:.0f} s", file=sys.stderr, flush=True)
 
         def turn_of(row: Figures, child: ReadyProcess) -> None:
-            began = time.monotonic()
+            began, used_s = time.monotonic(), child.processor_s()
             answers = [round_of(row, child) for _ in range(workload.turn)]
             row["rates"].append(_rate(answers))
+            row["processor_us"].append(
+                (child.processor_s() - used_s) / workload.turn / workload.samples_per_round * 1e6
+            )
             if usage is not None:
                 busy.setdefault(row["label"], []).extend(usage.between(began, time.monotonic()))
                 row["gpu_busy"] = mean_or_none(busy[row["label"]])
@@ -196,24 +212,30 @@ def _rate(answers: Sequence[Figures]) -> float:
 def accuracy(job: TrainingJob, params: np.ndarray) -> float:
     """Returns the accuracy of the flat global model on the test images, in 0..1."""
     x, y = (torch.from_numpy(job.array(name)) for name in ("test_x", "test_y"))
-    return (network_of(params)(x).argmax(1) == y).float().mean().item()
+    return (network_of(params, job.workload.method)(x).argmax(1) == y).float().mean().item()
 
 
 def compared(rows: list[Figures]) -> Figures:
-    """Adds medians of the turns, and their ratios to the plain loop and to the best peer."""
+    """Adds medians of the turns, and their ratios to the plain loop and to the best peer, by the clock and by processor
+    time."""
     for row in rows:
         row["rate"] = statistics.median(row["rates"]) if row["rates"] and row["failure"] is None else None
     there = {row["label"]: row for row in rows if row["rate"] is not None}
-    peer = max((row for row in there.values() if row["family"] in PEERS), key=lambda row: row["rate"], default=None)
+    peers = [row for row in there.values() if row["family"] in PEERS]
+    peer = max(peers, key=lambda row: row["rate"], default=None)
+    thrifty = min(peers, key=lambda row: statistics.median(row["processor_us"]), default=None)
     for row in there.values():
-        row["times_plain"] = times(row, there.get(REFERENCE))
-        row["times_best_peer"] = times(row, peer)
+        row["times_plain"] = times("rates", row, there.get(REFERENCE))
+        row["times_best_peer"] = times("rates", row, peer)
+        row["times_processor"] = times("processor_us", thrifty, row)
     return {"best_peer": peer["label"] if peer else None, "frameworks": rows}
 
 
-def times(row: Figures, base: Figures | None) -> float | None:
-    """Returns the speed ratio: the median over the turns, because load in a turn slows both of its sides."""
-    pairs = zip(row["rates"], base["rates"], strict=False) if base is not None else ()  # one may be a turn ahead
+def times(what: str, row: Figures | None, base: Figures | None) -> float | None:
+    """Returns the ratio: the median over the turns, because load in a turn slows both of its sides."""
+    if row is None or base is None:
+        return None
+    pairs = zip(row[what], base[what], strict=False)  # one may be a turn ahead
     ratios = [own / other for own, other in pairs]
     return statistics.median(ratios) if ratios else None
 
@@ -225,6 +247,11 @@ def write_job(workload: Workload, data_dir: Path | None, folder: Path) -> tuple[
     dataset = load("mnist", data_dir=data_dir)
     clients = [device.train.samples for device in make_fleet(task_of(workload), dataset).devices]
     test = dataset.test.take(slice(0, TEST_IMAGES))
+    initial = get_model("mnist-cnn").init(workload.seed)
+    if workload.method == "hush":
+        features = prepare(task_of(workload), data_dir=data_dir).features
+        *clients, test = (inputs_of(each, features) for each in (*clients, test))
+        initial = np.zeros(len(dataset.class_names) * (test.x.shape[1] + 1), np.float32)
     job = TrainingJob(folder, workload)
     job.save(
         {
@@ -232,7 +259,7 @@ def write_job(workload: Workload, data_dir: Path | None, folder: Path) -> tuple[
             "y": np.concatenate([client.y for client in clients]),
             "test_x": test.x,
             "test_y": test.y,
-            "initial": get_model("mnist-cnn").init(workload.seed),
+            "initial": initial,
         }
     )
     return job, data_dir
@@ -271,6 +298,8 @@ def show(comparison: Figures) -> None:
                     "spread": f"{spread:.0%}",
                     "x plain": row["times_plain"],
                     "x best peer": row["times_best_peer"],
+                    "CPU us/sample": statistics.median(row["processor_us"]),
+                    "x best peer, CPU": row["times_processor"],
                     **({"GPU busy": f"{row['gpu_busy']:.0%}"} if row.get("gpu_busy") is not None else {}),
                     **({"accuracy": row["accuracy"]} if row.get("accuracy") is not None else {}),
                 }
@@ -287,6 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runtimes", type=names_option(RUNTIMES), default=("onnx", "native"), help="of our engine")
     parser.add_argument("--data-dir", type=Path, help="folder with mnist/; without it, upscaled digits")
     parser.add_argument("--peers-python", default=sys.executable, help="interpreter that has pfl and Flower")
+    parser.add_argument("--blazefl-python", default=sys.executable, help="interpreter that has BlazeFL")
     parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout of this project, for comparison")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--turns", type=int, default=5, help="measured turns of each (default %(default)s)")

@@ -162,9 +162,9 @@ def _period(store: DeviceStore, budget: Budget) -> dict[str, Any] | None:
     """Returns how much of the present period's limit is spent; None if the owner has set no period."""
     if not budget.period_s:
         return None
-    entries, (now, sure, waits_s) = store.ledger.entries(), _counted(store)
-    spent = epsilon_server_of(budget.charged_in_period(entries, now, sure=sure), delta=budget.delta)
-    left_s = budget.free_at(entries, now, sure=sure) - now
+    ledger, (now, sure, waits_s) = store.ledger, _counted(store)
+    spent = epsilon_server_of(budget.charged_in_period(ledger, now, sure=sure), delta=budget.delta)
+    left_s = budget.free_at(ledger, now, sure=sure) - now
     return {
         "epsilon": spent,
         "limit": budget.in_period,
@@ -203,10 +203,10 @@ def _rounds_left(store: DeviceStore, budget: Budget, spec: TaskSpec | None) -> i
     trained = [
         entry for entry in entries if spec is not None and entry.task == spec.task and not spec.asks(entry.round)
     ]
-    limits = [([entry.charge for entry in entries], budget.lifetime)]
+    limits = [(store.ledger.totals().charges, budget.lifetime)]
     if budget.period_s:
         now, sure, _ = _counted(store)
-        limits.append((budget.charged_in_period(entries, now, sure=sure), budget.in_period))
+        limits.append((budget.charged_in_period(store.ledger, now, sure=sure), budget.in_period))
     last, delta = (trained or entries)[-1].charge, budget.delta
     following = [last] * MOST_ROUNDS
     if spec is not None and (numbers := range(_last_round(store.ledger.entries(spec.task)) + 1, spec.rounds + 1)):

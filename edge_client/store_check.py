@@ -10,7 +10,6 @@ with it again.
 from __future__ import annotations
 
 import logging
-import math
 import os
 from typing import NoReturn
 
@@ -123,18 +122,17 @@ class StoreCheck:
         if seen is None:
             return
         try:
-            entries = self._store.ledger.entries()
+            totals = self._store.ledger.totals()
         except LedgerError as error:  # it was changed: each round is declined for this
             _log.error("%s", error)
             return
-        rounds, newest = {(entry.task, entry.round) for entry in entries}, (seen.task, seen.round)
-        weight = math.fsum(entry.charge.weight for entry in entries)
-        if len(rounds) < seen.rounds or newest not in rounds or weight < seen.weight * (1 - ROUNDING):
-            without = "" if newest in rounds else ", without that round"
+        has_newest = self._store.is_charged(seen.task, seen.round)
+        if totals.rounds < seen.rounds or not has_newest or totals.weight < seen.weight * (1 - ROUNDING):
+            without = "" if has_newest else ", without that round"
             self.stop(
                 f"the fleet has seen {seen.rounds} charged round{'s' * (seen.rounds > 1)} of this board's key, with "
                 f"round {seen.round} of {seen.task} as the newest and the sum {seen.weight:.6g}, and this store has "
-                f"{len(rounds)}, with the sum {weight:.6g}{without}"
+                f"{totals.rounds}, with the sum {totals.weight:.6g}{without}"
             )
 
     def stop(self, finding: str) -> NoReturn:

@@ -11,6 +11,7 @@ The name stands at the top of a file, where imports are:
 from __future__ import annotations
 
 import importlib
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -18,8 +19,18 @@ from typing import Any
 class _AtNeed(ModuleType):
     """It keeps no name: a fault that a test plants in the module must be seen through the stand-in too."""
 
+    def __getattribute__(self, name: str) -> Any:
+        own = _own(self, "__dict__")
+        module = sys.modules.get(own["__name__"]) if "__loaded__" in own and name[:2] != "__" else None
+        return _own(self, name) if module is None else getattr(module, name)
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self.__name__), name)
+        value = getattr(importlib.import_module(self.__name__), name)
+        self.__dict__["__loaded__"] = True  # by now no other thread is still running it
+        return value
+
+
+_own = object.__getattribute__
 
 
 NAMED: set[str] = set()

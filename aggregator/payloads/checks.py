@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,10 +19,11 @@ from hushfleet.aggregator.payloads.decoding import decode, spread
 from hushfleet.aggregator.payloads.norm_check import check_bounded, check_noised
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.errors import BadSignature, StoreError, WireError
-from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.cost import Cost, RoundTerms
 from hushfleet.methods.question import RoundRules
 from hushfleet.methods.state import PublicState
 from hushfleet.methods.task_method import TaskMethod
+from hushfleet.privacy.charge import Charge
 from hushfleet.secure.committee import MOST_MEMBERS
 from hushfleet.wire.format.codecs import codec_of, steps_for
 from hushfleet.wire.format.messages import RoundPlan
@@ -32,6 +34,14 @@ from hushfleet.wire.format.update_values import SIGNED, UpdateFormat
 _TOLERANCE = 1e-6
 MOST_PARTS = 1 + MOST_MEMBERS // 8
 """A masked update is at most this many times as long as its values: each member that may be missing costs a part."""
+
+
+class Agreed(NamedTuple):
+    """The terms that a round sets for every device, and what they cost each."""
+
+    terms: RoundTerms
+    cost: Cost
+    charge: Charge
 
 
 class UpdateChecks:
@@ -51,7 +61,16 @@ class UpdateChecks:
         self._store = store
         values = self.layout.size * (MOST_PARTS if spec.privacy.secure is not None else 1)
         self.max_bytes = max_update_bytes(values)
-        self.newcomer = method.init_state().public
+        self._last_read = self.newcomer = method.init_state().public
+        self._last_sent: tuple[np.ndarray, np.ndarray, tuple[int, ...]] | None = None
+        self._agreed: Agreed | None = None
+
+    def agreed(self, plan: RoundPlan) -> Agreed:
+        """Returns the terms of a plan with their cost and charge, which are computed once for all its updates."""
+        terms = terms_of(plan)
+        if self._agreed is None or self._agreed.terms != terms:
+            self._agreed = Agreed(terms, self.method.cost(terms), self.method.charge(terms))
+        return self._agreed
 
     def held(self, device: str) -> PublicState:
         """Returns the public state that the aggregator holds for a device."""
@@ -59,8 +78,10 @@ class UpdateChecks:
         return self.newcomer if stored is None else self.read_state(stored)
 
     def read_state(self, data: bytes) -> PublicState:
-        """Reads a device's public state. Raises `Malformed`."""
-        return PublicState.from_bytes(data, size=self.layout.size)
+        """Reads a device's public state; the masks of most devices are those of the device before. Raises
+        `Malformed`."""
+        self._last_read = PublicState.from_bytes(data, size=self.layout.size, like=self._last_read)
+        return self._last_read
 
     def sent_by(self, public: PublicState) -> np.ndarray:
         """Returns the entries that a device sends in this state, bool `[d]`."""
@@ -100,8 +121,8 @@ class UpdateChecks:
         header = update.header
         bound = self._check_declared(header, plan)
         self._find_state(update, plan)
-        update.shared = self.sent_by(update.before)
-        update.counts = counts = self.counts(update.shared)
+        self._find_sent(update, update.before)
+        counts = update.counts
         if header.value_count != sum(counts):
             raise Refusal("wrong-shape", f"{header.value_count} values, but the mask leaves {sum(counts)} to be sent")
         decode(update, update_format=self.update_format)
@@ -120,8 +141,7 @@ class UpdateChecks:
             raise StoreError(f"the update of {device} in round {round} has lost its bytes")
         update = CheckedUpdate(device, found[0])
         self.authenticate(update, public_key=row.public_key)
-        update.shared = self.sent_by(self.read_state(found[1]))
-        update.counts = self.counts(update.shared)
+        self._find_sent(update, self.read_state(found[1]))
         values = self.update_format.values(update.header, update.data, counts=update.counts)
         update.values = spread(values, update.shared)
         return update
@@ -138,8 +158,8 @@ class UpdateChecks:
                 f"{header.value_count} values in {len(header.noise_stds)} layers; the model has "
                 f"{self.layout.size} in {layers}",
             )
-        terms = terms_of(plan)
-        charge, multiplier = self.method.charge(terms), header.multiplier_server
+        agreed, multiplier = self.agreed(plan), header.multiplier_server
+        charge = agreed.charge
         fits = math.isclose(multiplier, charge.noise_multiplier, rel_tol=_TOLERANCE)
         most = (self.method.max_preference or 0.0) * charge.noise_multiplier
         chosen = 0 < multiplier <= most * (1 + _TOLERANCE)
@@ -150,7 +170,7 @@ class UpdateChecks:
                 f"noise multiplier {multiplier:g} split by {header.noise_split}; the round has "
                 f"{charge.noise_multiplier:g} split by {charge.noise_split}{above}",
             )
-        limit = self.method.cost(terms).report_limit
+        limit = agreed.cost.report_limit
         if any(abs(number) > limit * (1 + _TOLERANCE) for number in header.report):
             raise Refusal("out-of-bounds", f"a report of {max(map(abs, header.report)):g}; the round allows {limit:g}")
 
@@ -160,9 +180,9 @@ class UpdateChecks:
         Returns the bound on the norm of the whole signal, in units of the noise if there is any.
         """
         self.check_terms(header, plan)
-        terms, multiplier = terms_of(plan), header.multiplier_server
-        cost = self.method.cost(terms)
-        if self.method.charge(terms).unit == "record":
+        agreed, multiplier = self.agreed(plan), header.multiplier_server
+        cost = agreed.cost
+        if agreed.charge.unit == "record":
             if any(header.noise_stds):
                 raise Refusal("out-of-bounds", "noise on the update is declared, but the task noises gradients")
             return math.inf
@@ -205,6 +225,13 @@ class UpdateChecks:
         allowed = steps_for(self.spec.wire, noise_stds=header.noise_stds, layer_rms=())
         if any(step > most * (1 + _TOLERANCE) for step, most in zip(header.steps, allowed, strict=True)):
             raise Refusal("out-of-bounds", "a quantisation step, or a sign's magnitude, is above what the task allows")
+
+    def _find_sent(self, update: CheckedUpdate, public: PublicState) -> None:
+        """Finds the entries that a device sends in this state; devices with one mask share the array."""
+        if self._last_sent is None or self._last_sent[0] is not public.mask:
+            shared = self.sent_by(public)
+            self._last_sent = public.mask, shared, self.counts(shared)
+        _, update.shared, update.counts = self._last_sent
 
     def _find_state(self, update: CheckedUpdate, plan: RoundPlan) -> None:
         """Finds the device's public state: the held one, or the attached one that the header names."""

@@ -12,14 +12,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hushfleet.aggregator.payloads.checked_update import CheckedUpdate, Refusal
-from hushfleet.aggregator.payloads.checks import terms_of
 from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.rounds.admission import is_new
 from hushfleet.aggregator.rounds.kinds import RoundKind, RoundKinds
@@ -255,30 +254,60 @@ class RoundEngine:
     def accept(self, device: str, data: bytes) -> CheckedUpdate:
         """Takes an update, or a member's answer, from `device`. The bytes may be anything; the `code` of the returned
         update is the result."""
-        update = CheckedUpdate(device, data)
-        try:
-            if is_answer(data):
-                self._take_answer(update)
-            else:
-                self._take(update)
-        except Refusal as refusal:
-            self._refuse(update, refusal)
-        except StoreFull as error:
-            update.refuse("store-full", str(error))
-        return update
+        return self.accept_many([(device, data)])[0]
 
-    def _take(self, update: CheckedUpdate) -> None:
+    def accept_many(self, items: Sequence[tuple[str, bytes]]) -> list[CheckedUpdate]:
+        """Takes the updates of several devices as `accept` would take one after the other, in one transaction.
+
+        If the disk is full, all new ones are refused as `store-full`. A second update of a device, and a member's
+        answer, are read after the updates before them are stored.
+        """
+        updates = [CheckedUpdate(device, data) for device, data in items]
+        new: dict[str, CheckedUpdate] = {}
+        for update in updates:
+            is_of_member = is_answer(update.data)
+            if update.device in new or is_of_member:
+                self._add(new.values())
+                new = {}
+            try:
+                if is_of_member:
+                    self._take_answer(update)
+                elif self._check(update):
+                    new[update.device] = update
+            except Refusal as refusal:
+                self._refuse(update, refusal)
+            except StoreFull as error:
+                update.refuse("store-full", str(error))
+        self._add(new.values())
+        return updates
+
+    def _check(self, update: CheckedUpdate) -> bool:
+        """Checks an update; returns whether it is a new one. Raises `Refusal`."""
         known = self.store.device(update.device)
         self.checks.authenticate(update, public_key=known.public_key if known else None)
-        if not self._is_new(update):
+        is_new_one = self._is_new(update)
+        if is_new_one:
+            self._open_sum.read(update)
+        return is_new_one
+
+    def _add(self, updates: Collection[CheckedUpdate]) -> None:
+        """Stores checked updates of different devices, then adds them to the sum."""
+        if not updates:
             return
-        collected = self._open_sum
-        collected.read(update)
-        charge = self.kind.method.charge(terms_of(collected.plan_of(update.round)))
-        commit(self.store, update, charge, summed_in=self._open_plan.round)
-        collected.add(update)
-        self.responses.accept(update.device)
-        update.acknowledge("accepted")
+        collected, checks = self._open_sum, self.kind.checks
+        try:
+            with self.store.transaction():
+                for update in updates:
+                    charge = checks.agreed(collected.plan_of(update.round)).charge
+                    commit(self.store, update, charge, summed_in=self._open_plan.round)
+        except StoreFull as error:
+            for update in updates:
+                update.refuse("store-full", str(error))
+            return
+        for update in updates:
+            collected.add(update)
+            self.responses.accept(update.device)
+            update.acknowledge("accepted")
 
     def _take_answer(self, update: CheckedUpdate) -> None:
         update.kind = "answer"

@@ -78,30 +78,28 @@ class RoundSum(ABC):
 
 
 def commit(store: AggregatorStore, update: CheckedUpdate, charge: Charge, *, summed_in: int) -> None:
-    """Stores update, the device's next public state and its charge in one transaction. Raises `StoreFull`.
+    """Stores update, the device's next public state and its charge; call it inside `transaction`.
 
     :param summed_in: the open round.
     """
-    header, device, after, known = update.header, update.device, update.after, store.device(update.device)
+    header, device, after = update.header, update.device, update.after
     assert update.row is not None, "the update was not read"
-    is_held = known is not None and known.public_digest == header.public_digest
-    # packing a mask takes longer than reading it, so a stored state is copied
-    before = (store.public_state(device) if is_held else None) or update.before.to_bytes()
-    with store.transaction():
-        store.put_update(header.round, update.row, data=update.data, public_before=before, summed_in=summed_in)
-        store.put_public_state(device, digest=after.digest(), state=after.to_bytes())
-        store.put_charge(
-            ChargeRow(
-                round=header.round,
-                device=device,
-                unit=charge.unit,
-                adjacency=charge.adjacency,
-                noise_multiplier=header.multiplier_server,
-                noise_split=charge.noise_split,
-                sample_rate=charge.sample_rate,
-                steps=charge.steps,
-                device_rounds=header.rounds_charged,
-                device_epsilon=header.epsilon_server,
-                raw="\n".join(charge.raw),
-            )
+    store.put_update(
+        header.round, update.row, data=update.data, public_before=update.before.to_bytes(), summed_in=summed_in
+    )
+    store.put_public_state(device, digest=after.digest(), state=after.to_bytes())
+    store.put_charge(
+        ChargeRow(
+            round=header.round,
+            device=device,
+            unit=charge.unit,
+            adjacency=charge.adjacency,
+            noise_multiplier=header.multiplier_server,
+            noise_split=charge.noise_split,
+            sample_rate=charge.sample_rate,
+            steps=charge.steps,
+            device_rounds=header.rounds_charged,
+            device_epsilon=header.epsilon_server,
+            raw="\n".join(charge.raw),
         )
+    )

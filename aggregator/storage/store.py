@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -291,7 +291,7 @@ class AggregatorStore(SqliteFile):
         :param public_before: the public state that is needed to read `data`, kept until the sum is closed.
         :param summed_in: the round that sums it, if that is a later one: a buffered round accepts older updates.
         """
-        columns = (round, *astuple(row)[:-1], data, public_before, round if summed_in is None else summed_in)
+        columns = (round, *_columns(row)[:-1], data, public_before, round if summed_in is None else summed_in)
         self.write("INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", columns)
 
     def update(self, round: int, device: str) -> UpdateRow | None:
@@ -409,7 +409,7 @@ class AggregatorStore(SqliteFile):
 
     def put_charge(self, row: ChargeRow) -> None:
         """Stores the charge of one device in one round."""
-        self.write("INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))
+        self.write("INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _columns(row))
 
     def charge(self, device: str, round: int) -> ChargeRow:
         """Returns the charge of an accepted update."""
@@ -429,6 +429,10 @@ class AggregatorStore(SqliteFile):
             return [ChargeRow(*row) for row in self.rows(f"{query} {order}")]
         summed = "JOIN updates USING (round, device) WHERE summed_in = ?"
         return [ChargeRow(*row) for row in self.rows(f"{query} {summed} {order}", (round,))]
+
+
+def _columns(row: UpdateRow | ChargeRow) -> Row:
+    return tuple(vars(row).values())
 
 
 def _stored_round(row: Row) -> StoredRound:

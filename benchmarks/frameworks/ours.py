@@ -30,7 +30,7 @@ PACKAGES = ("hushfleet", "numpy", "onnxruntime", "torch")
 def task_of(workload: Workload) -> Task:
     """Returns the workload as a task."""
     method = {
-        "name": "dp-fedavg",
+        "name": workload.method,
         "optimizer": workload.optimizer,
         "learning_rate": workload.learning_rate,
         "batch_size": workload.batch_size,
@@ -45,11 +45,12 @@ def task_of(workload: Workload) -> Task:
         "test_fraction": 0.0,
         "min_samples": min(10, workload.samples),
     }
+    model = {"name": "linear", "features": "scattering"} if workload.method == "hush" else {"name": "mnist-cnn"}
     return parse_task(
         {
             "name": f"bench-{workload.name.lower()}",
             "seed": workload.seed,
-            "model": {"name": "mnist-cnn"},
+            "model": model,
             "method": method,
             "privacy": privacy,
             "data": data,

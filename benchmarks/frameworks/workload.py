@@ -1,10 +1,12 @@
 """Defines the input of each side of a comparison: the same numbers, data, network and first model.
 
 W1 has the shape of the personalization papers (few devices with much data), W2 the shape of FedAvg's own paper, and W3
-the shape of many devices with little data each. `benchmarks/simulation.py` writes the folder of a workload:
+the shape of many devices with little data each: all three with DP-FedAvg. W4 is the linear head of Hush on features
+that are given, and W5 is FedPer, whose clients keep their last layer. `benchmarks/simulation.py` writes the folder of a
+workload:
 
     workload.json    the fields of `Workload`
-    x.npy, y.npy     float32 [n, 1, 28, 28] normalised images and int64 [n] labels, client after client
+    x.npy, y.npy     float32 [n, ...] normalised images, or features, and int64 [n] labels, client after client
     initial.npy      float32 [d], the first global model: PyTorch's parameters in order, flattened
     test_x.npy, test_y.npy   held-out images
 """
@@ -39,6 +41,7 @@ class Workload:
     :param noise_multiplier: each client's Gaussian noise has a standard deviation of this times `CLIP_NORM` in every
         entry. The default gives almost no protection, but needs the same time as more noise; the model stays finite.
     :param device: `cpu` or `cuda`.
+    :param method: `dp-fedavg`, `fedper` or `hush`.
     """
 
     name: str
@@ -53,12 +56,14 @@ class Workload:
     noise_multiplier: float = 0.02
     device: str = "cpu"
     seed: int = 1
+    method: str = "dp-fedavg"
 
     @property
     def text(self) -> str:
+        network = "a linear head on features" if self.method == "hush" else "mnist-cnn"
         return (
-            f"{self.name}: mnist-cnn, {self.clients:,} clients x {self.samples:,} samples, {self.cohort} a round, "
-            f"batch {self.batch_size}, epochs {self.epochs}, {self.optimizer}"
+            f"{self.name}: {self.method}, {network}, {self.clients:,} clients x {self.samples:,} samples, "
+            f"{self.cohort:,} a round, batch {self.batch_size}, epochs {self.epochs}, {self.optimizer}"
         )
 
     @property
@@ -77,6 +82,8 @@ WORKLOADS = {
         Workload("W1", 10, 6000, 10, 16, 1, "adam", 1e-3),
         Workload("W2", 100, 600, 10, 64, 4, "adam", 1e-3),
         Workload("W3", 1000, 50, 50, 10, 1, "sgd", 0.1, turn=5),
+        Workload("W4", 1000, 20, 1000, 2048, 5, "sgd", 16.0, method="hush"),
+        Workload("W5", 100, 100, 10, 10, 1, "sgd", 0.1, turn=5, method="fedper"),
     )
 }
 
@@ -103,9 +110,20 @@ def to_vector(module: nn.Module) -> np.ndarray:
     return nn.utils.parameters_to_vector(module.parameters()).detach().cpu().numpy()
 
 
-def network_of(vector: np.ndarray, device: str = "cpu") -> MnistNetwork:
-    """Returns the network with the parameters float32 `[d]`."""
-    module = MnistNetwork().to(device)
+class LinearHead(nn.Linear):
+    """One layer, of which only the weights are trained: the bias belongs to the client."""
+
+    def __init__(self, features: int, classes: int = 10) -> None:
+        super().__init__(features, classes)
+        self.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1))
+
+
+def network_of(vector: np.ndarray, method: str = "dp-fedavg", device: str = "cpu") -> nn.Module:
+    """Returns the method's network with the parameters float32 `[d]`."""
+    module = (LinearHead(len(vector) // 10 - 1) if method == "hush" else MnistNetwork()).to(device)
     nn.utils.vector_to_parameters(torch.from_numpy(np.array(vector)).to(device), module.parameters())
     return module
 
@@ -131,8 +149,8 @@ class TrainingJob:
         """Returns an array, mapped copy-on-write: all processes share one copy in memory."""
         return np.load(self.folder / f"{name}.npy", mmap_mode="c")
 
-    def first_model(self) -> MnistNetwork:
-        return network_of(self.array("initial"), self.workload.device)
+    def first_model(self) -> nn.Module:
+        return network_of(self.array("initial"), self.workload.method, self.workload.device)
 
     def clients(self) -> list[tuple[Tensor, Tensor]]:
         """Returns images and labels of each client, on the workload's device."""
@@ -142,7 +160,8 @@ class TrainingJob:
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Returns PyTorch's optimizer with its default options."""
         kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-        return kinds[self.workload.optimizer](parameters, lr=self.workload.learning_rate)
+        trained = [each for each in parameters if each.requires_grad]
+        return kinds[self.workload.optimizer](trained, lr=self.workload.learning_rate)
 
     def train(self, module: nn.Module, x: Tensor, y: Tensor) -> int:
         """Does the usual local training; returns the number of trained samples."""

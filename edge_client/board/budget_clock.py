@@ -122,13 +122,13 @@ class BudgetClock:
 
     def _begin(self) -> CountedTime:
         """Continues from the stored time. Before the first charge there is no budget to renew, and the clock counts."""
-        kept, entries = self._ledger.counted(), self._ledger.entries()
-        if kept is None or not entries:
+        kept, charged = self._ledger.counted(), self._ledger.rounds_charged() > 0
+        if kept is None or not charged:
             began = max(1, int(self._wall()))
             kept = CountedTime(began, began)
         waits_until = kept.waits_until if kept.waits_until > kept.now else kept.now + WAIT_S
         kept = kept._replace(
-            lag=0 if self._witness is None else None, waits_until=waits_until if entries and self._waits else 0
+            lag=0 if self._witness is None else None, waits_until=waits_until if charged and self._waits else 0
         )
         self._ledger.keep_counted(kept)
         if self._witness is not None and not kept.confirmed:

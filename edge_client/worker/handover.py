@@ -114,7 +114,7 @@ class Handover:
                 mask_keys=round.mask_keys,
                 state=state,
                 earlier=None if no_earlier or continues is None else self._store.stored_state(continues.task),
-                entries=tuple(self._store.ledger.entries(plan.task)),
+                spent=self._store.ledger.totals(plan.task),
                 hides=task.constant_time,
                 nominal_s=nominal_s,
                 worse=drift.has_become_worse(drift.read_tests(self._state_dir)) if tells_drift else None,

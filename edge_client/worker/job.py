@@ -7,15 +7,14 @@ An outcome is untrusted input: the guardian checks it as it checks a message fro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.storage.round_commit import StoredState
-from hushfleet.privacy.charge import Charge
-from hushfleet.privacy.ledger import LedgerEntry
+from hushfleet.privacy.charge import Charge, Totals
 from hushfleet.wire.format.fields import DeclineCode
 from hushfleet.wire.format.messages import RoundPlan
 
@@ -49,7 +48,7 @@ class Job:
     :param charge: the charge of the round, which the owner allows; None for a head.
     :param membership_list: the membership list that the plan names; `mask_keys`: the keys of this round alone.
     :param state: the device's state; `earlier`: that of the task that this one continues, for a newcomer.
-    :param entries: of the ledger, for this task.
+    :param spent: the charges of this task so far.
     :param hides: whether the end is announced at a time that does not depend on the data: then nothing may be declined
         because of them.
     :param nominal_s: the work that the task names, if it was measured before.
@@ -77,7 +76,7 @@ class Job:
     mask_keys: tuple[bytes, ...] = ()
     state: StoredState | None = None
     earlier: StoredState | None = None
-    entries: tuple[LedgerEntry, ...] = ()
+    spent: Totals = field(default_factory=Totals)
     hides: bool = False
     nominal_s: float | None = None
     worse: bool | None = None

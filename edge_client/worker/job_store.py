@@ -15,18 +15,18 @@ from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry, 
 from hushfleet.edge_client.worker.job import Job
 from hushfleet.errors import StoreError
 from hushfleet.methods.state import DeviceState
-from hushfleet.privacy.ledger import LedgerEntry, LedgerView
+from hushfleet.privacy.charge import Totals
+from hushfleet.privacy.ledger import LedgerView
 
 
 class JobLedger(LedgerView):
-    """The entries that a job names, which the guardian has verified."""
+    """The totals of a job's task, which the guardian has verified."""
 
-    def __init__(self, device: str, entries: Sequence[LedgerEntry]) -> None:
-        self.device = device
-        self._entries = entries
+    def __init__(self, job: Job) -> None:
+        self.device, self._task, self._spent = job.config.device.id, job.plan.task, job.spent
 
-    def entries(self, task: str | None = None) -> list[LedgerEntry]:
-        return [entry for entry in self._entries if task in (None, entry.task)]
+    def totals(self, task: str | None = None) -> Totals:
+        return self._spent if task in (None, self._task) else Totals()
 
 
 class JobStore:
@@ -44,7 +44,7 @@ class JobStore:
     def take(self, job: Job) -> None:
         """Begins the next job."""
         self.job = job
-        self.ledger = JobLedger(job.config.device.id, job.entries)
+        self.ledger = JobLedger(job)
         self.commit: CodedRound | None = None
         self.new: dict[bytes, None] = {}
         self._known = dict(job.arrivals)

@@ -42,7 +42,7 @@ class TaskRuntime:
         if spec.data_window_s and not method.parts.takes_empty:
             raise Malformed(f"method {spec.method!r} takes no device without samples, as a window may leave it")
         check_by_content(config.data, spec)
-        if spec.data_window_s and not store.ledger.entries():
+        if spec.data_window_s and not store.ledger.rounds_charged():
             store.arrivals.forget()  # before the first training, each start trusts its own clock
         self.digest, self.spec, self._store = digest, spec, store
         self.newcomer_digest = method.newcomer_digest  # a device that has not taken part yet
@@ -71,9 +71,8 @@ class TaskRuntime:
     def check_stored(self, entry: OutboxEntry) -> None:
         """Checks that the owner still allows a stored update. Otherwise raises `Declined`; it is then never sent."""
         try:
-            for each in self._store.ledger.entries(entry.task):
-                if each.round == entry.round:
-                    check_stored(each.charge, self.spec.method, self.party.limits)
+            for charge in self._store.ledger.charges_of(entry.task, entry.round):
+                check_stored(charge, self.spec.method, self.party.limits)
         except Declined:
             self._store.set_status(entry.task, entry.round, "refused:owner")
             raise

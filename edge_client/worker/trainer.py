@@ -28,7 +28,6 @@ from hushfleet.methods.local_round import LocalRound, MakeOptimizer, Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.privacy.clipping import layer_norms
-from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.wire.format.codecs import codec_of, steps_for
 from hushfleet.wire.format.messages import RoundPlan
@@ -159,8 +158,7 @@ class DeviceRound(AllowedRound):
             return self._newcomer(fresh)
         if self.window is None:
             return kept
-        windows = [entry.window for entry in self.store.ledger.entries(self.plan.task) if entry.window is not None]
-        if windows and windows[-1] == self.window:
+        if self.store.ledger.totals(self.plan.task).window == self.window:
             return kept
         return DeviceState(kept.public, private=fresh.private)
 
@@ -305,9 +303,9 @@ class DeviceRound(AllowedRound):
 
     def _header(self, noised: NoisedUpdate, state: DeviceState, counts: list[int]) -> UpdateHeader:
         """:param counts: how many values of each layer are sent."""
-        privacy, charged = self.spec.privacy, self.store.ledger.entries(self.plan.task)
+        privacy, ledger, task = self.spec.privacy, self.store.ledger, self.plan.task
         return UpdateHeader(
-            task=self.plan.task,
+            task=task,
             round=self.plan.round,
             device=self.trainer.device,
             codec=self.spec.wire.codec,
@@ -316,11 +314,9 @@ class DeviceRound(AllowedRound):
             noise_stds=tuple(noised.noise_stds),
             clip_norms=tuple(noised.clip_norms),
             public_digest=state.public.digest(),
-            rounds_charged=len({entry.round for entry in charged}) + 1,
-            epsilon_server=epsilon_server_of(
-                [*(entry.charge for entry in charged), noised.charge],
-                delta=privacy.delta,
-                accountant=privacy.accountant,
+            rounds_charged=ledger.rounds_charged(task) + 1,
+            epsilon_server=ledger.epsilon_server(
+                delta=privacy.delta, task=task, extra=noised.charge, accountant=privacy.accountant
             ),
             multiplier_server=noised.charge.noise_multiplier,
             noise_split=noised.charge.noise_split,

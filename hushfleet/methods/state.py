@@ -84,10 +84,20 @@ class PublicState:
         return _Bits(self.mask)
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, size: int) -> PublicState:
-        """Decodes `to_bytes`. Raises `Malformed`; never allocates more than the mask needs."""
-        bits = np.unpackbits(np.frombuffer(unpacked_mask(data, size=size), np.uint8))
-        return cls(bits[:size].astype(bool), struct.unpack("<I", data[:4])[0])
+    def from_bytes(cls, data: bytes, *, size: int, like: PublicState | None = None) -> PublicState:
+        """Decodes `to_bytes`. Raises `Malformed`; never allocates more than the mask needs.
+
+        :param like: a state that may have the same mask; then both share it.
+        """
+        packed, count = unpacked_mask(data, size=size), struct.unpack("<I", data[:4])[0]
+        if like is not None and like._bits.packed == packed:
+            state = cls(like.mask, count)
+            state.__dict__["_bits"] = like._bits
+        else:
+            state = cls(np.unpackbits(np.frombuffer(packed, np.uint8))[:size].astype(bool), count)
+            state._bits.__dict__["packed"] = packed
+        state.__dict__["_bytes"] = data
+        return state
 
 
 @dataclass(frozen=True)

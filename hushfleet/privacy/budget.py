@@ -19,14 +19,14 @@ In any interval of true time that is as long as a period, at most twice the peri
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hushfleet.durations import Period, describe_duration, duration_s
 from hushfleet.errors import BudgetExceeded
 from hushfleet.privacy.charge import Charge
-from hushfleet.privacy.ledger import LedgerEntry, LedgerView, epsilon_server_of
+from hushfleet.privacy.ledger import LedgerView, epsilon_server_of
 from hushfleet.schema import require
 
 DEFAULT_DELTA = 1e-5
@@ -81,7 +81,7 @@ class Budget:
         ledger.check_budget(charge, delta=self.delta, epsilon_limit=self.lifetime)
         if not self.limits_periods:
             return
-        counted, entries = ledger.counted(), ledger.entries()
+        counted = ledger.counted()
         if counted is not None and now < counted.waits_until:
             left = describe_duration(counted.waits_until - now)
             raise BudgetExceeded(
@@ -89,12 +89,12 @@ class Budget:
                 f"from its fleet what time it is, or has run for an hour; it takes part again, in {left} at the latest"
             )
         sure = counted is None or counted.lag is not None
-        charged = self.charged_in_period(entries, now, sure=sure)
+        charged = self.charged_in_period(ledger, now, sure=sure)
         after = epsilon_server_of([*charged, charge], delta=self.delta)
         if after > self.in_period:
             spent = epsilon_server_of(charged, delta=self.delta)
             length = describe_duration(self.period_s)
-            left = describe_duration(max(1.0, self.free_at(entries, now, sure=sure) - now))
+            left = describe_duration(max(1.0, self.free_at(ledger, now, sure=sure) - now))
             alone = epsilon_server_of([charge], delta=self.delta)
             if alone > self.in_period:
                 raise BudgetExceeded(
@@ -108,15 +108,15 @@ class Budget:
                 f"and takes part again, in {left} of its own time"
             )
 
-    def charged_in_period(self, entries: Sequence[LedgerEntry], now: int, *, sure: bool = True) -> list[Charge]:
+    def charged_in_period(self, ledger: LedgerView, now: int, *, sure: bool = True) -> list[Charge]:
         """Returns the charges that count at `now`: those of the current period, or of a period's length before `now`.
 
         :param sure: whether the lag of `now` behind the true time is known, or no statement can set it forward.
         """
         start = Period.of(now, self.period_s).start if sure else now - int(self.period_s) + 1
-        return [entry.charge for entry in entries if entry.at >= start]
+        return ledger.charged_since(start)
 
-    def free_at(self, entries: Sequence[LedgerEntry], now: int, *, sure: bool = True) -> int:
+    def free_at(self, ledger: LedgerView, now: int, *, sure: bool = True) -> int:
         """Returns the counted time at which none of these charges counts any more."""
-        latest = max((entry.at for entry in entries), default=now)
+        latest = ledger.latest() or now
         return Period.of(max(now, latest), self.period_s).stop if sure else latest + int(self.period_s)

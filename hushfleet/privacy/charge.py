@@ -1,10 +1,13 @@
-"""Defines a charge: the privacy cost of one release, which the ledger records before the release leaves a device."""
+"""Defines a charge, the privacy cost of one release, which the ledger records before the release leaves a device; and
+the totals of a device's charges."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
+from hushfleet.durations import Period
 from hushfleet.errors import PrivacyError
 
 DEVICE_ADJACENCY = "add or remove one device's whole contribution to the round"
@@ -61,3 +64,37 @@ class Charge:
         most 10^12; 1 for each step without noise."""
         ratio = self.sample_rate / self.noise_multiplier if self.noise_multiplier else 1.0
         return min(MOST_WEIGHT, self.steps * ratio * ratio)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a device has been charged, without the single entries: most devices have one or two kinds of charges.
+
+    :param kinds: each charge that was made, and how often, in the order of first appearance.
+    :param rounds: number of (task, round) pairs in which something was released.
+    :param window: the samples' window of the last entry that has one.
+    """
+
+    kinds: tuple[tuple[Charge, int], ...] = ()
+    rounds: int = 0
+    window: Period | None = None
+
+    @property
+    def charges(self) -> list[Charge]:
+        """One charge for each kind, which costs as much as all of this kind together."""
+        return merged(self.kinds)
+
+    @property
+    def weight(self) -> float:
+        """The sum of `Charge.weight`, by which two ledgers can be compared."""
+        return math.fsum(count * charge.weight for charge, count in self.kinds)
+
+
+def merged(kinds: Iterable[tuple[Charge, int]]) -> list[Charge]:
+    """Returns one charge for each kind, with the steps of all charges of this kind.
+
+    >>> charge = Charge("device", DEVICE_ADJACENCY, "gaussian", 2.0)
+    >>> [each.steps for each in merged([(charge, 20)])]
+    [20]
+    """
+    return [replace(charge, steps=charge.steps * count) for charge, count in kinds if count]

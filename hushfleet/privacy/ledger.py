@@ -6,8 +6,12 @@ its entry, and epsilon can never be too small. There is one entry for each (task
 repeated after a crash must send the stored bytes, because the noise of two noised copies of an update averages out.
 
 Each row holds the SHA-256 of the previous row's hash together with its own fields, and one more row holds the
-number of entries and the last hash. An entry that somebody else changed, removed or added is detected at the
-next reading, and the device then stops taking part.
+number of entries and the last hash. The whole chain is verified at the first reading, by whoever lists entries, and
+after another connection has written (`PRAGMA data_version`); then it must also contain what this process has verified
+before. Each other reading compares the head, verifies the new entries, and adds them to totals: it takes the same time
+after 10,000 rounds as after one. So an entry that somebody else changed, removed or added through SQLite is detected at
+the next reading, and the device then stops taking part. A change of the file's bytes that SQLite does not see, such as
+a flipped bit, changes no totals in memory; it is detected at the next start.
 
 An entry also names the values that left without noise (`Charge.raw`). They make epsilon infinite from then on.
 
@@ -22,8 +26,11 @@ from __future__ import annotations
 import hashlib
 import math
 import sqlite3
+from array import array
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import msgpack
@@ -31,7 +38,7 @@ import msgpack
 from hushfleet.durations import Period
 from hushfleet.errors import BudgetExceeded, LedgerError, PrivacyError
 from hushfleet.privacy.accountant import Adjacency, Step, epsilon
-from hushfleet.privacy.charge import Charge
+from hushfleet.privacy.charge import Charge, Totals, merged
 from hushfleet.privacy.terms import Accountant
 
 DIGEST_BYTES = 32
@@ -118,25 +125,36 @@ class LedgerEntry:
 
 
 class LedgerView:
-    """Totals over the entries of one device, for any storage of the entries."""
+    """The spending of one device, for any storage. A storage implements `totals`; with a clock also the rest.
+
+    Nothing here lists entries, so that a round costs the same however many have been before.
+    """
 
     device: str
 
-    def entries(self, task: str | None = None) -> list[LedgerEntry]:
-        """Returns all entries, or the entries of one task, in the order of writing."""
+    def totals(self, task: str | None = None) -> Totals:
+        """Returns the totals of all entries, or of the entries of one task."""
         raise NotImplementedError
 
     def counted(self) -> CountedTime | None:
         """Returns the time that was counted last; None if none was counted yet. Raises `LedgerError`."""
         return None
 
+    def charged_since(self, at: int) -> list[Charge]:
+        """Returns the charges that may have been made at this time or later, merged by kind: all without a clock."""
+        return self.totals().charges
+
+    def latest(self) -> int:
+        """Returns the latest time at which an entry may have been charged, unix seconds; 0 without entries."""
+        return 0
+
     def rounds_charged(self, task: str | None = None) -> int:
         """Returns the number of (task, round) pairs in which something was released."""
-        return len({(entry.task, entry.round) for entry in self.entries(task)})
+        return self.totals(task).rounds
 
     def weight(self) -> float:
         """Returns the sum of `Charge.weight` over all entries, by which two ledgers can be compared."""
-        return math.fsum(entry.charge.weight for entry in self.entries())
+        return self.totals().weight
 
     def unit(self, task: str | None = None, *, extra: Charge | None = None) -> str:
         """Returns the unit that `epsilon_server` protects: `"device"` if all charges do, else `"record"`."""
@@ -178,7 +196,7 @@ class LedgerView:
         if math.isnan(epsilon_limit) or epsilon_limit < 0:
             raise PrivacyError(f"a privacy budget must be zero or more, got {epsilon_limit!r}")
         if epsilon_limit == math.inf:
-            self.entries()
+            self.totals()
             return
         after = self.epsilon_server(delta=delta, extra=charge)
         if after == math.inf and (raw := self.raw_values(extra=charge)):
@@ -198,19 +216,60 @@ class LedgerView:
             )
 
     def _charges(self, task: str | None, extra: Charge | None) -> list[Charge]:
-        return [entry.charge for entry in self.entries(task)] + ([extra] if extra is not None else [])
+        return self.totals(task).charges + ([extra] if extra is not None else [])
+
+
+class Tally:
+    """Adds up entries; each takes the same time."""
+
+    def __init__(self) -> None:
+        self._kinds: Counter[Charge] = Counter()
+        self._rounds, self._window = 0, None
+
+    def add(self, entry: LedgerEntry, *, new_round: bool) -> None:
+        """:param new_round: whether it is the first entry of its task and round."""
+        self._kinds[entry.charge] += 1
+        self._rounds += new_round
+        self._window = entry.window or self._window
+
+    def totals(self) -> Totals:
+        return Totals(tuple(self._kinds.items()), self._rounds, self._window)
+
+
+@dataclass
+class _Verified:
+    """The part of a chain that this process has verified, added up.
+
+    :param count: number of entries; `hash`: of the last one.
+    :param version: of the data, as other connections have left it; None: the times of entries have changed since.
+    :param tallies: by task; None: of all tasks.
+    :param times: sorted times of the entries, by their charge.
+    """
+
+    count: int
+    hash: bytes
+    version: int | None = None
+    tallies: dict[str | None, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    times: dict[Charge, array[int]] = field(default_factory=lambda: defaultdict(lambda: array("q")))
+
+    def add(self, entry: LedgerEntry, row_hash: bytes, *, new_round: bool) -> None:
+        self.count, self.hash = self.count + 1, row_hash
+        for task in (None, entry.task):
+            self.tallies[task].add(entry, new_round=new_round)
+        insort(self.times[entry.charge], entry.at)
 
 
 class Ledger(LedgerView):
     """The ledger of one device on the caller's connection and in its transaction; only `keep_counted` has its own.
 
-    Every reading first verifies the whole chain and raises `LedgerError` if it is not intact.
+    Every reading raises `LedgerError` if it finds that the chain is not intact; see the top of this file.
     """
 
     def __init__(self, connection: sqlite3.Connection, *, device: str) -> None:
         """Opens the ledger of `device`; a database keeps the ledger of one device only."""
         self._connection = connection
         self.device = device
+        self._known = self._nothing()
 
     @property
     def count(self) -> int:
@@ -305,30 +364,95 @@ class Ledger(LedgerView):
 
     def entries(self, task: str | None = None) -> list[LedgerEntry]:
         """Returns all entries, or the entries of one task, in the order of writing, from a verified chain."""
+        listed: list[LedgerEntry] = []
+        self._verified(listed)
+        return listed if task is None else [entry for entry in listed if entry.task == task]
+
+    def totals(self, task: str | None = None) -> Totals:
+        tally = self._verified().tallies.get(task)
+        return Totals() if tally is None else tally.totals()
+
+    def charged_since(self, at: int) -> list[Charge]:
+        times, counted = self._verified().times, self.counted()
+        if counted is not None and counted.began >= at:  # no entry counts earlier
+            return self.totals().charges
+        return merged((charge, len(each) - bisect_left(each, at)) for charge, each in times.items())
+
+    def latest(self) -> int:
+        times, counted = self._verified().times, self.counted()
+        began = 0 if counted is None else counted.began
+        return max((max(each[-1], began) for each in times.values()), default=0)
+
+    def charges_of(self, task: str, round: int) -> list[Charge]:
+        """Returns the charges of one round."""
+        self._verified()
+        rows = self._read("SELECT * FROM privacy_ledger WHERE task = ? AND round = ?", task, round)
+        return [_entry(*_columns(row), not_before=0).charge for row in rows]
+
+    def _verified(self, listed: list[LedgerEntry] | None = None) -> _Verified:
+        """Returns the verified entries, added up, after it has verified what was not.
+
+        :param listed: gets all entries, which are then all verified.
+        """
+        known, within = self._known, self._connection.in_transaction
+        version, count, head = self._state()
+        if listed is None and (known.version, known.count, known.hash) == (version, count, head):
+            return known
+        grown = listed is None and not within and known.version == version and known.count < count
+        found = known if grown else self._nothing()
+        rows, later_times, counted = self._rows(found.count), self._later_times(found.count), self.counted()
+        began, found.version = 0 if counted is None else counted.began, None
+        for new_round, *row in rows:
+            (seq, *fields, row_hash), later = _columns(row)
+            if seq != found.count + 1 or _link(found.hash, seq, tuple(fields), later) != row_hash:
+                raise self._changed(found.count + 1)
+            if seq == known.count and row_hash != known.hash:  # linked anew, or another ledger
+                raise self._changed(seq)
+            entry = _entry((seq, *fields, row_hash), later, not_before=max(began, later_times.get(seq, 0)))
+            found.add(entry, row_hash, new_round=bool(new_round))
+            if listed is not None:
+                listed.append(entry)
+        if (found.count, found.hash) != (count, head) or found.count < known.count:
+            raise LedgerError(
+                f"the privacy ledger of device {self.device!r} has {found.count} entries where "
+                f"{max(count, known.count)} were written: what was spent is no longer known, so this device must not "
+                "take part any more"
+            )
+        found.version = version
+        if not within:  # what is not committed may be taken back
+            self._known = found
+        return found
+
+    def _state(self) -> tuple[int, int, bytes]:
+        """Returns the version of the data as other connections have left it, and the head."""
         try:
-            count, head = self._head()
-            rows = self._connection.execute("SELECT * FROM privacy_ledger ORDER BY seq").fetchall()
+            return *self._connection.execute("PRAGMA data_version").fetchone(), *self._head()
         except sqlite3.Error as error:
             raise LedgerError(f"the privacy ledger cannot be read: {error}") from error
-        previous, entries, counted = self._first_hash(), [], self.counted()
-        began, later_times = 0 if counted is None else counted.began, self._later_times()
-        for expected, row in enumerate(rows, start=1):
-            lacking = len(_COLUMNS) - len(row)  # in a ledger of an earlier version that is only read
-            full = (*row, *_WITHOUT[len(_WITHOUT) - lacking :])
-            (seq, *fields, row_hash), later = full[: -len(_LATER)], full[-len(_LATER) :]
-            if seq != expected or _link(previous, seq, tuple(fields), later) != row_hash:
-                raise LedgerError(
-                    f"the privacy ledger of device {self.device!r} was changed at entry {expected}: what "
-                    f"was spent is no longer known, so this device must not take part any more"
-                )
-            previous = row_hash
-            entries.append(_entry(fields, later, not_before=max(began, later_times.get(seq, 0))))
-        if len(rows) != count or previous != head:
-            raise LedgerError(
-                f"the privacy ledger of device {self.device!r} has {len(rows)} entries where {count} were "
-                f"written: what was spent is no longer known, so this device must not take part any more"
-            )
-        return entries if task is None else [entry for entry in entries if entry.task == task]
+
+    def _nothing(self) -> _Verified:
+        return _Verified(0, self._first_hash())
+
+    def _rows(self, after: int) -> list[tuple[Any, ...]]:
+        """Returns the later rows in order, each after whether it is the first of its round."""
+        earlier = "earlier.task = this.task AND earlier.round = this.round AND earlier.seq < this.seq"
+        return self._read(
+            f"SELECT NOT EXISTS (SELECT 1 FROM privacy_ledger AS earlier WHERE {earlier}), this.* "
+            "FROM privacy_ledger AS this WHERE seq > ? ORDER BY seq",
+            after,
+        )
+
+    def _read(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
+        try:
+            return self._connection.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise LedgerError(f"the privacy ledger cannot be read: {error}") from error
+
+    def _changed(self, entry: int) -> LedgerError:
+        return LedgerError(
+            f"the privacy ledger of device {self.device!r} was changed at entry {entry}: what was spent is no longer "
+            "known, so this device must not take part any more"
+        )
 
     def counted(self) -> CountedTime | None:
         rows = self._rows_of_time("SELECT * FROM privacy_ledger_time")
@@ -350,7 +474,9 @@ class Ledger(LedgerView):
         try:
             run("SAVEPOINT counted")
             try:
-                run("UPDATE privacy_ledger_unsure SET at = at + ?, sure = ? WHERE NOT sure", (moved, sure))
+                done = run("UPDATE privacy_ledger_unsure SET at = at + ?, sure = ? WHERE NOT sure", (moved, sure))
+                if done.rowcount and moved:
+                    self._known.version = None
                 run("INSERT OR REPLACE INTO privacy_ledger_time VALUES (1, ?, ?, ?, ?)", row)
             except BaseException:
                 run("ROLLBACK TO counted")
@@ -363,6 +489,7 @@ class Ledger(LedgerView):
     def doubt_times(self) -> None:
         """Marks the times of all entries as not sure: no statement of the time was ever heard. Raises `LedgerError`."""
         began = 0 if (counted := self.counted()) is None else counted.began
+        self._known.version = None
         try:
             self._connection.execute(
                 "INSERT OR IGNORE INTO privacy_ledger_unsure SELECT seq, MAX(at, ?), 0 FROM privacy_ledger", (began,)
@@ -370,17 +497,17 @@ class Ledger(LedgerView):
         except sqlite3.Error as error:
             raise LedgerError(f"the times of the entries could not be kept: {error}") from error
 
-    def _later_times(self) -> dict[int, int]:
-        """Returns the times of entries whose own times were not sure, by the entry's number. Raises `LedgerError`."""
-        rows = self._rows_of_time("SELECT seq, at FROM privacy_ledger_unsure")
+    def _later_times(self, after: int) -> dict[int, int]:
+        """Returns the times of later entries whose own were not sure, by the entry's number. Raises `LedgerError`."""
+        rows = self._rows_of_time("SELECT seq, at FROM privacy_ledger_unsure WHERE seq > ?", after)
         for row in rows:
             if not all(type(value) is int for value in row):
                 raise self._damaged_time(row)
         return dict(rows)
 
-    def _rows_of_time(self, query: str) -> list[tuple[Any, ...]]:
+    def _rows_of_time(self, query: str, *values: int) -> list[tuple[Any, ...]]:
         try:
-            return self._connection.execute(query).fetchall()
+            return self._connection.execute(query, values).fetchall()
         except sqlite3.Error as error:
             if "no such table" in str(error):  # a ledger of an earlier version that is only read
                 return []
@@ -441,8 +568,15 @@ def _fields(task: str, round: int, charge: Charge, payload_digest: bytes) -> tup
     return task, round, *(getattr(exact, name) for name in _CHARGE), bytes(payload_digest)
 
 
-def _entry(fields: list[Any], later: tuple[Any, ...], *, not_before: int) -> LedgerEntry:
-    (task, round, *values, payload_digest), (raw, at, *window) = fields, later
+def _columns(row: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Returns a row's columns, and those that later versions have added; a ledger that is only read may lack some."""
+    lacking = len(_COLUMNS) - len(row)
+    full = (*row, *_WITHOUT[len(_WITHOUT) - lacking :])
+    return full[: -len(_LATER)], full[-len(_LATER) :]
+
+
+def _entry(columns: tuple[Any, ...], later: tuple[Any, ...], *, not_before: int) -> LedgerEntry:
+    (_, task, round, *values, payload_digest, _), (raw, at, *window) = columns, later
     charge = dict(zip(_CHARGE, values, strict=True))
     named = tuple(raw.split(_RAW_SEPARATOR)) if raw else ()
     trained_on = Period(*window) if any(window) else None

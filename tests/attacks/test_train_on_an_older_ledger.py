@@ -111,7 +111,7 @@ def test_a_ledger_that_was_changed_by_hand_is_each_rounds_own_problem(
     def changed(*_: object) -> None:
         raise LedgerError("the privacy ledger was changed")
 
-    monkeypatch.setattr(victim.store.ledger, "entries", changed)
+    monkeypatch.setattr(victim.store.ledger, "totals", changed)
     check = victim.agent.store_check
     assert check.on_known(Known(1, check._nonce, 1, True, "a", 1, "open", 0, b"", SeenCharges(9, 9.0, "b", 9)), 0.0)
 

@@ -392,7 +392,7 @@ class Bench:
         package, graphs = runtime.package()
         of_state = {
             "state": self.store.stored_state(runtime.spec.task),
-            "entries": tuple(self.store.ledger.entries()),
+            "spent": self.store.ledger.totals(),
             "arrivals": self.store.arrivals.all(),
         }
         if runtime.spec.continues is not None:

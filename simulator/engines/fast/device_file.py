@@ -25,8 +25,8 @@ from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError, LedgerError, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
-from hushfleet.privacy.charge import Charge
-from hushfleet.privacy.ledger import LedgerEntry, LedgerView
+from hushfleet.privacy.charge import Charge, Totals
+from hushfleet.privacy.ledger import LedgerEntry, LedgerView, Tally
 from hushfleet.schema import pack, unpack
 from hushfleet.simulator.run_folder import DeviceFolder
 from hushfleet.wire.format.identity import Identity
@@ -75,6 +75,12 @@ class _Ledger(LedgerView):
 
     def entries(self, task: str | None = None) -> list[LedgerEntry]:
         return [entry for entry in self._entries if task in (None, entry.task)]
+
+    def totals(self, task: str | None = None) -> Totals:
+        tally = Tally()
+        for entry in self.entries(task):
+            tally.add(entry, new_round=True)
+        return tally.totals()
 
 
 class DeviceFile:

@@ -21,7 +21,7 @@ NAMED = {
     "the update is stored": ("execute", ("write", "put_update", "commit")),
     "the public state is stored": ("execute", ("write", "put_public_state", "commit")),
     "the charge is stored": ("execute", ("write", "put_charge", "commit")),
-    "the three are committed": ("execute", ("transaction", "__exit__", "commit")),
+    "the batch is committed": ("execute", ("transaction", "__exit__", "_add")),
     "the checkpoint is synced": ("fsync", ("write_whole", "Checkpoints.write")),
     "the checkpoint is named": ("replace", ("write_whole", "Checkpoints.write")),
     "the checkpoint's folder is synced": ("fsync", ("sync_folder", "write_whole", "Checkpoints.write")),
@@ -39,10 +39,9 @@ def play(folder: Path, script: list[dict[str, bytes]]) -> Fleet:
     engine = fleet.engine
     while not engine.finished:
         plan = engine.plan or fleet.open()
-        for name, data in script[plan.round - 1].items():
-            verdict = engine.accept(name, data)
-            if not verdict.acknowledged:
-                raise SystemExit(f"{folder}: {verdict}")
+        verdicts = engine.accept_many(list(script[plan.round - 1].items()))
+        if not all(verdict.acknowledged for verdict in verdicts):
+            raise SystemExit(f"{folder}: {verdicts}")
         engine.close()
     return fleet
 

@@ -386,6 +386,6 @@ def test_what_status_reads_is_a_sixtieth_of_a_period_old_at_most(
         kept = ledger.counted()
         assert kept is not None
         assert clock.now() - kept.now <= stale_s
-        assert budget.free_at(ledger.entries(), kept.now) - clock.now() <= period_s
+        assert budget.free_at(ledger, kept.now) - clock.now() <= period_s
     killed = BudgetClock(ledger, monotonic=lambda: 0.0, waits=False, period_s=period_s)
     assert clock.now() - stale_s <= killed.now() <= clock.now(), "never ahead of the time that was counted"
