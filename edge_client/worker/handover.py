@@ -150,8 +150,8 @@ class Handover:
             return apply_all(chain.base, chain.differences, chain.plan.task, chain.counts)
         package, _ = task.package()
         job = Job(self._config, package, (), chain.plan, chain.base, task.party.now())
-        adding = {"differences": chain.differences, "counts": chain.counts, "features": self._features(task)}
-        self._begin(replace(job, processor_only=task.deaths > 0, **adding))
+        adding = replace(job, processor_only=task.deaths > 0, differences=chain.differences, counts=chain.counts)
+        self._begin(replace(adding, features=self._features(task)))  # as the round's job, which the worker is kept for
         self._kept_until = self._clock() + MOST_APPLYING_S
         return None
 

@@ -10,12 +10,12 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hushfleet.at_need import at_need
-from hushfleet.data.samples import MakesFeatures
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.local_data import SETTLED_S, LocalData
 from hushfleet.edge_client.board.notes import Note
@@ -25,6 +25,7 @@ from hushfleet.edge_client.worker.job_store import JobStore
 from hushfleet.edge_client.worker.kept_features import KeptFeatures
 from hushfleet.edge_client.worker.randomness import FieldRandomness, SeededRandomness
 from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
+from hushfleet.errors import GraphRefused
 from hushfleet.learning.batch import GradientFunction
 from hushfleet.learning.evaluation import LogitsOf
 from hushfleet.methods import method_of
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from hushfleet.edge_client.board.accelerator import AcceleratorTrial
     from hushfleet.edge_client.worker import metrics, task_graphs
     from hushfleet.learning import linear
+    from hushfleet.learning.graph_features import FeatureGraph
 else:
     nominal_time = at_need("hushfleet.edge_client.board.nominal_time")
     metrics = at_need("hushfleet.edge_client.worker.metrics")
@@ -88,17 +90,21 @@ class LoadedTask:
             self.gradient = gradient = linear.LinearGradient(layout, objective)
             self.inference = gradient.logits
         else:
-            how = {"digest": digest, "accelerator": accelerator, "processor_only": processor_only}
             self._trial, self.inference = task_graphs.open_network(
-                graphs, spec, method, config=config, threads=threads, **how
+                graphs,
+                spec,
+                method,
+                digest=digest,
+                config=config,
+                threads=threads,
+                accelerator=accelerator,
+                processor_only=processor_only,
             )
             self.gradient = self._trial.gradient()
-        features: MakesFeatures | None = None
-        if spec.model.features is not None:
-            if kept_features is None or kept_features.makes:
-                features = task_graphs.open_features(graphs[2], spec, config=config, threads=threads)
-            if kept_features is not None:
-                features = kept_features.of_task(spec.model, features)
+        graph: FeatureGraph | None = None
+        if spec.model.features is not None and (kept_features is None or kept_features.makes):
+            graph = task_graphs.open_features(graphs[2], spec, config=config, threads=threads)
+        features = graph if kept_features is None else kept_features.of_task(spec.model, graph)
         self.data = LocalData(
             config.data,
             spec.model,
@@ -110,7 +116,7 @@ class LoadedTask:
             held_out=spec.held_out,
             by_content=spec.by_content,
         )
-        self._metrics = None if simulation is None else metrics.MetricsFile.of(config, features)
+        self._metrics = None if simulation is None else metrics.MetricsFile.of(config, graph)
         self.trainer = Trainer(
             device=config.device.id,
             store=store,
@@ -124,6 +130,7 @@ class LoadedTask:
             worse=lambda: store.job.worse,
             randomness=SeededRandomness(simulation.seed, simulation.index) if simulation else FieldRandomness(),
             limits=config.limits,
+            trained=self._give_back,
             observer=None if self._metrics is None else self._write_metrics,
             replace_failed_training=True,
             arrived=self.data.samples,
@@ -142,6 +149,13 @@ class LoadedTask:
     def begins(self) -> None:
         """Notes that a round begins."""
         self._began = self._clock()
+
+    def _give_back(self) -> None:
+        """Makes room for the update, which takes as much memory as the training's batches."""
+        if self._trial is not None and self._store.job.config.simulation is None:
+            with suppress(GraphRefused):  # it works without
+                self._trial.cpu.give_back()
+            return_small_blocks()
 
     def _write_metrics(self, round: DeviceRound, trained: Trained, noised: NoisedUpdate) -> None:
         assert self._metrics is not None

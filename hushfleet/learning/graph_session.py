@@ -108,9 +108,9 @@ class _BoundGraph:
             _bind(binding.bind_input, name, array)
         return binding
 
-    def run(self, binding: ort.IOBinding) -> None:
+    def run(self, binding: ort.IOBinding, options: ort.RunOptions | None = None) -> None:
         try:
-            self.session.run_with_iobinding(binding)
+            self.session.run_with_iobinding(binding, options)
         except Exception as error:  # the binding raises its own class for every kind of failure
             raise GraphRefused(f"ONNX Runtime cannot execute the graph on this batch: {error}") from error
 
@@ -198,13 +198,30 @@ class GradientGraph:
             shape = (len(x), *self._graph.inputs["teacher"].shape[1:])
             nothing = np.zeros(shape, np.float32), np.zeros(len(x), np.float32)
             batched["teacher"], batched["distill"] = given or nothing
+        return self._run(params, batched, out), out
+
+    def give_back(self) -> None:
+        """Returns the memory of past batches to the system, by a run on one sample. The next batch takes it again."""
+        options = ort.RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        inputs = (self._graph.inputs[name] for name in self._graph.batched)
+        one = {each.name: np.zeros((1, *each.shape[1:]), _TYPES[each.type]) for each in inputs}
+        self._run(np.zeros(self.layout.size, np.float32), one, np.empty(self.layout.size, np.float32), options)
+
+    def _run(
+        self,
+        params: np.ndarray,
+        batched: dict[str, np.ndarray],
+        out: np.ndarray,
+        options: ort.RunOptions | None = None,
+    ) -> float:
         binding = self._graph.bind(params, batched)
         loss = np.empty((), np.float32)
         _bind(binding.bind_output, "loss", loss)
         for name, view in self.layout.unflatten(out).items():
             _bind(binding.bind_output, f"grad.{name}", view)
-        self._graph.run(binding)
-        return float(loss), out
+        self._graph.run(binding, options)
+        return float(loss)
 
 
 class InferenceGraph:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -61,7 +60,8 @@ class LinearGradient:
 
     def logits(self, params: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Returns logits float32 `[B, C]`."""
-        return _rows_and_logits(self.layout, params, x)[1]
+        _, logits = _rows_and_logits(self.layout, params, x)
+        return logits
 
 
 def check_memory(layout: ParamLayout, *, batch: int, memory_bytes: int) -> None:
@@ -72,7 +72,7 @@ def check_memory(layout: ParamLayout, *, batch: int, memory_bytes: int) -> None:
         raise GraphRefused(f"a batch of {batch} takes {needed >> 20} MiB, and {memory_bytes >> 20} MiB are given")
 
 
-def _rows_and_logits(layout: ParamLayout, params: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, Any]:
+def _rows_and_logits(layout: ParamLayout, params: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the inputs `[B, F]` and the logits `[B, C]`, float32."""
     weight, bias = layout.unflatten(params).values()
     rows = x.reshape(len(x), weight.shape[1])
