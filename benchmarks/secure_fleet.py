@@ -23,7 +23,7 @@ from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.schema import read_file
-from hushfleet.simulator.engines.fast.device_file import store_of
+from hushfleet.simulator.engines.fast.device import store_of
 from hushfleet.simulator.run_folder import Simulation, begin
 
 IMAGES = 4
@@ -66,7 +66,7 @@ def audit(simulation: Simulation, *, lost: float) -> list[Figures]:
         of_device[name].append(number)
     kept = acked = 0
     for name in names:
-        with store_of(simulation.folder.device(name), name) as device:
+        with store_of(simulation.folder, name) as device:
             kept += device.ledger.rounds_charged(task) >= len(of_device[name])
             acked += all(
                 (entry := device.outbox(task, number)) is not None and entry.status == "acked"

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 Row = tuple[Any, ...]
+_OUTER = "BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"
+_INNER = "SAVEPOINT inner_one", "RELEASE inner_one", "ROLLBACK TO inner_one", "RELEASE inner_one"
 
 
 class SqliteFile:
@@ -96,16 +98,20 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Runs all writes inside it together or not at all. Raises `StoreFull` or `StoreError`."""
+        """Runs all writes inside it together or not at all; inside another one, they are a part of it. Raises
+        `StoreFull` or `StoreError`."""
+        outer = self._db.in_transaction
+        begin, commit, *undo = _INNER if outer else _OUTER
         with self._errors():
-            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(begin)
             try:
                 yield
-                self._db.execute("COMMIT")
+                self._db.execute(commit)
             except BaseException:
                 # after some errors, for example a full disk, SQLite has already rolled back
                 if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
+                    for statement in undo:
+                        self._db.execute(statement)
                 raise
 
     @contextlib.contextmanager

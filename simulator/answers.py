@@ -16,7 +16,7 @@ from hushfleet.aggregator.results.result import Example, Result
 from hushfleet.learning.personalized_head import inputs_of_own, own_logits
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
-from hushfleet.simulator.engines.fast.device_file import store_of
+from hushfleet.simulator.engines.fast.device import store_of
 from hushfleet.simulator.engines.fast.examples import answers, choose_examples
 from hushfleet.simulator.engines.fast.local_only import DeviceLocalOnly
 from hushfleet.simulator.engines.fast.workers import WorkerPool
@@ -63,7 +63,7 @@ def _ask(job: AfterRound) -> np.ndarray | None:
     model's."""
     run = job.run
     if job.device:
-        with store_of(run.folder.device(job.device), job.device) as store:
+        with store_of(run.folder, job.device) as store:
             params = store.own_params(run.spec.task)
         if params is not None and run.spec.model.chooses_head:
             return answers(own_logits, params, inputs_of_own(run.common_test))

@@ -29,17 +29,19 @@ class Subset:
 
     :param source: the set.
     :param choose: returns the indices int64 `[n]`, the same in each call.
+    :param count: n, if choosing takes long.
     """
 
     source: Samples
     choose: Callable[[], np.ndarray]
+    count: int | None = None
 
     @property
     def indices(self) -> np.ndarray:
         return self.choose()
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.indices) if self.count is None else self.count
 
     @property
     def samples(self) -> Samples:
@@ -131,7 +133,8 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
         else:
             own = indices
             _check_testable(mixes[index], dataset)
-            local_test = Subset(dataset.test, partial(_like_own, mixes[index], dataset.test, seed=seed, index=index))
+            choose = partial(_like_own, mixes[index], dataset.test, seed=seed, index=index)
+            local_test = Subset(dataset.test, choose, int(_counts_like_own(mixes[index], dataset.test).sum()))
         devices.append(
             SimulatedDevice(
                 index=index,
@@ -192,13 +195,18 @@ def _like_own(shares: np.ndarray, test: Samples, *, seed: int, index: int) -> np
     :param shares: float64 `[classes]`, from `Division.mixes`, because the label counts of a few images are too noisy.
     """
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_LOCAL_TEST_STREAM, index)))
-    available = np.bincount(test.labels, minlength=len(shares))[: len(shares)]
-    total = min(available[shares > 0] / shares[shares > 0])
     chosen = [
-        rng.choice(np.flatnonzero(test.labels == label), round(total * share), replace=False)
-        for label, share in enumerate(shares)
+        rng.choice(np.flatnonzero(test.labels == label), count, replace=False)
+        for label, count in enumerate(_counts_like_own(shares, test).tolist())
     ]
     return np.sort(np.concatenate(chosen))
+
+
+def _counts_like_own(shares: np.ndarray, test: Samples) -> np.ndarray:
+    """Returns the number of test images of each class in these shares, int `[classes]`."""
+    available = np.bincount(test.labels, minlength=len(shares))[: len(shares)]
+    total = min(available[shares > 0] / shares[shares > 0])
+    return np.rint(total * shares).astype(np.int64)
 
 
 def save_samples(samples: Samples, path: Path) -> None:

@@ -5,6 +5,7 @@ In the field a device's personalized model never leaves it; a simulation has all
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,8 @@ from hushfleet.models.export import bake
 from hushfleet.models.model import Model
 from hushfleet.params import ParamLayout
 from hushfleet.progress import counted
-from hushfleet.simulator.engines.fast.device_file import NotKept, store_of
+from hushfleet.simulator.engines.fast.device import NotKept, store_of
+from hushfleet.simulator.fleet import device_names
 from hushfleet.simulator.run_folder import MOST_SHOWN, RunFolder, Simulation
 from hushfleet.wire.format.spec import TaskSpec
 
@@ -45,7 +47,7 @@ def _vectors(simulation: Simulation) -> Iterator[tuple[str, np.ndarray]]:
     with AggregatorStore(folder.aggregator, durable=False) as store:
         yield "global", checkpoints.read(store.last_closed_round)
     for device in simulation.took_part[:MOST_SHOWN]:
-        with store_of(folder.device(device), device) as device_store:
+        with store_of(folder, device) as device_store:
             own = device_store.own_params(spec.task)
         if own is not None:
             yield device, own
@@ -73,14 +75,14 @@ def trained_tensors(folder: RunFolder, which: str) -> dict[str, np.ndarray]:
         with AggregatorStore(folder.aggregator, durable=False) as store:
             params = Checkpoints(folder.aggregator, spec.model.layout).read(store.last_closed_round)
         return dict(spec.model.layout.unflatten(params))
-    files = folder.device(which)
-    if not files.has_store:
-        there = sorted(path.name for path in files.path.parent.glob("*") if folder.device(path.name).has_store)
+    devices = json.loads(folder.task.read_text())["data"]["devices"]
+    there = [name for name in device_names(devices) if folder.has_store(name)]
+    if which not in there:
         raise BadInput(
             f"{which!r} has no model in {folder.path}: give 'global', or one of the {len(there)} devices that took "
             f"part, such as {', '.join(there[:3])}"
         )
-    with store_of(files, which) as device:
+    with store_of(folder, which) as device:
         own, state = device.own_params(spec.task), device.load_state(spec.task)
     if own is None and state is not None and isinstance(state.own, NotKept):
         raise BadInput(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.aggregator.results.events import EventTail
+from hushfleet.aggregator.results.device_metrics import read_all_metrics
 from hushfleet.aggregator.results.record import record
 from hushfleet.aggregator.results.result import LocalOnly, PersonalizedHead, Result
 from hushfleet.aggregator.results.server_sees import SumFacts
@@ -44,7 +44,7 @@ def assemble(
         )
     fleet = simulation.fleet.devices
     by_name = {device.name: device for device in fleet}
-    metrics = {name: read_metrics(simulation, name) for name in by_name}
+    metrics = metrics_by_device(simulation)
     names = base.details.devices
     rounds = [row.round for row in base.rounds]
 
@@ -93,11 +93,12 @@ def _measured(accuracy: float) -> float | None:
 
 def read_metrics(simulation: Simulation, device: str) -> Metrics:
     """Returns a device's own metrics by round; if a round has several lines, later values count."""
-    rounds: Metrics = {}
-    for line in EventTail(simulation.folder.device(device).metrics).read():
-        if isinstance(line.get("round"), int):
-            rounds.setdefault(line["round"], {}).update(line)
-    return rounds
+    return metrics_by_device(simulation)[device]
+
+
+def metrics_by_device(simulation: Simulation) -> dict[str, Metrics]:
+    """Returns the devices' own metrics, by device and round."""
+    return read_all_metrics(simulation.folder.devices, [device.name for device in simulation.fleet.devices])
 
 
 def _personalized_heads(metrics: dict[str, Metrics], names: Sequence[str], last: int) -> list[PersonalizedHead | None]:

@@ -6,11 +6,13 @@ clock.json               the costs of the task's work, if the run has a virtual 
 scenario.jsonl           the actions of the scenario
 package.bin, graphs/     the files that a device receives
 roster.bin               for secure aggregation in the fast engine: the devices and their keys
-updates/                 values of the open round's updates, in the fast engine
+data_dir.txt             the folder of public data sets, if one was named
 runtime.txt              the runtime that computes gradients, if the simulator chose it
 aggregator/              the aggregator's store, and events.jsonl: the events of the run, written as they happen
-devices/NAME/            train.npz, local_test.npz, state.bin (live: store.sqlite), metrics.jsonl, log.txt
-common_test.npz          the test set that all devices share
+devices/                 in the fast engine: cohort.bin and states/, what all devices keep, and metrics.jsonl
+devices/NAME/            with own data or the live engine: train.npz, local_test.npz; of the live engine store.sqlite,
+                         metrics.jsonl, log.txt
+common_test.npz          likewise: the test set that all devices share
 features/                features of images, by digest of their inputs, if the task trains on features
 data.npz                 own data of a Python program; .data.sha256: their digest
 models/                  the global model and each device's own, as ONNX
@@ -27,14 +29,16 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.atomic_file import write_whole
-from hushfleet.data.form import OWN_DATA
+from hushfleet.data.form import OWN_DATA, PUBLIC_DATA
 from hushfleet.errors import BadInput
 from hushfleet.paths import features_folder
 from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix
+from hushfleet.simulator.cohort_store import CohortStore, index_of
 from hushfleet.simulator.fleet import Fleet, make_fleet, save_device, save_samples
 from hushfleet.simulator.schedule import schedule_of
 from hushfleet.toml_text import dotted
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
     from hushfleet.data.arrays import Data
 
 
+RESIDENT: WeakValueDictionary[Path, Fleet] = WeakValueDictionary()
+"""The fleets of this process's simulations, by run folder: their data sets are in memory already."""
 MOST_SHOWN = 50
 """Number of devices, the first that took part, whose personalized models are written and shown: nobody looks at
 10,000."""
@@ -59,13 +65,8 @@ class DeviceFolder:
         self.local_test = path / "local_test.npz"
         self.unlabelled = path / "unlabelled.npz"
         self.store = path / "store.sqlite"
-        self.state = path / "state.bin"
         self.metrics = path / "metrics.jsonl"
         self.log = path / "log.txt"
-
-    @property
-    def has_store(self) -> bool:
-        return self.store.exists() or self.state.exists()
 
 
 class RunFolder:
@@ -77,10 +78,14 @@ class RunFolder:
         self.boards = path / "boards.json"
         self.digests = path / "digests.json"
         self.runtime = path / "runtime.txt"
+        self.data_dir = path / "data_dir.txt"
         self.package = path / "package.bin"
         self.graphs = path / "graphs"
         self.membership_list = path / "roster.bin"
-        self.updates = path / "updates"
+        self.devices = path / "devices"
+        self.cohort = self.devices / "cohort.bin"
+        self.states = self.devices / "states"
+        self.metrics = self.devices / "metrics.jsonl"
         self.scenario = path / "scenario.jsonl"
         self.clock = path / "clock.json"
         self.aggregator = path / "aggregator"
@@ -94,7 +99,13 @@ class RunFolder:
         self.report = path / "report.html"
 
     def device(self, name: str) -> DeviceFolder:
-        return DeviceFolder(self.path / "devices" / name)
+        return DeviceFolder(self.devices / name)
+
+    def has_store(self, device: str) -> bool:
+        """Returns whether a device has a store: with the fast engine, whether it has taken part."""
+        if self.device(device).store.exists():
+            return True
+        return self.cohort.exists() and CohortStore.read(self.cohort).has(index_of(device))
 
     def of_seed(self, seed: int) -> RunFolder:
         """Returns the folder of the same run with another seed."""
@@ -122,10 +133,23 @@ class Simulation:
     def seed(self) -> int:
         return self.prepared.task.seed
 
+    def __post_init__(self) -> None:
+        RESIDENT[self.folder.path.absolute()] = self.fleet
+
+    def write_samples(self) -> None:
+        """Writes the samples of each device into its folder, as a board reads them, and the common test."""
+        devices = self.fleet.devices
+        for device in counted(devices, "writing the devices' data", total=len(devices)):
+            files = self.folder.device(device.name)
+            files.path.mkdir(parents=True, exist_ok=True)
+            paths = {"train": files.train, "local_test": files.local_test, "unlabelled": files.unlabelled}
+            save_device(device, self.fleet, **paths)
+        save_samples(self.fleet.common_test, self.folder.common_test)
+
     @property
     def took_part(self) -> list[str]:
         """The devices that have a store, in the fleet's order."""
-        return [each.name for each in self.fleet.devices if self.folder.device(each.name).has_store]
+        return [each.name for each in self.fleet.devices if self.folder.has_store(each.name)]
 
 
 def run_path(out: Path | None, name: str) -> Path:
@@ -189,13 +213,10 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None 
     for digest, data in prepared.blobs.items():
         if digest != prepared.spec_ref.digest:
             (folder.graphs / f"{digest.hex()}.onnx").write_bytes(data)
-    devices = simulation.fleet.devices
-    for device in counted(devices, "writing the devices' data", total=len(devices)):
-        files = folder.device(device.name)
-        files.path.mkdir(parents=True, exist_ok=True)
-        paths = {"train": files.train, "local_test": files.local_test, "unlabelled": files.unlabelled}
-        save_device(device, simulation.fleet, **paths)
-    save_samples(simulation.fleet.common_test, folder.common_test)
+    folder.devices.mkdir(exist_ok=True)
+    note_data_dir(folder, data_dir)
+    if task.data.name not in PUBLIC_DATA:  # each worker divides a public data set itself
+        simulation.write_samples()
     if prepared.features is not None:
         prepared.features.of(simulation.fleet.common_test)  # computes them once, before many processes need them
     folder.boards.write_text(json.dumps(mix.to_plain()))
@@ -203,6 +224,11 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None 
     # Written last, so that a folder with a task is complete.
     write_whole(folder.task, json.dumps(task.to_plain(), indent=1).encode(), durable=False)
     return simulation
+
+
+def note_data_dir(folder: RunFolder, data_dir: Path | None) -> None:
+    """Tells the workers of a run where public data sets are."""
+    folder.data_dir.write_text("" if data_dir is None else str(data_dir.absolute()))
 
 
 def check_new(folder: RunFolder) -> None:
@@ -213,10 +239,9 @@ def check_new(folder: RunFolder) -> None:
     if folder.data.exists() and folder.data_digest.exists() and _sha256(folder.data) == folder.data_digest.read_text():
         left.add(folder.data.name)
     if folder.package.exists():
-        left |= {
-            each.name for each in (folder.package, folder.graphs, folder.common_test, folder.boards, folder.digests)
-        }
-        left |= {folder.device("").path.name, f"{folder.task.name}.part"}
+        begun = (folder.package, folder.graphs, folder.common_test, folder.boards, folder.digests, folder.data_dir)
+        left |= {each.name for each in begun}
+        left |= {folder.devices.name, f"{folder.task.name}.part"}
     refuse_others(folder.path, left)
 
 
@@ -249,6 +274,7 @@ def go_on(out: Path, *, data_dir: Path | None) -> Simulation:
         )
     task = load_task(folder.task)
     simulation = _simulation(task, folder, data_dir, FleetMix.from_plain(json.loads(folder.boards.read_text())))
+    note_data_dir(folder, data_dir)
     kept = json.loads(folder.digests.read_text()) if folder.digests.exists() else {}  # earlier versions kept none
     now = _digests(simulation.prepared)
     if changed := [name for name, digest in kept.items() if now.get(name) != digest]:

@@ -6,7 +6,8 @@ import threading
 from typing import Self
 
 from hushfleet.aggregator.report.display import FleetDisplay
-from hushfleet.aggregator.results.events import DeviceMetrics, EventTail
+from hushfleet.aggregator.results.device_metrics import DeviceMetrics
+from hushfleet.aggregator.results.events import EventTail
 from hushfleet.simulator.run_folder import Simulation
 
 _INTERVAL_S = 0.2
@@ -22,7 +23,7 @@ class Watch:
         self._display = display
         self._engine = engine
         self._events = EventTail(simulation.folder.events)
-        self._metrics = DeviceMetrics(simulation.folder.device("").path)
+        self._metrics = DeviceMetrics(simulation.folder.devices)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="display", daemon=True)
 

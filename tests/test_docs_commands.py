@@ -33,7 +33,7 @@ from support.documents import BLOCKS, DOCUMENTS, EXAMPLES, ROOT
 CONSOLE = ("console", "sh", "bash", "shell")
 PROGRAMS = r"(?:hushfleet|hushfleet-edge|pip install|make) "
 CHEAP = re.compile(r"hushfleet (privacy .*--delta|boards|methods|reproduce --list)")
-CLAIM = re.compile(r"(?:epsilon_\w+|exchange|noise multiplier) \d+(?:\.\d+)?|-?[\d.]+ dB")
+CLAIM = re.compile(r"(?:epsilon_\w+|replace-one|noise multiplier) \d+(?:\.\d+)?|-?[\d.]+ dB")
 # typer carries its own copy of click, or uses the installed one, by version
 USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 MAKE_TARGETS = set(" ".join(re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)).split())

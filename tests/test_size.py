@@ -60,7 +60,7 @@ def test_the_core_has_no_optional_part() -> None:
         "hushfleet/params.py",
         "hushfleet/methods/hush.py",
         "edge_client/agent.py",
-        "simulator/engines/fast/jobs.py",
+        "simulator/engines/fast/chunks.py",
     )
     outside = (
         "hushfleet/methods/papers/ditto.py",

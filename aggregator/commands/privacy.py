@@ -2,7 +2,7 @@
 
 It always shows two adversaries. Client sampling counts only for the release: an adversary who sees a device's own
 bytes also sees whether it took part, so against the server a device is charged as if it was drawn in every round. It
-also shows two guesses: whether a unit took part or not (add or remove), and which of two units took part (exchange).
+also shows two guesses: whether a unit took part or not (add or remove), and which of two units took part (replace-one).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class AdversaryView:
     """The knowledge of one adversary. An epsilon is inf without noise.
 
     :param epsilon: for adding or removing a unit.
-    :param epsilon_exchange: for exchanging one unit for another; None if the accountant cannot compute it.
+    :param epsilon_exchange: for replacing one unit by another; None if the accountant cannot compute it.
     :param meaning: the meaning of `epsilon`, in words.
     """
 
@@ -125,12 +125,12 @@ def view_of(
     two = "records" if unit == "record" else "updates"
     steps = [Step(multiplier, rate, rounds)]
     spent = epsilon(steps, delta=delta, accountant=accountant)
-    exchanged = meaning = None
+    replaced = meaning = None
     if accountant == "exact" or rate == 1:
-        exchanged = epsilon(steps, delta=delta, accountant=accountant, adjacency="exchange")
-        meaning = worth(exchanged, delta, f"which of two {two} is it?")
+        replaced = epsilon(steps, delta=delta, accountant=accountant, adjacency="replace-one")
+        meaning = worth(replaced, delta, f"which of two {two} is it?")
     return AdversaryView(
-        adversary, sees, multiplier, spent, exchanged, delta, worth(spent, delta, QUESTIONS[unit]), meaning
+        adversary, sees, multiplier, spent, replaced, delta, worth(spent, delta, QUESTIONS[unit]), meaning
     )
 
 
@@ -184,14 +184,14 @@ def print_json(found: PrivacyFigures) -> None:
 
 def print_table(found: PrivacyFigures) -> None:
     console = Console(highlight=False)
-    table = Table("against whoever sees", "noise multiplier", Column(no_wrap=True), "epsilon", "exchange", "delta")
+    table = Table("against whoever sees", "noise multiplier", Column(no_wrap=True), "epsilon", "replace-one", "delta")
     meanings = []
     for view in found.views:
-        exchange = "-" if view.epsilon_exchange is None else f"{view.epsilon_exchange:.4g}"
-        numbers = (f"{view.noise_multiplier:.4g}", f"epsilon_{view.adversary}", f"{view.epsilon:.4g}", exchange)
+        replaced = "-" if view.epsilon_exchange is None else f"{view.epsilon_exchange:.4g}"
+        numbers = (f"{view.noise_multiplier:.4g}", f"epsilon_{view.adversary}", f"{view.epsilon:.4g}", replaced)
         table.add_row(view.sees, *numbers, f"{view.delta:g}")
         meanings.append(f"epsilon_{view.adversary} {view.epsilon:.4g}: {view.meaning}")
-        meanings += [] if view.meaning_exchange is None else [f"  exchange {exchange}: {view.meaning_exchange}"]
+        meanings += [] if view.meaning_exchange is None else [f"  replace-one {replaced}: {view.meaning_exchange}"]
     console.print(table)
     facts = found.facts
     trust = [] if facts["trust"] is None else [f"trust: {facts['trust']}"]
@@ -199,7 +199,7 @@ def print_table(found: PrivacyFigures) -> None:
         *meanings,
         f"noise multiplier {facts['noise_multiplier']:.6g}; accountant: {facts['accountant']}",
         *trust,
-        f"adjacency: {facts['adjacency']}; exchange: one of them for another",
+        f"adjacency: {facts['adjacency']}; replace-one: one of them by another",
     ):
         console.print(escape(line))
     for note in found.notes:

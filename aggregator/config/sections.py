@@ -53,9 +53,9 @@ class ModelSection(Checked):
         a relative path starts at the task file's folder (in an override: at the working directory). `unit-norm` are no
         features of images: it scales a sample of up to 4095 values, normalised as without features, to norm 1; method
         `hush` takes it if none are named.
-    :param directions: how many leading directions of the features the shared head takes as input and sends; a device's
-        own part uses all. Left out, method `hush` uses the number of its rule, other methods use all. A network without
-        a classifier returns features in no order, so that all are sent.
+    :param directions: how many leading principal components of the features the shared head takes as input and sends; a
+        device's own part uses all. Left out, method `hush` uses the number of its rule, other methods use all. A network
+        without a classifier returns features in no order, so that all are sent.
     :param share: `all`: the whole network is trained and sent; `head`: only the last layer of a compact network. The
         other layers are fixed: the task's seed draws them, or they come from `weights`, and they are sent with the task
         like features.

@@ -11,6 +11,7 @@ from hushfleet.aggregator.storage.store import UpdateRow
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import Ack, Offer, Refused
 from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update_values import Summed
 
 FAULTS = frozenset({"malformed", "wrong-shape", "non-finite", "out-of-bounds", "below-noise"})
 """Codes of final refusals that are the device's fault: no honest device sends such an update."""
@@ -60,6 +61,7 @@ class CheckedUpdate:
     :param values: float32 `[d]`, zero where nothing was sent; in secure aggregation masked integers and corrections.
     :param peaks: the largest magnitude in each layer; empty if it was not measured.
     :param squares: the sum of squares in each layer.
+    :param summed: given if the values are in a partial sum already; then `values` is not set.
     :param row: the row that the store keeps.
     :param staleness: the number of rounds by which it is older than the sum's round; 0 except in buffered rounds.
 
@@ -88,6 +90,7 @@ class CheckedUpdate:
     values: Any = field(init=False, repr=False)
     peaks: tuple[float, ...] = field(default=(), repr=False)
     squares: tuple[float, ...] = field(default=(), repr=False)
+    summed: Summed | None = None
     row: UpdateRow | None = None
     staleness: int = 0
 

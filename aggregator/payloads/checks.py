@@ -131,8 +131,14 @@ class UpdateChecks:
         else:
             rounding = self.spec.wire.relative_step / 2
             check_bounded(update, bound=bound, largest=self.method.reach, rounding=rounding, layers=self.layout.layers)
-        update.after = self.state_after(update.before, update.values)
+        update.after = self._after(update)
         update.row = self._row(update)
+
+    def _after(self, update: CheckedUpdate) -> PublicState:
+        if update.summed is None:
+            return self.state_after(update.before, update.values)
+        after = update.summed.after
+        return update.before.after(update.before.mask) if after is None else self.read_state(after)
 
     def stored(self, device: str, round: int) -> CheckedUpdate:
         """Reads an accepted update of the open round again. Raises `StoreError` if its bytes are lost."""

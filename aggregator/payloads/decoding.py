@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from hushfleet.aggregator.payloads.checked_update import CheckedUpdate, Refusal
 from hushfleet.array_api import blocks
 from hushfleet.errors import WireError
-from hushfleet.wire.format.update_values import SIGNED, UpdateFormat
+from hushfleet.wire.format.update_values import SIGNED, Measured, UpdateFormat
 
 MAX_MAGNITUDE = 2.0**20
 """No value may be larger, because the exact sums depend on this limit."""
@@ -21,19 +22,31 @@ def decode(update: CheckedUpdate, *, update_format: UpdateFormat = SIGNED) -> No
     :param update: has `shared` and `counts`, which give the expected number of values in each layer.
     """
     try:
-        values = update_format.values(update.header, update.data, counts=update.counts)
+        update.summed = update_format.summed(update.data)
+        if update.summed is None:
+            values = update_format.values(update.header, update.data, counts=update.counts)
+            update.values, measured = spread(values, update.shared), measure(values, update.counts)
+        else:
+            measured = update.summed.measured
     except WireError as error:
         raise Refusal("malformed", str(error)) from error
-    ends = np.cumsum(update.counts).tolist()
-    layers = [values[end - k : end] for k, end in zip(update.counts, ends, strict=True)]
+    update.peaks, update.squares = measured
+    if not all(map(math.isfinite, update.peaks)):
+        raise Refusal("non-finite", "some of the update's values are not finite")
+    if max(update.peaks) > MAX_MAGNITUDE:
+        raise Refusal("out-of-bounds", f"a value of {max(update.peaks):g} is above the limit of {MAX_MAGNITUDE:g}")
+
+
+def measure(values: np.ndarray, counts: Sequence[int]) -> Measured:
+    """Returns the largest magnitude and the sum of squares in each layer of `values`, float32 `[k]`.
+
+    :param counts: number of values in each layer.
+    """
+    ends = np.cumsum(counts).tolist()
+    layers = [values[end - k : end] for k, end in zip(counts, ends, strict=True)]
     # if one value is NaN, the minimum and the maximum are NaN
     peaks = tuple(float(np.maximum(-layer.min(initial=0.0), layer.max(initial=0.0))) for layer in layers)
-    if not all(map(math.isfinite, peaks)):
-        raise Refusal("non-finite", "some of the update's values are not finite")
-    if max(peaks) > MAX_MAGNITUDE:
-        raise Refusal("out-of-bounds", f"a value of {max(peaks):g} is above the limit of {MAX_MAGNITUDE:g}")
-    update.peaks, update.squares = peaks, tuple(map(_square, layers))
-    update.values = spread(values, update.shared)
+    return Measured(peaks, tuple(map(_square, layers)))
 
 
 def spread(values: np.ndarray, shared: np.ndarray) -> np.ndarray:

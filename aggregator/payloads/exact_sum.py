@@ -49,7 +49,7 @@ class ExactSum:
         self._bound = 0
         # The weights of updates with all entries are added in one number, the others for each entry.
         self._full_weight = 0.0
-        self._weights: Array = xp.zeros(size, dtype=xp.float64, device=device)
+        self._weights: Array | None = None
 
     def add(
         self,
@@ -93,13 +93,28 @@ class ExactSum:
             self._full_weight += weight
         else:
             sent = weight * shared
-            self._weights += sent if torch is None else torch.from_numpy(sent).to(self._device)
+            self._add_weights(sent if torch is None else torch.from_numpy(sent).to(self._device))
         self.updates += 1
+
+    def merge(self, other: ExactSum) -> None:
+        """Adds the updates of another sum of the same size on the same device: any division gives the same result."""
+        self._reserve(other._bound)
+        self._low += other._low
+        if other._high is not None:
+            self._high = other._high if self._high is None else self._high + other._high
+        if other._weights is not None:
+            self._add_weights(other._weights)
+        self._full_weight += other._full_weight
+        self.updates += other.updates
 
     @property
     def weights(self) -> Array:
         """The sums of the senders' weights, float64 `[d]`: the number of senders if each has the weight 1."""
-        return self._weights + self._full_weight
+        weights = (self._torch or np).zeros_like(self._low, dtype=(self._torch or np).float64)
+        return weights + self._full_weight if self._weights is None else self._weights + self._full_weight
+
+    def _add_weights(self, sent: Array) -> None:
+        self._weights = sent if self._weights is None else self._weights + sent
 
     @property
     def sums(self) -> Array:

@@ -16,6 +16,7 @@ import numpy as np
 
 from hushfleet.aggregator.config.question import question_of
 from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.payloads.public_data import load_public, normalisation
 from hushfleet.aggregator.payloads.start import EarlierModel
 from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, SampleForm, ValueKind
 from hushfleet.data.samples import DataSet, LabelledSamples
@@ -97,7 +98,7 @@ def prepare(
         raise BadInput(
             f"data.augment = {task.data.augment!r} changes images, and the data are {_format_shape(shape)}; take 'none'"
         )
-    mean, std = (dataset.mean, dataset.std) if dataset else _normalisation(task, shape[0])
+    mean, std = (dataset.mean, dataset.std) if dataset else normalisation(task, shape[0])
     if task.statistic is not None:
         try:
             task.statistic.check_column(math.prod(shape), () if task.targets.are_classes else class_names)
@@ -255,21 +256,14 @@ def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
     if section.name == "folder":
         if section.path is None or section.input_shape is None:
             return None
-        mean, std = _normalisation(task, section.input_shape[0])
+        mean, std = normalisation(task, section.input_shape[0])
         shape, names = section.input_shape, section.class_names
         from hushfleet.data.folder import load_folder_set
 
         return load_folder_set(section.path, input_shape=shape, class_names=names, mean=mean, std=std)
     if section.name in OWN_DATA:
         return _load_own(task)
-    from hushfleet.data.sets import load
-
-    dataset = load(section.name, data_dir=data_dir)
-    if not task.model.takes_pixels:
-        return dataset
-    mean, std = _normalisation(task, dataset.input_shape[0])
-    train, test = (replace(part, mean=mean, std=std) for part in (dataset.train, dataset.test))
-    return replace(dataset, train=train, test=test)
+    return load_public(task, data_dir)
 
 
 def _load_own(task: Task) -> DataSet | None:
@@ -301,13 +295,6 @@ def _load_own(task: Task) -> DataSet | None:
             f"data.input_shape = {_format_shape(shape)}: {path} has samples of {_format_shape(dataset.input_shape)}"
         )
     return dataset
-
-
-def _normalisation(task: Task, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns mean and deviation for data sets without their own: pixels in [0, 1], other values unchanged."""
-    if task.data.mean:
-        return task.data.mean, task.data.std
-    return (0.0,) * channels, (1.0,) * channels
 
 
 def _form(task: Task, dataset: DataSet | None) -> SampleForm:

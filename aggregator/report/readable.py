@@ -51,7 +51,7 @@ def format_lifetime(lifetime: Lifetime) -> str:
     """Formats a lifetime in the same way for the report, the terminal and a fleet's page."""
     period = "".join(f"; {words}, as the aggregator counts" for words in (lifetime.period, lifetime.window) if words)
     return (
-        f"epsilon_server {number(lifetime.epsilon_server)} (exchange {number(lifetime.exchange_server)}) {LIFETIME}"
+        f"epsilon_server {number(lifetime.epsilon_server)} (replace-one {number(lifetime.exchange_server)}) {LIFETIME}"
         f"{describe_since(lifetime.since)}, at delta {number(lifetime.delta)}{period}"
     )
 

@@ -70,7 +70,7 @@ class Headline:
     :param epsilon_server: the epsilon of the worst device, like `epsilon_release`, which is also None if no round made
         a model; `delta` is the largest one.
     :param unit: `device` or `record`: what the epsilons protect.
-    :param exchange_server: the epsilon of the worst device for exchanging one unit for another.
+    :param exchange_server: the epsilon of the worst device for replacing one unit by another.
     :param lifetime: lifetime spending of the device that has spent most over all tasks; None if it is not known.
     :param raw_values: the values that leave a device without noise, in words. Both epsilons are then infinite, and
         `noised_server` and `noised_release` are the cost of the noised values alone.
@@ -119,10 +119,10 @@ class Headline:
     @property
     def epsilons(self) -> tuple[tuple[str, str], ...]:
         """The two epsilons of this task with their names, as texts; before them the spending over all tasks."""
-        exchange = "" if self.exchange_server is None else f" (exchange {number(self.exchange_server)})"
+        replaced = "" if self.exchange_server is None else f" (replace-one {number(self.exchange_server)})"
         return (
             *([] if self.lifetime is None else [("spent in all", format_lifetime(self.lifetime))]),
-            ("epsilon_server", _with_noised(self.epsilon_server, self.noised_server) + exchange),
+            ("epsilon_server", _with_noised(self.epsilon_server, self.noised_server) + replaced),
             ("epsilon_release", _with_noised(self.epsilon_release, self.noised_release)),
         )
 

@@ -120,29 +120,6 @@ class EventTail:
         return whole.split(b"\n")[:-1]
 
 
-class DeviceMetrics:
-    """The lines that simulated devices write about themselves. A device may be rounds ahead of the log.
-
-    :param folder: has a folder for each device.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._tails: dict[str, EventTail] = {}
-        self._waiting: list[tuple[str, dict[str, Any]]] = []
-
-    def read(self, device: str) -> None:
-        """Reads a device's new lines after its update: it writes them before it sends the update."""
-        tail = self._tails.setdefault(device, EventTail(self._folder / device / "metrics.jsonl"))
-        self._waiting += [(device, line) for line in tail.read() if isinstance(line.get("round"), int)]
-
-    def until(self, round: int) -> list[tuple[str, dict[str, Any]]]:
-        """Returns the lines up to this round, each once, with their devices."""
-        found = [each for each in self._waiting if each[1]["round"] <= round]
-        self._waiting = [each for each in self._waiting if each[1]["round"] > round]
-        return found
-
-
 def _from_json(event: dict[str, Any]) -> dict[str, Any]:
     return {name: value if name in TEXT_FIELDS else from_json(value) for name, value in event.items()}
 

@@ -171,12 +171,12 @@ class _Spent:
             raw_values=raw,
             noised_server=server if raw else None,
             noised_release=release if raw else None,
-            exchange_server=self._exchange(delta, accountant) if at_end else None,
+            exchange_server=self._replaced(delta, accountant) if at_end else None,
         )
 
-    def _exchange(self, delta: float, accountant: Accountant) -> float | None:
-        """Returns epsilon under the exchange adjacency. Rounds that the device has charged in addition to the accepted
-        ones count like the accepted round with the least noise."""
+    def _replaced(self, delta: float, accountant: Accountant) -> float | None:
+        """Returns epsilon under the replace-one adjacency. Rounds that the device has charged besides the accepted ones
+        count like the accepted round with the least noise."""
         counts, unknown = Counter(self._server), self._reported_rounds - self._charged
         if unknown > 0:
             counts[self._dearest.noise_multiplier, self._dearest.sample_rate] += unknown * self._dearest.steps
@@ -185,7 +185,7 @@ class _Spent:
         if accountant == "rdp" and any(rate < 1 for _, rate in counts):
             return None
         steps = [Step(*how, count) for how, count in counts.items()]
-        return epsilon(steps, delta=delta, accountant=accountant, adjacency="exchange")
+        return epsilon(steps, delta=delta, accountant=accountant, adjacency="replace-one")
 
 
 def _in_model(row: ChargeRow, released: float) -> float:

@@ -106,7 +106,7 @@ class PersonalizedHead(JsonRecord, frozen=True):
 class Lifetime(JsonRecord, frozen=True):
     """The privacy loss of one device over all tasks that this aggregator knows, at the delta of the device's own limit.
 
-    :param epsilon_server: for adding or removing a unit, as everywhere; `exchange_server`: for exchanging one unit for
+    :param epsilon_server: for adding or removing a unit, as everywhere; `exchange_server`: for replacing one unit by
         another.
     :param since: when its first charge was stored, unix seconds; 0: not known.
     :param period: the current period and its limit, in words; empty if boards have no such limit.
@@ -124,7 +124,7 @@ class Lifetime(JsonRecord, frozen=True):
 class PrivacyRow(JsonRecord, frozen=True, kw_only=True):
     """The privacy that one device has spent at the end of the run, against each adversary.
 
-    :param exchange_server: like epsilon_server, for exchanging one unit for another; null if the accountant cannot
+    :param exchange_server: like epsilon_server, for replacing one unit by another; null if the accountant cannot
         compute it. A round that was charged but never accepted counts like the accepted round with the least noise.
     :param lifetime: spending over all tasks; null without a fleet, because the aggregator then knows only this task.
     :param raw_values: values that the method sends without noise, in words. With any, both epsilons are infinite.

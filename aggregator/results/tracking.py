@@ -15,7 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from hushfleet.aggregator.results.events import DeviceMetrics, EventTail
+from hushfleet.aggregator.results.device_metrics import DeviceMetrics
+from hushfleet.aggregator.results.events import EventTail
 from hushfleet.aggregator.results.fleet_state import RunState
 from hushfleet.errors import BadInput
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hushfleet.aggregator.payloads.checked_update import CheckedUpdate, Refusal
+from hushfleet.aggregator.payloads.exact_sum import ExactSum
 from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.rounds.admission import is_new
 from hushfleet.aggregator.rounds.kinds import RoundKind, RoundKinds
@@ -322,6 +323,12 @@ class RoundEngine:
             raise Refusal("malformed", "this task has no secure aggregation", final=False)
         self._sum.take_answer(update)
         update.acknowledge("accepted")
+
+    def merge(self, partial: ExactSum) -> None:
+        """Adds a partial sum of the values of accepted updates. FOR SIMULATION ONLY."""
+        collected = self._open_sum
+        assert isinstance(collected, PlainSum)
+        collected.merge(partial)
 
     def admit(self, update: CheckedUpdate) -> bool:
         """Returns whether an offered update or answer may be sent at present; if not, its `code` says why."""

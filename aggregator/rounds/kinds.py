@@ -43,6 +43,12 @@ class RoundKind(NamedTuple):
     def method(self) -> TaskMethod:
         return self.checks.method
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether the round needs only the sum of its updates: not each of them, and not under secure aggregation."""
+        secure = self.checks.spec.privacy.secure
+        return self.rules.aggregation == "mean" and secure is None and self.question is None
+
     def sum(
         self,
         plan: RoundPlan,

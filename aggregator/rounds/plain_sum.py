@@ -62,16 +62,23 @@ class PlainSum(RoundSum):
         self._checks.check(update, self.plan_of(update.round))
 
     def add(self, update: CheckedUpdate) -> None:
-        header, values, weight = update.header, update.values, self._server.weight(update.values)
+        header, summed = update.header, update.summed
+        weight = self._server.weight(update.values) if summed is None else summed.weight
         update.staleness = self._plan.round - header.round
         discount = 1 / math.sqrt(1 + update.staleness)
-        if self._sums is not None:
+        if self._sums is not None and summed is None:
+            values = update.values
             shared = None if header.value_count == values.size else update.shared
             largest = max(update.peaks, default=None)
             self._sums.add(values, shared, weight=weight, discount=discount, largest=largest)
         made = update.device, header.round
         self._reports[made] = header.report
         self._noise[made] = Noise(weight, tuple(discount * std for std in header.noise_stds))
+
+    def merge(self, partial: ExactSum) -> None:
+        """Adds the values of updates that `add` has taken without values."""
+        assert self._sums is not None
+        self._sums.merge(partial)
 
     def resume(self) -> list[str]:
         for update in self._stored():

@@ -55,37 +55,58 @@ class MetricsFile:
 
     def write(self, round: DeviceRound, trained: Trained, noised: NoisedUpdate, *, train_s: float) -> None:
         """Appends one line about the device's personalized model after local training, before aggregation."""
-        spec, logits_of = round.spec, round.trainer.logits_of
-        privacy, line = spec.privacy, dict[str, object](round=round.plan.round, loss=trained.loss)
+        spec = round.spec.model
         # for a linear model, the head that the device chooses counts, not the model that a round trains
-        tested = {} if spec.model.chooses_head else self._evaluate(trained, spec.model, logits_of)
-        for name, result in tested.items():
-            line[f"accuracy_own_{name}"] = result.accuracy
-            line[f"loss_own_{name}"] = result.loss
-        mask, layers = trained.context.mask, spec.model.layout.layers
-        line["personal_share"] = [np.count_nonzero(mask[layer.start : layer.stop]) / layer.size for layer in layers]
-        line["clip_weights"] = _clip_weights(noised.clip_norms, privacy.clip_norm)
-        line["epsilon_server"] = round.store.ledger.epsilon_server(
-            delta=privacy.delta, task=spec.task, extra=noised.charge, accountant=privacy.accountant
-        )
-        line["train_s"] = float(f"{train_s:.3f}")
-        append_line(self.path, line)
+        tested = {} if spec.chooses_head else self._evaluate(trained, spec, round.trainer.logits_of)
+        append_line(self.path, own_metrics(round, trained, noised, tested, train_s=train_s))
 
     def _evaluate(self, trained: Trained, model: ModelSpec, logits_of: LogitsOf) -> dict[str, Evaluation]:
-        results: dict[str, Evaluation] = {}
-        indices = None
-        if self.common_test is not None:
-            outcomes = evaluate_each(logits_of, trained.own, self._load(self.common_test, model))
-            results["common"] = outcomes.mean()
-            indices = None if self.local_test is None else load_indices(self.local_test)
-            if indices is not None:
-                results["local"] = outcomes.take(indices).mean()
-        if self.local_test is not None and indices is None:
-            results["local"] = evaluate(logits_of, trained.own, self._load(self.local_test, model))
-        return results
+        indices = None if self.local_test is None or self.common_test is None else load_indices(self.local_test)
+        common = None if self.common_test is None else self._load(self.common_test, model)
+        local = self._load(self.local_test, model) if self.local_test is not None and indices is None else indices
+        return evaluations(logits_of, trained.own, common, local)
 
     def _load(self, path: Path, model: ModelSpec) -> LabelledSamples:
         return inputs_of(load_arrays(path, model), self.features)
+
+
+def own_metrics(
+    round: DeviceRound, trained: Trained, noised: NoisedUpdate, tested: Mapping[str, Evaluation], *, train_s: float
+) -> dict[str, object]:
+    """Returns what a simulated device measures in a round.
+
+    :param tested: results of its personalized model, by the name of the test.
+    """
+    spec, line = round.spec, dict[str, object](round=round.plan.round, loss=trained.loss)
+    for name, result in tested.items():
+        line[f"accuracy_own_{name}"] = result.accuracy
+        line[f"loss_own_{name}"] = result.loss
+    mask, layers = trained.context.mask, spec.model.layout.layers
+    line["personal_share"] = [np.count_nonzero(mask[layer.start : layer.stop]) / layer.size for layer in layers]
+    line["clip_weights"] = _clip_weights(noised.clip_norms, spec.privacy.clip_norm)
+    line["epsilon_server"] = round.store.ledger.epsilon_server(
+        delta=spec.privacy.delta, task=spec.task, extra=noised.charge, accountant=spec.privacy.accountant
+    )
+    line["train_s"] = float(f"{train_s:.3f}")
+    return line
+
+
+def evaluations(
+    logits_of: LogitsOf, own: np.ndarray, common: LabelledSamples | None, local: LabelledSamples | np.ndarray | None
+) -> dict[str, Evaluation]:
+    """Returns the results of a personalized model on the common test and on the device's own.
+
+    :param local: the own test, or its indices in the common one.
+    """
+    results: dict[str, Evaluation] = {}
+    if common is not None:
+        outcomes = evaluate_each(logits_of, own, common)
+        results["common"] = outcomes.mean()
+        if isinstance(local, np.ndarray):
+            results["local"] = outcomes.take(local).mean()
+    if local is not None and not isinstance(local, np.ndarray):
+        results["local"] = evaluate(logits_of, own, local)
+    return results
 
 
 def append_line(path: Path, line: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""Chooses the rounds, the clip norm and the directions of `hush` from the one number r that determines its noise.
+"""Chooses rounds, clip norm and principal components of `hush` from the one number r that determines its noise.
 
 Let n be the number of devices, and z_1 the noise multiplier with which a single release keeps the task's epsilon. Each
 of T rounds needs sqrt(T) z_1, and the mean of n updates of norm C has noise of C sqrt(T) z_1 / n per value. So
@@ -7,7 +7,7 @@ r = n / z_1 is the signal.
 - T C, the largest distance that a head moves in all rounds, grows in proportion to r. The noise of the final head is
   T C z_1 / n per value for any T. It is therefore the same for all fleets, about 1.3 per weight, up to the cap of T C.
 - More rounds only give more feedback: a small fleet does as well with few rounds.
-- The signal lies in the leading directions of the features, and each further direction adds noise. So their number
+- The signal lies in the leading principal components of the features, and each further one adds noise. So their number
   also grows in proportion to r.
 
 The constants were tuned by hand on the test sets of digits and Fashion-MNIST with 5 to 60 images per device.
@@ -28,7 +28,7 @@ ROUNDS = 20
 WAY, LONGEST_WAY = 1.5, 180.0
 """T C per unit of r, and its maximum."""
 DIRECTIONS, LEAST_DIRECTIONS = 2.5, 32
-"""The number of directions per unit of r, and its minimum."""
+"""The number of principal components per unit of r, and its minimum."""
 PAYS_FROM = 12.5
 """The r at which devices with twenty images of ten classes (Fashion-MNIST) gain some five points."""
 
@@ -49,7 +49,7 @@ def signal(*, devices: float, epsilon: float, delta: float) -> float:
 
 
 def rule(*, devices: float, epsilon: float, delta: float, rounds: int = ROUNDS) -> Steps:
-    """Returns rounds, clip norm and directions; parameters as in `signal` and `steps_at`."""
+    """Returns rounds, clip norm and number of components; parameters as in `signal` and `steps_at`."""
     return steps_at(signal(devices=devices, epsilon=epsilon, delta=delta), rounds=rounds)
 
 

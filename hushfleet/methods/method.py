@@ -131,7 +131,7 @@ Parts = Callable[[Any, PrivacySpec, int], Method]
 
 
 class Steps(NamedTuple):
-    """The rounds of a task, its clip norm, and the number of leading feature directions in use."""
+    """The rounds of a task, its clip norm, and the number of leading principal components of the features in use."""
 
     rounds: int
     clip_norm: float

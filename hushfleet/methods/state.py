@@ -54,10 +54,14 @@ class PublicState:
 
     def after(self, mask: Array) -> PublicState:
         """Returns the state after one more update; an unchanged mask is not packed again."""
-        following = PublicState(mask, self.participations + 1)
-        if mask is self.mask:
-            following.__dict__["_bits"] = self._bits
-        return following
+        count = self.participations + 1
+        return self.counted(count) if mask is self.mask else PublicState(mask, count)
+
+    def counted(self, participations: int) -> PublicState:
+        """Returns the state with the same mask after so many updates."""
+        state = PublicState(self.mask, participations)
+        state.__dict__["_bits"] = self._bits
+        return state
 
     def digest(self) -> bytes:
         """Returns 16 bytes: two sides with the same digest hold the same state."""
@@ -91,8 +95,7 @@ class PublicState:
         """
         packed, count = unpacked_mask(data, size=size), struct.unpack("<I", data[:4])[0]
         if like is not None and like._bits.packed == packed:
-            state = cls(like.mask, count)
-            state.__dict__["_bits"] = like._bits
+            state = like.counted(count)
         else:
             state = cls(np.unpackbits(np.frombuffer(packed, np.uint8))[:size].astype(bool), count)
             state._bits.__dict__["packed"] = packed

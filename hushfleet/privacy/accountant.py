@@ -30,7 +30,7 @@ from hushfleet.privacy.terms import Accountant
 
 __all__ = ["Adjacency", "Step", "check_delta_range", "epsilon"]
 
-Adjacency = Literal["add-or-remove", "exchange"]
+Adjacency = Literal["add-or-remove", "replace-one"]
 _HUGE = 1e4
 _SMALLER_DELTAS = (1e-3, 1e-6, 1e-9, 1e-12)
 _LARGE = 50.0  # above it the grid may have to be coarse
@@ -46,10 +46,10 @@ def epsilon(
     """Returns epsilon at `delta` of all steps of `history` together; 0.0 if nothing was released.
 
     :param adjacency: what the adversary guesses. `add-or-remove`: did this unit take part, or nothing in its place?
-        `exchange`: did this unit take part or another one? An exchange moves a step by up to twice as much.
+        `replace-one`: did this unit take part or another one? Then a step moves by up to twice as much.
 
-    A step without noise makes epsilon inf. Raises `PrivacyError` for values outside their range, and for `rdp` with an
-    exchange of sampled units, which that accountant cannot compute.
+    A step without noise makes epsilon inf. Raises `PrivacyError` for values outside their range, and for `rdp` with
+    `replace-one` of sampled units, which that accountant cannot compute.
 
     >>> round(epsilon([Step(4.992, 1.0, 20)], delta=0.01), 3)
     2.0
@@ -64,13 +64,13 @@ def epsilon(
     steps = tuple(Step(*key, count) for key, count in sorted(merged.items()))  # always in the same order
     if accountant == "rdp":
         return _by_renyi(steps, delta, adjacency)
-    return _exactly(steps, float(delta), adjacency == "exchange")
+    return _exactly(steps, float(delta), adjacency == "replace-one")
 
 
 def _by_renyi(steps: Sequence[Step], delta: float, adjacency: Adjacency) -> float:
-    if adjacency == "exchange":
+    if adjacency == "replace-one":
         if any(step.sample_rate < 1 for step in steps):
-            raise PrivacyError('the accountant "rdp" does not know an exchange of sampled units: use "exact"')
+            raise PrivacyError('the accountant "rdp" knows no replace-one adjacency of sampled units: use "exact"')
         steps = [step._replace(noise_multiplier=step.noise_multiplier / 2) for step in steps]
     from hushfleet.privacy.renyi import renyi_epsilon
 
@@ -78,10 +78,10 @@ def _by_renyi(steps: Sequence[Step], delta: float, adjacency: Adjacency) -> floa
 
 
 @lru_cache(maxsize=1024)
-def _exactly(steps: tuple[Step, ...], delta: float, exchange: bool) -> float:
+def _exactly(steps: tuple[Step, ...], delta: float, replaces: bool) -> float:
     if any(step.noise_multiplier**2 == 0 for step in steps):
         return math.inf
-    sensitivity = 2 if exchange else 1
+    sensitivity = 2 if replaces else 1
     # Sampling only lowers epsilon: computing as if every unit took part in every step gives an upper bound, and the
     # exact value if every unit does.
     whole = epsilon_of_gaussian(sensitivity * _mean_shift(steps), delta)
@@ -90,10 +90,10 @@ def _exactly(steps: tuple[Step, ...], delta: float, exchange: bool) -> float:
         return whole
     if _total_variation(steps, sensitivity) <= delta:
         return 0.0
-    return float(apart(f"{__name__}:with_sampling", steps, delta, exchange, whole))
+    return float(apart(f"{__name__}:with_sampling", steps, delta, replaces, whole))
 
 
-def with_sampling(rows: Sequence[Sequence[Any]], delta: float, exchange: bool, whole: float) -> float:
+def with_sampling(rows: Sequence[Sequence[Any]], delta: float, replaces: bool, whole: float) -> float:
     """Returns epsilon of steps of which some are sampled; it needs NumPy, and convolutions of a large grid.
 
     :param rows: the steps, as plain values.
@@ -105,15 +105,15 @@ def with_sampling(rows: Sequence[Sequence[Any]], delta: float, exchange: bool, w
 
     steps = tuple(Step(*row) for row in rows)
     sampled = [step for step in steps if step.sample_rate < 1]
-    pairs = [(Pair(step.noise_multiplier, step.sample_rate, exchange), step.steps) for step in sampled]
+    pairs = [(Pair(step.noise_multiplier, step.sample_rate, replaces), step.steps) for step in sampled]
     shift = _mean_shift([step for step in steps if step.sample_rate == 1])
     if shift:
-        pairs.append((Pair(1 / shift, 1.0, exchange), 1))  # as one step
+        pairs.append((Pair(1 / shift, 1.0, replaces), 1))  # as one step
     found = min(whole, epsilon_bound(pairs, delta))
     smaller = next((each for each in _SMALLER_DELTAS if each < delta), None)
     if found > _HUGE and smaller is not None:  # no grid is fine enough; a bound at a smaller delta holds here, too
-        found = min(found, _exactly(steps, smaller, exchange))
-    if exchange or found < min(whole, _LARGE):
+        found = min(found, _exactly(steps, smaller, replaces))
+    if replaces or found < min(whole, _LARGE):
         return found  # smaller than Rényi's bound, whose moments would take more time than the rest
     return min(found, renyi_epsilon(steps, delta=delta))
 

@@ -548,7 +548,7 @@ def _epsilon_of(
 ) -> float:
     """Returns epsilon of the noised values of these charges.
 
-    If records are exchanged, an update also moves by at most two clip norms, which `exchange` already counts.
+    If a record is replaced, an update also moves by at most two clip norms, which `replace-one` already counts.
     """
     halves = adjacency == "add-or-remove" and any(charge.unit == "record" for charge in charges)
     steps = [

@@ -7,8 +7,8 @@ of the pair on the grid, so the grid dominates it (Doroshenko et al. 2022, "conn
 second order in the grid's step. A loss above the grid becomes infinite, a loss below it becomes the smallest loss of
 the grid, and each mass is increased by a bound on its rounding error.
 
-Exchanging one unit for another is the pair P = (1-q) N(0, s^2) + q N(1, s^2), Q = (1-q) N(0, s^2) + q N(-1, s^2). It
-dominates all exchanges: for units that move the sum by x and by y, at most 1 each, and b = e^epsilon >= 1, the curve
+Replacing one unit by another is the pair P = (1-q) N(0, s^2) + q N(1, s^2), Q = (1-q) N(0, s^2) + q N(-1, s^2). It
+dominates all replacements: for units that move the sum by x and by y, at most 1 each, and b = e^epsilon >= 1, the curve
 P - b Q is q times the mean under N(x) of max(0, 1 - k e^U - b e^V), where k = (1-q) (b-1) / q >= 0, and U and V are
 the log ratios of N(0) and N(y) to N(x). U and V are jointly Gaussian, e^U and e^V have mean 1, and the covariances are
 x.x, x.(x-y) and (x-y).(x-y), over s^2. The mean of a convex function of a sum of positive multiples of such factors
@@ -28,11 +28,11 @@ ULP = 2.0**-53
 
 
 class Pair(NamedTuple):
-    """The two cases that an adversary distinguishes in one step: one unit or another (`exchange`), else one or none."""
+    """The two cases that an adversary distinguishes in one step: one unit or another (`replaces`), else one or none."""
 
     noise_multiplier: float
     sample_rate: float
-    exchange: bool = False
+    replaces: bool = False
 
 
 class Losses(NamedTuple):
@@ -47,19 +47,19 @@ def loss_of(pair: Pair, z: np.ndarray) -> np.ndarray:
     """Returns log(P/Q) at each z."""
     s2, q = pair.noise_multiplier**2, pair.sample_rate
     if q == 1:
-        return 2 * z / s2 if pair.exchange else (2 * z - 1) / (2 * s2)
+        return 2 * z / s2 if pair.replaces else (2 * z - 1) / (2 * s2)
     log_rest, log_q = math.log1p(-q), math.log(q)
     loss = np.logaddexp(log_rest, log_q + (2 * z - 1) / (2 * s2))
-    return loss - np.logaddexp(log_rest, log_q + (-2 * z - 1) / (2 * s2)) if pair.exchange else loss
+    return loss - np.logaddexp(log_rest, log_q + (-2 * z - 1) / (2 * s2)) if pair.replaces else loss
 
 
 def z_of(pair: Pair, loss: np.ndarray) -> np.ndarray:
     """Returns the inverse of `loss_of`; -inf below the smallest loss, log(1 - q)."""
     s2, q = pair.noise_multiplier**2, pair.sample_rate
     if q == 1:
-        return s2 * loss / 2 if pair.exchange else s2 * loss + 0.5
+        return s2 * loss / 2 if pair.replaces else s2 * loss + 0.5
     with np.errstate(divide="ignore", over="ignore"):
-        if pair.exchange:
+        if pair.replaces:
             # With u = e^(z / s2) and c = q e^(-1 / (2 s2)): c u^2 - (1-q) (e^loss - 1) u - c e^loss = 0 for loss >= 0;
             # all terms of its root are positive. The pair is symmetric.
             size = np.abs(loss)
@@ -88,7 +88,7 @@ def losses_on_grid(pair: Pair, h: float, ends: tuple[float, float], reverse: boo
     z, q, s = z_of(pair, points), pair.sample_rate, pair.noise_multiplier
     absent = _cells(z, 0.0, s)
     seen = _mixed(q, _cells(z, 1.0, s), absent)
-    against = _mixed(q, _cells(z, -1.0, s), absent) if pair.exchange else absent
+    against = _mixed(q, _cells(z, -1.0, s), absent) if pair.replaces else absent
     if reverse:  # the loss changes its sign, so the order is reversed
         points, first = -points[::-1], -last
         seen, against = against.turned(), seen.turned()

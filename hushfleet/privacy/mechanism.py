@@ -34,7 +34,7 @@ class GaussianMechanism:
     Against the server, only the noise in a device's own bytes counts (`multiplier_server`). Against readers
     who see only the aggregate, the noise of all devices adds up (`multiplier_release`). This helps only if
     nobody sees single updates, so dividing the noise (`noise_split > 1`) is sound only under that condition.
-    Both hold for adding or removing a contribution; exchanging it for another one doubles the sensitivity.
+    Both hold for adding or removing a contribution; replacing it by another one doubles the sensitivity.
 
     :param noise_multiplier: sigma of the SUM of `noise_split` devices, over the clip norm; 0 = no noise.
     :param noise_split: n; each device adds 1 / sqrt(n) of the noise. 1 is local differential privacy.

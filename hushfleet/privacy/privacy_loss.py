@@ -49,7 +49,7 @@ def epsilon_bound(history: Sequence[tuple[Pair, int]], delta: float) -> float:
     """
     if delta < _LEAST_DELTA:
         return math.inf
-    symmetric = all(pair.exchange or pair.sample_rate == 1 for pair, _ in history)
+    symmetric = all(pair.replaces or pair.sample_rate == 1 for pair, _ in history)
     orders = [_Composition(tuple(history), delta, reverse) for reverse in ((False,) if symmetric else (False, True))]
     highest = 0.0
     for rough, order in sorted(((order.rough, order) for order in orders), key=lambda each: each[0], reverse=True):
@@ -113,7 +113,7 @@ class _Composition:
         for pair, _ in self.history:
             s = pair.noise_multiplier
             top = max(far * s, 1 + near * s)
-            ends.append((-top if pair.exchange else -far * s, top))
+            ends.append((-top if pair.replaces else -far * s, top))
         return ends
 
     @cached_property

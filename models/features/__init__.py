@@ -132,8 +132,8 @@ def get_features(
 
     Whitening takes half a minute, and an export some seconds, so what needs them is made once and cached.
 
-    :param directions: how many leading directions of the projection a shared head takes, scaled to norm 1 by
-        themselves; None, or the number of all directions: all features.
+    :param directions: how many leading principal components a shared head takes, scaled to norm 1 by
+        themselves; None, or the number of all of them: all features.
     :param weights: the file of a package's network; None: the package's own download folder.
     :param standardised: for `unit-norm`: whether the task's mean and deviation scale the values.
     :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/graphs`, or `~/.cache/hushfleet/graphs`.

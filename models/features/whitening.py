@@ -1,9 +1,9 @@
 """Prepares raw features for one linear layer: standardised, projected, partly whitened, with norm 1 and a bias.
 
-PCA keeps the leading directions and divides each by the square root of its standard deviation. Full whitening divides
-by the whole standard deviation; then directions with little information get a large part of a head's noise. Measured on
-Fashion-MNIST (100 devices of 20 images, epsilon 2): the square root gave 73 %, full whitening 70 %; without noise both
-gave the same.
+PCA keeps the leading principal components and divides each by the square root of its standard deviation. Full
+whitening divides by the whole standard deviation; then components with little information get a large part of a head's
+noise. Measured on Fashion-MNIST (100 devices of 20 images, epsilon 2): the square root gave 73 %, full whitening 70 %;
+without noise both gave the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hushfleet.models.onnx_nodes import Graph
 
 BIAS = 0.3
 POWER = 0.5
-"""Each direction is divided by this power of its standard deviation: 0 is PCA alone, 1 is whitening."""
+"""Each component is divided by this power of its standard deviation: 0 is PCA alone, 1 is whitening."""
 LEVELS = 127
 _LEAST_STD = 0.03  # share of the largest: values that hardly vary in public images must not be amplified
 LEAST_NORM = 1e-6

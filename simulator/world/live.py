@@ -88,6 +88,8 @@ class LiveFleet:
         folder = self.simulation.folder.path / "broker"
         try:
             with ExitStack() as stack:
+                if not self.simulation.folder.common_test.exists():
+                    self.simulation.write_samples()
                 self.broker = stack.enter_context(self._start_broker(folder))
                 self.start_aggregator()
                 for name in self.clients:

@@ -19,11 +19,12 @@ from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.job import Job, Outcome
 from hushfleet.edge_client.worker.job_store import JobStore
+from hushfleet.edge_client.worker.metrics import append_line
 from hushfleet.edge_client.worker.randomness import SeededRandomness
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.simulator.boards import FleetMix
+from hushfleet.simulator.engines.fast.chunks import trainer_of
 from hushfleet.simulator.engines.fast.engine import ALL_SPENT, too_few_can_pay
-from hushfleet.simulator.engines.fast.jobs import trainer_of
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_noise
 from hushfleet.simulator.engines.fast.sums import key_of
@@ -64,9 +65,9 @@ def train(each: RunJob) -> Outcome:
     assert simulation is not None
     randomness = SeededRandomness(simulation.seed, simulation.index, make_noise)
     run, limits = loaded_run(each.path, each.runtime), job.config.limits
-    trainer = trainer_of(
-        run, job.config.device.id, randomness, evaluate=each.evaluate, store=JobStore(job), limits=limits
-    )
+    device, store = job.config.device.id, JobStore(job)
+    keep = partial(append_line, run.folder.device(device).metrics)
+    trainer = trainer_of(run, device, randomness, evaluate=each.evaluate, keep=keep, store=store, limits=limits)
     return trained(job, trainer)
 
 
@@ -189,6 +190,7 @@ class _Run:
 
     def _board(self, device: SimulatedDevice, times: DeviceTimes, hub: LocalHub) -> WorldBoard:
         simulation, files = self._simulation, self._simulation.folder.device(device.name)
+        files.path.mkdir(parents=True, exist_ok=True)
         limits = LimitsSection.of_simulation(
             simulation.prepared.spec.privacy,
             epsilon_server=device.epsilon_limit,

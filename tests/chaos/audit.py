@@ -16,7 +16,7 @@ from chaos.tap import Tap, Transfer
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
-from hushfleet.simulator.engines.fast.device_file import DeviceFile, store_of
+from hushfleet.simulator.engines.fast.device import CohortDevice, store_of
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, verify
 
@@ -177,15 +177,15 @@ def check_metrics(simulation: Simulation, starts: Mapping[str, int]) -> list[str
     return wrong
 
 
-def _store_of(simulation: Simulation, device: str) -> DeviceStore | DeviceFile:
-    return store_of(simulation.folder.device(device), device)
+def _store_of(simulation: Simulation, device: str) -> DeviceStore | CohortDevice:
+    return store_of(simulation.folder, device)
 
 
 def _rounds(simulation: Simulation) -> list[int]:
     return list(range(1, simulation.prepared.spec.rounds + 1))
 
 
-def _charged(store: DeviceStore | DeviceFile, simulation: Simulation) -> defaultdict[int, set[bytes]]:
+def _charged(store: DeviceStore | CohortDevice, simulation: Simulation) -> defaultdict[int, set[bytes]]:
     """Round -> SHA-256 of the update that is charged, in both forms in which it may leave, and of a member's answer."""
     task = simulation.prepared.spec.task
     charged: defaultdict[int, set[bytes]] = defaultdict(set)

@@ -21,7 +21,7 @@ from chaos.trespass import HostileMember, Stranger, Trespasser
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
-from hushfleet.simulator.engines.fast.engine import deliver, open_engine, train_cohort
+from hushfleet.simulator.engines.fast.engine import FastFleet
 from hushfleet.simulator.engines.fast.sums import write_membership_list
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import RunFolder, Simulation
@@ -152,14 +152,12 @@ class TrialRunner:
                 EventLog(simulation.folder.events) as events,
                 Workers(1) as workers,
             ):
-                engine = open_engine(simulation, store)
+                fleet = FastFleet(simulation, workers, store, events)
+                engine = fleet.engine
                 membership_list = write_membership_list(simulation, store) if engine.spec.privacy.secure else None
                 while not engine.finished:
                     plan = engine.open_round(names, membership_list=membership_list)
-                    devices = [name for name in names if (plan.round, name) not in missing]
-                    for answer in train_cohort(simulation, workers, plan, devices):
-                        deliver(answer, engine, plan, events)
-                    engine.close()
+                    fleet.play([name for name in names if (plan.round, name) not in missing])
             self._calm[missing] = audit.models_of(simulation)
             shutil.rmtree(folder)
         return self._calm[missing]

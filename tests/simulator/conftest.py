@@ -18,7 +18,7 @@ from chaos.tap import Tap
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.privacy.ledger import LedgerEntry
-from hushfleet.simulator.engines.fast.device_file import store_of
+from hushfleet.simulator.engines.fast.device import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
@@ -117,10 +117,9 @@ def tap() -> Iterator[Tap]:
 
 
 def ledger_of(simulation: Simulation, device: str) -> list[LedgerEntry]:
-    files = simulation.folder.device(device)
-    if not (files.state.exists() or files.store.exists()):
+    if not simulation.folder.has_store(device):
         return []  # it has never taken part
-    with store_of(files, device) as store:
+    with store_of(simulation.folder, device) as store:
         return store.ledger.entries()
 
 

@@ -15,7 +15,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.predict import predict
 from hushfleet.errors import BadInput
 from hushfleet.learning.personalized_head import inputs_of_own, own_logits
-from hushfleet.simulator.engines.fast.device_file import store_of
+from hushfleet.simulator.engines.fast.device import store_of
 from hushfleet.simulator.engines.fast.personalized_heads import choose_personalized_heads
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.model_files import write_models
@@ -75,7 +75,7 @@ def test_an_personalized_head_takes_all_directions(fast: Simulation) -> None:
         choose_personalized_heads(fast, workers)
     device, features = fast.fleet.devices[0].name, fast.prepared.features
     images = fast.fleet.common_test.take(slice(0, 20))
-    with store_of(fast.folder.device(device), device) as store:
+    with store_of(fast.folder, device) as store:
         params = store.own_params(fast.prepared.spec.task)
     assert features is not None
     assert params is not None

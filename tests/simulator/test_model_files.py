@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.learning.graph_session import InferenceGraph
-from hushfleet.simulator.engines.fast.device_file import DeviceFile, store_of
+from hushfleet.simulator.engines.fast.device import CohortDevice, store_of
 from hushfleet.simulator.model_files import trained_tensors, write_models
 from hushfleet.simulator.run_folder import RunFolder, Simulation
 
@@ -38,7 +38,7 @@ def test_a_file_is_the_model_and_needs_nothing_else(files: list[Path], calm: Sim
     tensors = load_file(calm.folder.aggregator / "global-3.safetensors")
     vectors = {"global": np.concatenate([tensors[name].ravel() for name in spec.model.layout.names])}
     for device in calm.fleet.devices:
-        with store_of(calm.folder.device(device.name), device.name) as store:
+        with store_of(calm.folder, device.name) as store:
             vectors[device.name] = store.load_state(spec.task).own
     assert len({vector.tobytes() for vector in vectors.values()}) == 1 + len(calm.fleet.devices)
     for file in files:
@@ -53,7 +53,7 @@ def test_models_by_name_as_tensors(files: list[Path], calm: Simulation) -> None:
     assert list(found) == list(spec.model.layout.names)
     for key, value in found.items():
         np.testing.assert_array_equal(value, expected[key])
-    with store_of(calm.folder.device(name), name) as store:
+    with store_of(calm.folder, name) as store:
         own = store.load_state(spec.task).own
     flat = np.concatenate([value.ravel() for value in trained_tensors(calm.folder, name).values()])
     np.testing.assert_array_equal(flat, own)
@@ -66,8 +66,8 @@ def test_models_by_name_as_tensors(files: list[Path], calm: Simulation) -> None:
 def test_a_model_that_was_not_kept_is_not_one_of_a_device_that_took_no_part(calm: Simulation, tmp_path: Path) -> None:
     shutil.copytree(calm.folder.path, tmp_path / "run")
     copy, name = RunFolder(tmp_path / "run"), calm.fleet.devices[0].name
-    with store_of(copy.device(name), name) as store:
-        assert isinstance(store, DeviceFile)
+    with store_of(copy, name) as store:
+        assert isinstance(store, CohortDevice)
         store._keep({**store._kept, "has_own": False, "left_out": True}, None)
     with pytest.raises(BadInput, match=f"the model of '{name}' is not kept in"):
         trained_tensors(copy, name)

@@ -23,7 +23,7 @@ from hushfleet.methods.method import published as published_as
 from hushfleet.methods.personal import Personal
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.state import PrivateArrays, RoundContext
-from hushfleet.simulator.engines.fast.device_file import store_of
+from hushfleet.simulator.engines.fast.device import store_of
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.run_folder import RunFolder, begin
 from hushfleet.simulator.world.live import LiveFleet
@@ -98,7 +98,7 @@ def test_the_engine_computes_the_papers_loop(tmp_path: Path, changes: dict[str, 
 
 
 def own_control(folder: RunFolder, task: str, name: str) -> Any:
-    with store_of(folder.device(name), name) as device:
+    with store_of(folder, name) as device:
         kept = device.load_state(task)
     return 0.0 if kept is None else kept.private["control"]
 

@@ -145,7 +145,7 @@ class Spending:
         charges = counted_charges(register.charge_counts(device))
         return Lifetime(
             epsilon_server=epsilon_server_of(charges, delta=self.delta),
-            exchange_server=epsilon_server_of(charges, delta=self.delta, adjacency="exchange"),
+            exchange_server=epsilon_server_of(charges, delta=self.delta, adjacency="replace-one"),
             delta=self.delta,
             since=register.first_charged_at(device),
             period=self._period(device, register),

@@ -30,6 +30,27 @@ class DecodedUpdate(NamedTuple):
     public: bytes | None
 
 
+class Measured(NamedTuple):
+    """The largest magnitude and the sum of squares of an update's values in each layer."""
+
+    peaks: tuple[float, ...]
+    squares: tuple[float, ...]
+
+
+class Summed(NamedTuple):
+    """An update whose values are in a partial sum already. FOR SIMULATION ONLY.
+
+    :param size: the bytes that the update would take on the wire.
+    :param weight: the weight with which they were added.
+    :param after: the device's next public state; None if its mask does not change.
+    """
+
+    measured: Measured
+    size: int
+    weight: float = 1.0
+    after: bytes | None = None
+
+
 def encode_update(
     header: UpdateHeader,
     values: np.ndarray,
@@ -77,6 +98,10 @@ class UpdateFormat:
     def values(self, header: UpdateHeader, data: bytes, *, counts: Sequence[int]) -> np.ndarray:
         """Returns the values of an authenticated update, float32 `[k]`, NaN included. Raises `Malformed`."""
         return _values(header, sections_of(data), counts, None)
+
+    def summed(self, data: bytes) -> Summed | None:
+        """Returns what is known of an update whose values are in a partial sum already; None for others."""
+        return None
 
     def sent_bytes(self, data: bytes) -> int:
         """Returns the number of bytes that an update takes on the wire; 0: not known."""

@@ -6,12 +6,13 @@ MQTT and the waiting are left out. With the same seed, the run ends with the sam
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hushfleet.aggregator.payloads.prepare import PreparedTask
+from hushfleet.aggregator.results.device_metrics import write_metrics
 from hushfleet.aggregator.results.events import EventLog
+from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.round_events import finished_fields, open_fields, run_fields, update_fields
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -19,15 +20,16 @@ from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.learning.evaluation import evaluate
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.progress import doing
-from hushfleet.simulator.engines.fast.jobs import Job, JobAnswer, train
+from hushfleet.simulator.cohort_store import CohortStore
+from hushfleet.simulator.engines.fast.chunks import Chunk, ChunkAnswer, Client, ClientRow, divided, train
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
+from hushfleet.simulator.engines.fast.partial_sum import SummedUpdates
 from hushfleet.simulator.engines.fast.runtimes import NATIVE, VMAP
-from hushfleet.simulator.engines.fast.sums import write_membership_list
-from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
+from hushfleet.simulator.engines.fast.sums import key_of, write_membership_list
 from hushfleet.simulator.engines.fast.workers import WorkerPool
+from hushfleet.simulator.fleet import SimulatedDevice
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update_values import SIGNED
 
 ALL_SPENT = "too few devices have privacy budget left for another round"
 
@@ -69,7 +71,8 @@ def run_rounds(
     names = [device.name for device in simulation.fleet.devices]
     rounds = doing("rounds", total=simulation.prepared.spec.rounds)
     with rounds as work, AggregatorStore(simulation.folder.aggregator, durable=False) as store:
-        engine = open_engine(simulation, store, tested_by(simulation, runtime))
+        fleet = FastFleet(simulation, workers, store, events, runtime=runtime)
+        engine = fleet.engine
         membership_list = write_membership_list(simulation, store) if engine.spec.privacy.secure else None
         events.write("run", **run_fields(simulation.prepared.spec, engine="fast", devices=len(names)))
         for device in simulation.fleet.devices:
@@ -80,45 +83,103 @@ def run_rounds(
         on_closed(store.last_closed_round)
         while not engine.finished and not spent:
             plan = engine.plan or engine.open_round(names, membership_list=membership_list)
-            cohort = sorted(engine.cohort)
             on_opened(plan)
             events.write("round_open", **open_fields(engine))
             last = engine.spec.last_training_round
             evaluate = plan.round > last - evaluate_last or plan.round % evaluate_every == 0
-            for answer in train_cohort(simulation, workers, plan, cohort, runtime=runtime, evaluate=evaluate):
-                deliver(answer, engine, plan, events)
-            check_participation(engine, plan, least=least)
-            summary = engine.close()
+            summary = fleet.play(engine.cohort, evaluate=evaluate, least=least)
             work.count()
             events.write("round_close", **summary.to_dict())
             on_closed(plan.round)
             spent = summary.participants == 0 and too_few_can_pay(store, names, least=least)
-    close_engine(simulation)
     events.write("finished", **({"reason": ALL_SPENT} if spent else finished_fields(engine)))
 
 
-def open_engine(simulation: Simulation, store: AggregatorStore, prepared: PreparedTask | None = None) -> RoundEngine:
-    """Opens the aggregator's engine for updates without encoding and signature; updates of secure aggregation are
-    encoded.
+class FastFleet:
+    """The aggregator and the devices of a run without a network.
 
     Raises `BadInput` for a run whose devices have a database: the live engine, or an earlier version, started it.
 
-    :param prepared: used instead of the simulation's own.
+    :param workers: train the devices.
+    :param store: the aggregator's.
     """
-    if any(simulation.folder.device(each.name).store.exists() for each in simulation.fleet.devices):
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        workers: WorkerPool,
+        store: AggregatorStore,
+        events: EventLog,
+        *,
+        runtime: str = "onnx",
+    ) -> None:
+        folder = simulation.folder
+        check_own(simulation)
+        self._simulation, self._workers, self._store, self._events = simulation, workers, store, events
+        self._runtime, self._format = runtime, SummedUpdates()
+        self._cohort = CohortStore.open(folder.cohort, closed=store.last_closed_round)
+        folder.states.mkdir(exist_ok=True)
+        prepared = tested_by(simulation, runtime)
+        self.engine = RoundEngine(store, prepared, masked=False, update_format=self._format)
+        self._known = {row.device for row in store.devices()}
+
+    def play(self, devices: Collection[str], *, evaluate: bool = True, least: int = 1) -> RoundSummary:
+        """Trains these devices of the open round and closes it: in the store, all of it is one transaction.
+
+        :param evaluate: whether the devices' personalized models are tested.
+        """
+        engine, wanted = self.engine, set(devices)
+        plan = engine.plan
+        assert plan is not None
+        chosen = [device for device in self._simulation.fleet.devices if device.name in wanted]
+        taken, indices = list[ClientRow](), {device.name: device.index for device in chosen}
+        with self._store.transaction():
+            for answer in self._answers(chosen, plan, evaluate=evaluate):
+                deliver(answer, engine, self._format, self._events, keys=self._new_keys(answer, indices))
+                taken += answer.rows
+            check_participation(engine, plan, least=least)
+            lines = {row.device: row.metrics for row in taken if row.metrics is not None}
+            write_metrics(self._simulation.folder.metrics, plan.round, lines)
+            self._cohort.append(plan.round, {indices[row.device]: row.state for row in taken if row.state is not None})
+            return engine.close()
+
+    def _answers(self, devices: Sequence[SimulatedDevice], plan: RoundPlan, *, evaluate: bool) -> Iterator[ChunkAnswer]:
+        simulation, runtime = self._simulation, self._runtime
+        spec, server = simulation.prepared.spec, self.engine.progress.server_half
+        whole = Chunk(
+            path=simulation.folder.path.absolute(),
+            runtime=runtime,
+            plan=plan,
+            seed=simulation.seed,
+            evaluate=evaluate,
+            summed=self.engine.kind.adds_up,
+            server=server.state if server.method.server.weighs else {},
+            clients=[
+                Client(each.name, each.index, each.epsilon_limit, each.preference, self._cohort.carried(each.index))
+                for each in devices
+            ],
+        )
+        if runtime == VMAP and not spec.asks(plan.round):
+            from hushfleet.simulator.engines.fast.vmap.jobs import train_at_once  # imports PyTorch
+
+            return train_at_once(whole, self._workers)
+        return self._workers.map(train, divided(whole, self._workers.count))
+
+    def _new_keys(self, answer: ChunkAnswer, indices: Mapping[str, int]) -> dict[str, bytes]:
+        """Returns the public keys of devices that the aggregator sees for the first time."""
+        new = {row.device for row in answer.rows} - self._known
+        self._known |= new
+        return {name: key_of(self._simulation.seed, indices[name]).public_key for name in sorted(new)}
+
+
+def check_own(simulation: Simulation) -> None:
+    """Raises `BadInput` for a run of the live engine, or of an earlier version."""
+    files = (simulation.folder.device(each.name) for each in simulation.fleet.devices)
+    if any(each.store.exists() or (each.path / "state.bin").exists() for each in files):
         raise BadInput(
             f"the run in {simulation.folder.path} was begun by --engine live or by an earlier version; go on with it "
             "there, or choose another --out"
         )
-    simulation.folder.updates.mkdir(exist_ok=True)
-    secure = simulation.prepared.spec.privacy.secure is not None
-    update_format = SIGNED if secure else UncodedUpdates(simulation.folder.updates)
-    return RoundEngine(store, prepared or simulation.prepared, masked=False, update_format=update_format)
-
-
-def close_engine(simulation: Simulation) -> None:
-    """Removes the files with update values: they may be as large as a cohort of models."""
-    shutil.rmtree(simulation.folder.updates, ignore_errors=True)
 
 
 def tested_by(simulation: Simulation, runtime: str) -> PreparedTask:
@@ -157,56 +218,35 @@ def too_few_can_pay(store: AggregatorStore, devices: Collection[str], *, least: 
     return len(devices) - spent < least
 
 
-def deliver(answer: JobAnswer, engine: RoundEngine, plan: RoundPlan, events: EventLog) -> None:
-    """Passes an answer to the aggregator, without a network. Raises `HushfleetError` if an update is refused."""
-    data = answer.update
-    engine.store.add_device(answer.device, public_key=answer.public_key, board="")
-    if answer.refusal is not None:
-        code, reason = answer.refusal
-        engine.decline(answer.device, code, reason, round=plan.round)
-        events.write("decline", round=plan.round, device=answer.device, code=code, reason=reason)
-        return
-    update = engine.accept(answer.device, data)
-    if not update.acknowledged:
-        raise HushfleetError(
-            f"round {plan.round}: the update of {answer.device} was refused ({update.code}), since {update.reason}"
-        )
-    sent_bytes = engine.checks.update_format.sent_bytes(data)
-    events.write("update", **update_fields(update, round=plan.round, payload_bytes=sent_bytes))
-
-
-def train_cohort(
-    simulation: Simulation,
-    workers: WorkerPool,
-    plan: RoundPlan,
-    devices: Collection[str],
+def deliver(
+    answer: ChunkAnswer,
+    engine: RoundEngine,
+    of_sums: SummedUpdates,
+    events: EventLog,
     *,
-    runtime: str = "onnx",
-    evaluate: bool = True,
-) -> Iterator[JobAnswer]:
-    """Trains `devices` of the plan's cohort; yields their answers in the fleet's order.
+    keys: Mapping[str, bytes],
+) -> None:
+    """Passes the answers of a chunk to the aggregator, without a network. Raises `HushfleetError` if an update is
+    refused.
 
-    :param evaluate: whether the devices' personalized models are tested afterwards.
+    :param keys: the public keys of new devices.
     """
-    wanted, places = set(devices), {name: place for place, name in enumerate(sorted(plan.cohort))}
-    chosen = [device for device in simulation.fleet.devices if device.name in wanted]
-    jobs = [
-        Job(
-            path=simulation.folder.path.absolute(),
-            runtime=runtime,
-            device=device.name,
-            index=device.index,
-            seed=simulation.seed,
-            plan=plan,
-            evaluate=evaluate,
-            epsilon_limit=device.epsilon_limit,
-            preference=device.preference,
-            place=places.get(device.name, 0),  # secure aggregation has no files
-        )
-        for device in chosen
-    ]
-    if runtime == VMAP and not simulation.prepared.spec.asks(plan.round):
-        from hushfleet.simulator.engines.fast.vmap.jobs import train_at_once  # imports PyTorch
-
-        return train_at_once(jobs, workers)
-    return workers.map(train, jobs)
+    plan = engine.plan
+    assert plan is not None
+    if keys:
+        engine.store.add_devices((device, key, "", -1) for device, key in keys.items())
+    for row in answer.rows:
+        if row.refusal is not None:
+            code, reason = row.refusal
+            engine.decline(row.device, code, reason, round=plan.round)
+            events.write("decline", round=plan.round, device=row.device, code=code, reason=reason)
+    of_sums.rows = {row.update: row.summed for row in answer.rows if row.summed is not None}
+    for update in engine.accept_many([(row.device, row.update) for row in answer.rows if row.refusal is None]):
+        if not update.acknowledged:
+            raise HushfleetError(
+                f"round {plan.round}: the update of {update.device} was refused ({update.code}), since {update.reason}"
+            )
+        assert update.row is not None
+        events.write("update", **update_fields(update, round=plan.round, payload_bytes=update.row.size))
+    if answer.sum is not None:
+        engine.merge(answer.sum)

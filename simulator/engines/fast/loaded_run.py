@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.payloads.public_data import load_public
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.data.form import PUBLIC_DATA
 from hushfleet.data.held_out import both_parts
 from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
@@ -24,9 +27,11 @@ from hushfleet.methods.task_method import TaskMethod
 from hushfleet.paths import in_file
 from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.secure_round import SecureRound
+from hushfleet.simulator.cohort_store import index_of
 from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, make_gradient
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound
-from hushfleet.simulator.run_folder import RunFolder
+from hushfleet.simulator.fleet import Fleet, SimulatedDevice, make_fleet
+from hushfleet.simulator.run_folder import RESIDENT, RunFolder
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import BlobRef, SecureSpec, TaskSpec
 
@@ -53,6 +58,11 @@ class LoadedRun:
     @cached_property
     def spec(self) -> TaskSpec:
         return TaskSpec.from_bytes(self.folder.package.read_bytes())
+
+    @cached_property
+    def package(self) -> bytes:
+        """SHA-256 of the task package."""
+        return BlobRef.of(self.folder.package.read_bytes()).digest
 
     @cached_property
     def method(self) -> TaskMethod:
@@ -95,7 +105,20 @@ class LoadedRun:
 
     @cached_property
     def common_test(self) -> LabelledSamples:
-        return self._load(self.folder.common_test)
+        return self._inputs(self._fleet.common_test) if self._is_divided else self._load(self.folder.common_test)
+
+    @cached_property
+    def _is_divided(self) -> bool:
+        """Whether the data set is a public one, which this process divides itself; else each device has files."""
+        return json.loads(self.folder.task.read_text())["data"]["name"] in PUBLIC_DATA
+
+    @cached_property
+    def _fleet(self) -> Fleet:
+        """The devices with their samples in the data set; the same one as in the main process, if this is it."""
+        if (resident := RESIDENT.get(self.folder.path.absolute())) is not None:
+            return resident
+        task, named = load_task(self.folder.task), self.folder.data_dir.read_text()
+        return make_fleet(task, load_public(task, Path(named) if named else None))
 
     def global_params(self, plan: RoundPlan) -> np.ndarray:
         """Returns the global model float32 `[d]` at a round's start, followed by the method's vectors, read-only."""
@@ -148,24 +171,38 @@ class LoadedRun:
     def unlabelled(self, device: str) -> LabelledSamples | None:
         """Returns images without labels for the device's personalized head: the labels in the result have no
         meaning."""
+        if self._is_divided:
+            subset = self._device(device).unlabelled
+            if subset is None:
+                return None
+            samples = subset.samples
+            return self._inputs(replace(samples, labels=np.zeros_like(samples.labels)))
         path = self.folder.device(device).unlabelled
         return self._load(path) if path.exists() else None
 
     def local_test(self, device: str) -> LabelledSamples:
-        indices = self.local_indices(device)
-        return self._load(self._local_test(device)) if indices is None else self.common_test.take(indices)
+        if (indices := self.local_indices(device)) is not None:
+            return self.common_test.take(indices)
+        if self._is_divided:
+            return self._inputs(self._device(device).local_test.samples)
+        return self._load(self.folder.device(device).local_test)
 
     def local_indices(self, device: str) -> np.ndarray | None:
         """Returns the indices of the device's own test images in the common test, int `[n]`; None if it has others."""
-        return load_indices(self._local_test(device))
+        if not self._is_divided:
+            return load_indices(self.folder.device(device).local_test)
+        subset = self._device(device).local_test
+        return subset.indices if subset.source is self._fleet.common_test else None
 
-    def _local_test(self, device: str) -> Path:
-        return self.folder.device(device).local_test
+    def _device(self, device: str) -> SimulatedDevice:
+        return self._fleet.devices[index_of(device)]
 
     def _load(self, path: Path) -> LabelledSamples:
         return self._inputs(load_arrays(path, self.spec.model))
 
     def _stored(self, device: str) -> Samples:
+        if self._is_divided:
+            return self._device(device).train.samples
         return load_arrays(self.folder.device(device).train, self.spec.model)
 
     def _inputs(self, samples: Samples) -> LabelledSamples:

@@ -17,7 +17,7 @@ from hushfleet.learning.own_samples import LoadedSamples
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local_round import LocalRound
 from hushfleet.simulator.engines.fast.after_round import AfterRound
-from hushfleet.simulator.engines.fast.device_file import store_of
+from hushfleet.simulator.engines.fast.device import store_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 
@@ -55,10 +55,10 @@ def _test(jobs: Sequence[AfterRound]) -> list[float]:
 def begin_of(job: AfterRound) -> np.ndarray:
     """Returns the model with which the device's next round starts, float32 `[d]`."""
     run, params = job.run, job.global_params()
-    method, spec, files = run.method, run.spec, run.folder.device(job.device)
+    method, spec = run.method, run.spec
     state = method.init_state()
-    if files.has_store:
-        with store_of(files, job.device) as store:
+    if run.folder.has_store(job.device):
+        with store_of(run.folder, job.device) as store:
             state = store.load_state(spec.task) or state
     if method.parts.own_training is not None:  # the personalized model is a second one, which is not aggregated
         return params if state.own is None else state.own

@@ -7,42 +7,61 @@ its store.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from hushfleet.aggregator.results.device_metrics import write_metrics
 from hushfleet.edge_client.storage.kept import KeptModel
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.metrics import append_line
 from hushfleet.learning.evaluation import evaluate
 from hushfleet.learning.head_choice import takes_unlabelled
 from hushfleet.learning.personalized_head import inputs_of_own, own_logits, personalized_head_of
 from hushfleet.progress import counted
-from hushfleet.schema import to_plain
+from hushfleet.schema import pack, to_plain
+from hushfleet.simulator.cohort_store import CohortStore, index_of
 from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
-from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.difference import params_digest
-from hushfleet.wire.format.spec import BlobRef
+
+
+class _Chosen(NamedTuple):
+    """The head that a device chose, and its line of metrics."""
+
+    head: KeptModel
+    line: dict[str, object]
 
 
 def choose_personalized_heads(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx") -> None:
     """Lets each device that took part choose, if the model is linear; its last round's metrics are then the head's."""
     if not simulation.prepared.spec.model.chooses_head:
         return
-    jobs = after_last_round(simulation, simulation.took_part, runtime=runtime)
-    for _ in counted(workers.map(_choose_one, jobs), "each device chooses its head", total=len(jobs)):
-        pass
+    folder, devices = simulation.folder, simulation.took_part
+    jobs = after_last_round(simulation, devices, runtime=runtime)
+    found = list(counted(workers.map(_choose_one, jobs), "each device chooses its head", total=len(jobs)))
+    chosen = dict(zip(devices, found, strict=True))
+    if not folder.cohort.exists():
+        for name, (head, line) in chosen.items():
+            with DeviceStore(folder.device(name).store, device=name, durable=False) as store:
+                store.keep_model(head)
+            append_line(folder.device(name).metrics, line)
+    elif jobs:
+        closed = jobs[0].round
+        write_metrics(folder.metrics, closed, {name: each.line for name, each in chosen.items()})
+        heads = {index_of(name): pack(each.head) for name, each in chosen.items()}
+        CohortStore.open(folder.cohort, closed=closed).append_heads(closed, heads)
 
 
-def _choose_one(job: AfterRound) -> None:
+def _choose_one(job: AfterRound) -> _Chosen:
     run, published = job.run, job.published()
     params, _ = run.method.split(published)
-    spec, files = run.spec, run.folder.device(job.device)
+    spec = run.spec
     wanted = takes_unlabelled(spec.signal, len(spec.model.class_names))
     unlabelled = run.unlabelled(job.device) if wanted else None
     head = personalized_head_of(params, spec.model.layout, run.train(job.device), spec.signal, unlabelled)
-    with store_of(files, job.device, inspect=False) as store:
-        kept = {"task": spec.task, "global_digest": params_digest(published), "round": job.round}
-        store.keep_model(KeptModel.of(head, package=BlobRef.of(spec.to_bytes()).digest, **kept))
+    kept = {"task": spec.task, "global_digest": params_digest(published), "round": job.round}
     line: dict[str, object] = {"round": job.round, "own_head": to_plain(head.choice)}
     for name, test in (("common", run.common_test), ("local", run.local_test(job.device))):
         found = evaluate(own_logits, head.params, inputs_of_own(test))
         line[f"accuracy_own_{name}"], line[f"loss_own_{name}"] = found.accuracy, found.loss
-    append_line(files.metrics, line)
+    return _Chosen(KeptModel.of(head, package=run.package, **kept), line)

@@ -29,7 +29,7 @@ Rounded up: without masks it is 2 ms."""
 class Needs:
     """The needs of a fleet; bytes are for one device.
 
-    :param directions: number of leading feature directions for the shared head; None: they have no order.
+    :param directions: number of leading principal components for the shared head; None: they have no order.
     :param noise_multiplier: noise multiplier of a sum, over the honest devices.
     :param share_std: standard deviation of the noise that one device adds, in clip norms.
     :param bits: bits of a value on the wire; 0: the update is not masked.
@@ -37,7 +37,7 @@ class Needs:
     :param answer: mean bytes of a committee answer per round; the device is not a member in each round.
     :param down: bytes of the global model per round.
     :param once: bytes of the feature extractor, the membership list and the first model, received once.
-    :param epsilon_exchange: epsilon for exchanging a device's data for others; epsilon is for adding or removing them.
+    :param epsilon_exchange: epsilon for replacing a device's data by others; epsilon is for adding or removing them.
     """
 
     rounds: int
@@ -90,14 +90,14 @@ def needs(asked: Question, table: GainTable | None = None) -> Needs:
         width, members = committee.width(values), committee.members
         up = (values + committee.may_miss * width) * bits / 8
         answer = members / asked.devices * (width * bits / 8 + HEADER_BYTES)
-    exchanged = epsilon([Step(multiplier, 1.0, steps.rounds)], delta=asked.delta, adjacency="exchange")
+    replaced = epsilon([Step(multiplier, 1.0, steps.rounds)], delta=asked.delta, adjacency="replace-one")
     return Needs(
         rounds=steps.rounds,
         clip_norm=steps.clip_norm,
         directions=given - 1 if asked.have_order else None,
         noise_multiplier=multiplier,
         share_std=multiplier / math.sqrt(honest),
-        epsilon_exchange=exchanged,
+        epsilon_exchange=replaced,
         values=values,
         bits=bits,
         members=members,

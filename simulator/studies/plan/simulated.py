@@ -1,9 +1,9 @@
 """Simulates in seconds how much the devices of a fleet gain by taking part: method `hush` with secure aggregation.
 
 The sums are exact, the noise of a sum is drawn as a whole, and all devices' local steps are one array; nothing is
-quantised. Features, personalized heads, the server's half, the rule for rounds, clip norm and directions, and the ways
-to learn alone are the product's own code. The noise depends only on r (`hushfleet.methods.hush_rule`), and so does a
-simulation.
+quantised. Features, personalized heads, the server's half, the rule for rounds, clip norm and principal components,
+and the ways to learn alone are the product's own code. The noise depends only on r (`hushfleet.methods.hush_rule`), and
+so does a simulation.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import HushfleetError
 from hushfleet.methods.papers.dp_fedsim import LARGEST_STRETCH
 from hushfleet.models.cuda import sees_cuda
-from hushfleet.simulator.engines.fast.device_file import store_of
+from hushfleet.simulator.engines.fast.device import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_local_only
 from hushfleet.simulator.engines.fast.next_models import next_models_accuracy
@@ -121,7 +121,7 @@ def _largest_stretch(simulation: Simulation) -> float | None:
     """Returns DP-FedSim's largest T_s / b of all devices; None if the method has no such thresholds."""
     found = list[float]()
     for name in simulation.took_part:
-        with store_of(simulation.folder.device(name), name) as store:
+        with store_of(simulation.folder, name) as store:
             state = store.load_state(simulation.prepared.spec.task)
         found += [] if state is None else map(float, state.private.get(LARGEST_STRETCH, ()))
     return max(found, default=None)

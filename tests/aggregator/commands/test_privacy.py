@@ -48,7 +48,7 @@ def test_both_numbers_are_printed_with_delta_and_adjacency(app):
     text = run(app, *FEDGLP_ADP)
     for part in ("epsilon_server", "10.04", "epsilon_release", "1.429", "0.1", "add or remove one device", "1.257"):
         assert part in text
-    for part in ("accountant: exact", "or nothing?", "exchange", "33.52", "4.64", "which of two updates is it?"):
+    for part in ("accountant: exact", "or nothing?", "replace-one", "33.52", "4.64", "which of two updates is it?"):
         assert part in text
     printed = run(app, *AS_PRINTED)
     assert all(part in printed for part in ("12.19", "1.996", "accountant: rdp"))

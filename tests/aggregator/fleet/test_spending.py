@@ -82,13 +82,13 @@ def test_a_report_says_what_boards_have_spent_in_all(
         assert row.epsilon_server == pytest.approx(spent_in(3)), "what stood there alone"
         assert row.lifetime is not None
         assert row.lifetime.epsilon_server == pytest.approx(own) == pytest.approx(spent_in(6))
-        assert row.exchange_server == pytest.approx(spent_in(3, "exchange"))
-        assert row.lifetime.exchange_server == pytest.approx(spent_in(6, "exchange"))
+        assert row.exchange_server == pytest.approx(spent_in(3, "replace-one"))
+        assert row.lifetime.exchange_server == pytest.approx(spent_in(6, "replace-one"))
         assert row.lifetime.exchange_server > 2 * own
         assert row.lifetime.delta == DELTA
     said = format_lifetime(lifetimes["board-1"])
     assert said.startswith(
-        f"epsilon_server {number(spent_in(6))} (exchange {number(spent_in(6, 'exchange'))}) over all"
+        f"epsilon_server {number(spent_in(6))} (replace-one {number(spent_in(6, 'replace-one'))}) over all"
     )
     page, terminal = (engine.store.folder / "report.html").read_text(), capsys.readouterr().out
     status = descriptions.run_privacy(RunView("t", "m", "device", 3, 3, epsilon=spent_in(3)), lifetimes["board-1"])

@@ -468,7 +468,7 @@ def test_terminal_and_json_say_first_what_was_spent_in_all(desk: Desk) -> None:
     ]
     assert columns.spent(view.boards[1]).startswith(f"up to {number(most)}")
     assert view.lifetime is not None
-    exchange = epsilon([Step(2.0, 1.0, 3)], delta=1e-5, adjacency="exchange")
+    exchange = epsilon([Step(2.0, 1.0, 3)], delta=1e-5, adjacency="replace-one")
     assert (view.lifetime.epsilon_server, view.lifetime.exchange_server) == (most, exchange)
     told = view.to_json()["lifetime"]
     assert told.pop("since") == view.lifetime.since
@@ -520,7 +520,7 @@ def test_an_owner_reads_four_sentences(desk: Desk) -> None:
     shown = io.StringIO()
     Console(file=shown, width=400).print(table(view))
     assert all(said in shown.getvalue() for said in found.values())
-    assert "exchange" not in shown.getvalue()
+    assert "replace-one" not in shown.getvalue()
 
 
 def test_what_was_spent_changes_with_the_charges_and_not_with_their_number_alone(desk: Desk) -> None:

@@ -33,7 +33,7 @@ ABOVE = 1.01
 def delta_of_one_step(pair: Pair, bound: float, *, reverse: bool = False) -> float:
     """The true curve of a single step: the best guess takes the unit's side where the loss is above `bound`."""
     q, s = pair.sample_rate, pair.noise_multiplier
-    against = -1.0 if pair.exchange else 0.0
+    against = -1.0 if pair.replaces else 0.0
 
     def mass(mean: float, z: float) -> float:
         rest = stats.norm.sf(z / s) if not reverse else stats.norm.cdf(z / s)
@@ -41,14 +41,14 @@ def delta_of_one_step(pair: Pair, bound: float, *, reverse: bool = False) -> flo
         return (1 - q) * rest + q * own
 
     z = float(z_of(pair, np.array([-bound if reverse else bound]))[0])
-    p, other = mass(1.0, z), mass(against, z) if pair.exchange else mass(0.0, z)
+    p, other = mass(1.0, z), mass(against, z) if pair.replaces else mass(0.0, z)
     return (other - math.exp(bound) * p) if reverse else (p - math.exp(bound) * other)
 
 
 def epsilon_of_one_step(pair: Pair, delta: float) -> float:
     found = [0.0]
     for reverse in (False, True):
-        limit = -math.log1p(-pair.sample_rate) if reverse and not pair.exchange and pair.sample_rate < 1 else 200.0
+        limit = -math.log1p(-pair.sample_rate) if reverse and not pair.replaces and pair.sample_rate < 1 else 200.0
         if delta_of_one_step(pair, 0.0, reverse=reverse) > delta:
             at = optimize.brentq(
                 lambda e, reverse=reverse: delta_of_one_step(pair, e, reverse=reverse) - delta, 0.0, limit, xtol=1e-13
@@ -98,13 +98,15 @@ def test_what_a_window_leaves_out_counts_as_an_infinite_loss(
 
 
 @pytest.mark.parametrize("rate", [1e-4, 0.01, 0.3, 0.9, 1.0])
-@pytest.mark.parametrize("exchange", [False, True])
-def test_one_step_is_its_own_curve(rate: float, exchange: bool) -> None:
+@pytest.mark.parametrize("replaces", [False, True])
+def test_one_step_is_its_own_curve(rate: float, replaces: bool) -> None:
     compared = 0
     for multiplier, delta in itertools.product((0.3, 0.7, 2.0, 10.0, 50.0), (1e-10, 1e-6, 1e-2)):
-        pair = Pair(multiplier, rate, exchange)
+        pair = Pair(multiplier, rate, replaces)
         true = epsilon_of_one_step(pair, delta)
-        found = epsilon([Step(multiplier, rate, 1)], delta=delta, adjacency="exchange" if exchange else "add-or-remove")
+        found = epsilon(
+            [Step(multiplier, rate, 1)], delta=delta, adjacency="replace-one" if replaces else "add-or-remove"
+        )
         assert found >= true * (1 - 1e-9), (multiplier, delta)
         if true >= 0.05:
             assert found <= true * ABOVE, (multiplier, delta)
@@ -149,7 +151,7 @@ def test_what_the_papers_call_epsilon_two() -> None:
     assert epsilon(history, delta=0.1) == pytest.approx(1.4294, abs=1e-4)
     # exchanging is the plain Gaussian with half the multiplier
     halved = [Step(3.975 / 2, 1.0, 20)]
-    assert epsilon(history, delta=0.1, adjacency="exchange") == pytest.approx(epsilon(halved, delta=0.1), rel=1e-9)
+    assert epsilon(history, delta=0.1, adjacency="replace-one") == pytest.approx(epsilon(halved, delta=0.1), rel=1e-9)
 
 
 def test_abadi_et_al_2016() -> None:
@@ -187,7 +189,7 @@ def test_more_steps_less_noise_and_more_guesses_never_cost_less(history: list[St
     assert epsilon([first._replace(noise_multiplier=first.noise_multiplier * 0.95), *rest], delta=delta) >= base
     assert epsilon([*history, Step(1.0, 0.01, 10)], delta=delta) >= base
     assert epsilon(history, delta=delta / 2) >= base
-    assert epsilon(history, delta=delta, adjacency="exchange") >= base
+    assert epsilon(history, delta=delta, adjacency="replace-one") >= base
 
 
 def two_point_test(step: Step, delta: float) -> float:
@@ -230,9 +232,11 @@ def test_the_absence_of_a_sampled_unit_has_a_bounded_loss() -> None:
 
 def test_an_epsilon_that_is_tiny_is_found_too() -> None:
     """The grid was coarse beside all losses together, held nothing, and the Gaussian's 0.27 was what counted."""
-    few, more = (epsilon([Step(371.7, rate, 202)], delta=4.57e-6, adjacency="exchange") for rate in (3.263e-5, 9.79e-5))
+    few, more = (
+        epsilon([Step(371.7, rate, 202)], delta=4.57e-6, adjacency="replace-one") for rate in (3.263e-5, 9.79e-5)
+    )
     assert few <= more < 1e-4
-    assert epsilon([Step(371.7, 1.0, 202)], delta=4.57e-6, adjacency="exchange") > 0.2
+    assert epsilon([Step(371.7, 1.0, 202)], delta=4.57e-6, adjacency="replace-one") > 0.2
 
 
 wide = st.builds(
@@ -248,11 +252,11 @@ wide = st.builds(
     history=st.lists(wide, min_size=1, max_size=2),
     delta=st.floats(math.log(1e-12), math.log(0.5)).map(math.exp),
     more=st.sampled_from([1.02, 3.0, 1000.0]),
-    adjacency=st.sampled_from(["add-or-remove", "exchange"]),
+    adjacency=st.sampled_from(["add-or-remove", "replace-one"]),
 )
 @example(history=[Step(0.1, 1e-3, 1000)], delta=1e-5, more=1e7, adjacency="add-or-remove")
 @example(history=[Step(0.1, 0.9, 1000)], delta=0.5, more=5e4, adjacency="add-or-remove")
-@example(history=[Step(0.00252, 9.66e-6, 18258)], delta=8e-11, more=1000.0, adjacency="exchange")
+@example(history=[Step(0.00252, 9.66e-6, 18258)], delta=8e-11, more=1000.0, adjacency="replace-one")
 @example(history=[Step(0.001, 0.1, 1000)], delta=0.5, more=5e4, adjacency="add-or-remove")
 @example(history=[Step(1.0, 4.006529739295107e-05, 7)], delta=1.88e-12, more=1.02, adjacency="add-or-remove")
 def test_nothing_that_tells_more_costs_less(
@@ -289,7 +293,7 @@ def test_a_ledger_that_grows_by_rounds() -> None:
     assert all(after > before for before, after in itertools.pairwise(spent))
 
 
-def test_exchange_dominates_every_pair_of_contributions() -> None:
+def test_replace_one_dominates_every_pair_of_contributions() -> None:
     """The two records may move the sum by any x and y of norm 1 or less; opposite ones are told apart best."""
     rng = np.random.default_rng(0)
     s, q = 0.8, 0.2
@@ -315,7 +319,7 @@ def test_exchange_dominates_every_pair_of_contributions() -> None:
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_step_on_the_grid_dominates_the_true_one(pair: Pair, reverse: bool) -> None:
     for h, reach in itertools.product((2.0**-4, 2.0**-9), (2, 9)):
-        ends = (-reach * pair.noise_multiplier - pair.exchange, 1 + reach * pair.noise_multiplier)
+        ends = (-reach * pair.noise_multiplier - pair.replaces, 1 + reach * pair.noise_multiplier)
         losses = losses_on_grid(pair, h, ends, reverse)
         assert losses.mass.min() >= 0
         assert losses.mass.sum() + losses.infinite == pytest.approx(1, abs=1e-9)
@@ -348,8 +352,8 @@ def test_parameters_that_no_grid_holds_have_a_bound_too() -> None:
     assert epsilon([Step(1000.0, 1e-6, 1)], delta=0.5) == 0.0
 
 
-def test_renyi_does_not_know_an_exchange_of_sampled_units() -> None:
+def test_renyi_does_not_know_replace_one_of_sampled_units() -> None:
     with pytest.raises(PrivacyError, match='"exact"'):
-        epsilon([Step(1.0, 0.5, 1)], delta=0.1, accountant="rdp", adjacency="exchange")
+        epsilon([Step(1.0, 0.5, 1)], delta=0.1, accountant="rdp", adjacency="replace-one")
     halved = epsilon([Step(1.0, 1.0, 1)], delta=0.1, accountant="rdp")
-    assert epsilon([Step(2.0, 1.0, 1)], delta=0.1, accountant="rdp", adjacency="exchange") == halved
+    assert epsilon([Step(2.0, 1.0, 1)], delta=0.1, accountant="rdp", adjacency="replace-one") == halved

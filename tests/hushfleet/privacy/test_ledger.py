@@ -105,12 +105,12 @@ def test_mixed_units_give_the_number_of_a_record(ledger, connection):
     assert ledger.epsilon_server(delta=1e-5) == pytest.approx(expected, rel=1e-12)
 
 
-def test_an_exchange_of_records_moves_an_update_by_two_clip_norms_and_no_more(ledger, connection):
+def test_replacing_a_record_moves_an_update_by_two_clip_norms_and_no_more(ledger, connection):
     charge(ledger, connection, 0)
     charge(ledger, connection, 1, what=RECORD_CHARGE)
     charges = [entry.charge for entry in ledger.entries()]
-    expected = epsilon([Step(2.0, 1.0, 1), Step(1.1, 0.01, 50)], delta=1e-5, adjacency="exchange")
-    assert epsilon_server_of(charges, delta=1e-5, adjacency="exchange") == pytest.approx(expected, rel=1e-12)
+    expected = epsilon([Step(2.0, 1.0, 1), Step(1.1, 0.01, 50)], delta=1e-5, adjacency="replace-one")
+    assert epsilon_server_of(charges, delta=1e-5, adjacency="replace-one") == pytest.approx(expected, rel=1e-12)
 
 
 def test_one_round_can_be_charged_for_each_unit_once(ledger, connection):

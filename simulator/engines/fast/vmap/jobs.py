@@ -5,7 +5,8 @@ It uses the accelerator if there is one. While a group is trained, the workers f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -13,24 +14,36 @@ import torch
 
 from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.learning.draws import Inputs
+from hushfleet.methods.local_round import Trained
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
-from hushfleet.simulator.engines.fast.jobs import REFUSALS, Job, JobAnswer, TrainedJob, commit, declined, device_of
+from hushfleet.simulator.engines.fast.chunks import (
+    REFUSALS,
+    Chunk,
+    ChunkAnswer,
+    Client,
+    ClientRow,
+    declined,
+    divided,
+    train,
+    trainer_for,
+)
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 
 
-def train_at_once(jobs: Sequence[Job], workers: WorkerPool) -> Iterator[JobAnswer]:
-    """Trains and commits like `hushfleet.simulator.engines.fast.jobs.train`; yields answers in the jobs' order."""
-    before: Iterator[JobAnswer] = iter(())
+def train_at_once(cohort: Chunk, workers: WorkerPool) -> Iterator[ChunkAnswer]:
+    """Trains the cohort like `chunks.train`; yields the answers of one chunk after the other."""
+    before: Iterator[ChunkAnswer] = iter(())
     first = 0
-    while first < len(jobs):
-        group = jobs[first : first + _group_size(jobs[first])]
-        known, trained = _train(group)
+    while first < len(cohort.clients):
+        group = replace(cohort, clients=cohort.clients[first : first + _group_size(cohort, cohort.clients[first])])
+        refused, trained = _train(group)
+        yield ChunkAnswer(refused, None)
         yield from before
-        before = _in_order(group, known, workers.map(commit, trained))
-        first += len(group)
+        before = workers.map(train, divided(trained, workers.count))
+        first += len(group.clients)
     yield from before
 
 
@@ -45,63 +58,52 @@ def cohort_trainer(files: LoadedRun) -> CohortTrainer:
     )
 
 
-def _group_size(job: Job) -> int:
-    run = job.run
+def _group_size(cohort: Chunk, client: Client) -> int:
+    run = cohort.run
     spec, method = run.spec, run.method
-    member = Member(method.init_state(), run.train(job.device), np.random.default_rng(0))
+    member = Member(method.init_state(), run.train(client.device), np.random.default_rng(0))
     return cohort_trainer(run).clients_at_once(method, [member], inputs=Inputs(spec.model.dropout, spec.augment))
 
 
-def _train(group: Sequence[Job]) -> tuple[dict[str, JobAnswer], list[TrainedJob]]:
-    """Returns answers of the devices that have already committed this round or decline it, and trains the others."""
-    known: dict[str, JobAnswer] = {}
-    jobs: list[Job] = []
+def _train(group: Chunk) -> tuple[list[ClientRow], Chunk]:
+    """Returns the answers of the devices that decline the round, and the others with their training."""
+    run, plan = group.run, group.plan
+    refused: list[ClientRow] = []
+    clients: list[Client] = []
     members: list[Member] = []
-    files = group[0].run
-    for job in group:
-        with device_of(job, files) as trainer:
-            stored = trainer.store.outbox(job.plan.task, job.plan.round)
-            if stored is not None:
-                known[job.device] = JobAnswer(job.device, trainer.store.identity.public_key, stored.data)
-                continue
-            round = DeviceRound(trainer, job.plan)
-            try:
-                _ = round.charge
-            except REFUSALS as error:
-                known[job.device] = declined(job, trainer, error)
-                continue
-            jobs.append(job)
-            rng, noise = trainer.randomness.order(job.plan.round), trainer.randomness.noise(job.plan.round)
-            members.append(Member(round.state(), trainer.samples(), rng, round.terms, noise))
-    if not jobs:
-        return known, []
+    for client in group.clients:
+        trainer = trainer_for(group, client, None)
+        round = DeviceRound(trainer, plan)
+        try:
+            _ = round.charge
+        except REFUSALS as error:
+            refused.append(declined(client, error))
+            continue
+        clients.append(client)
+        rng, noise = trainer.randomness.order(plan.round), trainer.randomness.noise(plan.round)
+        members.append(Member(round.state(), trainer.samples(), rng, round.terms, noise))
+    rest = replace(group, clients=clients)
+    if not clients:
+        return refused, rest
     try:
-        results = cohort_trainer(files).train(
-            trainer.method,
-            members,
-            files.global_params(jobs[0].plan),
-            inputs=Inputs(files.spec.model.dropout, files.spec.augment),
-        )
+        inputs = Inputs(run.spec.model.dropout, run.spec.augment)
+        results = cohort_trainer(run).train(run.method, members, run.global_params(plan), inputs=inputs)
     except REFUSALS as error:
-        return _one_by_one(jobs, known, error)
-    return known, [TrainedJob(job, result) for job, result in zip(jobs, results, strict=True)]
+        refused_alone, rest = _one_by_one(rest, error)
+        return refused + refused_alone, rest
+    return refused, replace(rest, trained=results)
 
 
-def _one_by_one(
-    jobs: Sequence[Job], known: dict[str, JobAnswer], error: Exception
-) -> tuple[dict[str, JobAnswer], list[TrainedJob]]:
+def _one_by_one(group: Chunk, error: Exception) -> tuple[list[ClientRow], Chunk]:
     """Trains each device alone after a group's training was refused, so that only devices that must decline do so."""
-    if len(jobs) == 1:
-        with device_of(jobs[0], jobs[0].run) as trainer:
-            return {**known, jobs[0].device: declined(jobs[0], trainer, error)}, []
-    trained: list[TrainedJob] = []
-    for job in jobs:
-        answers, done = _train([job])
-        known.update(answers)
-        trained += done
-    return known, trained
-
-
-def _in_order(group: Sequence[Job], known: dict[str, JobAnswer], finished: Iterator[JobAnswer]) -> Iterator[JobAnswer]:
-    for job in group:
-        yield known[job.device] if job.device in known else next(finished)
+    if len(group.clients) == 1:
+        return [declined(group.clients[0], error)], replace(group, clients=[])
+    refused: list[ClientRow] = []
+    clients: list[Client] = []
+    trained: list[Trained] = []
+    for client in group.clients:
+        rows, alone = _train(replace(group, clients=[client]))
+        refused += rows
+        clients += alone.clients
+        trained += alone.trained
+    return refused, replace(group, clients=clients, trained=trained)

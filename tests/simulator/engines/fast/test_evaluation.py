@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.held_out import is_held_out
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.drift import HeldOutTest, note_test
-from hushfleet.edge_client.board.sample_files import load_arrays
 from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.methods import method_of
@@ -31,9 +31,10 @@ from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.clipping import clip
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.fast import engine
-from hushfleet.simulator.engines.fast.jobs import Job, device_of
+from hushfleet.simulator.engines.fast.chunks import Chunk, Client, trainer_for
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.fleet import Subset
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.simulator.world.on_boards import run_on_boards
@@ -176,13 +177,14 @@ def test_what_is_held_out_changes_no_bit_of_any_model(
         )
     )
     calm, other = (begin(task, tmp_path / name, data_dir=None) for name in ("calm", "other"))
+    devices = []
     for device in other.fleet.devices:
-        path = other.folder.device(device.name).train
-        arrays = dict(np.load(path))
-        held = is_held_out(load_arrays(path, other.prepared.spec.model), 0.2)
+        samples = device.train.samples
+        held = is_held_out(samples, 0.2)
         assert 0 < held.sum() < len(held)
-        arrays["labels"] = np.where(held, (arrays["labels"] + 1) % 10, arrays["labels"])
-        np.savez(path, **arrays)
+        changed = replace(samples, labels=np.where(held, (samples.labels + 1) % 10, samples.labels))
+        devices.append(replace(device, train=Subset(changed, partial(np.arange, len(changed)))))
+    other = replace(other, fleet=replace(other.fleet, devices=tuple(devices)))
     for simulation in (calm, other):
         runs.fast(simulation)
     rounds = task.round.rounds + 1
@@ -201,14 +203,14 @@ def test_interrupted_in_a_round_that_asks_it_goes_on_to_the_same_answer(
 ) -> None:
     task = parse_task(task_of(method={"name": "dp-fedavg"}, privacy={"accounting": accounting}, evaluation={}))
     calm = runs.fast(begin(task, tmp_path / "calm", data_dir=None))
-    simulation, heard, deliver = begin(task, tmp_path / "run", data_dir=None), 0, engine.deliver
+    simulation, heard, deliver, chunks = begin(task, tmp_path / "run", data_dir=None), 0, engine.deliver, 3
 
-    def dies(*arguments: Any) -> None:
+    def dies(*arguments: Any, **more: Any) -> None:
         nonlocal heard
         heard += 1
-        if heard == 3 * DEVICES + 5:
+        if heard == 3 * chunks + 2:
             raise KeyboardInterrupt
-        deliver(*arguments)
+        deliver(*arguments, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(engine, "deliver", dies)
@@ -313,6 +315,7 @@ def test_a_board_answers_as_a_simulated_device_does(
     task = parse_task(task_of(model=features, privacy=noise, **sections))
     simulation = begin(task, tmp_path / "run", data_dir=None)
     prepared, name = simulation.prepared, simulation.fleet.devices[0].name
+    simulation.write_samples()
     asked = Package(prepared.spec, prepared.spec.to_bytes(), prepared.blobs, prepared.initial)
     data = OwnDataSection("arrays", str(simulation.folder.device(name).train))
     bench = make_bench(
@@ -327,9 +330,9 @@ def test_a_board_answers_as_a_simulated_device_does(
     count = read_header(update).value_count
     values = decode_update(update, public_key=bench.store.identity.public_key, counts=[count]).values
     plan = bench.agent.rounds.plan
-    job = Job(simulation.folder.path, "onnx", name, index=0, seed=0, plan=plan, evaluate=False)
-    with device_of(job, LoadedRun(job.path, job.runtime)) as trainer:
-        told = DeviceRound(trainer, plan).answer_question(prepared.initial)
+    client = Client(name, index=0)
+    chunk = Chunk(simulation.folder.path, "onnx", plan, seed=0, clients=[client], evaluate=False)
+    told = DeviceRound(trainer_for(chunk, client, None), plan).answer_question(prepared.initial)
     assert values == pytest.approx(clip(told.update, 1.0), abs=1e-6)
     assert np.any(values) == (kind != "drift")
 

@@ -17,11 +17,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from hushfleet.edge_client.worker.metrics import MetricsFile
+from hushfleet.edge_client.worker.metrics import own_metrics
 from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.errors import HushfleetError
+from hushfleet.simulator.engines.fast import chunks
 from hushfleet.simulator.engines.fast.engine import deliver
-from hushfleet.simulator.engines.fast.jobs import JobAnswer
 from hushfleet.simulator.engines.fast.runtimes import RUNTIMES, unavailable
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import read_metrics
@@ -45,7 +45,7 @@ from hushfleet.simulator.engines.fast.workers import Workers
 torch.set_num_threads(1)
 folders = [Path(name) for name in sys.argv[1:]]
 simulations = [go_on(folder, data_dir=None) for folder in folders]
-WATCHED = ("simulator/engines/fast/engine.py", "simulator/engines/fast/jobs.py", "edge_client/storage/store.py",
+WATCHED = ("simulator/engines/fast/engine.py", "simulator/engines/fast/chunks.py", "edge_client/storage/store.py",
            "edge_client/worker/trainer.py", "edge_client/worker/metrics.py", "aggregator/rounds/engine.py",
            "aggregator/storage/store.py", "aggregator/storage/checkpoints.py", "aggregator/results/events.py")
 
@@ -146,7 +146,7 @@ def test_other_runtimes_compute_what_devices_compute(
 def test_a_cohort_trained_at_once_goes_on_with_what_was_committed(
     runs: Any, audit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The aggregator loses the first update of a round, whose device has committed it.
+    """It is killed within a round.
 
     On the processor: CUDA's kernels sum in an order that depends on how many devices are left to be trained.
     """
@@ -154,12 +154,12 @@ def test_a_cohort_trained_at_once_goes_on_with_what_was_committed(
     calm = runs.fast(runs.copy(tmp_path / "calm"), runtime="vmap")
     simulation, heard = runs.copy(tmp_path / "run"), 0
 
-    def dies(answer: JobAnswer, *arguments: Any) -> None:
+    def dies(*arguments: Any, **more: Any) -> None:
         nonlocal heard
         heard += 1
-        if heard == 12:
+        if heard == 7:
             raise KeyboardInterrupt
-        deliver(answer, *arguments)
+        deliver(*arguments, **more)
 
     monkeypatch.setattr("hushfleet.simulator.engines.fast.engine.deliver", dies)
     with pytest.raises(KeyboardInterrupt):
@@ -194,17 +194,17 @@ def test_killed_while_an_personalized_model_is_tested_it_loses_no_metrics(
     runs: Any, calm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That takes long in the last round, and what a table says is the mean over the devices that were tested."""
-    simulation, written = runs.copy(tmp_path / "run"), MetricsFile.write
+    simulation = runs.copy(tmp_path / "run")
 
-    def dies(self: MetricsFile, round: DeviceRound, *arguments: Any, **more: Any) -> None:
+    def dies(round: DeviceRound, *arguments: Any, **more: Any) -> dict[str, object]:
         if round.plan.round == calm.task.round.rounds:
             raise KeyboardInterrupt
-        written(self, round, *arguments, **more)
+        return own_metrics(round, *arguments, **more)
 
-    monkeypatch.setattr(MetricsFile, "write", dies)
+    monkeypatch.setattr(chunks, "own_metrics", dies)
     with pytest.raises(KeyboardInterrupt):
         runs.fast(simulation)
-    monkeypatch.setattr(MetricsFile, "write", written)
+    monkeypatch.undo()
     runs.fast(simulation)
     for device in calm.fleet.devices:
         found, expected = (read_metrics(run, device.name) for run in (simulation, calm))

@@ -12,7 +12,7 @@ from hushfleet.aggregator.results.record import record
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.methods.hush_rule import falling
 from hushfleet.privacy.accountant import Step, epsilon
-from hushfleet.simulator.engines.fast.device_file import store_of
+from hushfleet.simulator.engines.fast.device import store_of
 from hushfleet.simulator.run_folder import Simulation, begin
 
 Cohorts = list[frozenset[str]]
@@ -66,8 +66,7 @@ def test_ledgers_and_aggregator_charge_the_noise_that_each_plan_names(
         charged = [{charge.noise_multiplier for charge in store.charges(row.round)} for row in store.rounds()]
         result = record(store, run.prepared, engine="fast", seed=7)
     assert charged == [{multiplier} for multiplier in told]
-    files = run.folder.device(run.fleet.devices[0].name)
-    with store_of(files, run.fleet.devices[0].name, inspect=False) as device:
+    with store_of(run.folder, run.fleet.devices[0].name, inspect=False) as device:
         entries = device.ledger.entries()
         spent = device.ledger.epsilon_server(delta=1e-5)
     assert [entry.charge.noise_multiplier for entry in entries] == told
@@ -81,5 +80,5 @@ def test_a_device_takes_little_of_the_disk(short_task: Any, runs: Any, tmp_path:
     """Ten thousand of them are simulated, and in one round all send."""
     run = runs.fast(begin(hush(short_task, devices=700, rounds=1), tmp_path / "run", data_dir=None))
     assert [len(cohort) for cohort in cohorts(run)] == [700]
-    used = sum(file.stat().st_size for file in (run.folder.path / "devices").rglob("*") if file.is_file())
+    used = sum(512 * file.stat().st_blocks for file in (run.folder.path / "devices").rglob("*") if file.is_file())
     assert used / 700 < 250_000, f"{used / 700:,.0f} bytes a device"

@@ -19,7 +19,7 @@ from hushfleet.data.samples import FeatureSamples
 from hushfleet.errors import BadInput
 from hushfleet.learning.personalized_head import personalized_head_of
 from hushfleet.simulator.engines.fast import personalized_heads
-from hushfleet.simulator.engines.fast.device_file import store_of
+from hushfleet.simulator.engines.fast.device import store_of
 from hushfleet.simulator.engines.fast.engine import run_logged, run_rounds
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.local_only import train_local_only
@@ -61,7 +61,7 @@ def test_a_device_keeps_the_head_that_its_images_choose_with_the_final_model(run
     final = Checkpoints(run.folder.aggregator, spec.model.layout, durable=False).read(ROUNDS)
     for device in run.fleet.devices:
         expected = personalized_head_of(final, spec.model.layout, device.train.samples, spec.signal)
-        with store_of(run.folder.device(device.name), device.name) as store:
+        with store_of(run.folder, device.name) as store:
             kept = store.own_params(spec.task)
         assert kept is not None
         np.testing.assert_array_equal(kept, expected.params)
@@ -89,7 +89,7 @@ def test_the_result_has_what_the_heads_reach(run: Simulation) -> None:
 def test_the_onnx_file_of_a_device_is_its_chosen_head(run: Simulation) -> None:
     device, x = run.fleet.devices[0], run.fleet.common_test.take(slice(0, 40)).x
     files = {file.stem: file for file in write_models(run)}
-    with store_of(run.folder.device(device.name), device.name) as store:
+    with store_of(run.folder, device.name) as store:
         params = store.own_params(run.prepared.spec.task)
     (found,) = onnxruntime.InferenceSession(files[device.name]).run(["logits"], {"x": x})
     np.testing.assert_allclose(found, run.prepared.inference(params, x), rtol=1e-4, atol=1e-4)

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.fast import engine as fast_engine
-from hushfleet.simulator.engines.fast.device_file import store_of
+from hushfleet.simulator.engines.fast.device import store_of
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.fast.next_models import next_models_accuracy
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import run
-from hushfleet.simulator.run_folder import DeviceFolder, begin
+from hushfleet.simulator.run_folder import begin
 from hushfleet.simulator.studies.reproduce import recipe as recipes
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
 from hushfleet.simulator.studies.reproduce.cli import reproduce
@@ -276,10 +276,10 @@ def test_after_aggregation_all_devices_are_tested_with_their_own_part_in_the_new
     params = Checkpoints(run.folder.aggregator, run.spec.model.layout).read(3)
     first = Checkpoints(run.folder.aggregator, run.spec.model.layout).read(0)
     head, reached, trained = run.method.init_state().public.mask, [], 0
-    for path in sorted((tmp_path / "whole" / RUN / "devices").iterdir()):
+    for path in sorted((tmp_path / "whole" / RUN / "devices").glob("device-*")):
         begin = np.where(head, first, params)
-        if (path / "state.bin").exists():
-            with store_of(DeviceFolder(path), path.name) as store:
+        if run.folder.has_store(path.name):
+            with store_of(run.folder, path.name) as store:
                 state = store.load_state(run.spec.task)
                 if state is not None:
                     trained, begin = trained + 1, np.where(head, state.own, params)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.results.events import EventLog
+from hushfleet.aggregator.rounds.kinds import RoundKind
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
-from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError, StoreFull
-from hushfleet.learning.head_choice import HeadChoice
+from hushfleet.errors import BadInput, HushfleetError, StoreError
 from hushfleet.methods import METHODS
 from hushfleet.methods.local_round import LocalRound, Trained
-from hushfleet.simulator.engines.fast import engine, jobs
-from hushfleet.simulator.engines.fast.device_file import DeviceFile, NotKept, store_of
-from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
+from hushfleet.simulator.cohort_store import CohortStore
+from hushfleet.simulator.engines.fast import chunks, engine
+from hushfleet.simulator.engines.fast.device import NotKept, store_of
+from hushfleet.simulator.engines.fast.partial_sum import PartialSum
 from hushfleet.simulator.engines.fast.sums import key_of
-from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import Simulation, begin
@@ -32,7 +32,7 @@ from hushfleet.wire.format.codec import Coding
 from hushfleet.wire.format.codecs import codec_of, codecs
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import UpdateHeader
-from hushfleet.wire.format.update_values import SIGNED, encode_update
+from hushfleet.wire.format.update_values import encode_update
 from support.kill import CALL, KillPoints
 
 DEVICES, ROUNDS = 4, 3
@@ -71,15 +71,18 @@ def as_in_the_field(monkeypatch: pytest.MonkeyPatch) -> Callable[[Simulation], S
     """Runs a simulation whose devices have the board's database and coded, signed updates; in this process."""
 
     def run(simulation: Simulation, *, runtime: str = "onnx") -> Simulation:
-        def database(job: jobs.Job, run: LoadedRun) -> DeviceStore:
-            identity = key_of(job.seed, job.index)
-            path = run.folder.device(job.device).store
-            return DeviceStore(path, device=job.device, durable=False, identity=identity)
+        @cache
+        def opened(path: Path, device: str, seed: int, index: int) -> DeviceStore:
+            store = DeviceStore(path, device=device, durable=False, identity=key_of(seed, index))
+            return stores.enter_context(store)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(jobs, "store_for", database)
-            patch.setattr(jobs, "UncodedUpdates", lambda *_: SIGNED)
-            patch.setattr(engine, "UncodedUpdates", lambda *_: SIGNED)
+        def database(chunk: chunks.Chunk, client: chunks.Client) -> DeviceStore:
+            path = chunk.run.folder.device(client.device).store
+            return opened(path, client.device, chunk.seed, client.index)
+
+        with monkeypatch.context() as patch, ExitStack() as stores:
+            patch.setattr(chunks, "device_of", database)
+            patch.setattr(RoundKind, "adds_up", False)
             return played(simulation, runtime=runtime)
 
     return run
@@ -95,7 +98,7 @@ def left(simulation: Simulation, audit: Any) -> dict[str, Any]:
     """All that a run leaves, but for its bytes and times."""
     task, devices = simulation.prepared.spec.task, {}
     for name in simulation.took_part:
-        with store_of(simulation.folder.device(name), name) as store:
+        with store_of(simulation.folder, name) as store:
             state = store.load_state(task)
             residual = store.load_residual(task, size=simulation.prepared.spec.model.layout.size)
             charges = [(entry.task, entry.round, entry.charge) for entry in store.ledger.entries()]
@@ -121,8 +124,8 @@ def left(simulation: Simulation, audit: Any) -> dict[str, Any]:
 def test_nothing_but_bytes_and_times_differs(
     setting: str, tiny: Callable[..., Simulation], audit: Any, as_in_the_field: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "MOST_SHOWN", 0)
-    monkeypatch.setattr(jobs, "OWN_MODELS_BYTES", 0)
+    monkeypatch.setattr(chunks, "MOST_SHOWN", 0)
+    monkeypatch.setattr(chunks, "OWN_MODELS_BYTES", 0)
     sections = SETTINGS[setting]
     field, fast = as_in_the_field(tiny("field", **sections)), played(tiny("fast", **sections))
     assert len(fast.took_part) >= DEVICES - 1
@@ -131,7 +134,6 @@ def test_nothing_but_bytes_and_times_differs(
         for name in fast.took_part:
             expected["devices"][name]["values"]["own"] = None
     assert left(fast, audit) == expected
-    assert not fast.folder.updates.exists()
     assert len(set(expected["models"].values())) == 1 + ROUNDS, "each round has changed the model"
     sent = [[event["bytes"] for event in audit.events(run, "update")] for run in (field, fast)]
     assert sent[0] == sent[1], "a small network's updates are counted whole"
@@ -145,8 +147,8 @@ def test_personalized_models_of_the_first_devices_are_kept(
     plain: dict[str, Any] = {"method": {"name": "dp-fedavg"}}
     field, fast = as_in_the_field(tiny("field", **plain)), played(tiny("fast", **plain), workers=2)
     assert left(fast, audit) == left(field, audit)
-    monkeypatch.setattr(jobs, "MOST_SHOWN", 1)
-    monkeypatch.setattr(jobs, "OWN_MODELS_BYTES", 0)
+    monkeypatch.setattr(chunks, "MOST_SHOWN", 1)
+    monkeypatch.setattr(chunks, "OWN_MODELS_BYTES", 0)
     some = left(played(tiny("some", **plain)), audit)["devices"]
     assert [some[name]["values"]["own"] is not None for name in fast.took_part] == [True, *[False] * (DEVICES - 1)]
 
@@ -174,8 +176,8 @@ def test_where_training_diverges_it_is_the_same_and_what_is_not_kept_is_not_test
     plain: dict[str, Any] = {"method": {"name": "dp-fedavg"}}
     field, fast = as_in_the_field(tiny("field", **plain)), played(tiny("fast", **plain))
     assert left(fast, audit) == left(field, audit)
-    monkeypatch.setattr(jobs, "MOST_SHOWN", 0)
-    monkeypatch.setattr(jobs, "OWN_MODELS_BYTES", 0)
+    monkeypatch.setattr(chunks, "MOST_SHOWN", 0)
+    monkeypatch.setattr(chunks, "OWN_MODELS_BYTES", 0)
     bare = played(tiny("not kept", **plain))
     assert left(bare, audit)["models"] == left(field, audit)["models"]
     assert {"accuracy_own_common" in line for name in bare.took_part for line in read_metrics(bare, name).values()} == {
@@ -191,11 +193,14 @@ def test_a_cohort_trained_at_once_is_the_same_too(
     assert left(fast, audit) == left(field, audit)
 
 
+WATCHED = ["simulator/engines/fast", "simulator/cohort_store.py", "edge_client", "aggregator/rounds"]
+WATCHED.append("aggregator/results/device_metrics.py")
 NAMED = {
-    "the values are written": ("write", ("UncodedUpdates.encode",)),
-    "the state is kept": (CALL, ("DeviceFile._keep",)),
-    "the round is committed on the device": (CALL, ("DeviceFile.commit_round",)),
-    "the aggregator takes the update": (CALL, ("RoundEngine.accept",)),
+    "the values are added": (CALL, ("PartialSum.add",)),
+    "an array is written": ("pwrite", ("StateSlots.write",)),
+    "the metrics are written": (CALL, ("write_metrics",)),
+    "the round is kept": (CALL, ("CohortStore._append",)),
+    "the aggregator takes the updates": (CALL, ("RoundEngine.accept_many",)),
     "the round is closed": (CALL, ("RoundEngine.close",)),
 }
 
@@ -206,7 +211,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_models(
 ) -> None:
     calm = left(played(tiny("calm")), audit)
     points, result = (
-        KillPoints(["simulator/engines/fast", "edge_client", "aggregator/rounds"], NAMED),
+        KillPoints(WATCHED, NAMED),
         tmp_path / "said",
     )
     labels = points.labels(lambda: played(tiny("counted")) and None, result)
@@ -223,14 +228,15 @@ def test_a_run_of_the_live_engine_is_not_gone_on_with(tiny: Callable[..., Simula
 
 
 @pytest.mark.parametrize("form", ["quantized", "one-bit", "float16", "float32"])
-def test_a_sample_tells_the_size_of_a_large_update(form: str, tmp_path: Path) -> None:
+def test_a_sample_tells_the_size_of_a_large_update(form: str) -> None:
     counts = [300_000, 7, 50_000]
     steps = [0.5, 1.0, 2.0]  # as far from the noise in each layer
     values = (np.random.default_rng(3).normal(size=sum(counts)) * np.repeat(steps, counts)).astype(np.float32)
     told = header(form, counts, steps if codec_of(form).step_of else [])
-    updates, whole = UncodedUpdates(tmp_path), len(encode_update(told, values, counts=counts, identity=KEY).data)
-    data = updates.encode(told, values, counts=counts, identity=KEY).data
-    assert updates.sent_bytes(data) == pytest.approx(whole, rel=0.003)
+    whole = len(encode_update(told, values, counts=counts, identity=KEY).data)
+    partial = PartialSum(len(values), lambda values: 1.0)
+    partial.encode(told, values, counts=counts, identity=KEY)
+    assert partial.add(np.zeros(len(values), bool), None).size == pytest.approx(whole, rel=0.003)
 
 
 def header(codec: str, counts: list[int], steps: list[float], *, round: int = 1, device: str = "dev") -> UpdateHeader:
@@ -248,7 +254,7 @@ def header(codec: str, counts: list[int], steps: list[float], *, round: int = 1,
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=40, deadline=None)
-def test_values_are_seen_as_decoded(form: str, counts: list[int], seed: int, tmp_path_factory: Any) -> None:
+def test_values_are_seen_as_decoded(form: str, counts: list[int], seed: int) -> None:
     rng, size = np.random.default_rng(seed), sum(counts)
     values = rng.normal(size=size).astype(np.float32)
     codec, sent = codec_of(form), np.empty(size, np.float32)
@@ -256,51 +262,18 @@ def test_values_are_seen_as_decoded(form: str, counts: list[int], seed: int, tmp
     coding = Coding(counts, steps, bytes(15) + b"k")
     coded = codec.encode(values, coding, sent)
     assert codec.seen(values, coding).tobytes() == codec.decode(coded, coding, None).tobytes() == sent.tobytes()
-    given_header, updates = header(form, counts, steps), UncodedUpdates(tmp_path_factory.mktemp("updates"), 3)
-    encoded = updates.encode(given_header, values, counts=counts, identity=KEY)
-    assert encoded.sent.tobytes() == codec.seen(values, given_header.coding(counts)).tobytes()
-    found, _ = updates.authenticate(encoded.data, public_key=KEY.public_key)
-    assert found == given_header
-    assert updates.values(found, encoded.data, counts=counts).tobytes() == encoded.sent.tobytes()
-
-
-def test_another_update_in_a_file_is_noticed(tmp_path: Path) -> None:
-    updates, first, second = UncodedUpdates(tmp_path), header("float32", [2], []), header("float32", [2], [], round=2)
-    data = updates.encode(first, np.ones(2, np.float32), counts=[2], identity=KEY).data
-    updates.encode(second, np.zeros(2, np.float32), counts=[2], identity=KEY)
-    with pytest.raises(Malformed, match="another update than that of dev in round 1"):
-        updates.values(first, data, counts=[2])
-    with pytest.raises(Malformed, match="another update"):
-        updates.values(second, data, counts=[3])  # fewer values than belong there
-    (tmp_path / "0").unlink()
-    with pytest.raises(StoreError, match="0 cannot be read: No such file"):
-        updates.values(second, data, counts=[2])
-
-
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
-    updates, told = UncodedUpdates(tmp_path, 1), header("float32", [2], [])
-    (tmp_path / "1").symlink_to("/dev/full")
-    with pytest.raises(StoreFull, match="1 cannot be written: No space left"):
-        updates.encode(told, np.ones(2, np.float32), counts=[2], identity=KEY)
 
 
 @pytest.mark.slow
-def test_a_damaged_file_is_told_and_no_round_charged_twice(tiny: Callable[..., Simulation]) -> None:
+def test_a_damaged_store_is_told(tiny: Callable[..., Simulation], audit: Any) -> None:
     simulation = played(tiny("run"))
-    name = simulation.took_part[0]
-    path = simulation.folder.device(name).state
+    expected, path = left(simulation, audit), simulation.folder.cohort
     whole = path.read_bytes()
-    for wrong in (b"", whole[:3], whole[:50], whole[:-4], b"\xff\xff\xff\x7f" + whole[4:], bytes(len(whole))):
+    for wrong in (b"\xff" + whole[1:], whole[:3], whole[:-4], whole[:-4] + b"wxyz", whole + b"more"):
         path.write_bytes(wrong)
         with pytest.raises(StoreError, match="is damaged"):
-            DeviceFile(path, device=name)
-    path.write_bytes(whole)
-    late = DeviceFile(path, device=name)
-    os.utime(path, ns=(1, 1))  # as another writing has it
-    with pytest.raises(StoreError, match="was written by another process meanwhile"):
-        late.keep_model(KeptModel("t", bytes(32), HeadChoice(), b""))
-    store = DeviceFile(path, device=name)
-    last = store.ledger.entries()[-1]
-    with pytest.raises(LedgerError, match="already charged"):
-        store.commit_round(type("Commit", (), {"task": last.task, "round": last.round})())  # type: ignore[arg-type]
+            CohortStore(path)._read(until=None, keep=True)
+    path.write_bytes(whole + whole[-50:])  # torn
+    CohortStore.open(path, closed=ROUNDS)
     assert path.read_bytes() == whole
+    assert left(simulation, audit) == expected

@@ -1,0 +1,239 @@
+"""Trains a chunk of a round's devices in a worker: the same `Trainer` as on a board, for one device after the other.
+
+A worker returns one row for each device, and one exact sum of the chunk's updates. Where the aggregator needs single
+updates (secure aggregation, robust aggregates, questions), a row has the whole encoded update.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hushfleet.aggregator.payloads.exact_sum import ExactSum
+from hushfleet.aggregator.rounds.server_half import ServerRound
+from hushfleet.edge_client.board.config import LimitsSection
+from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason
+from hushfleet.edge_client.worker.metrics import evaluations, own_metrics
+from hushfleet.edge_client.worker.randomness import SeededRandomness
+from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
+from hushfleet.errors import PrivacyError
+from hushfleet.methods.local_round import Trained
+from hushfleet.methods.privatize import NoisedUpdate
+from hushfleet.methods.server import ServerArrays
+from hushfleet.simulator.cohort_store import Carried, StateRow, StateSlots
+from hushfleet.simulator.engines.fast.device import CohortDevice, NotKept
+from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
+from hushfleet.simulator.engines.fast.partial_sum import PartialSum
+from hushfleet.simulator.engines.fast.runtimes import VMAP, make_noise, make_optimizer
+from hushfleet.simulator.engines.fast.sums import key_of
+from hushfleet.simulator.run_folder import MOST_SHOWN
+from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.update_values import Summed, encode_update
+
+OWN_MODELS_BYTES = 1 << 26
+"""Disk space for personalized models that no round reads again; the first `MOST_SHOWN` devices always keep theirs."""
+
+# The errors with which a device may decline a round. Any other error is a bug of this program, and ends the run.
+REFUSALS = (PrivacyError, Declined)
+
+KeepMetrics = Callable[[dict[str, object]], None]
+
+
+class Client(NamedTuple):
+    """A device of a round.
+
+    :param epsilon_limit: largest epsilon that the device allows against the server, at the task's delta.
+    :param preference: factor on the standard noise that the device adds, if the method allows it.
+    :param carried: what it has kept from its earlier rounds.
+    """
+
+    device: str
+    index: int
+    epsilon_limit: float = math.inf
+    preference: float = 1.0
+    carried: Carried | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Devices of a round that one worker trains, one after the other.
+
+    :param evaluate: whether the devices' personalized models are tested after training.
+    :param summed: whether the updates are added up where they are trained.
+    :param server: the state of the method's server half, if it weighs updates.
+    :param trained: results of the local training, if it was done elsewhere.
+    """
+
+    path: Path
+    runtime: str
+    plan: RoundPlan
+    seed: int
+    clients: Sequence[Client]
+    evaluate: bool = True
+    summed: bool = True
+    server: ServerArrays = field(default_factory=dict)
+    trained: Sequence[Trained] = ()
+
+    @property
+    def run(self) -> LoadedRun:
+        """The run, loaded once in each process."""
+        return loaded_run(self.path, self.runtime)
+
+
+class ClientRow(NamedTuple):
+    """The answer of a device.
+
+    :param refusal: why the device declines; then nothing else is given.
+    :param update: the encoded update, without values if they are in the chunk's sum.
+    :param summed: what was measured of such values.
+    :param state: what the device's store keeps.
+    :param metrics: what the device has measured about itself.
+    """
+
+    device: str
+    refusal: DeclineReason | None = None
+    update: bytes = b""
+    summed: Summed | None = None
+    state: StateRow | None = None
+    metrics: dict[str, object] | None = None
+
+
+class ChunkAnswer(NamedTuple):
+    """The answers of a chunk's devices in their order, and the sum of their updates if they are added up there."""
+
+    rows: list[ClientRow]
+    sum: ExactSum | None
+
+
+CHUNKS_PER_WORKER = 3
+
+
+def divided(chunk: Chunk, workers: int) -> list[Chunk]:
+    """Divides a round among the workers, into some chunks for each, since devices have different numbers of samples."""
+    size = math.ceil(len(chunk.clients) / (CHUNKS_PER_WORKER * workers)) or 1
+    return [
+        replace(chunk, clients=chunk.clients[first : first + size], trained=chunk.trained[first : first + size])
+        for first in range(0, len(chunk.clients), size)
+    ]
+
+
+def train(chunk: Chunk) -> ChunkAnswer:
+    """Trains the devices, or only does the rest of their round: clip, noise, encode, add."""
+    run, plan = chunk.run, chunk.plan
+    published = run.global_params(plan)
+    server = ServerRound(run.method, run.method.split(published)[0], chunk.server)
+    total = PartialSum(run.method.layout.size, server.weight) if chunk.summed else None
+    works: list[Callable[[DeviceRound], Any]] = [lambda round: round.run(published)] * len(chunk.clients)
+    if chunk.trained:
+        works = [partial(_commit, trained) for trained in chunk.trained]
+    rows = [_answer(chunk, client, total, work) for client, work in zip(chunk.clients, works, strict=True)]
+    return ChunkAnswer(rows, None if total is None else total.sum)
+
+
+def _commit(trained: Trained, round: DeviceRound) -> Any:
+    return round.commit(trained)
+
+
+def _answer(chunk: Chunk, client: Client, total: PartialSum | None, work: Callable[[DeviceRound], Any]) -> ClientRow:
+    run, plan, measured = chunk.run, chunk.plan, list[dict[str, object]]()
+    trainer = trainer_for(chunk, client, total, keep=measured.append)
+    store = trainer.store
+    try:
+        update = work(DeviceRound(trainer, plan, run.membership_list(plan))).data
+    except REFUSALS as error:
+        return declined(client, error)
+    state = store.row if isinstance(store, CohortDevice) else None
+    summed = None
+    if total is not None and isinstance(store, CohortDevice):
+        summed = total.add(store.mask, store.changed_state)
+    return ClientRow(client.device, None, update, summed, state, measured[-1] if measured else None)
+
+
+def declined(client: Client, error: Exception) -> ClientRow:
+    """Returns the decline with the error's own text, which a board in the field does not send."""
+    return ClientRow(client.device, DeclineReason(decline_reason(error).code, str(error)))
+
+
+def device_of(chunk: Chunk, client: Client) -> CohortDevice:
+    """Returns a device's store. It keeps the personalized model if a round reads it, and for the first devices."""
+    run = chunk.run
+    first = max(MOST_SHOWN, OWN_MODELS_BYTES // (4 * run.spec.model.layout.size))
+    return CohortDevice(
+        client.device,
+        client.index,
+        client.carried,
+        StateSlots(run.folder.states),
+        task=run.spec.task,
+        package=run.package,
+        newcomer=run.method.init_state().public,
+        make_identity=lambda: key_of(chunk.seed, client.index),
+        # `vmap` uploads the whole states
+        keeps_own=run.method.parts.reads_own or run.runtime == VMAP or client.index < first,
+    )
+
+
+def trainer_for(
+    chunk: Chunk, client: Client, total: PartialSum | None, *, keep: KeepMetrics = lambda line: None
+) -> Trainer:
+    """Returns the trainer of a device for one round.
+
+    :param total: adds up the updates; None: they are encoded and signed.
+    :param keep: takes the device's metrics.
+    """
+    run = chunk.run
+    return trainer_of(
+        run,
+        client.device,
+        SeededRandomness(chunk.seed, client.index, make_noise),
+        evaluate=chunk.evaluate,
+        keep=keep,
+        store=device_of(chunk, client),
+        limits=LimitsSection.of_simulation(
+            run.spec.privacy, epsilon_server=client.epsilon_limit, noise_preference=client.preference
+        ),
+        make_secure_round=run.secure_round,
+        encode=encode_update if total is None else total.encode,
+    )
+
+
+def trainer_of(
+    run: LoadedRun, device: str, randomness: SeededRandomness, *, evaluate: bool, keep: KeepMetrics, **of_trainer: Any
+) -> Trainer:
+    """Returns the trainer of a device, on its samples in the run folder.
+
+    :param evaluate: whether its personalized model is tested after training.
+    :param keep: takes the device's metrics of a round.
+    :param of_trainer: the other arguments of `Trainer`, such as store and limits.
+    """
+    began = time.monotonic()
+
+    def observe(round: DeviceRound, trained: Trained, noised: NoisedUpdate) -> None:
+        tested = {}
+        # For a linear model, the head that the device chooses counts. If training has diverged, the personalized model
+        # is still the former one; if that was not kept, it is not tested.
+        if evaluate and not run.spec.model.chooses_head and not isinstance(trained.own, NotKept):
+            local: Any = run.local_indices(device)
+            local = run.local_test(device) if local is None else local
+            tested = evaluations(run.inference, trained.own, run.common_test, local)
+        keep(own_metrics(round, trained, noised, tested, train_s=time.monotonic() - began))
+
+    trainer = Trainer(
+        device=device,
+        spec=run.spec,
+        method=run.method,
+        gradient=run.gradient,
+        logits_of=run.inference,
+        samples=lambda: run.train(device),
+        held_out=lambda: run.held_out(device),
+        randomness=randomness,
+        observer=observe,
+        make_optimizer=make_optimizer,
+        **of_trainer,
+    )
+    trainer.__dict__["package"] = run.package  # the same for all devices
+    return trainer
