@@ -35,7 +35,7 @@ from hushfleet.edge_client.worker.job import (
     Workshop,
 )
 from hushfleet.edge_client.worker.runtime import TaskRuntime
-from hushfleet.errors import Malformed, StoreError
+from hushfleet.errors import HushfleetError, Malformed, StoreError
 from hushfleet.methods.public_bytes import public_digest
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.messages import RoundPlan
@@ -98,7 +98,8 @@ class Handover:
         plan, continues = round.plan, task.spec.continues
         state = self._store.stored_state(plan.task)
         no_earlier = state is not None or continues is None
-        package, graphs = task.package()
+        features = "none" if round.asks else self._features(task)
+        package, graphs = task.package(graphs=features == "none")
         accelerator = self._store.accelerator()
         tells_drift = self._config.limits.tell_drift
         self._begin(
@@ -123,7 +124,7 @@ class Handover:
                 trained_samples=known,
                 arrivals=self._store.arrivals.all() if task.spec.data_window_s else (),
                 blank=blank,
-                features="none" if round.asks else self._features(task),
+                features=features,
             )
         )
 
@@ -135,8 +136,8 @@ class Handover:
 
     def begin_head(self, task: TaskRuntime, plan: RoundPlan, head: HeadJob, model: bytes) -> None:
         """Starts the choice of a personalized head. Raises `HushfleetError` or `OSError`."""
-        package, graphs = task.package()
         features = "none" if head.unlabelled or task.spec.held_out else self._features(task)
+        package, graphs = task.package(graphs=features == "none")
         self._begin(Job(self._config, package, graphs, plan, model, task.party.now(), head=head, features=features))
 
     def add_differences(self, task: TaskRuntime, chain: DifferenceChain) -> bytes | None:
@@ -148,7 +149,7 @@ class Handover:
             from hushfleet.wire.format.difference import apply_all
 
             return apply_all(chain.base, chain.differences, chain.plan.task, chain.counts)
-        package, _ = task.package()
+        package, _ = task.package(graphs=False)
         job = Job(self._config, package, (), chain.plan, chain.base, task.party.now())
         adding = replace(job, processor_only=task.deaths > 0, differences=chain.differences, counts=chain.counts)
         self._begin(replace(adding, features=self._features(task)))  # as the round's job, which the worker is kept for
@@ -182,28 +183,31 @@ class Handover:
     def poll(self, task: TaskRuntime | None) -> Outcome | None:
         """Returns the outcome, once; None while the worker works."""
         outcome = self._workshop.poll()
+        for told in self._workshop.told():  # before its worker is given up
+            self._hear(told, task)
         if isinstance(outcome, Features):
-            outcome = self._goes_on()
+            outcome = self._goes_on(task)
+        if outcome is not None and self._job is not None:
+            self._job, self._order_of_features = self._job.light(), []
         if outcome is not None:  # after a failure nobody knows what state it is in
             keep_s = self._config.worker.keep_s if isinstance(outcome, Finished | HeadChosen) else 0.0
             if isinstance(outcome, Applied):  # the round begins now
                 keep_s = max(MOST_APPLYING_S, self._config.worker.keep_s)
             self._kept_until = self._clock() + keep_s
             self.rest()
-        for told in self._workshop.told():
-            self._hear(told, task)
         return outcome
 
-    def _goes_on(self) -> Died | None:
+    def _goes_on(self, task: TaskRuntime | None) -> Died | None:
         """Begins the job's next process: one that makes the features, then the round with them, or at last without the
         file, if it could not be written."""
-        if self._job is None or not self._order_of_features:
+        if task is None or self._job is None or not self._order_of_features:
             return Died("lacks features where there are none")
         features = self._order_of_features.pop(0)
         try:
-            self._start(replace(self._job, features=features))
-        except OSError as error:
-            return Died(f"could not be started: {error.strerror}")
+            _, graphs = task.package(graphs=features != "kept")
+            self._start(replace(self._job, features=features, graphs=graphs))
+        except (OSError, HushfleetError) as error:
+            return Died(f"could not be started: {error}")
         return None
 
     def rest(self, *, at_once: bool = False) -> None:

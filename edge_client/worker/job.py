@@ -60,7 +60,8 @@ class Job:
         a decline would reveal this.
     :param head: None for a round.
     :param features: what is done with the board's file of features, which comes with the job: `kept`, the round takes
-        them from it; `make`, they are made, and nothing is trained; `none`, there is no file.
+        them from it; `make`, they are made, and nothing is trained, unless the file could not be opened; `none`, it is
+        not used.
     :param differences: are added to `model`, which has layers of `counts` values, and nothing is trained; none for a
         round and for a head.
     """

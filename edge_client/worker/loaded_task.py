@@ -78,7 +78,7 @@ class LoadedTask:
     ) -> None:
         simulation, layout = config.simulation, spec.model.layout
         self.spec, self._store, self._clock, self._began = spec, store, clock, clock()
-        self.method = method = method_of(spec)
+        method = method_of(spec)
         # One thread in a simulation: many devices share the machine, and sums must not depend on its cores.
         threads = 1 if simulation else os.cpu_count() or 1
         self._trial: AcceleratorTrial | None = None

@@ -33,7 +33,7 @@ def main(pipe_fd: int) -> None:
     while (given := _next_job(pipe)) is not None:
         job, file = given
         try:
-            work = work or _prepared(job, file, send)
+            work = work or _prepared(job, send)
             limits.allow(job)
             work.file = file
             outcome = work.do(job)
@@ -62,10 +62,10 @@ def _next_job(pipe: socket.socket) -> tuple[Job, int | None] | None:
         return read_job(data), next(iter(others), None)
 
 
-def _prepared(job: Job, file: int | None, tell: Callable[[Told], None]) -> JobWork:
+def _prepared(job: Job, tell: Callable[[Told], None]) -> JobWork:
     """Imports what training needs, and then gives up what it does not need."""
     model = TaskSpec.from_bytes(job.package).model
-    makes_features = model.features is not None and (file is None or job.features == "make")
+    makes_features = model.features is not None and job.features != "kept"
     if not model.is_linear or makes_features:
         _import_onnx_runtime(job)
     from hushfleet.edge_client.board.process import return_freed_memory

@@ -66,6 +66,8 @@ class JobWork:
         """Returns the outcome of a job."""
         if job.differences:
             return _applied(job)
+        if self.file is None and job.features == "kept":  # it could not be opened
+            return Features()
         if self.file is not None:
             self._kept = self._kept or kept_features.KeptFeatures(makes=job.features == "make")
             self._kept.file = self.file

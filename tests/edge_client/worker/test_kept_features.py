@@ -14,6 +14,8 @@ from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection, WorkerSection
 from hushfleet.edge_client.board.retention import DAY_S, Retention
 from hushfleet.edge_client.storage.state_files import FEATURES
+from hushfleet.edge_client.worker.in_process import InProcess
+from hushfleet.edge_client.worker.job import Features, Job, Outcome
 from hushfleet.edge_client.worker.kept_features import FeaturesLacking, KeptFeatures
 from hushfleet.edge_client.worker.process import ChildProcess
 from hushfleet.learning.graph_features import FeatureGraph
@@ -105,7 +107,7 @@ def test_a_file_that_cannot_be_written_costs_memory_and_no_round(
     field.store_path.with_name(FEATURES).mkdir()
     open_and_wait(bench)
     assert bench.server.declines == []
-    assert seen == ["kept True"]
+    assert seen == ["kept False", "make True"]
 
 
 def test_a_full_disk_costs_memory_and_no_round(
@@ -117,6 +119,33 @@ def test_a_full_disk_costs_memory_and_no_round(
     open_and_wait(bench)
     assert bench.server.declines == []
     assert seen == ["kept False", "make True", "kept False", "none True"]
+
+
+class Lacking(InProcess):
+    """A worker that lacks features whatever it gets."""
+
+    jobs: list[str]
+
+    def begin(self, job: Job) -> None:
+        self.jobs.append(job.features)
+
+    def poll(self) -> Outcome | None:
+        return Features() if self.jobs else None
+
+
+@pytest.mark.parametrize("has_features", [True, False])
+def test_a_worker_that_always_lacks_features_is_dead(
+    make_bench: MakeBench, on_features: Package, package: Package, field: DeviceConfig, has_features: bool
+) -> None:
+    bench = make_bench(package=on_features if has_features else package, config=field)
+    lacking = bench.agent.rounds._handover._workshop = Lacking()
+    lacking.jobs = []
+    bench.opens(1)
+    bench.until(lambda: bool(bench.server.declines))
+    jobs = ["kept", "make", "kept", "none"] if has_features else ["none"]
+    assert lacking.jobs == 2 * jobs, "with data, and without"
+    assert bench.agent.rounds._handover._job.graphs == (), "a guardian keeps no megabytes"
+    assert not bench.store.ledger.entries()
 
 
 def samples_of(count: int) -> Samples:
