@@ -9,7 +9,8 @@ equally; the first round of each is left out, and the median of the turns is sho
 same turn. Processor time is that of a framework with all its processes; on a busy machine it says more than the clock.
 
 W1 to W3 are DP-FedAvg, which all of them have. W4 (Hush) and W5 (FedPer) are measured beside the plain loop alone,
-which does the same arithmetic.
+which does the same arithmetic. W6 is secure aggregation, beside Flower's SecAgg+: Flower masks each update, our fast
+engine leaves masks out, because they cancel (`benchmarks.secure_fleet` measures boards with all masks).
 
 With --before, the engine of another checkout of this project is measured too; it must have this script.
 
@@ -48,7 +49,7 @@ from hushfleet.models import get_model
 from hushfleet.simulator.fleet import make_fleet
 
 PEERS = ("pfl", "flower", "blazefl")
-"""The other frameworks; they run DP-FedAvg alone."""
+"""The other frameworks."""
 FAMILIES = ("ours", "plain", *PEERS)
 RUNTIMES = ("onnx", "native", "torch", "vmap")
 BEFORE = "before"
@@ -102,12 +103,20 @@ def frameworks_of(options: argparse.Namespace, job: TrainingJob, data_dir: Path)
         add(f"plain loop, {_counted(count)}", "plain", "plain_loop", count)
         launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
         add(f"pfl, {_counted(count)}", "pfl", "pfl_simulation", launcher=launcher if count > 1 else ())
+    flower = "flower_secagg" if job.workload.secure else "flower_simulation"
     for count in counts if cpu else [1, 2]:
-        add(f"Flower, {count} actor{'s' * (count > 1)}", "flower", "flower_simulation", count)
+        add(f"Flower, {count} actor{'s' * (count > 1)}", "flower", flower, count)
     for count in counts:
         add(f"BlazeFL, {count} thread{'s' * (count > 1)}", "blazefl", "blazefl_simulation", count)
-    able = set(options.frameworks) if job.workload.method == "dp-fedavg" else {*options.frameworks} - {*PEERS}
-    return [each for each in found if each.family in {*able, BEFORE}]
+    unable = {*PEERS} - {*_able(job.workload)}
+    return [each for each in found if each.family in {*options.frameworks, BEFORE} - unable]
+
+
+def _able(workload: Workload) -> tuple[str, ...]:
+    """Returns the other frameworks that have the workload's method."""
+    if workload.secure:
+        return ("flower",)
+    return PEERS if workload.method == "dp-fedavg" else ()
 
 
 def _counted(count: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,16 @@ import numpy as np
 
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.simulator.engines.fast.device_file import store_of
+from hushfleet.edge_client.worker.trainer import DeviceRound
+from hushfleet.simulator.cohort_store import CohortStore
+from hushfleet.simulator.engines.fast.chunks import Chunk, Client, trainer_for
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.runtimes import quickest
-from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.wire.format.codecs import steps_for
 from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import WireSpec
 from hushfleet.wire.format.update import UpdateHeader
 from hushfleet.wire.format.update_values import EncodedUpdate, encode_update
@@ -64,16 +66,18 @@ def train(
     *,
     processes: int = 1,
     runtime: str | None = None,
-    log: Callable[[Path], EventLog] = EventLog,
+    on_opened: Callable[[RoundPlan], None] = lambda plan: None,
     evaluate_last: int = 0,
 ) -> None:
     """Runs all rounds, without tests of accuracy but after the last round.
 
+    :param on_opened: called with each round's plan, before any device trains.
     :param evaluate_last: 1 to test the devices' personalized models too.
     """
-    with Workers(processes) as workers, log(simulation.folder.events) as events:
+    with Workers(processes) as workers, EventLog(simulation.folder.events) as events:
         runtime, every = runtime or quickest(simulation.task.model.name), simulation.task.round.rounds
-        run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=every, evaluate_last=evaluate_last)
+        each: dict[str, Any] = {"evaluate_every": every, "evaluate_last": evaluate_last, "on_opened": on_opened}
+        run_rounds(simulation, workers, events, runtime=runtime, **each)
 
 
 def train_update(task: Task, folder: Path, *, data_dir: Path | None) -> tuple[Simulation, Update]:
@@ -83,21 +87,22 @@ def train_update(task: Task, folder: Path, *, data_dir: Path | None) -> tuple[Si
     """
     simulation = begin(task, folder, data_dir=data_dir)
     simulation = replace(simulation, prepared=replace(simulation.prepared, evaluate_global=None))
-    name, spec, last = simulation.fleet.devices[0].name, simulation.prepared.spec, task.round.rounds
-    found: list[Update] = []
+    device, found = simulation.fleet.devices[0], list[Update]()
 
-    class UpdateLog(EventLog):
-        """Keeps the update when it arrives: its values are removed at the end of the run."""
+    def keep(header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], **by: Any) -> EncodedUpdate:
+        found.append(Update(header, values.copy(), tuple(counts), simulation.prepared.spec.model.layout.size))
+        return encode_update(header, values, counts=counts, **by)
 
-        def write(self, kind: str, **fields: Any) -> dict[str, Any]:
-            if (kind, fields.get("round"), fields.get("device")) == ("update", last, name):
-                with store_of(simulation.folder.device(name), name) as store:
-                    data = store.outbox(spec.task, last).data
-                updates, counts = UncodedUpdates(simulation.folder.updates), tuple(fields["shared"])
-                header, _ = updates.authenticate(data, public_key=b"")
-                values = updates.values(header, data, counts=counts)
-                found.append(Update(header, values, counts, spec.model.layout.size))
-            return super().write(kind, **fields)
+    def train_first(plan: RoundPlan) -> None:
+        """Trains the device once more than the engine will: the bits are the same."""
+        if plan.round < task.round.rounds:
+            return
+        carried = CohortStore.read(simulation.folder.cohort).carried(device.index)
+        client = Client(device.name, device.index, device.epsilon_limit, device.preference, carried)
+        chunk = Chunk(folder.absolute(), quickest(task.model.name), plan, task.seed, [client], evaluate=False)
+        trainer = trainer_for(chunk, client, None)
+        trainer.encode = keep
+        DeviceRound(trainer, plan).run(chunk.run.global_params(plan))
 
-    train(simulation, log=UpdateLog)
+    train(simulation, on_opened=train_first)
     return simulation, found[0]

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+_UNCHANGED = frozenset({str, int, bool, type(None)})
+
 
 def to_json(value: Any) -> Any:
     """Converts values of Python, NumPy and msgspec to standard JSON: infinities to `"inf"`, `"-inf"`; NaN to None.
@@ -14,6 +16,8 @@ def to_json(value: Any) -> Any:
     >>> to_json({"epsilon": math.inf, "loss": math.nan})
     {'epsilon': 'inf', 'loss': None}
     """
+    if type(value) in _UNCHANGED:
+        return value
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, msgspec.Struct):
@@ -37,4 +41,4 @@ def from_json(value: Any) -> Any:
         return {name: from_json(item) for name, item in value.items()}
     if isinstance(value, list):
         return [from_json(item) for item in value]
-    return float(value) if value in ("inf", "-inf") else value
+    return float(value) if isinstance(value, str) and value in ("inf", "-inf") else value

@@ -33,11 +33,7 @@ class Graph:
 
     def to_bytes(self, result: str, image_shape: tuple[int, int, int], count: int) -> bytes:
         """Returns the ONNX file in which `result` is called `features`."""
-        empty = helper.make_model(
-            helper.make_graph([], "features", [], []),
-            opset_imports=[helper.make_opsetid("", OPSET)],
-            ir_version=_IR_VERSION,
-        )
+        empty = to_model(helper.make_graph([], "features", [], []))
         return self.appended_to(empty, "x", result, image_shape, count)
 
     def appended_to(
@@ -56,6 +52,11 @@ class Graph:
         onnx.checker.check_model(model)
         data: bytes = model.SerializeToString(deterministic=True)
         return data
+
+
+def to_model(graph: onnx.GraphProto) -> onnx.ModelProto:
+    """Returns the file of a graph, for the operators that boards know."""
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR_VERSION)
 
 
 def without_traces(model: onnx.ModelProto) -> onnx.ModelProto:

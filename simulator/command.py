@@ -13,6 +13,7 @@ from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.planning.pay import pay
 from hushfleet.aggregator.report.console import Console
 from hushfleet.aggregator.results.result import Result
+from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import opened, run
 from hushfleet.simulator.run_folder import RunFolder, Simulation, run_path
@@ -20,15 +21,18 @@ from hushfleet.simulator.run_folder import RunFolder, Simulation, run_path
 INTERRUPTED = 130
 
 
-def run_and_show(task: Task, options: RunOptions, console: Console, *, out: Path | None = None) -> Result:
+def run_and_show(
+    task: Task, options: RunOptions, console: Console, *, out: Path | None = None, workers: WorkerPool | None = None
+) -> Result:
     """Runs the task, prints the summary and returns the result. After Ctrl-C, prints how to resume, and exits with 130.
 
     :param out: the command's `--out`, if this is not the run's own folder.
+    :param workers: as of `run`.
     """
     simulation = opened(task, RunFolder(run_path(options.out, task.name)), options, console)
     _warn(simulation, console)
     try:
-        result = run(simulation, options, console=console)
+        result = run(simulation, options, console=console, workers=workers)
     except KeyboardInterrupt:
         raise interrupted(console, again_command(out or simulation.folder.path)) from None
     from hushfleet.aggregator.report.summary import summary_table

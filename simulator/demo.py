@@ -7,7 +7,7 @@ and at epsilon_server 2 each board gains.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,14 +17,20 @@ import typer
 
 from hushfleet.aggregator.broker.programs import BrokerKind
 from hushfleet.aggregator.report.options import with_options
+from hushfleet.atomic_file import write_whole
 from hushfleet.simulator.options import BrokerOption, Out, Resume, RunOptions
+from hushfleet.simulator.studies.invert.options import PICTURE, InvertOptions
 from hushfleet.user_files import checked_folder, refuse_others
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hushfleet.aggregator.config.task import Task
     from hushfleet.aggregator.report.console import Console
     from hushfleet.aggregator.results.result import Result
     from hushfleet.simulator.engines.fast.workers import Workers
-    from hushfleet.simulator.studies.invert.study import AttackTarget
+
+    Attack = tuple[Table, dict[str, bytes]]
 
 BOARDS = "raspberry-pi-zero-2-w,raspberry-pi-5-8gb,jetson-orin-nano"
 
@@ -43,6 +49,12 @@ class Half:
     own_processes: int
     short: tuple[str, ...]
     inverts: bool = False
+
+    def load(self, *, short: bool) -> Task:
+        """Reads the task."""
+        from hushfleet.aggregator.config.task import load_task
+
+        return load_task(Path(__file__).with_name(self.task), self.short if short else ())
 
 
 HALVES = {
@@ -75,22 +87,31 @@ def demo(
     """
     from hushfleet.aggregator.report.comparison import comparison_table, write_comparison
     from hushfleet.aggregator.report.console import Console
+    from hushfleet.simulator.command import again_command, interrupted
     from hushfleet.simulator.engines.fast.workers import Workers
     from hushfleet.simulator.run_folder import run_path
 
     console, folder = Console(), run_path(out, "demo")
     chosen = {name: HALVES[name] for name in HALVES if half in ("both", name)}
     _check_folder(folder, chosen, resume=resume)
+    attacks: dict[str, Iterator[Attack]] = {}
     with Workers() as workers:
-        results = {
-            each.title: _run(each, folder, name, workers, console, broker=broker, short=short, resume=resume)
-            for name, each in chosen.items()
-        }
+        results: dict[str, Result] = {}
+        for name, each in chosen.items():
+            attacks[name] = _attack(each, folder / name, workers, short=short)
+            results[name] = _run(each, folder, name, workers, console, broker=broker, short=short, resume=resume)
+        try:
+            for name, seen in attacks.items():
+                for table, files in seen:
+                    _add(table, files, results[name], folder / name, console)
+        except KeyboardInterrupt:
+            raise interrupted(console, again_command(folder)) from None
     if len(results) == 1:
         return
+    titled = {each.title: results[name] for name, each in chosen.items()}
     reports = {each.title: f"{name}/report.html" for name, each in chosen.items()}
-    write_comparison("Two fleets", results, reports, folder / "report.html", seen=folder / "paper" / "invert.png")
-    console.print(comparison_table(results, title="what a board gained, and what it gave away"))
+    write_comparison("Two fleets", titled, reports, folder / "report.html", seen=folder / "paper" / PICTURE)
+    console.print(comparison_table(titled, title="what a board gained, and what it gave away"))
     console.print(f"report  {folder / 'report.html'}", highlight=False, markup=False)
 
 
@@ -117,44 +138,45 @@ def _run(
     short: bool,
     resume: bool,
 ) -> Result:
-    """Runs one half; with `--resume`, a half that has ended is not run again. Images are reconstructed beside it."""
-    from hushfleet.aggregator.config.task import load_task
+    """Runs one half; with `--resume`, a half that has ended is not run again."""
     from hushfleet.aggregator.results.result import Result
-    from hushfleet.simulator.command import again_command, interrupted, run_and_show
-    from hushfleet.simulator.studies.invert.options import InvertOptions
-    from hushfleet.simulator.studies.invert.study import PICTURE, invert
+    from hushfleet.simulator.command import run_and_show
 
     folder = out / name
-    task = load_task(Path(__file__).with_name(half.task), half.short if short else ())
-    inverts = half.inverts and not (folder / PICTURE).exists()
-    seen = workers.map(partial(invert, options=InvertOptions(images=2 if short else 6)), [task] * inverts)
     if resume and (folder / "result.json").exists():
-        result = Result.load(folder / "result.json")
-    else:
-        console.rule(half.title)
-        options = RunOptions(
-            engine="live",
-            out=folder,
-            resume=resume and (folder / "task.json").exists(),
-            broker=broker,
-            boards=BOARDS,
-            own_processes=half.own_processes,
-        )
-        result = run_and_show(task, options, console, out=out)
-    try:
-        for each in seen:
-            _add(each, result, folder, console)
-    except KeyboardInterrupt:
-        raise interrupted(console, again_command(out)) from None
-    return result
+        return Result.load(folder / "result.json")
+    console.rule(half.title)
+    options = RunOptions(
+        engine="live",
+        out=folder,
+        resume=resume and (folder / "task.json").exists(),
+        broker=broker,
+        boards=BOARDS,
+        own_processes=half.own_processes,
+    )
+    return run_and_show(half.load(short=short), options, console, out=out, workers=workers)
 
 
-def _add(seen: AttackTarget, result: Result, folder: Path, console: Console) -> None:
+def _attack(half: Half, folder: Path, workers: Workers, *, short: bool) -> Iterator[Attack]:
+    """Begins to reconstruct images in a worker, beside the rounds of both halves."""
+    wanted = half.inverts and not (folder / PICTURE).exists()
+    return workers.map(partial(_attacked, images=2 if short else 6), [half.load(short=short)] * wanted)
+
+
+def _attacked(task: Task, *, images: int) -> Attack:
+    """Returns the table and the files, so that this process alone loads PyTorch."""
+    from hushfleet.simulator.studies.invert.show import table
+    from hushfleet.simulator.studies.invert.study import invert
+
+    seen = invert(task, InvertOptions(images=images))
+    return table("what the server could see of a training image", seen.views), seen.files
+
+
+def _add(table: Table, files: Mapping[str, bytes], result: Result, folder: Path, console: Console) -> None:
     """Adds the images that the server could see to the report."""
     from hushfleet.aggregator.report.render import write_report
-    from hushfleet.simulator.studies.invert.show import table
-    from hushfleet.simulator.studies.invert.study import PICTURE
 
-    seen.save(folder)
+    for name, data in files.items():
+        write_whole(folder / name, data, durable=True)
     write_report(result, folder / "report.html", seen=folder / PICTURE)
-    console.print(table("what the server could see of a training image", seen.views))
+    console.print(table)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
+from onnx import TensorProto, helper
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -21,6 +22,7 @@ from hushfleet.learning.personalized_head import inputs_of_own, own_logits
 from hushfleet.models import get_model
 from hushfleet.models.export import bake
 from hushfleet.models.model import Model
+from hushfleet.models.onnx_nodes import to_model
 from hushfleet.params import ParamLayout
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.device import NotKept, store_of
@@ -119,11 +121,20 @@ def _write(simulation: Simulation, name: str, params: np.ndarray) -> Path:
 
 @cache
 def _personalized_head(classes: int, count: int) -> tuple[bytes, ParamLayout]:
-    """Returns the graph `(param.*, x) -> logits` of a linear model of `count` features, and its layout."""
-    from hushfleet.models.tracing import export_inference  # takes seconds to import
+    """Returns the graph `(param.*, x) -> logits` of a linear model of `count` features, and its layout.
 
-    model = _linear(classes, count)
-    return export_inference(model), model.layout
+    It is written by hand, because PyTorch's exporter takes seconds.
+    """
+    layout = _linear(classes, count).layout
+    values = {f"param.{name}": shape for name, shape in zip(layout.names, layout.shapes, strict=True)}
+    values |= {"x": ("batch", count, 1, 1)}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in values.items()]
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ("batch", classes))
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["flat"]),
+        helper.make_node("Gemm", ["flat", "param.head.weight", "param.prior"], ["logits"], transB=1),
+    ]
+    return to_model(helper.make_graph(nodes, "head", inputs, [logits])).SerializeToString(), layout
 
 
 def _linear(classes: int, count: int) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -42,15 +43,20 @@ def opened(task: Task, folder: RunFolder, options: RunOptions, console: Console)
         return open_simulation(task, folder.path, data_dir=options.data_dir, mix=mix, resume=options.resume)
 
 
-def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Result:
-    """Runs the rounds, the baseline, the sweep and the other seeds; writes models, `result.json` and `report.html`."""
-    result = _run_one(simulation, options, console)
-    if options.seeds > 1:
-        from hushfleet.simulator.after_rounds import write_result
-        from hushfleet.simulator.sweep import with_seeds
+def run(simulation: Simulation, options: RunOptions, *, console: Console, workers: WorkerPool | None = None) -> Result:
+    """Runs the rounds, the baseline, the sweep and the other seeds; writes models, `result.json` and `report.html`.
 
-        result = with_seeds(result, list(_other_seeds(simulation, _alike(options, result), console)))
-        write_result(result, simulation.folder)
+    :param workers: processes that exist already; None: started for this run and its other seeds.
+    """
+    with _workers(options) if workers is None else nullcontext(workers) as pool:
+        result = _run_one(simulation, options, console, pool)
+        if options.seeds > 1:
+            from hushfleet.simulator.after_rounds import write_result
+            from hushfleet.simulator.sweep import with_seeds
+
+            others = _other_seeds(simulation, _alike(options, result), console, pool)
+            result = with_seeds(result, list(others))
+            write_result(result, simulation.folder)
     return result
 
 
@@ -60,7 +66,9 @@ def _alike(options: RunOptions, first: Result) -> RunOptions:
     return replace(options, runtime=cast(Runtime, taken), sweep="")
 
 
-def _other_seeds(simulation: Simulation, options: RunOptions, console: Console) -> Iterator[Result]:
+def _other_seeds(
+    simulation: Simulation, options: RunOptions, console: Console, workers: WorkerPool
+) -> Iterator[Result]:
     """Yields the result of each further seed: a whole run in `seeds/SEED`, started, continued, or already finished."""
     for seed in range(simulation.seed + 1, simulation.seed + options.seeds):
         folder = simulation.folder.of_seed(seed)
@@ -70,38 +78,35 @@ def _other_seeds(simulation: Simulation, options: RunOptions, console: Console) 
         console.print(f"seed {seed}", style="bold", highlight=False)
         with show_progress(console):
             other = repeated(simulation, replace(simulation.task, seed=seed), folder)
-        yield _run_one(other, options, console)
+        yield _run_one(other, options, console, workers)
 
 
-def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> Result:
+def _run_one(simulation: Simulation, options: RunOptions, console: Console, workers: WorkerPool) -> Result:
     for note in notes_of(simulation.task):
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     for words in _not_played(simulation, options):
         console.print(words, style="yellow", highlight=False, soft_wrap=True)
-    with _workers(options) as workers:
-        runtime = ON_DEVICES
-        watch = _watch(simulation, options, console)
-        if options.engine == "live":
-            engine("live")(simulation, options, watch)
-        else:
-            with show_progress(console):
-                runtime = choose_runtime(simulation) if options.runtime == AUTO else options.runtime
-            spec = simulation.prepared.spec.model
-            if reason := unavailable(runtime, spec.name):
-                raise BadInput(f"--runtime {runtime} does not go with this task: {reason}")
-            console.print(f"gradients by {runtime}", style="bright_black", highlight=False)
-            with watch:
-                seconds = _rounds(simulation, workers, options, runtime)(
-                    simulation, evaluate_every=options.evaluate_every
-                )
-            if seconds is not None:
-                taken = f"the fleet would have taken {format_seconds(seconds)} on these boards"
-                console.print(taken, highlight=False)
-        from hushfleet.simulator.after_rounds import finished  # after months of rounds, perhaps: with the plots
-
-        rounds = _rounds(simulation, workers, options, runtime)
+    runtime = ON_DEVICES
+    watch = _watch(simulation, options, console)
+    if options.engine == "live":
+        engine("live")(simulation, options, watch)
+    else:
         with show_progress(console):
-            return finished(simulation, workers, options, runtime=runtime, rounds=rounds)
+            runtime = choose_runtime(simulation) if options.runtime == AUTO else options.runtime
+        spec = simulation.prepared.spec.model
+        if reason := unavailable(runtime, spec.name):
+            raise BadInput(f"--runtime {runtime} does not go with this task: {reason}")
+        console.print(f"gradients by {runtime}", style="bright_black", highlight=False)
+        with watch:
+            seconds = _rounds(simulation, workers, options, runtime)(simulation, evaluate_every=options.evaluate_every)
+        if seconds is not None:
+            taken = f"the fleet would have taken {format_seconds(seconds)} on these boards"
+            console.print(taken, highlight=False)
+    from hushfleet.simulator.after_rounds import finished  # after months of rounds, perhaps: with the plots
+
+    rounds = _rounds(simulation, workers, options, runtime)
+    with show_progress(console):
+        return finished(simulation, workers, options, runtime=runtime, rounds=rounds)
 
 
 def _workers(options: RunOptions) -> WorkerPool:

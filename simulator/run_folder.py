@@ -24,7 +24,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -187,8 +189,10 @@ def open_simulation(
 def repeated(simulation: Simulation, task: Task, folder: RunFolder) -> Simulation:
     """Opens the same run with another task, in a folder of its own: started, or continued.
 
-    Under the virtual clock its boards are as fast as in the first run.
+    Under the virtual clock its boards are as fast as in the first run. It shares the files of features.
     """
+    with suppress(OSError):  # where there are no links, or they are there already
+        shutil.copytree(simulation.folder.features, folder.features, copy_function=os.link)
     how: dict[str, Any] = {"data_dir": simulation.data_dir, "mix": simulation.mix}
     again = open_simulation(task, folder.path, **how, resume=folder.task.exists())
     first = simulation.folder.clock

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import shutil
 import sys
@@ -90,6 +89,8 @@ def serve_amqtt() -> None:
         # logins without a user name make sessions that amqtt forgets at once, which is enough for clean sessions
         "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
     }
+
+    import asyncio  # with TLS: no other program here needs either
 
     async def serve() -> None:
         await AmqttBroker(config).start()

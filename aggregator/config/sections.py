@@ -54,8 +54,8 @@ class ModelSection(Checked):
         features of images: it scales a sample of up to 4095 values, normalised as without features, to norm 1; method
         `hush` takes it if none are named.
     :param directions: how many leading principal components of the features the shared head takes as input and sends; a
-        device's own part uses all. Left out, method `hush` uses the number of its rule, other methods use all. A network
-        without a classifier returns features in no order, so that all are sent.
+        device's own part uses all. Left out, method `hush` uses the number of its rule, other methods use all. A
+        network without a classifier returns features in no order, so that all are sent.
     :param share: `all`: the whole network is trained and sent; `head`: only the last layer of a compact network. The
         other layers are fixed: the task's seed draws them, or they come from `weights`, and they are sent with the task
         like features.
@@ -111,7 +111,7 @@ class ModelSection(Checked):
         """Whether the model takes features that are ordered by importance. Raises `BadInput` for a bad file."""
         if self.features is None or not is_path("features", self.features):
             return self.takes_pixels
-        from hushfleet.models.features.backbone import has_classifier  # with PyTorch
+        from hushfleet.models.features.backbone import has_classifier  # with onnx
 
         return has_classifier(Path(self.features))
 

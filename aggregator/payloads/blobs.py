@@ -112,6 +112,16 @@ class ChunkServer:
                 running.plan(now)
         return True
 
+    def is_marked(self, want: Want) -> bool:
+        """Returns whether all these chunks are about to be sent, so that `want` would change nothing."""
+        running = self._passes.get(want.digest)
+        if running is None or want.size != len(running.blob):
+            return False
+        if want.missing and want.missing[-1][1] > len(running.wanted):
+            return False
+        places = [slice(*span) for span in want.missing] or [slice(None)]
+        return all(0 not in running.wanted[place] for place in places)
+
     @property
     def due_at(self) -> float:
         """Time of the next chunk; inf if nothing was asked for."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hushfleet.aggregator.storage.store import UpdateRow
+from hushfleet.aggregator.storage.store import ChargeRow, UpdateRow
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import Ack, Offer, Refused
 from hushfleet.wire.format.update import UpdateHeader
@@ -63,6 +63,7 @@ class CheckedUpdate:
     :param squares: the sum of squares in each layer.
     :param summed: given if the values are in a partial sum already; then `values` is not set.
     :param row: the row that the store keeps.
+    :param charge: the stored charge.
     :param staleness: the number of rounds by which it is older than the sum's round; 0 except in buffered rounds.
 
     The result is:
@@ -92,6 +93,7 @@ class CheckedUpdate:
     squares: tuple[float, ...] = field(default=(), repr=False)
     summed: Summed | None = None
     row: UpdateRow | None = None
+    charge: ChargeRow | None = None
     staleness: int = 0
 
     code: str = ""

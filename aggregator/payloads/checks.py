@@ -64,6 +64,7 @@ class UpdateChecks:
         self._last_read = self.newcomer = method.init_state().public
         self._last_sent: tuple[np.ndarray, np.ndarray, tuple[int, ...]] | None = None
         self._agreed: Agreed | None = None
+        self._last_declared: tuple[object, ...] = ()  # what `_check_noise` has found right
 
     def agreed(self, plan: RoundPlan) -> Agreed:
         """Returns the terms of a plan with their cost and charge, which are computed once for all its updates."""
@@ -209,6 +210,9 @@ class UpdateChecks:
 
         :param multiplier: noise multiplier of the values only.
         """
+        declared = header.clip_norms, header.noise_stds, header.steps, multiplier, clip_norm
+        if declared == self._last_declared:
+            return
         norms, stds = np.array(header.clip_norms), np.array(header.noise_stds)
         limit = clip_norm * (1 + _TOLERANCE)
         if not (stds > 0).all():
@@ -231,6 +235,7 @@ class UpdateChecks:
         allowed = steps_for(self.spec.wire, noise_stds=header.noise_stds, layer_rms=())
         if any(step > most * (1 + _TOLERANCE) for step, most in zip(header.steps, allowed, strict=True)):
             raise Refusal("out-of-bounds", "a quantisation step, or a sign's magnitude, is above what the task allows")
+        self._last_declared = declared
 
     def _find_sent(self, update: CheckedUpdate, public: PublicState) -> None:
         """Finds the entries that a device sends in this state; devices with one mask share the array."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from hushfleet.aggregator.payloads.checked_update import CheckedUpdate, Refusal
@@ -47,7 +48,8 @@ def exponent(layers: int) -> float:
     return math.log(_EVENTS * (layers + 1) / FALSE_REFUSAL)
 
 
-def square_limits(counts: Sequence[int], ratios: Sequence[float], signal: float, *, x: float) -> Limits:
+@lru_cache(maxsize=1024)  # the devices of a round mostly declare the same
+def square_limits(counts: tuple[int, ...], ratios: tuple[float, ...], signal: float, *, x: float) -> Limits:
     """Returns the limits of one layer, or of several layers together, with values divided by their noise's deviation.
 
     :param counts: number of values in each layer.
@@ -80,7 +82,7 @@ def check_noised(update: CheckedUpdate, *, bound: float, layers: Sequence[LayerS
     if not codec_of(header.codec).keeps_norm:
         return  # the header's magnitudes determine the norm of such updates
     stds = header.noise_stds
-    ratios = [step / std for step, std in zip(header.steps or (0.0,) * len(stds), stds, strict=True)]
+    ratios = tuple(step / std for step, std in zip(header.steps or (0.0,) * len(stds), stds, strict=True))
     x = exponent(len(stds))
     for span, square, peak, k, std, clip_norm, ratio in zip(
         layers, update.squares, update.peaks, counts, stds, header.clip_norms, ratios, strict=True

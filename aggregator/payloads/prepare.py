@@ -197,7 +197,7 @@ def _features(task: Task, shape: tuple[int, int, int], *, standardised: bool) ->
     section = task.model
     if section.features is None and section.share == "all":
         return None
-    from hushfleet.models.features import get_features, hidden_features  # with PyTorch
+    from hushfleet.models.features import get_features, hidden_features  # with onnx
     from hushfleet.models.features.hidden import read_weights
 
     if section.features is not None:

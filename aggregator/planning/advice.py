@@ -66,7 +66,7 @@ class Question:
         """Whether the features are ordered by importance, so that a shared head takes only the first ones."""
         if not self.features.endswith(".onnx"):
             return True
-        from hushfleet.models.features.backbone import has_classifier  # with PyTorch
+        from hushfleet.models.features.backbone import has_classifier  # with onnx
 
         return has_classifier(Path(self.features))
 

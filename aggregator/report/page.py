@@ -1,26 +1,26 @@
 """Makes one HTML page with interactive plots that needs nothing else: no network, no font, no second file.
 
 A page is a headline and sections, a section is a list of parts: plots, tables, facts, prose. The template turns them
-into HTML and escapes every text. Plotly's script is embedded once, if there is a plot. The content security policy
-allows only the page's own scripts, so a text that came from a device can never run.
+into HTML and escapes every text. Plotly's script is embedded once, compressed, if there is a plot. The content security
+policy allows only the page's own script and Plotly's, so a text that came from a device can never run.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
-import re
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
-from typing import ClassVar
+from importlib.resources import files
+from typing import Any, ClassVar
 
-import plotly.graph_objects as go
-import plotly.io
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from hushfleet.aggregator.report.tables import PageCell, Table
 
@@ -33,21 +33,30 @@ INK, SOFT, GRID, CARD = "var(--ink)", "var(--soft)", "var(--grid)", "var(--card)
 class Plot:
     """A chart with its title and a note below it.
 
-    :param figure: its colours may be variables of the style sheet, such as `var(--c1)`.
+    :param traces: Plotly's, as plain data; colours may be variables of the style sheet, such as `var(--c1)`.
     :param wide: whether it takes the whole width of the page.
     """
 
     kind: ClassVar = "plot"
-    figure: go.Figure
+    traces: Sequence[dict[str, Any]]
+    layout: dict[str, Any]
     title: str
     note: str = ""
     wide: bool = False
 
     def json(self) -> Markup:
         """Returns the figure as JSON that is safe inside a script element."""
-        figure = go.Figure(self.figure)
-        figure.layout.template = None
-        return Markup(plotly.io.to_json(figure, validate=False))
+        figure = _shown({"data": self.traces, "layout": self.layout})
+        return htmlsafe_json_dumps(figure, separators=(",", ":"), allow_nan=False)
+
+
+def _shown(value: Any) -> Any:
+    """Returns plain data with six digits a number; a number that is not finite is None."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _shown(each) for name, each in value.items()}
+    return [_shown(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 @dataclass(frozen=True)
@@ -178,7 +187,7 @@ def page(
     :param tiles: large numbers, which may be a `PageCell`, each with its description.
     """
     plots = any(isinstance(part, Plot) for section in sections for part in section.parts)
-    scripts = [*([Markup(plotly_script())] if plots else []), Markup(template("page.js"))]
+    script, plotly = Markup(template("page.js")), plotly_script() if plots else ""
     html = _templates().get_template("page.html")
     return html.render(
         title=title,
@@ -187,14 +196,15 @@ def page(
         tiles=tiles,
         sections=list(map(_spread, sections)),
         css=Markup(template("page.css")),
-        scripts=scripts,
-        allowed=Markup(" ".join(f"'sha256-{_digest(script)}'" for script in scripts)),
+        script=script,
+        packed=base64.b64encode(gzip.compress(plotly.encode(), mtime=0)).decode() if plotly else "",
+        allowed=Markup(" ".join(f"'sha256-{_digest(each)}'" for each in (script, plotly) if each)),
     )
 
 
 def plotly_script() -> str:
-    """Returns Plotly's code. Control characters in its texts are written as escapes, because HTML forbids them."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", get_plotlyjs())
+    """Returns Plotly's code."""
+    return files("plotly").joinpath("package_data", "plotly.min.js").read_text("utf-8")
 
 
 @cache

@@ -5,16 +5,14 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import plotly.graph_objects as go
-
 from hushfleet.aggregator.report import charts
-from hushfleet.aggregator.report.charts import PERCENT, line, over
+from hushfleet.aggregator.report.charts import PERCENT, Trace, line, over, titled
 from hushfleet.aggregator.report.page import (
     BLUE,
     SOFT,
@@ -30,7 +28,7 @@ from hushfleet.aggregator.report.page import (
     missing,
     present,
 )
-from hushfleet.aggregator.report.readable import LIFETIME, number, size
+from hushfleet.aggregator.report.readable import LIFETIME, number, points, size
 from hushfleet.aggregator.report.sweeps import cost_db, noise_table, seed_table
 from hushfleet.aggregator.report.tables import PageCell, Table
 from hushfleet.aggregator.report.verdict import LIMIT, Headline
@@ -42,7 +40,10 @@ from hushfleet.aggregator.results.result import Example, Result, RoundRow, Sweep
 from hushfleet.wire.format.codecs import codec_of
 
 MOST_TABLE_ROWS = 40
+MOST_LISTED, EXTREMES = 1000, 20
+"""Of more devices, the table lists those with the lowest and the highest values alone: so many of each measure."""
 DASH = "\N{EN DASH}"
+GAINS = ("common test", "own data")
 Parts = Iterator[SectionPart]
 
 
@@ -95,7 +96,7 @@ def accuracy(shown: ShownRun) -> Parts:
     yield over(shown.title, lines, shown.told("accuracy_missing"), **PERCENT)
 
 
-def _accuracies(xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint], headline: Headline) -> list[go.Scatter]:
+def _accuracies(xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint], headline: Headline) -> list[Trace]:
     """Returns lines of the three accuracies of runs or rounds, and of the accuracy of training alone."""
     local_only = ((0, "common test", headline.common.local_only), (1, "own data", headline.local.local_only))
     own, other = headline.rows[1].model, headline.rows[0 if headline.own_heads else 2].model
@@ -187,8 +188,9 @@ def _spent(shown: ShownRun) -> SectionPart:
     # dotted, because the two may be the same
     release = charts.per_device(detail.devices, shown.rounds, detail.epsilon_release, 0, "epsilon_release", "dot")
     wide = max(finite) > 30 * min(finite)
-    axis: dict[str, Any] = charts.log_axis("yaxis", finite) if wide else {"yaxis_rangemode": "tozero"}
-    return over("Epsilon spent, per device", server + release, "", note="Logarithmic scale." if wide else "", **axis)
+    axis: dict[str, Any] = charts.log_axis(finite) if wide else {"rangemode": "tozero"}
+    note = "Logarithmic scale." if wide else ""
+    return over("Epsilon spent, per device", server + release, "", note=note, yaxis=axis)
 
 
 def seen(shown: ShownRun) -> Parts:
@@ -210,7 +212,7 @@ def privacy_sweep(shown: ShownRun) -> Parts:
     inside = xs and min(xs) <= LIMIT <= max(xs)
     look = {"dash": "dot", "color": SOFT, "width": 1.5}
     dotted = {"x0": LIMIT, "x1": LIMIT, "y0": 0, "y1": 1, "yref": "paper", "line": look}
-    layout = {**charts.log_axis("xaxis", xs), "shapes": [dotted] if inside else [], **PERCENT}
+    layout = {"xaxis": charts.log_axis(xs), "shapes": [dotted] if inside else [], **PERCENT}
     lines, note = _accuracies(xs, drawn, shown.headline), shown.told("sweep_note")
     yield over(shown.title, lines, shown.told("sweep_missing"), x="epsilon_server", note=note, **layout)
     yield noise_table(shown.result)
@@ -232,18 +234,18 @@ def traffic(shown: ShownRun) -> Parts:
     totals = {short: sum(value or 0 for value in values) for short, _, values, _ in references}
     drawn = [line(name, xs, each, n, dashed=True) for short, name, each, n in references if totals[short]]
     layout = {
-        "xaxis": {"title_text": "round", "dtick": 1 if len(xs) <= 12 else None},
+        "xaxis": {**titled("round"), **({"dtick": 1} if len(xs) <= 12 else {})},
         "yaxis": {"tickformat": "~s", "ticksuffix": "B", "hoverformat": ".3s", "rangemode": "tozero"},
         "hovermode": "x unified",
         "showlegend": True,
     }
-    yield Plot(go.Figure([bars, *drawn], layout), "Sent up per round", shown.told("bytes_note"))
+    yield Plot([bars, *drawn], layout, "Sent up per round", shown.told("bytes_note"))
     yield Prose([words.strip() for words in shown.told("bytes_words", totals).split("|")])
     yield Facts(shown.words.facts("bytes_facts", cost_db(result.wire) if result.wire else "not recorded"))
 
 
-def _bars(xs: Sequence[int], ys: Sequence[int], name: str, color: str, **more: Any) -> go.Bar:
-    return go.Bar(x=xs, y=ys, name=name, marker={"color": color, "line_width": 0}, **more)
+def _bars(xs: Sequence[int], ys: Sequence[int], name: str, color: str, **more: Any) -> Trace:
+    return {"type": "bar", "x": xs, "y": ys, "name": name, "marker": {"color": color, "line": {"width": 0}}, **more}
 
 
 def rounds_over_time(shown: ShownRun) -> Parts:
@@ -269,8 +271,8 @@ def rounds_over_time(shown: ShownRun) -> Parts:
         for outcome in OUTCOMES
         if total[outcome]
     ]
-    axes = {"xaxis_title_text": "round", "yaxis_title_text": "devices"}
-    yield Plot(go.Figure(bars, {"barmode": "stack", "bargap": 0.1, "height": 260, **axes}), "Devices in each round")
+    axes = {"xaxis": titled("round"), "yaxis": titled("devices")}
+    yield Plot(bars, {"barmode": "stack", "bargap": 0.1, "height": 260, **axes}, "Devices in each round")
 
 
 def fleet(shown: ShownRun) -> Parts:
@@ -292,10 +294,21 @@ def fleet(shown: ShownRun) -> Parts:
 
 
 def device_table(result: Result) -> Table:
-    """Returns a row for each device."""
+    """Returns a row for each device; in a large fleet, for those with the lowest and the highest values, from the
+    smallest gain on."""
     detail, ledger = result.details, {row.device: row for row in result.privacy}
     spent = {device: (row.rounds_charged, row.epsilon_server) for device, row in ledger.items()}
-    unknown = _spent_unknown(result)
+    unknown, have_lifetime = _spent_unknown(result), any(row.lifetime for row in result.privacy)
+    sent = "updates sent" if any(row.answer_bytes for row in result.rounds) else "sent up"
+    devices = list(detail.devices or ledger)
+    listed, gains = list(range(len(devices))), dict[str, list[float]]()
+    folded = f"All {len(devices)} devices" if len(devices) > MOST_TABLE_ROWS else ""
+    if len(devices) > MOST_LISTED:
+        measures = _measures(result, devices)
+        gains = {f"gained, {name}": values for name, values in measures.items() if name in GAINS}
+        listed = sorted(_extremes(measures.values()), key=next(iter(gains.values()), listed).__getitem__)
+        about = f"the {EXTREMES} lowest and highest by {', '.join(measures)}. All are in result.json"
+        folded = f"{len(listed)} of {len(devices):,} devices: {about}"
 
     def cells(n: int, device: str) -> dict[str, str]:
         row, faults = ledger.get(device), detail.faults.get(device, 0)
@@ -305,21 +318,43 @@ def device_table(result: Result) -> Table:
         return {
             "device": device,
             "board": result.boards.get(device, DASH),
+            **{name: points(values[n], "") for name, values in gains.items()},
             "accepted": str(detail.rounds_accepted[n]) if detail.rounds_accepted else DASH,
             "charged": str(charged) if known else DASH,
-            "updates sent" if any(row.answer_bytes for row in result.rounds) else "sent up": (
-                size(detail.uplink_bytes[n]) if any(detail.uplink_bytes) else DASH
-            ),
-            **({LIFETIME: number(lifetime)} if any(row.lifetime for row in result.privacy) else {}),
+            sent: size(detail.uplink_bytes[n]) if any(detail.uplink_bytes) else DASH,
+            **({LIFETIME: number(lifetime)} if have_lifetime else {}),
             "epsilon_server": number(epsilon) if known else DASH,
             "epsilon_release": number(row.epsilon_release if row else 0) if ledger else DASH,
             "refused": _codes(detail.refusals.get(device)) + (f"; own fault in {faults} rounds" if faults else ""),
             "declined": _codes(detail.declines.get(device)),
         }
 
-    rows = [cells(n, device) for n, device in enumerate(detail.devices or ledger)]
-    folded = f"All {len(rows)} devices" if len(rows) > MOST_TABLE_ROWS else ""
+    rows = [cells(n, devices[n]) for n in listed]
     return Table(list(rows[0]) if rows else [], [list(row.values()) for row in rows], names=2, folded=folded)
+
+
+def _measures(result: Result, devices: Sequence[str]) -> dict[str, list[float]]:
+    """Returns the measures by which devices differ, a value for each device; 0 where it was not measured."""
+    detail, ledger = result.details, {row.device: row.epsilon_server for row in result.privacy}
+    measures: dict[str, list[float]] = {}
+    grids = (detail.accuracy_own_common, detail.local_only_common), (detail.accuracy_own_local, detail.local_only_local)
+    for name, (grid, alone) in zip(GAINS, grids, strict=True):
+        final = final_by_device(grid, len(devices))
+        measures[name] = [(f or 0.0) - (a or 0.0) for f, a in zip(final, alone, strict=False)]
+    measures["epsilon_server"] = [ledger.get(device, 0.0) for device in devices]
+    measures |= {"accepted": [*map(float, detail.rounds_accepted)], "bytes": [*map(float, detail.uplink_bytes)]}
+    for name, counts in (("refused", detail.refusals), ("declined", detail.declines)):
+        measures[name] = [float(sum(counts.get(device, {}).values())) for device in devices]
+    return {name: values for name, values in measures.items() if len(values) == len(devices) and len({*values}) > 1}
+
+
+def _extremes(measures: Iterable[Sequence[float]]) -> set[int]:
+    """Returns the places of the lowest and the highest values of each measure, other than its median."""
+    found = set[int]()
+    for values in measures:
+        ordered, middle = sorted(range(len(values)), key=values.__getitem__), median(values)
+        found |= {n for n in (*ordered[:EXTREMES], *ordered[-EXTREMES:]) if values[n] != middle}
+    return found
 
 
 def _spent_unknown(result: Result) -> set[str]:
@@ -336,7 +371,7 @@ def course(shown: ShownRun) -> Parts:
     yield shown.heading("course")
     xs, detail = shown.rounds, shown.result.details
     loss = line("training loss, mean over devices", xs, [row.loss for row in shown.result.rounds], 3)
-    yield over("Loss", [loss], shown.told("course_missing"), yaxis_rangemode="tozero")
+    yield over("Loss", [loss], shown.told("course_missing"), yaxis={"rangemode": "tozero"})
     for title, grid, color in (
         ("Personalized models on the common test", detail.accuracy_own_common, 0),
         ("Personalized models on their own data", detail.accuracy_own_local, 1),

@@ -28,6 +28,7 @@ TEXT_FIELDS |= {"layers", "action", "target", "accountant", "timezone"}
 
 
 _PIECE_BYTES = 1 << 20
+_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 class EventLog:
@@ -57,7 +58,7 @@ class EventLog:
         NumPy scalars and arrays are written as numbers and lists. Raises `StoreError` if the disk refuses.
         """
         event = {"at": round(self._clock(), 3), "event": kind, **to_json(fields)}
-        line = json.dumps(event, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
+        line = _ENCODER.encode(event) + "\n"
         with self._lock:
             try:
                 self._append(line.encode())

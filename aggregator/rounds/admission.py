@@ -22,17 +22,19 @@ def is_new(
     *,
     cohort: Collection[str],
     expects: Callable[[str], bool],
+    has_answers: bool = True,
 ) -> bool:
     """Returns whether the update may be accepted; False if it is already in the store, and is acknowledged again.
 
     :param update: has its round, its digest (of all bytes, or only of header and values) and its kind.
     :param plan: the open round; None if there is none.
+    :param has_answers: whether the task has committees, whose members answer.
     :param expects: returns whether a device of the cohort, or a member of the committee, has not answered yet.
 
     Raises `Refusal`, and sets `update.held` to the update that the store has instead.
     """
     device, round, digest = update.device, update.round, update.digest
-    answered = store.answer_digest(round, device)
+    answered = store.answer_digest(round, device) if has_answers else None
     known = store.update(round, device)
     if answered == digest:
         update.kind = "answer"

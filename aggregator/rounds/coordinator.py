@@ -1,9 +1,10 @@
 """Runs the aggregator's side of the protocol (docs/wire.md): one thread, one loop over the link's events.
 
-`step` takes one event, then does everything that is due: it sends chunks that devices want, reports gaps in uploads,
-and advances rounds (`hushfleet.aggregator.rounds.cycle`). The engine's store holds everything that must survive; the
-state here can be lost at any time, because devices ask again. A message is processed only if it is signed with the key
-of an accepted device (`hushfleet.aggregator.storage.enrolment`); all others are counted and dropped.
+`step` takes the events that are there, then does everything that is due: it stores the updates that have arrived in one
+transaction, answers their devices, sends chunks that devices want, reports gaps in uploads, and advances rounds
+(`hushfleet.aggregator.rounds.cycle`). The engine's store holds everything that must survive; the state here can be lost
+at any time, because devices ask again. A message is processed only if it is signed with the key of an accepted device
+(`hushfleet.aggregator.storage.enrolment`); all others are counted and dropped.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 from hushfleet.aggregator.payloads.blobs import ChunkServer
 from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
@@ -57,6 +58,7 @@ from hushfleet.wire.format.messages import (
     Want,
     decode_message,
     peek_kind,
+    unverified,
 )
 from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, LinkUp, Will
 
@@ -65,6 +67,7 @@ BLOCK_AFTER_FAULTS = 3
 LONGEST_SLEEP_S = 0.2
 LINGER_S = 2.0
 MOST_LINGER_S = 60.0
+EVENTS_A_STEP = 64
 FRAMES_A_STEP = 8
 MAX_WARNED = 100
 
@@ -116,6 +119,8 @@ class Coordinator:
         self._refusals = RefusalCounter(self.store, now=clock())
         self._blobs = ChunkServer(engine.find_blob, chunk_bytes=engine.spec.wire.chunk_bytes)
         self._uploads = Uploads(engine, self._refusals, clock=clock)
+        self._charged: dict[str, tuple[bytes, str, int, float]] = {}  # for `ChargedKeys.note`, before the replies
+        self._replied: list[CheckedUpdate] = []  # updates with their replies
         self._up = False
         self._wanted_at = clock()  # when a device last wanted a blob
         self._outbox = Outbox(connect, identity=identity, epoch=epoch, federation=federation)
@@ -175,14 +180,19 @@ class Coordinator:
         self.link.open()
 
     def step(self, longest_s: float) -> None:
-        """Waits for one event, at most `longest_s` seconds, and does what is due then."""
+        """Waits for an event, at most `longest_s` seconds, takes those that have come, and does what is due then."""
         now = self._clock()
         due_at = min(self._blobs.due_at, self._uploads.due_at, self.enrolment.due_at) if self._up else now + longest_s
         event = self.link.receive(min(longest_s, max(0.0, due_at - now)))
+        is_idle, taken = event is None, 0
         try:
-            if event is not None:
+            while event is not None:
                 self._on_event(event)
-            if event is None or self._clock() >= self.enrolment.due_at:
+                taken += 1
+                has_room = taken < EVENTS_A_STEP and not self._uploads.is_full
+                event = self.link.receive(0.0) if has_room else None
+            self._finish_uploads()
+            if is_idle or self._clock() >= self.enrolment.due_at:
                 self._settle_births()
             self._advance()
         except LinkLost as error:
@@ -228,11 +238,14 @@ class Coordinator:
                 self.enrolment.take(device, delivery.payload, federation=self.topics.federation)
             elif topic.kind == "msg" and self._lacks_birth(device, delivery.payload):
                 self._outbox.call(device)
-            elif topic.kind == "msg":
-                self._on_message(device, self._verified(device, delivery.payload))
+            elif topic.kind == "msg" and not self._changes_nothing(device, delivery.payload):
+                message = self._verified(device, delivery.payload)
+                if device in self._charged or self._uploads.has_arrived(device):
+                    self._finish_uploads()
+                self._on_message(device, message)
             elif topic.kind == "chunk":
                 self._key(device)
-                self._answer(self._uploads.chunk(device, delivery.payload))
+                self._uploads.chunk(device, delivery.payload)
         except BadSignature as error:
             is_known = device is not None and self.enrolment.key(device) is not None
             self._refuse(device, "bad-signature" if is_known else "unknown-device", error)
@@ -260,6 +273,12 @@ class Coordinator:
         if self.enrolment.key(device) is not None or peek_kind(payload) not in (Ask, Want):
             return False
         return self._calls.take(self._clock())
+
+    def _changes_nothing(self, device: str, payload: bytes) -> bool:
+        """Returns whether an accepted device wants only what is about to be sent to all: whoever signed it."""
+        self._key(device)
+        want = unverified(Want, payload)
+        return want is not None and self._blobs.is_marked(want)
 
     def _verified(self, device: str, payload: bytes) -> Message:
         return decode_message(payload, federation=self.topics.federation, public_key=self._key(device))
@@ -319,8 +338,10 @@ class Coordinator:
                 log.info("%s wants %s..., which is not available", device, message.digest.hex()[:16])
         elif isinstance(message, Offer):
             self._log.offer(device, message)
-            self._note_charged(device, message)
-            self._answer(self._uploads.offer(device, message))
+            if self._is_charged(message):
+                self._charged[device] = (self._key(device), message.task, message.round, 0.0)
+            update = self._uploads.offer(device, message)
+            self._replied += [] if update is None else [update]
         elif isinstance(message, Decline):
             self._on_decline(device, message)
         elif isinstance(message, Ask):
@@ -328,26 +349,49 @@ class Coordinator:
         else:
             raise Malformed(f"expected a device's message, got a {type(message).__name__}")
 
-    def _note_charged(self, device: str, offer: Offer) -> None:
-        """Notes that the device's key has charged a round: a device charges before it offers, and signs the offer.
+    def _is_charged(self, offer: Offer) -> bool:
+        """Returns whether the device's key has charged a round: a device charges before it offers, and signs the offer.
 
-        The answer of a committee's member is offered in the same way and charges nothing. Raises `StoreError`; the
-        device then offers again.
+        The answer of a committee's member is offered in the same way and charges nothing.
         """
         engine = self.engine
         newest = engine.closed_rounds if engine.plan is None else engine.plan.round
         is_update = engine.spec.privacy.secure is None or (engine.collects_updates and offer.round == newest)
-        if self._seen is not None and is_update and offer.task == engine.spec.task and offer.round <= newest:
-            self._seen.offered(self._key(device), offer.task, offer.round)
+        return self._seen is not None and is_update and offer.task == engine.spec.task and offer.round <= newest
 
-    def _note_weight(self, device: str, round: int) -> None:
-        """Notes the charge that an accepted update declares."""
-        if self._seen is not None:
-            try:
-                weight = charge_of(self.store.charge(device, round)).weight
-                self._seen.accepted(self._key(device), self.engine.spec.task, round, weight)
-            except StoreError as error:  # the round is counted already
-                log.warning("%s", error)
+    def _finish_uploads(self) -> None:
+        """Stores the updates that have arrived, notes what their devices have charged, and answers them.
+
+        A device whose charge cannot be noted gets no answer, and offers again.
+        """
+        updates = [*self._replied, *self._uploads.take_arrived()]
+        self._replied = []
+        for update in updates:
+            self._log_update(update)
+        silent = self._note_charges(updates)
+        for update in updates:
+            if update.reply is not None and update.device not in silent:
+                self._outbox.send(update.device, update.reply)
+
+    def _note_charges(self, updates: Iterable[CheckedUpdate]) -> Collection[str]:
+        """Notes the offered rounds, and the charges that accepted updates declare; returns the devices for which this
+        failed, whose updates are dropped if they are not stored."""
+        charged, self._charged = self._charged, {}
+        if self._seen is None:
+            return ()
+        for update in updates:
+            key = self.enrolment.key(update.device)
+            if update.charge is not None and update.acknowledged and key is not None:
+                charged[update.device] = (key, update.task, update.round, charge_of(update.charge).weight)
+        try:
+            if charged:
+                self._seen.note(charged.values())
+        except StoreError as error:
+            for device in charged:
+                self._refuse(device, "store-full", error)
+                self._uploads.drop(device)
+            return charged
+        return ()
 
     def _on_decline(self, device: str, message: Decline) -> None:
         if message.task != self.engine.spec.task:
@@ -357,17 +401,16 @@ class Coordinator:
             self.rounds.declined(device, message.code)
             self._log.note("decline", round=message.round, device=device, code=message.code, reason=message.reason)
 
-    def _answer(self, update: CheckedUpdate | None) -> None:
-        """Logs a received update, answers its device, and blocks a device after some faults.
+    def _log_update(self, update: CheckedUpdate) -> None:
+        """Logs a received update, and blocks its device after some faults.
 
         `hushfleet fleet unblock` lifts the block; after the same number of further faults the device is blocked again.
         """
-        if update is None or update.offer is None or update.reply is None:
+        if update.offer is None or update.reply is None:
             return
         device, offer, faults = update.device, update.offer, update.faults
         if update.kind == "update" and update.code == "accepted":
             self.rounds.accepted(device, update.round)
-            self._note_weight(device, update.round)
         if update.data:
             self._log.note(update.kind, **update_fields(update, round=offer.round, payload_bytes=offer.size))
         if faults and faults % BLOCK_AFTER_FAULTS == 0:
@@ -377,7 +420,6 @@ class Coordinator:
                 self._log.note("quarantine", device=device, reason=reason)
             except StoreError as error:
                 log.warning("%s could not be blocked: %s", device, error)
-        self._outbox.send(device, update.reply)
 
     def _on_ask(self, device: str, ask: Ask) -> None:
         """Answers a device. Of two processes with one key, the later session continues, or the first of equal ones."""

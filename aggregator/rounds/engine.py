@@ -345,7 +345,14 @@ class RoundEngine:
         if update.device in self._excluded:
             raise Refusal("unknown-device", f"{update.device} is not an accepted device any more", final=False)
         plan = None if self._sum is None else self._plan
-        return is_new(update, self.store, plan, cohort=self.cohort, expects=self.responses.expects)
+        return is_new(
+            update,
+            self.store,
+            plan,
+            cohort=self.cohort,
+            expects=self.responses.expects,
+            has_answers=self.spec.privacy.secure is not None,
+        )
 
     def decline(self, device: str, code: str, reason: str, *, round: int) -> bool:
         """Notes that a cohort member will not send an update; returns False if this has no effect, such as after the

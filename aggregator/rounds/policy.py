@@ -7,7 +7,7 @@ fleets, so that a policy that is compared there is the same as in the field.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -78,6 +78,7 @@ class ClosingRule:
         self._new_cards: set[str] = set()
         self._declined: set[str] = set()
         self._final: set[str] = set()  # those from which no further update can come
+        self._counted: tuple[int, int] | None = None  # of `_open`, until an answer comes
         self._gone: dict[str, float] = {}
         self._least = self._quorum = 0
         self._most_extensions = math.inf
@@ -115,6 +116,7 @@ class ClosingRule:
     def _begin(self, names: Collection[str], least: int, quorum: int, most_extensions: float, now: float) -> None:
         self._cohort, self._answered = names, set()
         self._new_cards, self._declined, self._final = set(), set(), set()
+        self._counted = None
         self.accepted = self.extensions = 0
         self.deadline = now + self.rules.deadline_s
         self._least, self._quorum, self._most_extensions = least, quorum, most_extensions
@@ -140,20 +142,34 @@ class ClosingRule:
 
     def wait_longer(self, now: float) -> bool:
         """Extends the deadline; returns False if this would be useless."""
-        if next(self._waiting, None) is None or self.extensions >= self._most_extensions:
+        if not self._waiting or self.extensions >= self._most_extensions:
             return False
         self.extensions += 1
         self.deadline = now + self.rules.deadline_s
         return True
+
+    @property
+    def missing(self) -> int:
+        """The number of updates, or answers, after which the wait ends at once; at least 1."""
+        return max(1, self._quorum - self.accepted)
 
     def expects(self, device: str) -> bool:
         """Returns whether this cohort member has neither been accepted nor given another final answer."""
         return device in self._cohort and device not in self._answered
 
     @property
-    def _waiting(self) -> Iterator[str]:
-        """The devices that are waited for: none in particular, if a round has no cohort."""
-        return (each for each in self._cohort if self.rules.has_cohort and each not in self._answered)
+    def _open(self) -> tuple[int, int]:
+        """The numbers of cohort members that have not answered, and of those that have not done so for good."""
+        if self._counted is None or not self.rules.has_cohort:
+            answers = self._answered, self._final
+            waiting, unsure = (sum(device not in each for device in self._cohort) for each in answers)
+            self._counted = waiting, unsure
+        return self._counted
+
+    @property
+    def _waiting(self) -> int:
+        """The number of devices that are waited for: none in particular, if a round has no cohort."""
+        return self._open[0] if self.rules.has_cohort else 0
 
     def keys_changed(self, *devices: str) -> None:
         """Expects answers again from cohort members that have a new key, whatever their former cards did."""
@@ -161,6 +177,7 @@ class ClosingRule:
         self._new_cards |= new
         for answers in (self._declined, self._final, self._answered):
             answers -= new
+        self._counted = None
 
     def accept(self, device: str) -> None:
         """Counts an accepted update, or answer."""
@@ -175,7 +192,7 @@ class ClosingRule:
     def ask_again(self) -> None:
         """Expects answers again from devices that have declined: a round that has rested is announced to them again."""
         self._answered -= self._declined
-        self._declined = set()
+        self._declined, self._counted = set(), None
 
     def answer(self, *devices: str, is_final: bool = True) -> None:
         """Notes devices that are not waited for, because they gave an answer other than an update.
@@ -183,6 +200,7 @@ class ClosingRule:
         :param is_final: False for those that may send an update after all, such as one that was locked out by mistake.
         """
         self._answered.update(devices)
+        self._counted = None
         if is_final:
             self._final.update(devices)
 
@@ -231,7 +249,7 @@ class ClosingRule:
 
     @property
     def _most_updates(self) -> int:
-        return self.accepted + sum(device not in self._final for device in self._cohort)
+        return self.accepted + self._open[1]
 
     @property
     def _collects(self) -> bool:
@@ -245,7 +263,8 @@ class ClosingRule:
     def _is_silent(self, now: float) -> bool:
         """Returns whether no device that may still answer is left: all have answered or are lost for good."""
         longest_ago = now - self.grace_s
-        return all(self._gone.get(device, math.inf) <= longest_ago for device in self._waiting)
+        lost = sum(at <= longest_ago and self.expects(device) for device, at in self._gone.items())
+        return self._waiting == lost
 
 
 def least_devices(rules: RoundSection, *, devices: int, drawn: bool = False) -> int:

@@ -88,18 +88,17 @@ def commit(store: AggregatorStore, update: CheckedUpdate, charge: Charge, *, sum
         header.round, update.row, data=update.data, public_before=update.before.to_bytes(), summed_in=summed_in
     )
     store.put_public_state(device, digest=after.digest(), state=after.to_bytes())
-    store.put_charge(
-        ChargeRow(
-            round=header.round,
-            device=device,
-            unit=charge.unit,
-            adjacency=charge.adjacency,
-            noise_multiplier=header.multiplier_server,
-            noise_split=charge.noise_split,
-            sample_rate=charge.sample_rate,
-            steps=charge.steps,
-            device_rounds=header.rounds_charged,
-            device_epsilon=header.epsilon_server,
-            raw="\n".join(charge.raw),
-        )
+    update.charge = ChargeRow(
+        round=header.round,
+        device=device,
+        unit=charge.unit,
+        adjacency=charge.adjacency,
+        noise_multiplier=header.multiplier_server,
+        noise_split=charge.noise_split,
+        sample_rate=charge.sample_rate,
+        steps=charge.steps,
+        device_rounds=header.rounds_charged,
+        device_epsilon=header.epsilon_server,
+        raw="\n".join(charge.raw),
     )
+    store.put_charge(update.charge)

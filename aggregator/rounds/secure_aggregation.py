@@ -25,8 +25,7 @@ from hushfleet.secure.masking import Masked
 from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.prime_field import add_into, from_bytes
 from hushfleet.secure.secure_round import SecureRound
-from hushfleet.secure.unmasking_share import AnswerHeader, UnmaskingShare, decode_answer, encode_answer
-from hushfleet.wire.format.identity import Identity
+from hushfleet.secure.unmasking_share import AnswerHeader, UnmaskingShare, answer_bytes, decode_answer
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import SecureSpec
 from hushfleet.wire.format.update import UpdateHeader
@@ -121,10 +120,8 @@ class SecureAggregation(RoundSum):
             sizes = self._store.answer_sizes(self._plan.round)
             return AnswerCounts(len(members), len(sizes), sum(sizes))
         task, number, bits = self._plan.task, self._plan.round, self.round.spec.bits
-        values, nobody = [0] * self.round.width, Identity.from_bytes(bytes(32))
         headers = [AnswerHeader.of(task, number, member, b"", bits) for member in members]
-        sizes = [len(encode_answer(header, values, identity=nobody)) for header in headers]
-        return AnswerCounts(len(members), len(sizes), sum(sizes))
+        return AnswerCounts(len(members), len(headers), sum(answer_bytes(each, self.round.width) for each in headers))
 
     def fixed(self) -> RoundPlan:
         """Returns the plan that asks the committee to open the updates that were added so far."""

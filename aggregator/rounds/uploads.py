@@ -1,7 +1,8 @@
 """Handles updates from an offer to its reply: offers and chunks of accepted devices.
 
 Each offer gets one reply for its digest, `Ack` or `Refused`, and a repeated offer gets the same reply. A broker's
-acknowledgement proves nothing; this `Ack` says that the update is in the store.
+acknowledgement proves nothing; this `Ack` says that the update is in the store. Updates that have arrived are stored
+together (`take_arrived`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from hushfleet.errors import StoreError, TooLarge
 from hushfleet.wire.format.chunks import parse_frame
 from hushfleet.wire.format.messages import Ack, Missing, Offer, Refused, RefusedCode
 
+MOST_TOGETHER = 64
+MOST_VALUES = 1 << 22
+"""So many values of updates are in memory before they are stored, unless a single update has more."""
 _MAY_COME_AGAIN = ("store-full", "state-unknown")
 
 
@@ -35,6 +39,8 @@ class Uploads:
         # for each device, the digest of the last reply: chunks of it that arrive later are ignored
         self._answered: dict[str, bytes] = {}
         self._latest = engine.store.latest_updates()
+        self._arrived: dict[str, tuple[Offer, bytes]] = {}
+        self._most = max(1, min(MOST_TOGETHER, MOST_VALUES // engine.layout.size))
 
     @property
     def due_at(self) -> float:
@@ -66,23 +72,40 @@ class Uploads:
             whole = self._transfers.offer(device, offer, now=self._clock())
         except TooLarge as error:
             return self._finished(update.refuse("malformed", str(error)), offer)
-        return None if whole is None else self.take(device, offer, whole)
+        if whole is not None:
+            self._arrived[device] = offer, whole
+        return None
 
-    def chunk(self, device: str, payload: bytes) -> CheckedUpdate | None:
-        """Takes a chunk, and the update once it is complete. Raises `Malformed` or `TooLarge`."""
+    def chunk(self, device: str, payload: bytes) -> None:
+        """Takes a chunk. Raises `Malformed` or `TooLarge`."""
         chunk = parse_frame(payload, max_blob_bytes=self._transfers.max_bytes)
-        if chunk.digest == self._answered.get(device):
-            return None
+        if chunk.digest == self._answered.get(device) or self.has_arrived(device):
+            return
         whole = self._transfers.chunk(device, chunk, now=self._clock())
-        return None if whole is None else self.take(device, *whole)
+        if whole is not None:
+            self._arrived[device] = whole
 
-    def take(self, device: str, offer: Offer, data: bytes) -> CheckedUpdate | None:
-        """Passes a complete update to the engine; returns it with its reply, or None if it will come again."""
+    def has_arrived(self, device: str) -> bool:
+        """Returns whether an update of the device is complete, and waits for `take_arrived`."""
+        return device in self._arrived
+
+    @property
+    def is_full(self) -> bool:
+        """True if the complete updates should be taken before others: they are many, or may close the round."""
+        return len(self._arrived) >= min(self._most, self._engine.responses.missing)
+
+    def take_arrived(self) -> list[CheckedUpdate]:
+        """Passes all complete updates to the engine; returns those that do not come again, each with its reply."""
+        arrived, self._arrived = self._arrived, {}
         try:
-            update = self._engine.accept(device, data)
+            updates = self._engine.accept_many([(device, data) for device, (_, data) in arrived.items()])
         except StoreError as error:
-            update = CheckedUpdate(device, data).refuse("store-full", str(error))
-        return None if self._comes_again(update) else self._finished(update, offer)
+            updates = [
+                CheckedUpdate(device, data).refuse("store-full", str(error)) for device, (_, data) in arrived.items()
+            ]
+        return [
+            self._finished(update, arrived[update.device][0]) for update in updates if not self._comes_again(update)
+        ]
 
     def gaps(self) -> list[tuple[str, Missing]]:
         """Returns the messages for devices that have stopped sending."""
@@ -98,8 +121,9 @@ class Uploads:
         self._latest.pop(device, None)
 
     def drop(self, device: str) -> None:
-        """Drops the incomplete update of a device."""
+        """Drops an update of a device that is not stored."""
         self._transfers.drop(device)
+        self._arrived.pop(device, None)
 
     def end_round(self) -> None:
         """Drops all incomplete updates, because they are late, unless a later sum takes them."""

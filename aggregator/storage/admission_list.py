@@ -11,12 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
 from msgspec import Meta
 
 from hushfleet.aggregator.storage.board import Board, membership_list_keys
@@ -24,6 +20,9 @@ from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.schema import Checked, Count, pack, unpack
 from hushfleet.wire.format.identity import KEY_BYTES
 from hushfleet.wire.format.topics import Name
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 _SIGNED = b"hushfleet admissions\0"
 _Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
@@ -64,6 +63,10 @@ def read_admissions(data: bytes, authority: x509.Certificate, *, federation: str
 
     Raises `BadSignature` or `Malformed` for one that is not of this authority and federation.
     """
+    from cryptography.exceptions import InvalidSignature  # where a key is used
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     end = 1 + (data[0] if data else 0)
     key = authority.public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)
@@ -81,6 +84,8 @@ def read_admissions(data: bytes, authority: x509.Certificate, *, federation: str
 
 def load_authority(file: Path) -> x509.Certificate:
     """Loads the certificate of a fleet's authority. Raises `BadInput`."""
+    from cryptography import x509
+
     try:
         return x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError) as error:

@@ -9,6 +9,7 @@ Rounds before this file existed are missing in it, and rounds that a device neve
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from hushfleet.sqlite_file import SqliteFile
@@ -35,17 +36,17 @@ class ChargedKeys(SqliteFile):
         file = key_path.with_name(f"{key_path.name}.charged.sqlite")
         super().__init__(file, schema=_SCHEMA, version=SCHEMA_VERSION, durable=durable)
 
-    def offered(self, key: bytes, task: str, round: int) -> None:
-        """Notes a round that the key has charged; its charge is not known yet."""
-        self.write("INSERT OR IGNORE INTO charged (public_key, task, round) VALUES (?, ?, ?)", (key, task, round))
+    def note(self, charged: Iterable[tuple[bytes, str, int, float]]) -> None:
+        """Notes keys with the task and the round that each has charged, in one transaction.
 
-    def accepted(self, key: bytes, task: str, round: int, weight: float) -> None:
-        """Notes the weight of the charge that an accepted update declares."""
-        self.write(
-            "INSERT INTO charged (public_key, task, round, weight) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT DO UPDATE SET weight = excluded.weight",
-            (key, task, round, weight),
-        )
+        The last number is the weight of the charge that an accepted update declares; 0: it is not known yet.
+        """
+        with self.transaction():
+            self.write_all(
+                "INSERT INTO charged (public_key, task, round, weight) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET weight = excluded.weight WHERE excluded.weight > weight",
+                charged,
+            )
 
     def of(self, key: bytes) -> SeenCharges | None:
         """Returns what was seen of this key; None for nothing."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from hushfleet.aggregator.storage.activity import RefusedBirth
@@ -20,7 +21,7 @@ from hushfleet.aggregator.storage.fleet_members import FleetMembers, Members
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadSignature, Malformed, StoreError
 from hushfleet.secure.membership_list import MembershipList
-from hushfleet.wire.format.messages import Birth, decode_message
+from hushfleet.wire.format.messages import Birth, Message, decode_message
 
 MAX_DEVICES = 100_000
 UNKNOWN_A_SECOND = 20.0
@@ -242,7 +243,7 @@ class Enrolment:
             if not self._bucket.take(now):
                 raise BadSignature("too many unaccepted devices announce themselves; this one is not read")
             row = row or self._enrolled_since(device)
-        birth = decode_message(payload, federation=federation)
+        birth = _verified(payload, federation)
         if not isinstance(birth, Birth):
             raise Malformed(f"expected a device's state, got a {type(birth).__name__}")
         if birth.device != device:
@@ -364,3 +365,9 @@ class Enrolment:
             del self._refused[next(iter(self._refused))]
         self._refused[name] = RefusedBirth(*name, 1 if before is None else before.count + 1, self._wall())
         self._has_news = True
+
+
+@lru_cache(maxsize=1 << 14)
+def _verified(payload: bytes, federation: str) -> Message:
+    """Verifies and decodes a birth. Each state of a session has one signature, and comes once or twice a round."""
+    return decode_message(payload, federation=federation)

@@ -50,7 +50,7 @@ class Clients(ThreadPoolClientTrainer[FedAvgUplinkPackage, FedAvgDownlinkPackage
         with torch.no_grad():
             update = nn.utils.parameters_to_vector(model.parameters()) - payload.model_parameters
             update *= min(1.0, CLIP_NORM / torch.linalg.vector_norm(update).item())
-            update += torch.randn_like(update) * (CLIP_NORM * self._job.workload.noise_multiplier)
+            update += torch.randn_like(update) * self._job.workload.noise_std
         sent = payload.model_parameters + update
         return FedAvgUplinkPackage(cid, sent, len(self._data[cid][1]), {"trained_on": trained_on})
 

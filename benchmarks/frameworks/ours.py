@@ -37,7 +37,8 @@ def task_of(workload: Workload) -> Task:
         "local_epochs": workload.epochs,
     }
     # Strict: each device adds the whole noise, as the other frameworks' local mechanisms do.
-    privacy = {"accounting": "strict", "clip_norm": CLIP_NORM, "noise_multiplier": workload.noise_multiplier}
+    accounting = "secure" if workload.secure else "strict"
+    privacy = {"accounting": accounting, "clip_norm": CLIP_NORM, "noise_multiplier": workload.noise_multiplier}
     data = {
         "name": "mnist",
         "devices": workload.clients,

@@ -58,7 +58,7 @@ class PlainTraining:
 
     def sum_of_updates(self, clients: Sequence[int]) -> Share:
         total = [torch.zeros_like(part) for part in self.shared(self.global_model)]
-        noise_std = CLIP_NORM * self.job.workload.noise_multiplier
+        noise_std = self.job.workload.noise_std
         samples = 0
         for client in clients:
             model = self.begin(client)

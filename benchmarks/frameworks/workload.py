@@ -2,8 +2,8 @@
 
 W1 has the shape of the personalization papers (few devices with much data), W2 the shape of FedAvg's own paper, and W3
 the shape of many devices with little data each: all three with DP-FedAvg. W4 is the linear head of Hush on features
-that are given, and W5 is FedPer, whose clients keep their last layer. `benchmarks/simulation.py` writes the folder of a
-workload:
+that are given, and W5 is FedPer, whose clients keep their last layer. W6 is DP-FedAvg with secure aggregation.
+`benchmarks/simulation.py` writes the folder of a workload:
 
     workload.json    the fields of `Workload`
     x.npy, y.npy     float32 [n, ...] normalised images, or features, and int64 [n] labels, client after client
@@ -14,6 +14,7 @@ workload:
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -42,6 +43,7 @@ class Workload:
         entry. The default gives almost no protection, but needs the same time as more noise; the model stays finite.
     :param device: `cpu` or `cuda`.
     :param method: `dp-fedavg`, `fedper` or `hush`.
+    :param secure: whether the aggregator sees the sum of the updates alone, and clients divide the noise.
     """
 
     name: str
@@ -57,12 +59,14 @@ class Workload:
     device: str = "cpu"
     seed: int = 1
     method: str = "dp-fedavg"
+    secure: bool = False
 
     @property
     def text(self) -> str:
         network = "a linear head on features" if self.method == "hush" else "mnist-cnn"
+        summed = ", secure aggregation" if self.secure else ""
         return (
-            f"{self.name}: {self.method}, {network}, {self.clients:,} clients x {self.samples:,} samples, "
+            f"{self.name}: {self.method}{summed}, {network}, {self.clients:,} clients x {self.samples:,} samples, "
             f"{self.cohort:,} a round, batch {self.batch_size}, epochs {self.epochs}, {self.optimizer}"
         )
 
@@ -70,6 +74,11 @@ class Workload:
     def samples_per_round(self) -> int:
         """Trained samples in a round; each sample counts once per epoch."""
         return self.cohort * self.samples * self.epochs
+
+    @property
+    def noise_std(self) -> float:
+        """The standard deviation of a client's noise; with secure aggregation all clients together make one noise."""
+        return CLIP_NORM * self.noise_multiplier / (math.sqrt(self.cohort) if self.secure else 1.0)
 
     def shrunk(self, by: int) -> Workload:
         """Returns the workload with one of `by` samples of each client, but at least two."""
@@ -84,6 +93,7 @@ WORKLOADS = {
         Workload("W3", 1000, 50, 50, 10, 1, "sgd", 0.1, turn=5),
         Workload("W4", 1000, 20, 1000, 2048, 5, "sgd", 16.0, method="hush"),
         Workload("W5", 100, 100, 10, 10, 1, "sgd", 0.1, turn=5, method="fedper"),
+        Workload("W6", 50, 50, 50, 10, 1, "sgd", 0.1, method="dp-fedavg", secure=True),
     )
 }
 

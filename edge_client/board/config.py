@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -251,9 +252,9 @@ class LimitsSection(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Budget.of(asdict(self))
+        _ = self.budget  # raises for limits that contradict each other
 
-    @property
+    @cached_property
     def budget(self) -> Budget:
         """The owner's limits on the privacy loss, which the ledger must not exceed."""
         budget = Budget.of(asdict(self))

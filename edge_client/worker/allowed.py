@@ -20,7 +20,7 @@ from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.charge import Charge
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.spec import BlobRef, TaskSpec
+from hushfleet.wire.format.spec import TaskSpec
 
 if TYPE_CHECKING:
     from hushfleet.edge_client.storage.arrays import RoundStore
@@ -48,10 +48,10 @@ class Party:
     )
     now: Callable[[], int] = lambda: 0
 
-    @cached_property
+    @property
     def package(self) -> bytes:
         """SHA-256 of the task package."""
-        return BlobRef.of(self.spec.to_bytes()).digest
+        return self.spec.digest
 
     @cached_property
     def agreement(self) -> key_agreement.KeyAgreement:

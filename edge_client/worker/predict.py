@@ -17,7 +17,7 @@ from hushfleet.learning.graph_features import FeatureGraph, check_features
 from hushfleet.learning.graph_safety import check_graph
 from hushfleet.learning.graph_session import InferenceGraph
 from hushfleet.learning.graph_shapes import check_cost
-from hushfleet.wire.format.spec import MAX_GRAPH_BYTES, BlobRef, ModelSpec, TaskSpec
+from hushfleet.wire.format.spec import MAX_GRAPH_BYTES, ModelSpec, TaskSpec
 
 LoadedGraphs = tuple[InferenceGraph, FeatureGraph | None]
 
@@ -57,7 +57,7 @@ def predict(store: DeviceStore, image: Path, loaded: dict[bytes, LoadedGraphs] |
     own = personalized_model(store)
     spec, kind, params = own.spec, own.kind, own.params
     loaded = {} if loaded is None else loaded
-    if (key := BlobRef.of(spec.to_bytes()).digest) not in loaded:
+    if (key := spec.digest) not in loaded:
         loaded.clear()
         loaded[key] = graphs_of(store, spec)
     (graph, features), model = loaded[key], spec.model

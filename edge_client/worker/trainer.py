@@ -25,7 +25,7 @@ from hushfleet.learning.evaluation import LogitsOf
 from hushfleet.learning.optim import make_optimizer
 from hushfleet.learning.own_samples import LoadedSamples, OwnSamples
 from hushfleet.methods.local_round import LocalRound, MakeOptimizer, Trained
-from hushfleet.methods.privatize import NoisedUpdate
+from hushfleet.methods.privatize import NoisedUpdate, Release, clip_and_noise
 from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource
@@ -66,6 +66,7 @@ class Trainer(Party):
     :param replace_failed_training: whether the device answers like a device without data if training fails on its
         data.
     :param encode: what does not sign is FOR SIMULATION ONLY.
+    :param release: what clips and adds the noise in place of `clip_and_noise` is FOR SIMULATION ONLY.
     :param arrived: reads the samples that arrived in a window; None if all arrived in the present one.
     """
 
@@ -81,6 +82,7 @@ class Trainer(Party):
     left_out: Callable[[], int] = lambda: 0
     worse: Callable[[], bool | None] = lambda: None
     encode: EncodeUpdate = encode_update
+    release: Release = clip_and_noise
     arrived: Callable[[Period], LabelledSamples] | None = None
 
 
@@ -228,7 +230,7 @@ class DeviceRound(AllowedRound):
         return self.begun(published, loaded).train(
             inputs=Inputs(self.spec.model.dropout, self.spec.augment),
             rng=self.trainer.randomness.order(self.plan.round),
-            noise=self.trainer.randomness.noise(self.plan.round),
+            noise=self.trainer.randomness.noise(self.plan.round) if self.method.by_record else None,
             make_optimizer=self.trainer.make_optimizer,
         )
 
@@ -253,7 +255,7 @@ class DeviceRound(AllowedRound):
         held = self.state() if self.asks else state
         # With the unit `record`, the gradients have used this stream, and nothing more is drawn from it.
         noise = self.trainer.randomness.noise(plan.round)
-        noised = method.privatize(trained.context, update, noise)
+        noised = method.privatize(trained.context, update, noise, self.trainer.release)
         shared = ~state.public.mask
         everything = bool(shared.all())  # then nothing is copied: a board's memory is small
         values, residual = noised.values if everything else noised.values[shared], None

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from hushfleet.array_api import Array
+from hushfleet.data.samples import LabelledSamples
 from hushfleet.errors import GraphRefused
 from hushfleet.learning.entries import ALL, BoundOf, Entries, mean_of_clipped
 from hushfleet.privacy.clipping import can_clip, clipped_sum
@@ -26,9 +27,9 @@ class GradientFunction(Protocol):
     `teacher` and `distill` are given if the task's objective distils: logits float32 `[B, C]`, and the weight of the
     distillation for each sample, float32 `[B]`.
 
-    Three things are optional. A function with the attribute `takes_part = True` takes a slice `part`, and may leave the
+    Four things are optional. A function with the attribute `takes_part = True` takes a slice `part`, and may leave the
     gradient of other entries at zero. `clipped_sum` sums clipped gradients, into float32 or float64; `squared_sum` sums
-    squared gradients; see `hushfleet.models.native`.
+    squared gradients; `descend` does all steps of a `Descent` at once; see `hushfleet.models.native`.
     """
 
     def __call__(
@@ -41,6 +42,25 @@ class GradientFunction(Protocol):
         teacher: Array | None = None,
         distill: Array | None = None,
     ) -> tuple[float, Array]: ...
+
+
+class Descent(NamedTuple):
+    """All steps of one client's training by plain gradients of the cross-entropy, without dropout.
+
+    :param batches: the places of each batch's samples, int64 `[b]` each; not empty.
+    :param active: the numbers of the parts that each batch trains, one after the other; not empty.
+    :param parts: the entries that each part moves, by an optimizer of its own.
+    :param optimizer: name, learning rate and momentum.
+    :param pulls: the weights of pulls to `center`, float32 `[d]`.
+    """
+
+    samples: LabelledSamples
+    batches: Sequence[np.ndarray]
+    active: Sequence[Sequence[int]]
+    parts: Sequence[Entries]
+    optimizer: tuple[str, float, float]
+    pulls: Sequence[float]
+    center: np.ndarray
 
 
 class Batch:

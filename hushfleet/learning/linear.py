@@ -105,7 +105,7 @@ class LinearClipping:
         teacher: None = None,
         distill: None = None,
         part: slice = WHOLE,
-        summed: slice = WHOLE,
+        summed: slice | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns each record's loss and gradient norm; writes the sum of gradients clipped to `clip_norm` into `out`.
 
@@ -114,7 +114,7 @@ class LinearClipping:
         :param clip_norm: C, above zero; or a function that receives the norms and returns it.
         :param out: float32 or float64 `[d]`, required. Sums are computed in float64.
         :param part: whole layers, W or b or both; gradients are restricted to them, and `out` is zero elsewhere.
-        :param summed: the entries of `part` whose sum is wanted; `out` has all of them.
+        :param summed: the entries of `part` whose sum is wanted; all of `part` is summed.
         :return: losses float64 `[B]` and norms float64 `[B]`, before clipping.
         """
         if out is None:

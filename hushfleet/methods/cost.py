@@ -26,6 +26,9 @@ class RoundTerms:
     controls: Mapping[str, float] = field(default_factory=dict)
     preference: float = 1.0
 
+    def __hash__(self) -> int:
+        return hash((self.noise_split, tuple(sorted(self.controls.items())), self.preference))
+
 
 @dataclass(frozen=True)
 class RoundSetting:

@@ -15,13 +15,13 @@ import numpy as np
 
 from hushfleet.array_api import Array
 from hushfleet.errors import GraphRefused
-from hushfleet.learning.batch import Batch, ClientBatch, NoisedBatch
+from hushfleet.learning.batch import Batch, ClientBatch, Descent, NoisedBatch
 from hushfleet.learning.draws import Inputs, drawn_batches, drawn_inputs, epochs
 from hushfleet.learning.entries import ALL, Entries
 from hushfleet.learning.optim import Optimizer, make_optimizer
 from hushfleet.learning.own_samples import HiddenSamples, LoadedSamples, OwnSamples, distillation_inputs
 from hushfleet.methods.cost import RoundTerms
-from hushfleet.methods.local import Sgd
+from hushfleet.methods.local import GradientRule, Pull, Sgd
 from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.noise import NoiseSource
@@ -93,12 +93,12 @@ class LocalRound:
         training, second = self.method.training, self.method.parts.own_training
         client = OneClient(self, training, record=self.record, **how)
         own = end = self.context.start.copy()
-        remembered = train_vector(training, self.context, end, client)
+        remembered = client.train(end)
         if second is not None:
             begin = self.context.global_params if self.state.own is None else self.state.own
             own = begin.copy()
             try:
-                train_vector(second, self.context, own, OneClient(self, second, **how))
+                OneClient(self, second, **how).train(own)
             except GraphRefused as error:
                 if self.record is None:
                     raise
@@ -207,6 +207,47 @@ class OneClient:
         self.config = self.round.method.config
         self.teacher = self.training.teacher(self.round.context, self.round.samples)
 
+    def train(self, params: np.ndarray) -> PrivateArrays:
+        """Trains `params [d]` in place, in one call if the runtime can do so: it gives the same bits."""
+        if not self.in_one_call:
+            return train_vector(self.training, self.round.context, params, self)
+        descent = self._descent()
+        if descent.batches:
+            self.loss_sum += self.gradient.descend(descent, params)  # type: ignore[attr-defined]
+            self.seen += sum(map(len, descent.batches))
+        return {}
+
+    @property
+    def in_one_call(self) -> bool:
+        """Whether all steps are plain: nothing has to be computed between two gradients but pulls and the step."""
+        training, inputs = self.training, self.inputs
+        return (
+            hasattr(self.gradient, "descend")
+            and self.record is None
+            and self.samples.targets.are_classes
+            and inputs.augment == "none"
+            and not inputs.dropout
+            and training.distillation is None
+            and type(training.gradient) is GradientRule
+            and all(type(penalty) is Pull for penalty in training.penalties)
+            and not training.order.resets
+        )
+
+    def _descent(self) -> Descent:
+        training, context, config = self.training, self.round.context, self.config
+        parts = [Entries.of(mask, context.layout) for mask in training.order.masks(context)]
+        drawn = [(indices, training.order.active(epoch, len(parts))) for epoch, indices in self._drawn()]
+        pulls = [penalty.weight for penalty in training.penalties if isinstance(penalty, Pull) and penalty.weight]
+        return Descent(
+            self.samples,
+            [indices for indices, active in drawn if active],
+            [active for _, active in drawn if active],
+            parts,
+            (config.optimizer, config.learning_rate, config.momentum),
+            pulls,
+            context.global_params,
+        )
+
     def optimizer(self) -> Optimizer:
         return self.make_optimizer(self.config.optimizer, self.config.learning_rate, self.config.momentum)
 
@@ -230,10 +271,16 @@ class OneClient:
         return self.loss_sum / max(self.seen, 1)
 
     def steps(self) -> Iterator[BatchStep]:
-        count, out = len(self.samples), np.empty(self.round.method.layout.size, np.float32)
+        out = np.empty(self.round.method.layout.size, np.float32)
+        for epoch, indices in self._drawn():
+            yield BatchStep(epoch, ..., self._batch(indices, out))
+
+    def _drawn(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields the epoch of each batch, and the places of its samples."""
+        count = len(self.samples)
         for epoch, batches in enumerate(epochs(count, self.config, self.record)):
             for indices in drawn_batches(count, self.config.batch_size, batches, self.record, self.rng):
-                yield BatchStep(epoch, ..., self._batch(indices, out))
+                yield epoch, indices
 
     def _batch(self, indices: np.ndarray, out: np.ndarray) -> Batch:
         x, masks = drawn_inputs(self.samples, indices, self.inputs, self.rng)

@@ -11,7 +11,6 @@ import numpy as np
 
 from hushfleet.array_api import Array
 from hushfleet.errors import PrivacyError
-from hushfleet.methods.cost import Cost
 from hushfleet.methods.stages import (
     ClipLayers,
     ClipWhole,
@@ -56,61 +55,99 @@ class NoisedUpdate:
     by_layer: bool = False
 
 
+Release = Callable[
+    ["RoundContext", Array, "Array | None", Array, GaussianMechanism, "NoiseSource"],
+    Array,
+]
+"""`clip_and_noise`, or what a simulation does in its place."""
+
+
+def clip_and_noise(
+    context: RoundContext,
+    values: Array,
+    bounds: Array | None,
+    stds: Array,
+    mechanism: GaussianMechanism,
+    noise: NoiseSource,
+) -> Array:
+    """Returns the clipped values with noise, `[d]`, zero where the parameter is personal.
+
+    :param values: `[d]`, zero where the parameter is personal.
+    :param bounds: clip norms, float64 `[1]` of the whole vector or `[L]` of its layers; None: the values have a bound.
+    :param stds: of the noise, float64 `[L]`.
+    """
+    values = _clipped(context, values, bounds)
+    return mechanism.add_noise(values, stds, noise, where=~context.mask, layout=context.layout)
+
+
 def privatized(
-    stages: Sequence[Stage], context: RoundContext, update: Array, noise: NoiseSource, charge: Charge
+    stages: Sequence[Stage],
+    context: RoundContext,
+    update: Array,
+    noise: NoiseSource,
+    charge: Charge,
+    release: Release = clip_and_noise,
 ) -> NoisedUpdate:
-    """Applies the stages to `update = trained - start`, one after the other."""
+    """Applies the stages to `update = trained - start`, one after the other.
+
+    :param release: applies the last clipping and the noise together.
+    """
     raw, layers = context.shared(update), len(context.layout.layers)
     unbounded, silent = np.full(layers, math.inf), np.zeros(layers)
-    leaving = NoisedUpdate(raw, unbounded, silent, charge)
+    leaving, bounds = NoisedUpdate(raw, unbounded, silent, charge), None  # bounds: of a clipping that is still to do
     for stage, cost in zip(stages, costs(stages, context.setting)[1:], strict=True):
+        if not isinstance(stage, Gaussian | NumberReport):
+            leaving, bounds = replace(leaving, values=_clipped(context, leaving.values, bounds)), None
         match stage:
             case Transform():
                 changed = context.shared(stage.change(context, leaving.values, noise))
                 leaving = replace(leaving, values=changed, clip_norms=unbounded, noise_stds=silent, by_layer=False)
             case ClipWhole():
-                leaving = _bounded(context, leaving, clip)
+                leaving, bounds = _bounded(context, leaving), np.array([context.setting.clip_norm])
             case ScaleWhole():
-                leaving = _bounded(context, leaving, scale)
+                leaving = _bounded(context, leaving)
+                leaving = replace(leaving, values=scale(leaving.values, context.setting.clip_norm))
             case ClipLayers():
-                leaving = _clipped_by_layer(stage, context, leaving)
+                bounds = _layer_bounds(stage, context)
+                leaving = replace(leaving, clip_norms=bounds, by_layer=True)
             case OneStep():
                 stds = np.full(layers, cost.bound * cost.noise_multiplier)
-                values, bounds = clip(leaving.values, cost.largest), np.full(layers, cost.largest)
-                leaving = replace(leaving, values=values, clip_norms=bounds, noise_stds=stds)
+                values, norms = clip(leaving.values, cost.largest), np.full(layers, cost.largest)
+                leaving = replace(leaving, values=values, clip_norms=norms, noise_stds=stds)
+            case Gaussian() if cost.summed:  # the ring adds it
+                stds = GaussianMechanism(cost.noise_multiplier).vector_stds(leaving.clip_norms)
+                leaving = replace(leaving, noise_stds=stds)
             case Gaussian():
-                leaving = _noised(context, leaving, cost, noise)
+                mechanism = GaussianMechanism(cost.noise_multiplier, cost.noise_split)
+                stds = (mechanism.layer_stds if leaving.by_layer else mechanism.vector_stds)(leaving.clip_norms)
+                values, bounds = release(context, leaving.values, bounds, stds, mechanism, noise), None
+                leaving = replace(leaving, values=values, noise_stds=stds)
             case NumberReport():
                 leaving = _with_report(stage, context, leaving, raw, noise)
-    return leaving
+    return leaving if bounds is None else replace(leaving, values=_clipped(context, leaving.values, bounds))
 
 
-def _bounded(context: RoundContext, noised: NoisedUpdate, bound: Callable[[Array, float], Array]) -> NoisedUpdate:
-    """Returns the update with its values as a whole brought to the round's clip norm C by `bound`."""
-    clip_norm = context.setting.clip_norm
-    bounds = np.full(len(context.layout.layers), clip_norm)
-    return replace(noised, values=bound(noised.values, clip_norm), clip_norms=bounds, by_layer=False)
+def _clipped(context: RoundContext, values: Array, bounds: Array | None) -> Array:
+    """Returns the values, clipped to `bounds` as in `clip_and_noise`."""
+    if bounds is None:
+        return values
+    return clip(values, bounds[0]) if len(bounds) == 1 else clip_layers(values, context.layout, bounds)
 
 
-def _clipped_by_layer(stage: ClipLayers, context: RoundContext, noised: NoisedUpdate) -> NoisedUpdate:
-    """Clips each layer. Raises `PrivacyError` for bounds above their declared norm."""
+def _bounded(context: RoundContext, leaving: NoisedUpdate) -> NoisedUpdate:
+    """Returns the update with the round's clip norm C as the bound of its values as a whole."""
+    bounds = np.full(len(context.layout.layers), context.setting.clip_norm)
+    return replace(leaving, clip_norms=bounds, by_layer=False)
+
+
+def _layer_bounds(stage: ClipLayers, context: RoundContext) -> Array:
+    """Returns the layers' bounds. Raises `PrivacyError` for bounds above their declared norm."""
     layout = context.layout
     units = stage.bounds.bounds(stage.memory(context), context.global_params, layout)
     declared = stage.bounds.norm(layout)
     if not np.linalg.norm(units) <= declared * (1 + _TOLERANCE):
         raise PrivacyError(f"{type(stage.bounds).__name__} gives bounds above the norm {declared:g} that it names")
-    bounds = context.setting.clip_norm * units
-    return replace(noised, values=clip_layers(noised.values, layout, bounds), clip_norms=bounds, by_layer=True)
-
-
-def _noised(context: RoundContext, noised: NoisedUpdate, cost: Cost, noise: NoiseSource) -> NoisedUpdate:
-    """Adds the noise to the shared values; with secure aggregation it only declares its standard deviation."""
-    if cost.summed:  # the ring adds it
-        return replace(noised, noise_stds=GaussianMechanism(cost.noise_multiplier).vector_stds(noised.clip_norms))
-    mechanism = GaussianMechanism(cost.noise_multiplier, cost.noise_split)
-    stds = (mechanism.layer_stds if noised.by_layer else mechanism.vector_stds)(noised.clip_norms)
-    values = mechanism.add_noise(noised.values, stds, noise, where=~context.mask, layout=context.layout)
-    return replace(noised, values=values, noise_stds=stds)
+    return context.setting.clip_norm * units
 
 
 def _with_report(

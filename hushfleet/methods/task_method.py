@@ -29,10 +29,12 @@ from hushfleet.privacy.charge import Charge
 from hushfleet.wire.format.spec import PrivacySpec
 
 if TYPE_CHECKING:
-    from hushfleet.methods.privatize import NoisedUpdate
+    from hushfleet.methods.privatize import NoisedUpdate, Release
     from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext
     from hushfleet.privacy.noise import NoiseSource
     from hushfleet.privacy.record import RecordMechanism
+
+_MOST_TERMS = 1000  # of the rounds and devices whose costs are kept: devices may have noise of their own
 
 
 class TaskMethod:
@@ -50,6 +52,7 @@ class TaskMethod:
         self.max_preference = method.max_preference
         self.parts = method
         self.config, self.privacy, self.layout, self.name = config, privacy, layout, name
+        self._known: dict[RoundTerms, tuple[Cost, Charge]] = {}
         method.personal.check(layout)
         if type(method.personal).mask is not Personal.mask:
             raise Malformed(f"{type(method.personal).__name__} defines `mask`: it must name its entries in `kept`")
@@ -112,11 +115,24 @@ class TaskMethod:
 
     def cost(self, terms: RoundTerms) -> Cost:
         """Returns the total cost of the stages."""
-        return costs(self.parts.stages, self.setting(terms))[-1]
+        return self._cost_and_charge(terms)[0]
 
     def charge(self, terms: RoundTerms) -> Charge:
         """Returns the charge of a round for the device, known before any training."""
-        return self.cost(terms).charge()
+        return self._cost_and_charge(terms)[1]
+
+    def _cost_and_charge(self, terms: RoundTerms) -> tuple[Cost, Charge]:
+        """Returns both; they are computed once for all devices with the same terms, because nothing else is in them."""
+        found = self._known.get(terms)
+        if found is None:
+            if len(self._known) >= _MOST_TERMS:
+                self._known.clear()
+            cost = costs(self.parts.stages, self.setting(terms))[-1]
+            found = self._known[terms] = cost, self._charge(terms, cost)
+        return found
+
+    def _charge(self, terms: RoundTerms, cost: Cost) -> Charge:
+        return cost.charge()
 
     def record_mechanism(self, terms: RoundTerms) -> RecordMechanism | None:
         """Returns the mechanism that noises one round's gradients; None: gradients get no noise."""
@@ -172,11 +188,17 @@ class TaskMethod:
         model may not see it."""
         return self.by_record and self.parts.own_training is not None
 
-    def privatize(self, context: RoundContext, update: Array, noise: NoiseSource) -> NoisedUpdate:
-        """Returns the part of `update = trained - start` that leaves the device; called once."""
-        from hushfleet.methods.privatize import privatized
+    def privatize(
+        self, context: RoundContext, update: Array, noise: NoiseSource, release: Release | None = None
+    ) -> NoisedUpdate:
+        """Returns the part of `update = trained - start` that leaves the device; called once.
 
-        return privatized(self.parts.stages, context, update, noise, self.charge(context.setting.terms))
+        :param release: see `hushfleet.methods.privatize.privatized`.
+        """
+        from hushfleet.methods.privatize import clip_and_noise, privatized
+
+        charge = self.charge(context.setting.terms)
+        return privatized(self.parts.stages, context, update, noise, charge, release or clip_and_noise)
 
     def advance(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> DeviceState:
         """Returns the state for the next round.
@@ -220,9 +242,9 @@ class RecordMethod(TaskMethod):
         """Always True: each gradient has noise."""
         return True
 
-    def charge(self, terms: RoundTerms) -> Charge:
+    def _charge(self, terms: RoundTerms, cost: Cost) -> Charge:
         """Returns the charge of the gradients. The stages have no bound and no noise, except for secure aggregation."""
-        return replace(self.record_mechanism(terms).charge(), raw=self.cost(terms).raw)
+        return replace(self.record_mechanism(terms).charge(), raw=cost.raw)
 
     def record_mechanism(self, terms: RoundTerms) -> RecordMechanism:
         """Returns the mechanism that noises one round's gradients."""

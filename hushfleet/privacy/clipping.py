@@ -144,6 +144,15 @@ def clip_factors(norms: Any, bounds: Any) -> Any:
     return xp.where(norms > bounds, shrunk, xp.ones_like(norms))
 
 
+def factors_of(squares: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Returns the factors of float32 vectors, as `clip` uses them, from their sums of squares.
+
+    Raises `PrivacyError` if a sum is not finite.
+    """
+    factors: np.ndarray = clip_factors(_finite(np, np.sqrt(squares)), bounds).astype(np.float32)
+    return factors
+
+
 def can_clip(norms: Any, bound: float) -> Any:
     """Returns whether vectors of these norms are finite and their clip factor is no denormal float32, too coarse.
 

@@ -48,9 +48,8 @@ class DiscreteGaussian:
     def sample(self, size: int, noise: NoiseSource) -> np.ndarray:
         """Returns samples, int64 `[size]`."""
         words = noise.words(size)
-        below = np.searchsorted(self._leading, words, side="left")
         decided = np.searchsorted(self._leading, words, side="right")
-        for place in np.flatnonzero(below != decided):
+        for place in np.flatnonzero(self._leading[decided - 1] == words):  # for 0 it is the last, above each word
             more = noise.words(_BITS // _WORD_BITS - 1)
             drawn = int.from_bytes(np.concatenate([words[place : place + 1], more]).astype(">u8").tobytes(), "big")
             decided[place] = sum(threshold <= drawn for threshold in _thresholds(self.variance))

@@ -489,7 +489,6 @@ class Ledger(LedgerView):
     def doubt_times(self) -> None:
         """Marks the times of all entries as not sure: no statement of the time was ever heard. Raises `LedgerError`."""
         began = 0 if (counted := self.counted()) is None else counted.began
-        self._known.version = None
         try:
             self._connection.execute(
                 "INSERT OR IGNORE INTO privacy_ledger_unsure SELECT seq, MAX(at, ?), 0 FROM privacy_ledger", (began,)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,8 +24,8 @@ _SIMULATION_STREAM = 0x4E4F4953
 # 1.5 * 2^42: times a standard deviation, it is a float64 whose neighbours are 2^-10 to 2^-9 of that deviation away.
 _SHIFT = 1.5 * 2.0**42
 
-# sin x / x - 1 on [-pi/4, pi/4] as a polynomial in x^2 without constant term, highest power first; its error is less
-# than 2^-58 (the coefficients are from FreeBSD's k_sin.c).
+# sin x / x on [-pi/4, pi/4] as a polynomial in x^2, highest power first; its error is less than 2^-58 (the coefficients
+# are from FreeBSD's k_sin.c).
 _SINE = (
     1.58969099521155010221e-10,
     -2.50507602534068634195e-08,
@@ -32,7 +33,15 @@ _SINE = (
     -1.98412698298579493134e-04,
     8.33333333332248946124e-03,
     -1.66666666666666324348e-01,
+    1.0,
 )
+# The same in float32, and log(1 + x) / x for sqrt 1/2 <= 1 + x < sqrt 2: errors near 2^-24 (Cephes' sinf.c, logf.c).
+_SHORT_SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1, 1.0)
+_LOGARITHM = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1)
+_LOGARITHM += (2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1, -0.5, 1.0)
+_ROOT_HALF = 0x3F3504F3  # the bits of float32 sqrt 1/2
+_PAIRS = 64
+_GROUPS_PER_BLOCK = 1 << 8
 
 
 class NoiseSource(Protocol):
@@ -97,11 +106,7 @@ def _sums_of_box_muller(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     angle *= math.pi / 2 * 2.0**-53
     angle -= math.pi / 4
     square = angle * angle
-    sine = square * _SINE[0]
-    for coefficient in _SINE[1:]:
-        sine += coefficient
-        sine *= square
-    sine += 1
+    sine = _polynomial(square, _SINE)
     sine *= angle
     cosine = np.multiply(sine, sine, out=square)
     np.subtract(1, cosine, out=cosine)
@@ -120,21 +125,88 @@ class SeededNoise:
     """Repeatable standard normal values. FOR SIMULATION ONLY: anyone who knows the seed can subtract the noise.
 
     The stream depends only on (seed, device_index, round), so results do not change with the number of
-    workers, the order of devices or the size of batches.
+    workers, the order of devices or the size of batches. Its words are those of NumPy's Philox generator; the same
+    words become the same values on any machine, and in compiled code (`hushfleet.models.native.noise`), because only
+    single operations of IEEE 754 make them. A value has the precision of float32, and none is beyond 6.7.
     """
 
     def __init__(self, seed: int, device_index: int, round: int) -> None:
         """Seeds the stream; all three are whole numbers, zero or more."""
         sequence = np.random.SeedSequence(seed, spawn_key=(_SIMULATION_STREAM, device_index, round))
-        self.generator = np.random.Generator(np.random.Philox(sequence))
+        self.generator = np.random.Philox(sequence)
+        self._drawn = np.empty(0, np.float32)
 
     def normal(self, size: int) -> np.ndarray:
         """Returns standard normal values, float64 `[size]`; two calls give the same values as one call for both."""
-        return self.generator.standard_normal(size)
+        out = np.empty(size)
+        filled = 0
+        while True:
+            given = self._drawn[: size - filled]
+            out[filled : filled + len(given)] = given
+            self._drawn, filled = self._drawn[len(given) :], filled + len(given)
+            if filled == size:
+                return out
+            groups = min(_GROUPS_PER_BLOCK, -(-(size - filled) // (2 * _PAIRS)))
+            self._drawn = _box_muller_groups(self.generator.random_raw(groups * _PAIRS))
 
     def words(self, count: int) -> np.ndarray:
         """Returns uniform words, uint64 `[count]`."""
-        return self.generator.integers(0, 1 << 64, count, np.uint64)
+        words: np.ndarray = self.generator.random_raw(count)
+        return words
+
+
+def _box_muller_groups(words: np.ndarray) -> np.ndarray:
+    """Returns standard normal values, float32, two of each of the words, uint64 `[groups * _PAIRS]`.
+
+    The first half of a group's words gives radii, the second half angles, which make two values each.
+    """
+    halves = words.astype("<u8", copy=False).view("<u4").reshape(-1, 2, _PAIRS)
+    turns = halves[:, 1].reshape(-1)
+    radius = (halves[:, 0] >> 1).astype(np.float32).reshape(-1)
+    radius += 0.5  # (0, 1]: the logarithm never gets zero
+    radius *= 2.0**-31
+    radius = _minus_log(radius)
+    np.sqrt(radius, out=radius)  # divided by sqrt 2, which the rotation by pi/4 below needs
+    angle = (turns.view(np.int32) >> 2).astype(np.float32)
+    angle *= math.pi / 4 * 2.0**-29
+    square = angle * angle
+    sine = _polynomial(square, _SHORT_SINE)
+    sine *= angle
+    cosine = np.multiply(sine, sine, out=square)
+    np.subtract(1, cosine, out=cosine)
+    np.sqrt(cosine, out=cosine)
+    # The point at angle + pi/4 is in the first quadrant; two other bits move it to any quadrant.
+    out = np.empty((len(halves), 2, _PAIRS), np.float32)
+    for place, (coordinate, sign) in enumerate(((cosine - sine, turns << 31), (cosine + sine, turns >> 1 << 31))):
+        coordinate *= radius
+        coordinate.view(np.uint32)[...] ^= sign
+        out[:, place] = coordinate.reshape(-1, _PAIRS)
+    return out.reshape(-1)
+
+
+def _minus_log(x: np.ndarray) -> np.ndarray:
+    """Returns -log x of positive normal float32 `[n]`; it overwrites `x`."""
+    bits = x.view(np.int32)
+    bits -= _ROOT_HALF
+    exponent = (bits >> 23).astype(np.float32)
+    bits &= 0x7FFFFF
+    bits += _ROOT_HALF
+    x -= 1  # 1 + x is from sqrt 1/2 to sqrt 2
+    log = _polynomial(x, _LOGARITHM)
+    log *= x
+    exponent *= math.log(2)
+    log += exponent
+    return np.negative(log, out=log)
+
+
+def _polynomial(x: np.ndarray, coefficients: Sequence[float]) -> np.ndarray:
+    """:param coefficients: of the highest power first."""
+    value = x * coefficients[0]
+    for coefficient in coefficients[1:-1]:
+        value += coefficient
+        value *= x
+    value += coefficients[-1]
+    return value
 
 
 def add_on_grid(noise: Any, values: Any, stds: Any) -> Any:

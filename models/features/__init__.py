@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import onnx
-import onnxruntime
-import torch
-from torch import Tensor
 
+from hushfleet.at_need import at_need
 from hushfleet.errors import BadInput, GraphRefused, format_value
 from hushfleet.learning.graph_features import check_features
 from hushfleet.learning.graph_session import open_session
-from hushfleet.models import onnx_nodes
-from hushfleet.models.checks import CHECKED_BATCHES, MAX_RELATIVE_ERROR, relative_error
 from hushfleet.models.export import content_key
-from hushfleet.models.features import (
-    backbone,
-    classifier,
-    filters,
-    hidden,
-    pretrained,
-    scattering,
-    synthetic,
-    whitening,
-)
+from hushfleet.models.features import backbone, classifier, pretrained, whitening
 from hushfleet.models.features.backbone import FeatureExtractor
 from hushfleet.models.features.filters import Filters
 from hushfleet.models.features.hidden import hidden_graph
@@ -42,6 +29,18 @@ from hushfleet.models.model import Model
 from hushfleet.models.onnx_nodes import Graph
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
 from hushfleet.wire.format.spec import MAX_SIDE, UNIT_NORM, Shape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from hushfleet.models import checks
+else:  # with PyTorch, which takes seconds to import, and kept features need none
+    torch = at_need("torch")
+    checks = at_need("hushfleet.models.checks")
+
+_PACKAGES = ("torch", "onnx", "onnxruntime", "numpy")
+_CODE = ("../onnx_nodes", "filters", "hidden", "pretrained", "scattering", "synthetic", "unit_norm", "whitening")
 
 RawFeatures = Filters | Scattering
 """Features before whitening: the same function in PyTorch and as ONNX nodes, and the images to fit the whitening."""
@@ -83,7 +82,8 @@ def _whitened(name: str, kind: type[RawFeatures]) -> Features:
 
 def _unit_norm(asked: Asked) -> FeatureExtractor:
     scaled = UnitNorm(asked.image_shape, asked.standardised)
-    graph = _compared(asked.image_shape, scaled.count, scaled, scaled.add)
+    make = partial(_compared, asked.image_shape, scaled.count, scaled, scaled.add)
+    graph = _kept(make, repr(scaled), asked.cache_dir)
     return FeatureExtractor(asked.image_shape, graph, scaled.count, scaled.count)
 
 
@@ -210,18 +210,18 @@ def _compared(
     made = Graph()
     data = made.to_bytes(add(made, "x"), shape, count)
     session, rng = open_session(data), np.random.default_rng(0)
-    for size in CHECKED_BATCHES:
+    for size in checks.CHECKED_BATCHES:
         x = rng.random((size, *shape), np.float32)
         with torch.no_grad():
             expected = function(torch.from_numpy(x)).numpy()
-        error = relative_error(session.run(["features"], {"x": x})[0], expected)
-        if error > MAX_RELATIVE_ERROR:
+        error = checks.relative_error(session.run(["features"], {"x": x})[0], expected)
+        if error > checks.MAX_RELATIVE_ERROR:
             raise GraphRefused(f"the features as ONNX differ from PyTorch's by {error:.1e}, on a batch of {size}")
     return data
 
 
 def _content_key(key: str) -> str:
     """Returns the hex digest of everything that determines the graph: `key`, the code and the package versions."""
-    parts = [f"{package.__name__} {package.__version__}" for package in (torch, onnx, onnxruntime, np)]
-    parts += map(inspect.getsource, (filters, hidden, onnx_nodes, pretrained, scattering, synthetic, whitening))
+    parts = [f"{package} {version(package)}" for package in _PACKAGES]
+    parts += [(Path(__file__).parent / f"{name}.py").read_text("utf-8") for name in _CODE]
     return hashlib.sha256("\0".join([*parts, key]).encode()).hexdigest()[:32]

@@ -7,15 +7,22 @@ Networks in Unsupervised Feature Learning, AISTATS 2011).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
+from hushfleet.at_need import at_need
 from hushfleet.errors import BadInput
 from hushfleet.models.features import synthetic
 from hushfleet.models.onnx_nodes import Graph
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import functional as F
+else:  # takes seconds to import, and kept features need none
+    torch = at_need("torch")
+    F = at_need("torch.nn.functional")
 
 FILTERS = 48
 SIDES = range(6, 17, 2)

@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import safetensors
 import safetensors.numpy
-import torch
 
 from hushfleet.errors import BadInput, GraphRefused
 from hushfleet.learning.graph_session import open_session
-from hushfleet.models.checks import CHECKED_BATCHES, MAX_RELATIVE_ERROR, random_batch, relative_error
 from hushfleet.models.export import bake
 from hushfleet.models.model import Model
 from hushfleet.params import ParamLayout
@@ -36,7 +34,10 @@ def hidden_graph(model: Model, params: np.ndarray) -> bytes:
 
     Raises `BadInput` for a network without other layers, and `GraphRefused` if the file's results differ.
     """
-    from hushfleet.models.tracing import export_inference  # takes seconds to import
+    import torch  # takes seconds, like the next ones
+
+    from hushfleet.models.checks import CHECKED_BATCHES, MAX_RELATIVE_ERROR, random_batch, relative_error
+    from hushfleet.models.tracing import export_inference
 
     body = without_last(model)
     own = params[: body.layout.size]

@@ -8,14 +8,20 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx
-import torch
-from torch import Tensor, nn
 
+from hushfleet.at_need import at_need
 from hushfleet.data.torchvision_sets import import_torchvision
 from hushfleet.errors import BadInput
 from hushfleet.models.onnx_nodes import OPSET, without_traces
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+else:  # takes seconds to import, and kept features need none
+    torch = at_need("torch")
 
 TORCHVISION, TIMM = "torchvision:", "timm:"
 _TORCHVISION_LICENCE = "torchvision's terms: the weights may have those of the data that they were trained on"
@@ -37,23 +43,6 @@ class Pretrained:
     std: tuple[float, ...]
     digest: str
     about: str
-
-
-class _OnPixels(nn.Module):
-    """The network on pixels in [0, 1]."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, given: Pretrained) -> None:
-        super().__init__()
-        self.network = given.network
-        self.register_buffer("mean", torch.tensor(given.mean)[:, None, None])
-        self.register_buffer("std", torch.tensor(given.std)[:, None, None])
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.network((x - self.mean) / self.std)
-        return logits
 
 
 def find(name: str, weights: Path | None) -> Pretrained:
@@ -139,11 +128,27 @@ def export(given: Pretrained, image_shape: tuple[int, int, int]) -> bytes:
     """Returns the ONNX file, pixels in [0, 1] to logits, with an open batch size. Raises `BadInput`."""
     from hushfleet.models.tracing import quiet  # takes seconds to import
 
+    class OnPixels(torch.nn.Module):
+        """The network on pixels in [0, 1]."""
+
+        mean: Tensor
+        std: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = given.network
+            self.register_buffer("mean", torch.tensor(given.mean)[:, None, None])
+            self.register_buffer("std", torch.tensor(given.std)[:, None, None])
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.network((x - self.mean) / self.std)
+            return logits
+
     batch = torch.export.Dim("batch", min=1, max=1 << 16)
     try:
         with quiet(), torch.no_grad():
             exported = torch.onnx.export(
-                _OnPixels(given).eval(),
+                OnPixels().eval(),
                 (torch.rand(3, *image_shape),),
                 dynamo=True,
                 external_data=False,

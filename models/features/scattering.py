@@ -12,15 +12,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
+from hushfleet.at_need import at_need
 from hushfleet.errors import BadInput
 from hushfleet.models.features import synthetic
 from hushfleet.models.onnx_nodes import Graph
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import functional as F
+else:  # takes seconds to import, and kept features need none
+    torch = at_need("torch")
+    F = at_need("torch.nn.functional")
 
 ANGLES = 8
 MAPS = 1 + 2 * ANGLES + ANGLES**2

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-from torch.nn import functional as F
-
+from hushfleet.at_need import at_need
 from hushfleet.errors import BadInput
 from hushfleet.models.features.whitening import BIAS, add_bias, add_unit, unit
 from hushfleet.models.onnx_nodes import Graph
 from hushfleet.wire.format.spec import MAX_SIDE, UNIT_NORM
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import functional as F
+else:  # takes seconds to import, and kept features need none
+    F = at_need("torch.nn.functional")
 
 LEAST = 1e-18  # a sample with a smaller norm counts as zero; the square of a smaller float32 may be zero
 

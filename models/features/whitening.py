@@ -9,14 +9,21 @@ without noise both gave the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
+from hushfleet.at_need import at_need
 from hushfleet.models.onnx_nodes import Graph
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import functional as F
+else:  # takes seconds to import, and kept features need none
+    torch = at_need("torch")
+    F = at_need("torch.nn.functional")
 
 BIAS = 0.3
 POWER = 0.5

@@ -12,14 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from hushfleet.learning.batch import Descent
 from hushfleet.learning.graph_session import check_array
+from hushfleet.learning.linear import LinearClipping
 from hushfleet.losses import loss_and_cotangent
 from hushfleet.models.model import Model
 from hushfleet.models.native.build import find_compiler, load_library, pointer
+from hushfleet.models.native.descent import Descender
 from hushfleet.models.native.singles_writer import SinglesWriter
 from hushfleet.models.native.stages import VectorUnit
 from hushfleet.models.native.writer import ProgramWriter
 from hushfleet.objectives import CROSS_ENTROPY, Objective, both_or_none
+from hushfleet.params import is_linear
 
 FLAGS = ("-ffp-contract=fast",)
 ALIGNMENT = 64
@@ -51,6 +55,10 @@ class NativeGradient:
         self.layout = model.layout
         self._target = _target(find_compiler().defined)
         self._program = _Program(ProgramWriter(model, self._target, objective).text)
+        self._is_head = is_linear(self.layout)  # its weight and its bias are two layers, but one of the program
+        if self._is_head:
+            closed = None if objective.distills else LinearClipping(self.layout, objective)
+            self.clipped_sum = closed  # type: ignore[assignment, method-assign]
 
     def __call__(
         self,
@@ -158,9 +166,32 @@ class NativeGradient:
         inputs, out = self._check_batch(params, x, y, ()), np.empty(self.layout.size, np.float32)
         with self._singles.scratch(len(x)) as (library, scratch):
             _, slopes = self._losses(library, scratch, inputs, y, *self._no_teacher(len(x)))
-            arrays = *inputs, pointer(slopes.astype(np.float32)), 0, len(self.layout.layers)
+            slopes = slopes.astype(np.float32)
+            arrays = *inputs, pointer(slopes), 0, len(self.layout.layers)
             library.singles_of_slopes(*arrays, 0, ctypes.c_double(), None, pointer(out), scratch)
         return out
+
+    def descend(self, descent: Descent, params: np.ndarray) -> float:
+        """Moves `params` by all steps of a training; returns the sum of the losses of all trained samples.
+
+        :param params: float32 `[d]`, in place. They get the same bits as by a call for each step.
+        :raises ValueError: as a call does.
+        """
+        self._check_out(params, descent.center)
+        check_array("center", descent.center, FLOAT, params.shape)
+        values, labels = descent.samples.kept, descent.samples.labels
+        if values.shape[1:] != self.model.input_shape:
+            raise ValueError(f"samples must be {self.model.input_shape}, not {values.shape[1:]}")
+        check_array("labels", labels, INT, (len(values),))
+        with self._program.scratch(max(map(len, descent.batches))) as (_, scratch):
+            loss_sum, wrong = self._descender(descent, params, scratch)
+        if wrong >= 0:
+            raise self._no_class(labels, int(np.concatenate(descent.batches)[wrong]))
+        return loss_sum
+
+    @cached_property
+    def _descender(self) -> Descender:
+        return Descender(self._program.library, self.layout.size, self._layers)
 
     @cached_property
     def _singles(self) -> _Program:
@@ -191,6 +222,8 @@ class NativeGradient:
         if step != 1:
             raise ValueError(f"part = {part}: must be a range without gaps")
         spans = self.layout.layers
+        if self._is_head and first < end:
+            return 0, len(spans)
         wanted = [number for number, span in enumerate(spans) if span.start < end and first < span.stop]
         return (wanted[0], wanted[-1] + 1) if first < end else (len(spans), len(spans))
 
@@ -219,6 +252,8 @@ class NativeGradient:
         for params in models[1:]:
             check_array("params", params, FLOAT, (self.layout.size,))
         alike, pointers = self.layout.layers_alike(models), [pointer(params) for params in models]
+        if self._is_head and alike < len(self.layout.layers):
+            alike = 0
         logits = np.empty((len(models), batch, self.model.classes), np.float32)
         with self._program.scratch(min(batch, LOGITS_BATCH)) as (library, scratch):
             for first in range(0, batch, LOGITS_BATCH):
@@ -272,8 +307,8 @@ class _Program:
     """A compiled program and its scratch memory, which one thread uses at a time."""
 
     def __init__(self, source: str) -> None:
-        self._library = load_library(source, flags=FLAGS)
-        self._library.scratch_bytes.restype = ctypes.c_size_t
+        self.library = load_library(source, flags=FLAGS)
+        self.library.scratch_bytes.restype = ctypes.c_size_t
         self._lock = threading.Lock()
         self._capacity = 0
 
@@ -282,11 +317,11 @@ class _Program:
         """Yields memory for the largest batch so far. It starts as zeros; the padding of images stays zero."""
         with self._lock:
             if batch > self._capacity:
-                self._memory = np.zeros(self._library.scratch_bytes(batch) + ALIGNMENT, np.uint8)
+                self._memory = np.zeros(self.library.scratch_bytes(batch) + ALIGNMENT, np.uint8)
                 address = pointer(self._memory).value or 0
                 self._scratch = ctypes.c_void_p(address + -address % ALIGNMENT)
                 self._capacity = batch
-            yield self._library, self._scratch
+            yield self.library, self._scratch
 
 
 def _target(macros: frozenset[str]) -> VectorUnit:

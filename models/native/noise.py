@@ -1,4 +1,4 @@
-"""Draws the noise of simulations in compiled C: the same bits as `SeededNoise` in less than half of the time."""
+"""Draws the noise of simulations in compiled C: the same bits as `SeededNoise` in a fraction of the time."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ from hushfleet.models.native.build import kernels, load_library, pointer
 from hushfleet.privacy.noise import SeededNoise
 
 FLAGS = ("-ffp-contract=off",)
-_TRIAL = 1 << 14  # values; about two hundred of them are from the edges of their layers or the tail
+_TRIAL = 1 << 10
 
 
 class NativeNoise(SeededNoise):
     """The same as `hushfleet.privacy.noise.SeededNoise`, bit for bit. Like it, FOR SIMULATION ONLY.
 
-    :raises HushfleetError: there is no compiler, or it refuses, or this NumPy draws other values.
+    :raises HushfleetError: there is no compiler, or it refuses, or its code draws other values.
     """
 
     def __init__(self, seed: int, device_index: int, round: int) -> None:
         super().__init__(seed, device_index, round)
-        self._stream = _begun(_library(), self.generator)
+        self.stream = _begun(library(), self.generator)
 
     def normal(self, size: int) -> np.ndarray:
-        return _drawn(_library().draw_normal, self._stream, np.empty(size, np.float64))
+        return _drawn(library().draw_normal, self.stream, np.empty(size, np.float64))
 
     def words(self, count: int) -> np.ndarray:
-        return _drawn(_library().draw_raw, self._stream, np.empty(count, np.uint64))
+        return _drawn(library().draw_raw, self.stream, np.empty(count, np.uint64))
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    library = load_library(kernels("ziggurat.h", "noise.c"), flags=FLAGS)
-    library.stream_bytes.restype = ctypes.c_size_t
-    # NumPy may change its streams (NEP 19), and its C library's logarithm may differ from ours.
-    generator = np.random.Generator(np.random.Philox(_TRIAL))
-    stream = _begun(library, generator)
-    if not np.array_equal(_drawn(library.draw_normal, stream, np.empty(_TRIAL)), generator.standard_normal(_TRIAL)):
+def library() -> ctypes.CDLL:
+    """Returns the compiled noise and release. Raises `HushfleetError` as `NativeNoise` does."""
+    loaded = load_library(kernels("noise.h", "release.h"), flags=FLAGS)
+    loaded.stream_bytes.restype = ctypes.c_size_t
+    loaded.squares_of.restype, loaded.squares_of.argtypes = ctypes.c_double, [ctypes.c_void_p, ctypes.c_size_t]
+    plain = SeededNoise(_TRIAL, 0, 0)
+    stream = _begun(loaded, plain.generator)
+    if not np.array_equal(_drawn(loaded.draw_normal, stream, np.empty(_TRIAL)), plain.normal(_TRIAL)):
         raise HushfleetError(f"NumPy {np.__version__} draws other normal values than the compiled noise")
-    return library
+    return loaded
 
 
-def _begun(library: ctypes.CDLL, generator: np.random.Generator) -> np.ndarray:
+def _begun(library: ctypes.CDLL, generator: np.random.Philox) -> np.ndarray:
     """Returns a stream with the generator's key, at its start."""
-    key = generator.bit_generator.state["state"]["key"]
+    key = generator.state["state"]["key"]
     stream = np.zeros(library.stream_bytes() // 8, np.uint64)
     library.begin(pointer(stream), pointer(key))
     return stream

@@ -14,6 +14,7 @@ from hushfleet.learning.optim import SGD, Adam, make_optimizer
 from hushfleet.models.native.build import kernels, load_library
 
 FLAGS = ("-ffp-contract=off",)
+ADAM = Adam.beta_1, 1 - Adam.beta_1, Adam.beta_2, 1 - Adam.beta_2, Adam.epsilon
 
 
 @cache
@@ -65,17 +66,13 @@ class NativeAdam(Adam):
         addresses = _addresses(params, gradient, self.first, self.second)
         self.steps += 1
         # NumPy rounds a Python number to float32 before it combines it with an array; ctypes rounds in the same way.
-        self._step(
-            *addresses,
-            params.size,
-            self.beta_1,
-            1 - self.beta_1,
-            self.beta_2,
-            1 - self.beta_2,
-            (1 - self.beta_2**self.steps) ** 0.5,
-            self.epsilon,
-            self.learning_rate / (1 - self.beta_1**self.steps),
-        )
+        root_correction, step_size = adam_corrections(self.learning_rate, self.steps)
+        self._step(*addresses, params.size, *ADAM[:4], root_correction, ADAM[4], step_size)
+
+
+def adam_corrections(learning_rate: float, step: int) -> tuple[float, float]:
+    """Returns the root of the correction of the squares, and the corrected learning rate, in step 1, 2, ..."""
+    return (1 - Adam.beta_2**step) ** 0.5, learning_rate / (1 - Adam.beta_1**step)
 
 
 make_native_optimizer = partial(make_optimizer, sgd=NativeSGD, adam=NativeAdam)

@@ -96,6 +96,8 @@ class SinglesWriter(ProgramWriter):
     def _single_gradient(self) -> Iterator[str]:
         """Writes the gradient of one sample by the convolutions' weights and biases."""
         convs = self.stages.convs
+        if not convs:
+            return
         for stage in convs:
             for field in (f"grad_weight{stage.number}", f"grad_bias{stage.number}"):
                 yield f"memset(shared->{field}, 0, sizeof shared->{field});"

@@ -12,6 +12,7 @@ from typing import TypeVar
 from hushfleet.errors import BadInput
 from hushfleet.models.layers import Conv, Dropout, Layered, Linear, Place, Pool
 from hushfleet.models.model import Model
+from hushfleet.params import is_linear
 
 L = TypeVar("L", Conv, Pool, Dropout, Linear)
 WIDTH = 16  # channels and hidden units come in multiples of this, the widest vector of any target
@@ -180,6 +181,7 @@ class LinearStage:
 class Stages:
     """A network in the form of the C program.
 
+    :param convs: may be empty; then the first linear layer reads the images.
     :param flat_mask: the number of the dropout mask that multiplies the last convolution's outputs.
     """
 
@@ -191,6 +193,9 @@ class Stages:
 def stages_of(model: Model) -> Stages:
     """Converts the model's layers to the kernels' form. Raises `BadInput` with the reason if this is not possible."""
     network = model.function
+    if is_linear(model.layout):
+        ((outputs, inputs), _) = model.layout.shapes
+        return Stages((), None, (LinearStage("head", inputs, outputs, relu=False, mask=None),))
     if not isinstance(network, Layered):
         raise BadInput(f"{model.name} is written as PyTorch code, not as a list of layers that could be compiled")
     places, masks = list(network.places), iter(range(len(model.dropout)))
@@ -215,7 +220,7 @@ def stages_of(model: Model) -> Stages:
         mask = next(masks) if linear.relu and accept(Dropout) else None
         linears.append(LinearStage(place.name, math.prod(place.input_shape), linear.outputs, linear.relu, mask))
     relus = [stage.relu for stage in linears]
-    if places or not convs or not linears or relus != [True] * (len(linears) - 1) + [False]:
+    if places or not linears or relus != [True] * (len(linears) - 1) + [False]:
         raise BadInput(
             f"{model.name}: the compiled kernels take convolutions, each with or without pooling, then linear layers, "
             f"of which only the last is without ReLU; dropout may follow the last pooling and hidden linear layers"

@@ -20,6 +20,7 @@ from hushfleet.models.model import Model
 from hushfleet.models.native.build import kernels
 from hushfleet.models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, VectorUnit, stages_of
 from hushfleet.objectives import CROSS_ENTROPY, Objective
+from hushfleet.params import PRIOR, is_linear
 
 STRIDE = "sizeof(Sample) / sizeof(float)"
 
@@ -87,8 +88,8 @@ class ProgramWriter:
             if not stage.first or stage.conv.padding:
                 yield f"float x{stage.number}[{stage.input_size}]"
             yield f"uint64_t alive{stage.number}[{stage.words}]"
-        yield f"float flat[{self.stages.convs[-1].output_size}]"
-        yield f"float grad_flat[{self.stages.convs[-1].output_size}]"
+        yield f"float flat[{self.stages.linears[0].inputs}]"
+        yield f"float grad_flat[{self.stages.linears[0].inputs}]"
         for linear in self.stages.linears:
             yield f"float {linear.name}[{linear.outputs}]"
             if linear.relu:
@@ -112,11 +113,11 @@ class ProgramWriter:
                 yield f"float y_points{n}[{WINOGRAD_POINTS * stage.outputs * stage.winograd_tiles}]"
             rows = max(rows, max(stage.winograd_rows, stage.window) * stage.grid[1] * stage.outputs)
         yield f"float rows[{rows}]"
-        yield f"float y[{self.stages.convs[-1].output_size}]"
-        yield f"float grad_y[{self.stages.convs[-1].output_size}]"
+        yield f"float y[{self.stages.linears[0].inputs}]"
+        yield f"float grad_y[{self.stages.linears[0].inputs}]"
 
     def _forward(self) -> Iterator[str]:
-        yield from where(f"from < {len(self.stages.convs)}", self._forward_convs())
+        yield from where(f"from < {max(1, len(self.stages.convs))}", self._forward_convs())
         for linear in self.stages.linears:
             yield from where(f"from <= {self._number(linear)}", self._forward_linear(linear))
 
@@ -138,6 +139,9 @@ class ProgramWriter:
             yield from self._each_sample([f"relu_dropout({stage.outputs}, sample->{stage.name}, {mask});"])
 
     def _forward_sample(self) -> Iterator[str]:
+        if not self.stages.convs:
+            yield "memcpy(sample->flat, image, sizeof sample->flat);"
+            return
         for stage in self.stages.convs:
             n, y = stage.number, self._outputs(stage, "sample->x", "shared->y")
             if stage.first and stage.conv.padding:
@@ -161,6 +165,8 @@ class ProgramWriter:
             yield from where(f"from <= {number}", self._linear_relu_gradient(linear))
             yield from where(self._wanted(linear), [self._linear_weight_gradient(linear)])
             yield from where(f"from < {number}", [self._linear_input_gradient(linear)])
+        if not self.stages.convs:
+            return
         yield f"if (from >= {len(self.stages.convs)})"
         yield "    return;"
         for stage in self.stages.convs:
@@ -264,13 +270,14 @@ class ProgramWriter:
 
     @property
     def _flat_mask(self) -> str:
-        return self._mask(self.stages.flat_mask, self.stages.convs[-1].output_size)
+        return self._mask(self.stages.flat_mask, self.stages.linears[0].inputs)
 
     def _mask(self, mask: int | None, size: int) -> str:
         return "0" if mask is None else f"masks ? masks[{mask}] + (size_t)i * {size} : 0"
 
     def _start(self, stage: ConvStage | LinearStage, kind: str) -> int:
-        return self.model.layout.slices[f"{stage.name}.{kind}"].start
+        of_head = kind == "bias" and is_linear(self.model.layout)
+        return self.model.layout.slices[PRIOR if of_head else f"{stage.name}.{kind}"].start
 
     def _weight(self, stage: ConvStage | LinearStage) -> str:
         return f"params + {self._start(stage, 'weight')}"

@@ -38,7 +38,7 @@ from hushfleet.secure.membership_list import MembershipList
 from hushfleet.simulator.world.clock import Actor, WorldClock
 from hushfleet.simulator.world.hub import Cable, Cables, LocalHub, LocalLink
 from hushfleet.simulator.world.times import CONNECT_LATENCIES, DeviceTimes
-from hushfleet.wire.format.spec import BlobRef, TaskSpec
+from hushfleet.wire.format.spec import TaskSpec
 from hushfleet.wire.link.interface import LinkDown, Will
 
 LONGEST_SLEEP_S = 3600.0  # nothing is due sooner that `Agent.rests_s` does not know of
@@ -81,7 +81,7 @@ class ZeroTraining:
     """
 
     def __init__(self, spec: TaskSpec, method: TaskMethod) -> None:
-        self._spec, self._method, self._package = spec, method, BlobRef.of(spec.to_bytes()).digest
+        self._spec, self._method = spec, method
         self._sample = zero_samples(spec.model, spec.model.targets.blank(1, len(spec.model.class_names)))
 
     def __call__(self, job: Job) -> Iterator[Outcome]:
@@ -101,7 +101,6 @@ class ZeroTraining:
             randomness=SeededRandomness(simulation.seed, simulation.index),
             limits=job.config.limits,
         )
-        trainer.package = self._package  # the same for all boards
         yield trained(job, trainer)
 
 

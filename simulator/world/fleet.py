@@ -10,12 +10,12 @@ import json
 import math
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.payloads.prepare import PreparedTask
@@ -38,6 +38,9 @@ _LONGEST_ROUND_S = 90 * 86400.0
 NO_WINDOW = (
     "no round ever opens: the schedule's first window begins after its last day (schedule.until, or the end of --days)"
 )
+
+
+T = TypeVar("T")
 
 
 class WorldFleet:
@@ -146,8 +149,9 @@ class WorldFleet:
 
     def _opened(self, round: int, cohort: list[str]) -> None:
         self._cohorts[round] = cohort
-        for name in cohort:
-            self._by_name[name].spent.chosen += 1
+        if self._rules.has_cohort:
+            for name in cohort:
+                self._by_name[name].spent.chosen += 1
         self.world.round_opened(round)
 
     def _rounds(self) -> Iterator[RoundOutcome]:
@@ -174,26 +178,43 @@ class WorldFleet:
     def _note(self, event: dict[str, Any]) -> None:
         kind, at = event["event"], event["at"]
         if kind == "round_open":
-            self._opened_s, self._arrivals, self._declined, self._extensions = at, {}, {}, 0
+            self._opened_s, self._declined, self._extensions = at, {}, 0
+            self._arrivals: dict[tuple[str, int], Arrival] = {}
         elif kind == "round_extended":
             self._extensions += 1
         elif kind == "update" and event.get("code", "accepted") == "accepted":
-            arrival = Arrival(event["device"], at, event["bytes"], event["round"])
-            self._arrivals[event["device"]] = arrival
+            round = event["round"] - event.get("staleness", 0)
+            self._arrivals[event["device"], round] = Arrival(event["device"], at, event["bytes"], round)
         elif kind == "decline":
             self._declined[event["device"]] = event["code"]
 
     def _outcome(self, event: dict[str, Any]) -> RoundOutcome:
-        self._settle()
-        round, boards = event["round"], self.world.boards
-        cohort = self._cohorts[round]
-        size = self._whole(len(cohort))
         used = len(self._arrivals) >= self._rules.min_updates and bool(event.get("participants", True))
+        fates = self._fates(event["round"], used) if self._rules.has_cohort else self._fates_of_updates(used)
+        return RoundOutcome(
+            round=event["round"],
+            opened_s=self._opened_s,
+            closed_s=event["at"],
+            cohort=tuple(self._cohorts[event["round"]]),
+            arrivals=tuple(self._arrivals.values()),
+            late=tuple(fates["late"]),
+            given_up=tuple(fates["given_up"]),
+            declined=tuple(fates["declined"]),
+            lost=tuple(fates["lost"]),
+            extensions=self._extensions,
+            used=used,
+        )
+
+    def _fates(self, round: int, used: bool) -> dict[str, list[str]]:
+        """Counts what became of each device of a cohort; returns their names by the field of `Spent`."""
+        self._settle()
+        cohort, boards, arrived = self._cohorts[round], self.world.boards, {name for name, _ in self._arrivals}
+        size = self._whole(len(cohort))
         fates: dict[str, list[str]] = defaultdict(list)
         for name in cohort:
             board, spent = boards[name], self._by_name[name].spent
             charged = self._is_charged(name, round)
-            if name in self._arrivals:
+            if name in arrived:
                 fate = "used"
             elif charged:
                 fate = "late"
@@ -207,19 +228,25 @@ class WorldFleet:
                 spent.charged[size] += 1
                 spent.unused[size] += fate == "late" or not used
         self._unsettled = round, size, fates["given_up"]
-        return RoundOutcome(
-            round=round,
-            opened_s=self._opened_s,
-            closed_s=event["at"],
-            cohort=tuple(cohort),
-            arrivals=tuple(self._arrivals.values()),
-            late=tuple(fates["late"]),
-            given_up=tuple(fates["given_up"]),
-            declined=tuple(fates["declined"]),
-            lost=tuple(fates["lost"]),
-            extensions=self._extensions,
-            used=used,
-        )
+        return fates
+
+    def _fates_of_updates(self, used: bool) -> dict[str, list[str]]:
+        """Counts the updates of buffered rounds: one that is charged may go into a model of many rounds later."""
+        for arrival in self._arrivals.values() if used else ():
+            self._by_name[arrival.device].spent.used += 1
+        for name in self._declined:
+            self._by_name[name].spent.declined += 1
+        self._count_charged()
+        return defaultdict(list, declined=list(self._declined))
+
+    def _count_charged(self) -> None:
+        """Reads from all ledgers how many updates were charged; those that are in no model so far are late."""
+        task, size = self.prepared.spec.task, self._whole(len(self.fleet))
+        for name, device in self._by_name.items():
+            spent, made = device.spent, self._asked(name, lambda store: store.ledger.rounds_charged(task), 0)
+            spent.charged[size] += made - spent.charged.total()
+            spent.unused[size] = spent.late = made - spent.used
+            spent.chosen = made + spent.declined
 
     def _settle(self) -> None:
         """Counts who committed an update before it had heard that its round was over."""
@@ -233,18 +260,22 @@ class WorldFleet:
         self._unsettled = round, size, []
 
     def _is_charged(self, name: str, round: int) -> bool:
-        """Returns whether a device has charged a round; one that is switched off is asked in its file."""
-        board, task = self.world.boards[name], self.prepared.spec.task
+        """Returns whether a device has charged a round."""
+        return self._asked(name, lambda store: store.is_charged(self.prepared.spec.task, round), False)
+
+    def _asked(self, name: str, read: Callable[[DeviceStore], T], without: T) -> T:
+        """Returns what `read` finds in a device's store; one that is switched off is asked in its file."""
+        board = self.world.boards[name]
         if board.store is None:
-            return False
+            return without
         if board.is_on:
-            return board.store.is_charged(task, round)
+            return read(board.store)
         with DeviceStore(board.store.path, device=name, inspect=True) as store:
-            return store.is_charged(task, round)
+            return read(store)
 
     def _end(self) -> None:
         """Fills in what the devices have spent, and closes the stores."""
-        self._settle()
+        (self._settle if self._rules.has_cohort else self._count_charged)()
         world = self.world
         for name, board in world.boards.items():
             spent = self._by_name[name].spent

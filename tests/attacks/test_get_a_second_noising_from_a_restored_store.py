@@ -69,6 +69,7 @@ def forget_updates(whole: Whole) -> None:
 
 def test_the_attack_on_a_client_that_does_not_ask(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_to_ask(monkeypatch)
+    monkeypatch.setattr("hushfleet.aggregator.rounds.coordinator.EVENTS_A_STEP", 1)  # refused after the chunks
     victim = restored(whole)
     whole.drive(lambda: len(whole.noisings("victim")) == 2)
     assert len(whole.noisings("victim")) == 2

@@ -51,7 +51,7 @@ def test_a_copy_goes_on_alike():
 
 def test_a_numpy_that_draws_others_is_not_followed(monkeypatch):
     """NumPy's own noise is taken then, and the results are that NumPy's."""
-    monkeypatch.setattr(noise, "_library", noise._library.__wrapped__)
+    monkeypatch.setattr(noise, "library", noise.library.__wrapped__)
     monkeypatch.setattr(runtimes, "_has_compiled_noise", runtimes._has_compiled_noise.__wrapped__)
     assert isinstance(runtimes.make_noise(0, 0, 0), NativeNoise)
     monkeypatch.setattr(noise, "_drawn", lambda draw, stream, out: np.zeros_like(out))

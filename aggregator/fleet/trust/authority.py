@@ -13,24 +13,24 @@ import ipaddress
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
+from hushfleet.at_need import at_need
 from hushfleet.errors import BadInput, Malformed
 
-CURVE = ec.SECP256R1
+if TYPE_CHECKING:
+    from cryptography import exceptions, x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509 import oid
+else:  # for who signs or reads a certificate: most commands do neither
+    exceptions = at_need("cryptography.exceptions")
+    x509 = at_need("cryptography.x509")
+    hashes = at_need("cryptography.hazmat.primitives.hashes")
+    serialization = at_need("cryptography.hazmat.primitives.serialization")
+    ec = at_need("cryptography.hazmat.primitives.asymmetric.ec")
+    oid = at_need("cryptography.x509.oid")
+
 CA_DAYS = 7300
 BROKER_DAYS = 3650
 MAX_COMMON_NAME = 64  # RFC 5280, ub-common-name
@@ -71,7 +71,7 @@ class Authority:
 
         :param name: the federation, part of the common name.
         """
-        key = ec.generate_private_key(CURVE())
+        key = ec.generate_private_key(ec.SECP256R1())
         subject = _name(f"Hushfleet {name}"[:MAX_COMMON_NAME])
         usage = _key_usage("key_cert_sign", "crl_sign")
         certificate = (
@@ -97,7 +97,7 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        return self._certificate.public_bytes(Encoding.PEM)
+        return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def key_pem(self) -> bytes:
         """Returns the private key as PEM, which is secret."""
@@ -105,11 +105,11 @@ class Authority:
 
     def sign_client(self, name: str, key: ec.EllipticCurvePublicKey, *, days: float, now: datetime.datetime) -> Issued:
         """Signs a certificate for a client that the broker knows as `name`."""
-        return self._sign(name, [name], key, ExtendedKeyUsageOID.CLIENT_AUTH, now - _BACKDATED, days, now)
+        return self._sign(name, [name], key, oid.ExtendedKeyUsageOID.CLIENT_AUTH, now - _BACKDATED, days, now)
 
     def sign_server(self, names: Sequence[str], key: ec.EllipticCurvePublicKey, *, now: datetime.datetime) -> Issued:
         """Signs a certificate for the broker or the page, with all its host names and IP addresses."""
-        return self._sign(names[0], names, key, ExtendedKeyUsageOID.SERVER_AUTH, EARLIEST, BROKER_DAYS, now)
+        return self._sign(names[0], names, key, oid.ExtendedKeyUsageOID.SERVER_AUTH, EARLIEST, BROKER_DAYS, now)
 
     def sign(self, data: bytes) -> bytes:
         """Signs bytes of the fleet's own, which no certificate begins with (`AdmissionList`)."""
@@ -132,7 +132,7 @@ class Authority:
             builder = builder.add_revoked_certificate(
                 x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
             )
-        return builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     @property
     def _own_identifier(self) -> x509.AuthorityKeyIdentifier:
@@ -159,7 +159,7 @@ class Authority:
             .add_extension(self._own_identifier, critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        return Issued(certificate.public_bytes(Encoding.PEM), certificate.serial_number, end.timestamp())
+        return Issued(certificate.public_bytes(serialization.Encoding.PEM), certificate.serial_number, end.timestamp())
 
 
 def read_request(der: bytes, *, device: str) -> ec.EllipticCurvePublicKey:
@@ -170,12 +170,18 @@ def read_request(der: bytes, *, device: str) -> ec.EllipticCurvePublicKey:
     """
     try:
         request = x509.load_der_x509_csr(der)
-        key, named = request.public_key(), request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        key, named = request.public_key(), request.subject.get_attributes_for_oid(oid.NameOID.COMMON_NAME)
         names = [attribute.value for attribute in named]
-        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVE):
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
             raise Malformed("the signing request has a key that is not of the curve P-256")
         is_signed = request.is_signature_valid
-    except (ValueError, TypeError, InvalidSignature, x509.UnsupportedGeneralNameType, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        exceptions.InvalidSignature,
+        x509.UnsupportedGeneralNameType,
+        RecursionError,
+    ) as error:
         raise Malformed(f"the signing request cannot be read: {error}") from error
     if not is_signed:
         raise Malformed("the signing request is not signed by its own key")
@@ -186,7 +192,9 @@ def read_request(der: bytes, *, device: str) -> ec.EllipticCurvePublicKey:
 
 def key_digest(key: ec.EllipticCurvePublicKey) -> bytes:
     """Returns SHA-256 of a public key, as SubjectPublicKeyInfo in DER."""
-    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
+    return hashlib.sha256(
+        key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    ).digest()
 
 
 def tls_key_of(pem: bytes) -> bytes:
@@ -218,13 +226,13 @@ def read_revocations(pem: bytes) -> Revocations:
 
 def make_key() -> ec.EllipticCurvePrivateKey:
     """Makes a private key for a certificate."""
-    return ec.generate_private_key(CURVE())
+    return ec.generate_private_key(ec.SECP256R1())
 
 
 def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
     """Reads the private key of a certificate. Raises `BadInput`."""
     try:
-        key = load_pem_private_key(file.read_bytes(), password=None)
+        key = serialization.load_pem_private_key(file.read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
         raise BadInput(f"the key {file} cannot be read: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -234,7 +242,9 @@ def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     """Returns the private key as PEM, which is secret."""
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
 
 
 def _builder(
@@ -262,7 +272,7 @@ def _key_usage(*uses: str) -> x509.KeyUsage:
 
 
 def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+    return x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, common_name)])
 
 
 def general_name(name: str) -> x509.GeneralName:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-
-from cryptography import x509
+from typing import TYPE_CHECKING
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.fleet.trust.authority import Authority, general_name, make_key, private_pem, read_key
@@ -20,7 +19,13 @@ from hushfleet.aggregator.fleet.trust.folder import (
     FleetConfig,
     FleetFolder,
 )
+from hushfleet.at_need import at_need
 from hushfleet.errors import BadInput
+
+if TYPE_CHECKING:
+    from cryptography import x509
+else:  # for who reads a certificate
+    x509 = at_need("cryptography.x509")
 
 CLIENT_DAYS = 3650
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")

@@ -7,11 +7,16 @@ other's public key at first contact or reads it from its configuration (docs/wir
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
+from hushfleet.at_need import at_need
 from hushfleet.errors import BadInput
 from hushfleet.public_keys import KEY_BYTES, SIGNATURE_BYTES, can_have_owner, verify
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+else:
+    ed25519 = at_need("cryptography.hazmat.primitives.asymmetric.ed25519")
 
 __all__ = ["KEY_BYTES", "SIGNATURE_BYTES", "Identity", "can_have_owner", "verify"]
 
@@ -19,21 +24,21 @@ __all__ = ["KEY_BYTES", "SIGNATURE_BYTES", "Identity", "can_have_owner", "verify
 class Identity:
     """A private key and its operations. Compare and store it as `to_bytes()`, 32 secret bytes."""
 
-    def __init__(self, private_key: Ed25519PrivateKey) -> None:
+    def __init__(self, private_key: ed25519.Ed25519PrivateKey) -> None:
         self._private_key = private_key
         self.public_key: bytes = private_key.public_key().public_bytes_raw()
 
     @classmethod
     def generate(cls) -> Identity:
         """Generates a new key from the operating system's secure random source."""
-        return cls(Ed25519PrivateKey.generate())
+        return cls(ed25519.Ed25519PrivateKey.generate())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Identity:
         """Loads a key that `to_bytes` returned. Raises `BadInput` unless it has 32 bytes."""
         if len(data) != KEY_BYTES:
             raise BadInput(f"a private key has {KEY_BYTES} bytes, not {len(data)}; the key file is damaged")
-        return cls(Ed25519PrivateKey.from_private_bytes(data))
+        return cls(ed25519.Ed25519PrivateKey.from_private_bytes(data))
 
     def to_bytes(self) -> bytes:
         """Returns the private key, 32 bytes."""

@@ -446,6 +446,14 @@ def decode_message(data: bytes, *, federation: str, public_key: bytes | None = N
     return message
 
 
+def unverified(kind: type[M], data: bytes) -> M | None:
+    """Decodes a message of this kind WITHOUT its signature, for one that may have no effect; None for another kind.
+
+    Raises `Malformed` or `TooLarge`.
+    """
+    return unpack(kind, data[_HEAD.size : -SIGNATURE_BYTES], what="the body") if peek_kind(data) is kind else None
+
+
 def decode_as(kind: type[M], data: bytes, *, federation: str, public_key: bytes | None = None) -> M:
     """Decodes a message as `decode_message` does; raises `Malformed` also if it is of another kind."""
     message = decode_message(data, federation=federation, public_key=public_key)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -383,6 +384,11 @@ class TaskSpec(Checked):
     def to_bytes(self) -> bytes:
         """Encodes the task package in the form that `from_bytes` reads."""
         return pack(self)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the task package."""
+        return hashlib.sha256(self.to_bytes()).digest()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TaskSpec:

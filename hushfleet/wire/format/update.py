@@ -77,7 +77,7 @@ class UpdateHeader(Checked):
     @property
     def dither_key(self) -> bytes:
         """16 bytes, different for each update."""
-        return hashlib.sha256(f"{self.task}|{self.round}|{self.device}".encode()).digest()[:16]
+        return dither_key_of(self.task, self.round, self.device)
 
     def coding(self, counts: Sequence[int]) -> Coding:
         """Returns the codec's parameters for an update.
@@ -85,6 +85,11 @@ class UpdateHeader(Checked):
         :param counts: the number of values in each layer.
         """
         return Coding(counts, self.steps, self.dither_key)
+
+
+def dither_key_of(task: str, round: int, device: str) -> bytes:
+    """Returns 16 bytes, different for each update."""
+    return hashlib.sha256(f"{task}|{round}|{device}".encode()).digest()[:16]
 
 
 class Sections(NamedTuple):
@@ -95,6 +100,11 @@ class Sections(NamedTuple):
     public: memoryview
     signed: memoryview
     signature: memoryview
+
+    @property
+    def payload_digest(self) -> bytes:
+        """The SHA-256 of header and values."""
+        return hashlib.sha256(self.signed[: -_LENGTH.size - len(self.public)]).digest()
 
 
 def signed(data: bytes, *, identity: Identity) -> bytes:
@@ -111,8 +121,7 @@ def attach_public(data: bytes, public: bytes | None, *, identity: Identity) -> b
 
 def payload_digest(data: bytes) -> bytes:
     """Returns the SHA-256 of header and values, for the ledger: the same with and without the public section."""
-    sections = sections_of(data)
-    return hashlib.sha256(sections.signed[: -_LENGTH.size - len(sections.public)]).digest()
+    return sections_of(data).payload_digest
 
 
 def read_header(data: bytes) -> UpdateHeader:

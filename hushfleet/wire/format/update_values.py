@@ -12,7 +12,7 @@ from hushfleet.schema import pack
 from hushfleet.wire.format.codec import check_finite
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.identity import Identity, verify
-from hushfleet.wire.format.update import Sections, UpdateHeader, assembled, header_of, payload_digest, sections_of
+from hushfleet.wire.format.update import Sections, UpdateHeader, assembled, header_of, sections_of
 
 
 class EncodedUpdate(NamedTuple):
@@ -37,6 +37,18 @@ class Measured(NamedTuple):
     squares: tuple[float, ...]
 
 
+class Sent(NamedTuple):
+    """An update as the aggregator will see it. FOR SIMULATION ONLY.
+
+    :param values: float32 `[k]`.
+    :param levels: a sample of the quantised values, float32; empty if the codec does not quantise by a step.
+    """
+
+    values: np.ndarray
+    measured: Measured
+    levels: np.ndarray
+
+
 class Summed(NamedTuple):
     """An update whose values are in a partial sum already. FOR SIMULATION ONLY.
 
@@ -45,6 +57,7 @@ class Summed(NamedTuple):
     :param after: the device's next public state; None if its mask does not change.
     """
 
+    header: UpdateHeader
     measured: Measured
     size: int
     weight: float = 1.0
@@ -91,7 +104,7 @@ class UpdateFormat:
         Raises `BadSignature`, `Malformed` or `TooLarge`.
         """
         sections = sections_of(data)
-        header, payload = header_of(sections.header), payload_digest(data)
+        header, payload = header_of(sections.header), sections.payload_digest
         verify(public_key, sections.signed, sections.signature)
         return header, payload
 

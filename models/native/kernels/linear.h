@@ -2,6 +2,7 @@
  *
  * A tile is `rows` samples by COLUMNS outputs or vectors of inputs. The weights are read as they lie in the
  * caller's vector, each in one pass from the first row to the last; blocks of samples stay in the cache meanwhile.
+ * Only the network's first layer may have a number of inputs that is no multiple of LANES.
  */
 
 #define MOST_ROWS 6
@@ -32,7 +33,8 @@ KERNEL void dot_tile(const Linear s, const float *x, size_t stride, const float 
                      size_t y_stride, const int rows, const int columns)
 {
     vec sum[MOST_ROWS * COLUMNS] = {0}, w[COLUMNS];
-    for (int k = 0; k < inputs; k += LANES) {
+    int k = 0;
+    for (; k + LANES <= inputs; k += LANES) {
         UNROLL
         for (int j = 0; j < columns; j++)
             w[j] = load(weight + (size_t)j * s.inputs + k);
@@ -50,6 +52,11 @@ KERNEL void dot_tile(const Linear s, const float *x, size_t stride, const float 
         UNROLL
         for (int j = 0; j < columns; j++)
             y[i * y_stride + j] += sum_lanes(sum[i * COLUMNS + j]);
+    if (s.inputs % LANES)
+        for (; k < inputs; k++)
+            for (int i = 0; i < rows; i++)
+                for (int j = 0; j < columns; j++)
+                    y[i * y_stride + j] += x[i * stride + k] * weight[(size_t)j * s.inputs + k];
 }
 
 KERNEL void linear_forward(const Linear s, int batch, const float *x, size_t stride, const float *weight,
@@ -158,6 +165,14 @@ KERNEL void weight_lines(const Linear s, int batch, const float *grad, size_t y_
         weight_tile(s, batch, grad, y_stride, x + k, stride, grad_weight + k, outputs, COLUMNS);
     if (s.inputs % wide && k < inputs)
         weight_tile(s, batch, grad, y_stride, x + k, stride, grad_weight + k, outputs, s.inputs % wide / LANES);
+    if (s.inputs % LANES && inputs % LANES)
+        for (k = inputs - inputs % LANES; k < inputs; k++)
+            for (int j = 0; j < outputs; j++) {
+                float sum = 0;
+                for (int i = 0; i < batch; i++)
+                    sum += grad[i * y_stride + j] * x[i * stride + k];
+                grad_weight[(size_t)j * s.inputs + k] = sum;
+            }
 }
 
 /* Gradients by the layer's weights and bias. */

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from hushfleet.aggregator.payloads.exact_sum import ExactSum
 from hushfleet.aggregator.rounds.server_half import ServerRound
-from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason
 from hushfleet.edge_client.worker.metrics import evaluations, own_metrics
 from hushfleet.edge_client.worker.randomness import SeededRandomness
@@ -26,14 +25,16 @@ from hushfleet.methods.local_round import Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.server import ServerArrays
 from hushfleet.simulator.cohort_store import Carried, StateRow, StateSlots
+from hushfleet.simulator.engines.fast.compiled_release import CompiledRelease
 from hushfleet.simulator.engines.fast.device import CohortDevice, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
-from hushfleet.simulator.engines.fast.partial_sum import PartialSum
+from hushfleet.simulator.engines.fast.partial_sum import LIKE, PartialSum
 from hushfleet.simulator.engines.fast.runtimes import VMAP, make_noise, make_optimizer
-from hushfleet.simulator.engines.fast.sums import key_of
+from hushfleet.simulator.engines.fast.sums import key_of, nobody
 from hushfleet.simulator.run_folder import MOST_SHOWN
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update_values import Summed, encode_update
+from hushfleet.wire.format.update import dither_key_of
+from hushfleet.wire.format.update_values import Summed
 
 OWN_MODELS_BYTES = 1 << 26
 """Disk space for personalized models that no round reads again; the first `MOST_SHOWN` devices always keep theirs."""
@@ -115,7 +116,7 @@ CHUNKS_PER_WORKER = 3
 
 def divided(chunk: Chunk, workers: int) -> list[Chunk]:
     """Divides a round among the workers, into some chunks for each, since devices have different numbers of samples."""
-    size = math.ceil(len(chunk.clients) / (CHUNKS_PER_WORKER * workers)) or 1
+    size = LIKE * math.ceil(len(chunk.clients) / (CHUNKS_PER_WORKER * workers * LIKE)) or LIKE
     return [
         replace(chunk, clients=chunk.clients[first : first + size], trained=chunk.trained[first : first + size])
         for first in range(0, len(chunk.clients), size)
@@ -131,7 +132,11 @@ def train(chunk: Chunk) -> ChunkAnswer:
     works: list[Callable[[DeviceRound], Any]] = [lambda round: round.run(published)] * len(chunk.clients)
     if chunk.trained:
         works = [partial(_commit, trained) for trained in chunk.trained]
-    rows = [_answer(chunk, client, total, work) for client, work in zip(chunk.clients, works, strict=True)]
+    rows = []
+    for place, (client, work) in enumerate(zip(chunk.clients, works, strict=True)):
+        if total is not None:
+            total.begin(place)
+        rows.append(_answer(chunk, client, total, work))
     return ChunkAnswer(rows, None if total is None else total.sum)
 
 
@@ -171,7 +176,7 @@ def device_of(chunk: Chunk, client: Client) -> CohortDevice:
         task=run.spec.task,
         package=run.package,
         newcomer=run.method.init_state().public,
-        make_identity=lambda: key_of(chunk.seed, client.index),
+        make_identity=nobody if chunk.summed else lambda: key_of(chunk.seed, client.index),
         # `vmap` uploads the whole states
         keeps_own=run.method.parts.reads_own or run.runtime == VMAP or client.index < first,
     )
@@ -186,6 +191,11 @@ def trainer_for(
     :param keep: takes the device's metrics.
     """
     run = chunk.run
+    how: dict[str, Any] = {}
+    if total is not None:
+        key = dither_key_of(chunk.plan.task, chunk.plan.round, client.device)
+        how["release"] = release = CompiledRelease(run.spec.wire, key)
+        how["encode"] = partial(total.encode, release=release)
     return trainer_of(
         run,
         client.device,
@@ -193,11 +203,9 @@ def trainer_for(
         evaluate=chunk.evaluate,
         keep=keep,
         store=device_of(chunk, client),
-        limits=LimitsSection.of_simulation(
-            run.spec.privacy, epsilon_server=client.epsilon_limit, noise_preference=client.preference
-        ),
+        limits=run.limits(client.epsilon_limit, client.preference),
         make_secure_round=run.secure_round,
-        encode=encode_update if total is None else total.encode,
+        **how,
     )
 
 

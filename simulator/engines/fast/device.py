@@ -24,6 +24,7 @@ from hushfleet.privacy.charge import Totals
 from hushfleet.privacy.ledger import LedgerEntry, LedgerView
 from hushfleet.schema import unpack
 from hushfleet.simulator.cohort_store import Carried, CohortStore, Kind, StateRow, StateSlots, index_of
+from hushfleet.simulator.engines.fast.sums import nobody
 from hushfleet.simulator.run_folder import RunFolder
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.spec import BlobRef, TaskSpec
@@ -223,7 +224,7 @@ def store_of(folder: RunFolder, device: str, *, inspect: bool = True) -> DeviceS
         task=spec.task,
         package=package,
         newcomer=newcomer,
-        make_identity=lambda: Identity.from_bytes(bytes(32)),
+        make_identity=nobody,
         listed=lambda: [
             LedgerEntry(spec.task, round, kind.charge, digest, 0, kind.window)
             for round, kind, digest in store.entries(index)

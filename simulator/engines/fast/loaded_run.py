@@ -16,6 +16,7 @@ from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.form import PUBLIC_DATA
 from hushfleet.data.held_out import both_parts
 from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
+from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
 from hushfleet.learning.anomaly import divided
 from hushfleet.learning.batch import GradientFunction
@@ -52,6 +53,7 @@ class LoadedRun:
         self.runtime = runtime
         self._train: dict[str, LabelledSamples] = {}  # the last used entry comes last
         self._train_bytes = 0
+        self._limits: dict[tuple[float, float], LimitsSection] = {}
         self._global: tuple[bytes, np.ndarray] | None = None
         self._secure: tuple[RoundPlan, SecureRound] | None = None
 
@@ -63,6 +65,15 @@ class LoadedRun:
     def package(self) -> bytes:
         """SHA-256 of the task package."""
         return BlobRef.of(self.folder.package.read_bytes()).digest
+
+    def limits(self, epsilon_limit: float, preference: float) -> LimitsSection:
+        """Returns what a device allows; most allow the same."""
+        key = epsilon_limit, preference
+        if key not in self._limits:
+            self._limits[key] = LimitsSection.of_simulation(
+                self.spec.privacy, epsilon_server=epsilon_limit, noise_preference=preference
+            )
+        return self._limits[key]
 
     @cached_property
     def method(self) -> TaskMethod:

@@ -1,22 +1,30 @@
 """Adds the updates of a chunk of devices to one exact sum where they were trained. FOR SIMULATION ONLY.
 
 The values are those that an aggregator would decode, to the last bit. The aggregator checks what was measured, and adds
-the partial sums. A fixed sample of an update's values is encoded to determine its size on the wire.
+the partial sums. Of `LIKE` consecutive devices whose updates have the same layers, noise and steps, the size of one
+update on the wire is determined, from a fixed sample of its values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hushfleet.aggregator.payloads.decoding import MAX_MAGNITUDE, measure, spread
 from hushfleet.aggregator.payloads.exact_sum import ExactSum
+from hushfleet.simulator.engines.fast.coded_size import coded_bytes, sample_stride, sampled_levels
+from hushfleet.simulator.engines.fast.runtimes import compiled_addition
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.format.symbols import BLOCK
-from hushfleet.wire.format.update import UpdateHeader, payload_digest, read_header
-from hushfleet.wire.format.update_values import EncodedUpdate, Measured, Summed, UpdateFormat, unsigned
+from hushfleet.wire.format.update import UpdateHeader, payload_digest
+from hushfleet.wire.format.update_values import EncodedUpdate, Measured, Sent, Summed, UpdateFormat, unsigned
+
+if TYPE_CHECKING:
+    from hushfleet.simulator.engines.fast.compiled_release import CompiledRelease
+
+LIKE = 4
 
 
 class PartialSum:
@@ -27,21 +35,45 @@ class PartialSum:
     """
 
     def __init__(self, size: int, weight: Callable[[np.ndarray], float]) -> None:
-        self.sum = ExactSum(size)
+        self.sum = ExactSum(size, add_small=compiled_addition())
         self._weight = weight
-        self._last: tuple[Measured, int, np.ndarray] | None = None
+        self._last: tuple[UpdateHeader, Measured, int, np.ndarray] | None = None
+        self._sizes: dict[tuple[Any, ...], int] = {}
+
+    def begin(self, place: int) -> None:
+        """Begins with a device.
+
+        :param place: its number in the chunk. Chunks begin at multiples of `LIKE`, so that sizes do not depend on them.
+        """
+        if place % LIKE == 0:
+            self._sizes.clear()
 
     def encode(
-        self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity | None
+        self,
+        header: UpdateHeader,
+        values: np.ndarray,
+        *,
+        counts: Sequence[int],
+        identity: Identity | None,
+        release: CompiledRelease | None = None,
     ) -> EncodedUpdate:
         """Measures the values as they will be seen; the blob has none. Raises the errors of `UpdateFormat.encode`.
 
         They are added by `add`, when the device has committed its round.
+
+        :param release: the release of the values, which has then done all of this if it could.
         """
-        sent = codec_of(header.codec).seen(values, header.coding(counts))
-        data = unsigned(header, b"")
-        self._last = measure(sent, counts), len(data) + coded_bytes(header, values, counts), sent
-        return EncodedUpdate(data, sent)
+        coding, data, done = header.coding(counts), unsigned(header, b""), None if release is None else release.sent
+        kind = header.codec, header.noise_stds, header.steps, *counts
+        if done is None:
+            seen = codec_of(header.codec).seen(values, coding)
+            quantised = header.codec == "quantized" and kind not in self._sizes
+            levels = sampled_levels(seen, coding, sample_stride(seen.size)) if quantised else np.empty(0, np.float32)
+            done = Sent(seen, measure(seen, counts), levels)
+        if kind not in self._sizes:
+            self._sizes[kind] = coded_bytes(header.codec, done.levels, sum(counts))
+        self._last = header, done.measured, len(data) + self._sizes[kind], done.values
+        return EncodedUpdate(data, done.values)
 
     def add(self, mask: np.ndarray, after: bytes | None) -> Summed:
         """Adds the values that were encoded last; returns what the aggregator checks.
@@ -50,13 +82,13 @@ class PartialSum:
         :param after: as in `Summed`.
         """
         assert self._last is not None
-        (measured, size, sent), self._last = self._last, None
+        (header, measured, size, sent), self._last = self._last, None
         shared = None if sent.size == mask.size else ~mask
         values = sent if shared is None else spread(sent, shared)
         weight, largest = self._weight(values), max(measured.peaks, default=0.0)
         if largest <= MAX_MAGNITUDE:  # else the aggregator refuses the update
             self.sum.add(values, shared, weight=weight, largest=largest)
-        return Summed(measured, size, weight, after)
+        return Summed(header, measured, size, weight, after)
 
 
 class SummedUpdates(UpdateFormat):
@@ -71,7 +103,7 @@ class SummedUpdates(UpdateFormat):
     def authenticate(self, data: bytes, *, public_key: bytes) -> tuple[UpdateHeader, bytes]:
         if data not in self.rows:
             return super().authenticate(data, public_key=public_key)
-        return read_header(data), payload_digest(data)
+        return self.rows[data].header, payload_digest(data)
 
     def summed(self, data: bytes) -> Summed | None:
         return self.rows.get(data)
@@ -79,16 +111,3 @@ class SummedUpdates(UpdateFormat):
     def sent_bytes(self, data: bytes) -> int:
         """Returns the bytes of the encoded and signed blob, estimated from a sample of its values."""
         return self.rows[data].size if data in self.rows else len(data)
-
-
-def coded_bytes(header: UpdateHeader, values: np.ndarray, counts: Sequence[int]) -> int:
-    """Returns how many bytes the codec needs for `values` float32 `[k]`, estimated from one block of values.
-
-    The sample is every n-th value of each layer. Up to 65,536 values are encoded completely, so their size is exact.
-    """
-    stride = -(-values.size // BLOCK) or 1
-    parts = [part[::stride] for part in np.split(values, np.cumsum(counts)[:-1])]
-    sample = np.concatenate(parts)
-    coding = header.coding([len(part) for part in parts])
-    coded = codec_of(header.codec).encode(sample, coding, np.empty_like(sample))
-    return round(len(coded) * values.size / max(1, sample.size))

@@ -20,12 +20,14 @@ from hushfleet.learning.optim import Optimizer
 from hushfleet.learning.optim import make_optimizer as make_numpy_optimizer
 from hushfleet.models import get_model, is_own, native
 from hushfleet.models.cuda import sees_cuda
+from hushfleet.models.native.release import add_scaled
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 from hushfleet.params import ParamLayout
 from hushfleet.paths import is_offered
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
 
 if TYPE_CHECKING:
+    from hushfleet.aggregator.payloads.exact_sum import AddSmall
     from hushfleet.simulator.run_folder import Simulation
 
 ON_DEVICES = "onnx"
@@ -117,6 +119,11 @@ def make_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Op
 def make_noise(seed: int, device_index: int, round: int) -> NoiseSource:
     """Makes `SeededNoise` with the fastest implementation here; all of them compute the same bits."""
     return (native.NativeNoise if _has_compiled_noise() else SeededNoise)(seed, device_index, round)
+
+
+def compiled_addition() -> AddSmall | None:
+    """Returns the compiled addition of an `ExactSum`; None if nothing can be compiled here."""
+    return add_scaled if _has_compiled_noise() else None
 
 
 _has_compiler = cache(lambda: native.unavailable() is None)

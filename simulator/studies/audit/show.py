@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import plotly.graph_objects as go
 from rich.markup import escape
 from rich.table import Table
 
 from hushfleet.aggregator.report import page, tables
+from hushfleet.aggregator.report.charts import titled
 from hushfleet.aggregator.report.console import Console
 from hushfleet.simulator.studies.audit.finding import Finding, whole_task
 from hushfleet.simulator.studies.templates import filled
@@ -104,16 +104,16 @@ def _plot(found: Finding) -> page.Plot:
     false_positives = 1 - np.searchsorted(outside, thresholds, side="right") / len(outside)
     false_negatives = np.searchsorted(inside, thresholds, side="right") / len(inside)
     grid = np.geomspace(_LEAST_SHOWN, 1, 200)
-    figure = go.Figure()
-    figure.add_scatter(
-        x=grid, y=found.claim.curve(grid), mode="lines", fill="tozeroy", name="below the claim",
-        line={"color": page.ORANGE, "width": 1},
-    )  # fmt: skip
-    figure.add_scatter(x=[0, 1], y=[1, 0], mode="lines", name="a coin", line={"color": page.SOFT, "dash": "dot"})
-    blue = {"color": page.BLUE}
-    figure.add_scatter(x=false_positives, y=false_negatives, mode="lines", name="measured", line=blue)
+    shown = {"type": "scatter", "mode": "lines"}
     points = {"x": [point[0] for point in found.points], "y": [point[1] for point in found.points]}
-    figure.add_scatter(**points, mode="markers", name="rates at most", marker={"color": page.BLUE, "size": 8})
-    figure.update_xaxes(title="false positive rate", range=[0, 1])
-    figure.update_yaxes(title="false negative rate", range=[0, 1])
-    return page.Plot(figure, f"{found.adversary}; {found.game}")
+    blue = {"color": page.BLUE}
+    traces = [
+        {"x": grid.tolist(), "y": np.asarray(found.claim.curve(grid)).tolist(), "fill": "tozeroy",
+         "name": "below the claim", "line": {"color": page.ORANGE, "width": 1}},
+        {"x": [0, 1], "y": [1, 0], "name": "a coin", "line": {"color": page.SOFT, "dash": "dot"}},
+        {"x": false_positives.tolist(), "y": false_negatives.tolist(), "name": "measured", "line": blue},
+        {**points, "mode": "markers", "name": "rates at most", "marker": {**blue, "size": 8}},
+    ]  # fmt: skip
+    axes = {"xaxis": "false positive rate", "yaxis": "false negative rate"}
+    layout = {axis: {**titled(words), "range": [0, 1]} for axis, words in axes.items()}
+    return page.Plot([shown | each for each in traces], layout, f"{found.adversary}; {found.game}")

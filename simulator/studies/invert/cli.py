@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hushfleet.aggregator.report.options import with_options
-from hushfleet.simulator.studies.invert.options import InvertOptions
+from hushfleet.simulator.studies.invert.options import FIGURES, PICTURE, InvertOptions
 
 
 @with_options
@@ -44,7 +44,7 @@ def invert(
     from hushfleet.aggregator.report.console import Console
     from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.simulator.studies.invert.show import table
-    from hushfleet.simulator.studies.invert.study import FIGURES, PICTURE, invert
+    from hushfleet.simulator.studies.invert.study import invert
     from hushfleet.user_files import checked_folder
 
     console, out = Console(stderr=options.as_json), options.out

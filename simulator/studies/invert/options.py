@@ -12,6 +12,8 @@ from hushfleet.aggregator.report.options import Option
 from hushfleet.schema import AtLeast1, Count
 from hushfleet.simulator.options import DataDir, TaskSettings
 
+FIGURES, PICTURE = "invert.json", "invert.png"
+
 
 @dataclass(frozen=True, kw_only=True)
 class InvertOptions(TaskSettings):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -37,8 +37,8 @@ def to_json(task: str, classmates: float, views: Sequence[ImageView]) -> str:
     return json.dumps({"task": task, "images_of_a_class": round(classmates, 1), "views": plain}, indent=2)
 
 
-def draw(originals: np.ndarray, views: Sequence[ImageView], path: Path) -> None:
-    """Writes a PNG: a column for each image, a row for each view."""
+def draw(originals: np.ndarray, views: Sequence[ImageView]) -> bytes:
+    """Returns a PNG: a column for each image, a row for each view."""
     count = len(originals)
     rows = [("the training image", originals, None), *((_label(view), view.images, view.recognised) for view in views)]
     with matplotlib.rc_context({"font.size": 9}):
@@ -53,7 +53,9 @@ def draw(originals: np.ndarray, views: Sequence[ImageView], path: Path) -> None:
                 axes.set(xticks=[], yticks=[])
                 hit = found is not None and found[number]
                 axes.spines[:].set(color="#c0392b" if hit else "#bbbbbb", linewidth=2.5 if hit else 0.6)
-        figure.savefig(path, metadata={"Software": None})
+        file = io.BytesIO()
+        figure.savefig(file, metadata={"Software": None})
+        return file.getvalue()
 
 
 def _label(view: ImageView) -> str:

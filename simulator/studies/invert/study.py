@@ -9,18 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.results.result import write_whole
+from hushfleet.atomic_file import write_whole
 from hushfleet.data.form import OWN_DATA
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.models import get_model
 from hushfleet.progress import doing
 from hushfleet.simulator.fleet import make_fleet
-from hushfleet.simulator.studies.invert.options import InvertOptions
+from hushfleet.simulator.studies.invert.options import FIGURES, PICTURE, InvertOptions
 from hushfleet.simulator.studies.invert.show import draw, to_json
 from hushfleet.simulator.studies.invert.views import ImageView, Terms, look
-
-FIGURES, PICTURE = "invert.json", "invert.png"
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,10 +40,15 @@ class AttackTarget:
     def json(self) -> str:
         return to_json(self.task.name, self.classmates, self.views)
 
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The figures and the picture, by name."""
+        return {FIGURES: f"{self.json}\n".encode(), PICTURE: draw(self.originals, self.views)}
+
     def save(self, folder: Path) -> None:
-        """Writes the figures and the picture."""
-        write_whole(folder / FIGURES, self.json + "\n")
-        draw(self.originals, self.views, folder / PICTURE)
+        """Writes the files."""
+        for name, data in self.files.items():
+            write_whole(folder / name, data, durable=True)
 
 
 def invert(task: Task, options: InvertOptions) -> AttackTarget:

@@ -14,8 +14,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
-from scipy.special import softmax
 
 from hushfleet.data.samples import FeatureSamples
 from hushfleet.errors import BadInput
@@ -23,7 +21,7 @@ from hushfleet.learning.personalized_head import inputs_of_own, own_logits, pers
 from hushfleet.methods.hush import TailMean
 from hushfleet.methods.hush_rule import steps_at
 from hushfleet.methods.server import ClosedRound
-from hushfleet.models.features.whitening import unit_with_bias
+from hushfleet.models.features.whitening import BIAS, LEAST_NORM
 from hushfleet.params import PRIOR, WEIGHT, ParamLayout
 from hushfleet.simulator.engines.fast.local_only_on_features import predict_local_only
 
@@ -111,7 +109,9 @@ def leading(features: np.ndarray, directions: int) -> np.ndarray:
     """Returns the features for the shared head: the leading ones, as in the task's graph, or all."""
     if directions >= features.shape[-1] - 1:
         return features
-    return unit_with_bias(torch.from_numpy(features[..., :directions])).numpy()
+    first = features[..., :directions]
+    norms = np.maximum(np.linalg.norm(first, axis=-1, keepdims=True), np.float32(LEAST_NORM))
+    return np.concatenate([first / norms, np.full_like(norms, BIAS)], -1)
 
 
 def shared_head(dealt: Dealt, server: TailMean, rng: np.random.Generator) -> np.ndarray:
@@ -132,13 +132,18 @@ def shared_head(dealt: Dealt, server: TailMean, rng: np.random.Generator) -> np.
         offset = (flat @ head).reshape(targets.shape) + prior
         dual = np.zeros_like(offset)  # the update is x^T dual
         for _ in range(STEPS):
-            dual -= RATE / count * (softmax(offset + gram @ dual, axis=-1) - targets)
+            dual -= RATE / count * (_softmax(offset + gram @ dual) - targets)
         norms = np.sqrt((dual * (gram @ dual)).sum((1, 2)))
         scale = np.divide(clip_norm, norms, out=np.zeros_like(norms), where=norms > 0)
         total = flat.T @ (dual * scale[:, None, None]).reshape(-1, dealt.classes)
         noise = clip_norm * told.get("noise_multiplier", 0.0) * rng.standard_normal(head.shape)
         head = head + ((total + noise) / devices).astype(np.float32)
     return server.final(state, head)
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    powers: np.ndarray = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
 
 
 @dataclass(frozen=True, eq=False)

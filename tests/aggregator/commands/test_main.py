@@ -173,10 +173,10 @@ def test_too_little_memory_is_one_clear_paragraph() -> None:
 
 
 def test_a_package_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    (tmp_path / "plotly.py").write_text("raise ModuleNotFoundError(\"No module named 'plotly'\", name='plotly')")
+    (tmp_path / "jinja2.py").write_text("raise ModuleNotFoundError(\"No module named 'jinja2'\", name='jinja2')")
     done, _ = typed(["compare", "a", "b"], PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
-    assert "error: this needs the package 'plotly'; install it with" in done.stderr
+    assert "error: this needs the package 'jinja2'; install it with" in done.stderr
 
 
 def older(folder: Path, name: str, version: str, code: str = "") -> dict[str, str]:
@@ -189,11 +189,11 @@ def older(folder: Path, name: str, version: str, code: str = "") -> dict[str, st
 
 
 def test_a_package_that_is_too_old_is_named_with_both_versions(tmp_path: Path) -> None:
-    done, _ = typed(["compare", "a", "b"], **older(tmp_path, "plotly", "5.9", "raise AttributeError('a word')"))
+    done, _ = typed(["compare", "a", "b"], **older(tmp_path, "jinja2", "3.0", "raise AttributeError('a word')"))
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     said = " ".join(done.stderr.split())
-    assert "error: AttributeError: a word. plotly 5.9 is installed and 6.5 or newer is needed" in said
-    assert "type: pip install 'plotly>=6.5'" in said
+    assert "error: AttributeError: a word. jinja2 3.0 is installed and 3.1 or newer is needed" in said
+    assert "type: pip install 'jinja2>=3.1'" in said
 
 
 GRAPH = """

@@ -166,3 +166,34 @@ def test_an_obsolete_blob_and_a_lost_link_end_a_pass() -> None:
     chunks.want("dev", want((3, 4)), now=3)
     chunks.clear()
     assert sent(chunks, now=4) == []
+
+
+SPANS = st.lists(st.tuples(st.integers(0, COUNT), st.integers(1, 3)), max_size=3)
+
+
+@given(spans=st.lists(SPANS, max_size=12), sends=st.lists(st.integers(0, 4), min_size=12, max_size=12))
+def test_a_want_of_what_is_marked_changes_nothing(spans: list[list[tuple[int, int]]], sends: list[int]) -> None:
+    chunks = server()
+    for now, (each, limit) in enumerate(zip(spans, sends, strict=False)):
+        places = sorted({place for start, length in each for place in range(start, start + length)})
+        asked = want(*((place, place + 1) for place in places[::2]))
+        marked, before = chunks.is_marked(asked), repr(chunks._passes)
+        chunks.want("dev", asked, now=now)
+        assert not marked or repr(chunks._passes) == before
+        sent(chunks, now=now + 0.5, limit=limit)
+    assert not chunks.is_marked(want(size=7))
+
+
+def test_a_want_that_changes_nothing_is_found() -> None:
+    chunks = server()
+    assert not chunks.is_marked(want())
+    chunks.want("a", want((2, 5)), now=0)
+    assert chunks.is_marked(want((2, 3), (4, 5)))
+    assert not chunks.is_marked(want((4, 6)))
+    assert not chunks.is_marked(want())
+    chunks.want("a", want(), now=0)
+    assert chunks.is_marked(want())
+    assert not chunks.is_marked(want((COUNT, COUNT + 1)))
+    assert sent(chunks, now=1, limit=1) == [0]
+    assert not chunks.is_marked(want())
+    assert chunks.is_marked(want((1, COUNT)))

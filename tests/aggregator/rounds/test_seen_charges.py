@@ -93,16 +93,13 @@ def test_a_refused_update_is_charged_too_and_what_no_board_can_have_charged_is_n
     assert told(field, "dev-0") == SeenCharges(1, 0.0, TASK, 1)
 
 
-def test_the_answer_of_a_committees_member_is_no_charge(tmp_path: Path) -> None:
-    with ChargedKeys(tmp_path / "key", durable=False) as seen:
-        spec = SimpleNamespace(task="sum", privacy=SimpleNamespace(secure=object()))
-        engine = SimpleNamespace(closed_rounds=0, plan=SimpleNamespace(round=1), spec=spec, collects_updates=False)
-        coordinator: Any = SimpleNamespace(engine=engine, _seen=seen, _key=lambda device: bytes(32))
-        Coordinator._note_charged(coordinator, "dev-0", Offer("sum", 1, bytes(32), 99))
-        assert seen.of(bytes(32)) is None
-        engine.collects_updates = True
-        Coordinator._note_charged(coordinator, "dev-0", Offer("sum", 1, bytes(32), 99))
-        assert seen.of(bytes(32)) == SeenCharges(1, 0.0, "sum", 1)
+def test_the_answer_of_a_committees_member_is_no_charge() -> None:
+    spec = SimpleNamespace(task="sum", privacy=SimpleNamespace(secure=object()))
+    engine = SimpleNamespace(closed_rounds=0, plan=SimpleNamespace(round=1), spec=spec, collects_updates=False)
+    coordinator: Any = SimpleNamespace(engine=engine, _seen=object())
+    assert not Coordinator._is_charged(coordinator, Offer("sum", 1, bytes(32), 99))
+    engine.collects_updates = True
+    assert Coordinator._is_charged(coordinator, Offer("sum", 1, bytes(32), 99))
 
 
 def test_an_offer_that_cannot_be_noted_is_not_taken_yet(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,19 +108,17 @@ def test_an_offer_that_cannot_be_noted_is_not_taken_yet(field: Field, monkeypatc
 
     data = field.fleet.update("dev-0").data
     with monkeypatch.context() as patch:
-        patch.setattr(ChargedKeys, "offered", full)
+        patch.setattr(ChargedKeys, "note", full)
         field.offer("dev-0", data)
         assert field.answers("dev-0") == []
+        assert field.deliver("dev-0", data) is None, "its chunks are not taken either"
     assert isinstance(field.deliver("dev-0", data), Ack)
 
 
 def test_numbers_and_sums_add_up_over_tasks_and_the_newest_is_the_last_that_came(tmp_path: Path) -> None:
     with ChargedKeys(tmp_path / "key", durable=False) as seen:
-        for task, round in (("a", 1), ("b", 1), ("a", 1), ("a", 2), ("b", 1)):
-            seen.offered(bytes(32), task, round)
-        seen.accepted(bytes(32), "a", 1, 0.25)
-        seen.accepted(bytes(32), "a", 1, 0.25)
-        seen.accepted(bytes(32), "b", 1, 0.5)
+        seen.note((bytes(32), *each, 0.0) for each in (("a", 1), ("b", 1), ("a", 1), ("a", 2), ("b", 1)))
+        seen.note((bytes(32), *each) for each in (("a", 1, 0.25), ("a", 1, 0.25), ("b", 1, 0.5), ("b", 1, 0.0)))
     with ChargedKeys(tmp_path / "key") as seen:
         assert seen.of(bytes(32)) == SeenCharges(3, 0.75, "a", 2)
         seen.write("PRAGMA user_version = 9")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 from hushfleet.errors import GraphRefused
+from hushfleet.learning.batch import ClientBatch
+from hushfleet.learning.entries import ALL
 from hushfleet.learning.linear import LinearClipping, LinearGradient, check_memory
 from hushfleet.losses import loss_of
 from hushfleet.models import get_model
@@ -170,6 +173,18 @@ def test_a_bound_may_follow_the_norms() -> None:
     clipping(params, x, y, clip_norm=math.inf, out=fixed)
     _, rows = single_gradients(layout, params, x, y)
     np.testing.assert_allclose(fixed, rows.sum(0), rtol=1e-4, atol=1e-5)
+
+
+def test_a_method_that_clips_each_sample_takes_it() -> None:
+    layout = layout_of(3, 4)
+    params, x, y = drawn(layout, 8, 1)
+    losses, rows = single_gradients(layout, params, x, y)
+    factors = np.minimum(1, 0.5 / np.linalg.norm(rows, axis=1))
+    gradient = SimpleNamespace(clipped_sum=LinearClipping(layout))
+    batch = ClientBatch(gradient, x, y, (), {}, np.empty(layout.size, np.float32))
+    loss, mean = batch.clipped(params, 0.5, ALL)
+    assert loss == pytest.approx(np.mean(losses), rel=1e-6)
+    np.testing.assert_allclose(mean, (factors[:, None] * rows).mean(0), rtol=1e-4, atol=1e-6)
 
 
 def test_out_is_needed() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.errors import PrivacyError
+from hushfleet.methods import task_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.methods.privatize import NoisedUpdate
@@ -26,6 +27,7 @@ from hushfleet.methods.stages import (
     OneStep,
     ScaleWhole,
     Transform,
+    costs,
 )
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.methods.task_method import TaskMethod, bind
@@ -265,3 +267,19 @@ def test_with_the_unit_record_no_part_may_look_at_the_samples() -> None:
     method = bind(Method(Curious()), TrainingConfig(), privacy, LAYOUT)
     with pytest.raises(PrivacyError, match="outside of noised gradients"):
         context_of(method, samples=object())
+
+
+def test_what_terms_cost_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, calls, controls = method_of((ClipWhole(), Gaussian(max_preference=3.0))), [], {"noise_multiplier": 2.0}
+    monkeypatch.setattr(task_method, "costs", lambda *given: calls.append(given) or costs(*given))
+    for _ in range(20):
+        assert method.charge(RoundTerms()).noise_multiplier == method.cost(RoundTerms()).noise_multiplier == 1.5
+        assert method.charge(RoundTerms(1, dict(controls))).noise_multiplier == 2.0
+        assert method.charge(RoundTerms(4)).noise_multiplier == 0.75
+        assert method.charge(RoundTerms(preference=2.0)).noise_multiplier == 3.0
+    assert len(calls) == 4
+    terms = RoundTerms(1, controls)
+    assert method.charge(terms).noise_multiplier == 2.0
+    controls["noise_multiplier"] = 5.0
+    assert method.charge(terms).noise_multiplier == 5.0, "terms that somebody changes have another cost"
+    assert method.charge(RoundTerms(1, {"noise_multiplier": 2.0})).noise_multiplier == 2.0

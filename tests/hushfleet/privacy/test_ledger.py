@@ -230,6 +230,16 @@ def test_a_changed_entry_is_found(ledger, connection, column, row):
         ledger.check_budget(DEVICE_CHARGE, delta=0.1, epsilon_limit=math.inf)
 
 
+def test_an_entry_that_is_changed_between_two_charges_is_found(ledger, connection):
+    for round in range(3):
+        charge(ledger, connection, round)
+    ledger.totals()
+    tamper(connection, "UPDATE privacy_ledger SET noise_multiplier = 200.0 WHERE seq = 1")
+    charge(ledger, connection, 3)
+    with pytest.raises(LedgerError, match="changed at entry 1"):
+        ledger.totals()
+
+
 def test_raw_values_are_kept_and_cost_infinity(ledger, connection):
     raw = ("accuracy and loss on the own samples", "clip norms")
     charge(ledger, connection, 0)

@@ -11,7 +11,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from hushfleet.privacy.noise import SecureNoise, SeededNoise, _sums_of_box_muller
+from hushfleet.privacy.noise import SecureNoise, SeededNoise, _box_muller_groups, _minus_log, _sums_of_box_muller
 
 COUNT = 400_000
 BLOCK = 2 << 12  # values of one block
@@ -60,7 +60,7 @@ def test_tails(sample):
     assert np.abs(sample).max() < 7
 
 
-@pytest.mark.parametrize("lag", [1, 2, BLOCK // 2, BLOCK])
+@pytest.mark.parametrize("lag", [1, 2, 64, 128, BLOCK // 2, BLOCK])
 def test_neighbours_and_halves_of_a_block_are_uncorrelated(sample, lag):
     a, b = sample[:-lag], sample[lag:]
     assert abs((a * b).mean()) < 6 / math.sqrt(len(a))
@@ -74,7 +74,8 @@ def test_any_size(size):
         assert values.shape == (size,)
         assert values.dtype == np.float64
         assert np.isfinite(values).all()
-        assert len(np.unique(values)) == size
+        # float32 values of a simulation, of which a few are equal by chance
+        assert size - len(np.unique(values)) <= (5 if isinstance(source, SeededNoise) else 0)
 
 
 def test_two_secure_sources_never_agree():
@@ -148,11 +149,65 @@ def test_the_quadrant_is_drawn(bit, coordinate):
     np.testing.assert_array_equal(np.concatenate(_sums_of_box_muller(words)), base)
 
 
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        ("0" * 64, "0" * 32, "16554d9eca36314cdb20fe9d672d0fdcd7e772cee186176b7e68b68aec7ba23b"),
+        ("f" * 64, "f" * 32, "87b092c3013fe90b438c3c67be8d02249cc7d7c69cd777b6a09caebf594f0ba0"),
+        (
+            "243f6a8885a308d313198a2e03707344a4093822299f31d0082efa98ec4e6c89",
+            "452821e638d01377be5466cf34e90c6c",
+            "a528f45403e61d9538c72dbd566e9788a5a1610e72fd18b557bd43b5e52b7fe6",
+        ),
+    ],
+)
+def test_the_words_are_those_of_philox_4x64_10(counter, key, words):
+    """Random123's known answers (kat_vectors), the lowest word first."""
+
+    def number(text: str) -> int:
+        return sum(int(text[at : at + 16], 16) << 4 * at for at in range(0, len(text), 16))
+
+    before = (number(counter) - 1) % (1 << 256)  # NumPy counts before it draws
+    drawn = np.random.Philox(counter=before, key=number(key)).random_raw(4)
+    assert "".join(f"{word:016x}" for word in drawn.tolist()) == words
+    assert isinstance(SeededNoise(0, 0, 0).generator, np.random.Philox)
+
+
+def test_seeded_box_muller_is_the_definition():
+    words = np.random.default_rng(3).integers(0, 2**32, (500, 2, 64), dtype=np.uint32)
+    words[0] = [[0], [0]]  # the largest radius
+    words[1] = [[2**32 - 1], [2**32 - 1]]  # radius 0
+    words[2, 1], words[3, 1] = 2**31 - 1, 2**31  # on the axes
+    uniform = np.float64(((words[:, 0] >> np.uint32(1)) + 0.5).astype(np.float32)) * 2.0**-31
+    radius, turn = np.sqrt(-2 * np.log(uniform)), words[:, 1].view(np.int32)
+    angle = math.pi / 4 + (turn >> 2) * (math.pi / 4 * 2.0**-29)
+    signs = 1 - 2.0 * (turn & 1), 1 - 2.0 * (turn >> 1 & 1)
+    expected = np.stack([signs[0] * radius * np.cos(angle), signs[1] * radius * np.sin(angle)], axis=1)
+    drawn = _box_muller_groups(words.view(np.uint64).reshape(-1))
+    assert drawn.dtype == np.float32
+    np.testing.assert_allclose(drawn.reshape(expected.shape), expected, rtol=0, atol=2e-6)
+    assert np.abs(drawn).max() < 6.7
+
+
+def test_the_logarithm_is_right_at_all_magnitudes():
+    x = np.concatenate([2.0**-n * np.linspace(1, 2, 999, endpoint=False) for n in range(1, 33)]).astype(np.float32)
+    np.testing.assert_allclose(_minus_log(x.copy()), -np.log(x.astype(np.float64)), rtol=3e-7)
+    assert _minus_log(np.ones(1, np.float32)) == 0
+
+
+@pytest.mark.parametrize("other", [(1, 2, 4), (1, 3, 3), (2, 2, 3), (1, 3, 2)])
+def test_seeded_streams_are_independent(other):
+    ours, theirs = SeededNoise(1, 2, 3).normal(COUNT), SeededNoise(*other).normal(COUNT)
+    assert abs((ours * theirs).mean()) < 6 / math.sqrt(COUNT)
+    assert abs(((ours**2 - 1) * (theirs**2 - 1)).mean()) < 6 * 2 / math.sqrt(COUNT)
+    assert distance_from_normal((ours + theirs) / math.sqrt(2)) < widest_gap(COUNT)
+
+
 def test_seeded_noise_depends_on_its_three_keys_alone():
     base = SeededNoise(1, 2, 3).normal(1000)
     np.testing.assert_array_equal(SeededNoise(1, 2, 3).normal(1000), base)
     for other in (SeededNoise(2, 2, 3), SeededNoise(1, 3, 3), SeededNoise(1, 2, 4), SeededNoise(1, 3, 2)):
-        assert not np.intersect1d(other.normal(1000), base).size
+        assert np.intersect1d(other.normal(1000), base).size <= 2
 
 
 def test_seeded_noise_does_not_depend_on_the_size_of_calls():

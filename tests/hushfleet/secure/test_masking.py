@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 from hushfleet.errors import BadInput
 from hushfleet.secure.committee import CommitteeRule, committee_rule
 from hushfleet.secure.masking import Keystream, Masked, mask, unmask
-from hushfleet.secure.prime_field import PRIMES, add_into
-from hushfleet.secure.unmasking_share import unmasking_share
+from hushfleet.secure.prime_field import PRIMES, add_into, to_bytes
+from hushfleet.secure.unmasking_share import (
+    AnswerHeader,
+    answer_bytes,
+    decode_answer,
+    encode_answer,
+    unmasking_share,
+)
+from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
 
 RULES = st.builds(
     lambda secrecy, packed, missing: CommitteeRule(secrecy + packed + missing, 0, secrecy, packed),
@@ -57,6 +64,15 @@ def test_an_answer_is_the_sum_of_the_keystreams_that_mask(prime: int, width: int
     """A board's guardian draws the values without NumPy, and must draw those with which the devices mask."""
     total = sum((Keystream(key, prime).take(width).astype(np.int64) for key in keys), np.zeros(width, np.int64))
     assert unmasking_share(keys, width, prime) == (total % prime).tolist()
+
+
+@given(st.sampled_from([16, 24, 32]), st.lists(st.integers(0, PRIMES[16] - 1)))
+def test_an_answer_is_coded_without_arrays_as_with_them(bits: int, values: list[int]) -> None:
+    header, identity = AnswerHeader.of("task", 1, "pi-1", b"", bits), Identity.from_bytes(bytes(32))
+    data = encode_answer(header, values, identity=identity)
+    assert decode_answer(data, public_key=identity.public_key).values.tolist() == values
+    assert data[:-SIGNATURE_BYTES].endswith(to_bytes(np.array(values, np.uint32), bits))
+    assert len(data) == answer_bytes(header, len(values))
 
 
 @settings(max_examples=40)

@@ -34,6 +34,7 @@ from hushfleet.simulator.fleet import device_names, make_fleet
 from hushfleet.simulator.forecast.days import Days, limited, read_budget
 from hushfleet.simulator.forecast.forecast import AS_IN_TASK, Forecast, epsilon_unused, forecast, read_policies
 from hushfleet.simulator.forecast.show import print_forecasts, sample_counts
+from hushfleet.simulator.world.fleet import WorldFleet
 from hushfleet.simulator.world.outcomes import STARTS, Spent
 from hushfleet.simulator.world.sizes import sizes_of
 from hushfleet.simulator.world.times import Costs
@@ -208,6 +209,34 @@ def test_a_quorum_leaves_the_slow_behind_and_they_spend_nothing(prepared: Prepar
     assert quick.stragglers == pytest.approx(1 / 3)
     # their work is ended with the round, so it costs no privacy
     assert (quick.unused_share, quick.epsilon_unused) == (0, 0)
+
+
+@pytest.mark.parametrize(("devices", "buffer_size"), [(5, 3), (8, 2)])
+def test_in_buffered_rounds_each_charge_of_a_ledger_counts(
+    devices: int, buffer_size: int, short_task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow board's update is charged when the round that it was trained for has long been over."""
+    rules = {"rounds": 12, "min_updates": 1, "mode": "buffered", "buffer_size": buffer_size}
+    method, private = {"name": "dp-fedavg"}, {"accounting": "strict"}
+    buffered = prepare(short_task(method=method, privacy=private, round=rules), run_id="seed7")
+    spent: dict[str, tuple[str, int, float]] = {}
+    end, privacy = WorldFleet._end, buffered.spec.privacy
+
+    def ended(world: WorldFleet) -> None:
+        for device in world.fleet:
+            ledger = world.world.boards[device.name].store.ledger
+            spent[device.name] = device.board, ledger.rounds_charged(), ledger.epsilon_server(delta=privacy.delta)
+        end(world)
+
+    monkeypatch.setattr(WorldFleet, "_end", ended)
+    found = predict(buffered, FleetMix.in_turn([ZERO, "raspberry-pi-4-4gb"], devices))
+    assert found.epsilon == pytest.approx(max(epsilon for _, _, epsilon in spent.values()), rel=1e-9)
+    assert found.updates_per_round == buffer_size
+    for share in found.boards:
+        assert share.places == sum(charged for board, charged, _ in spent.values() if board == share.board)
+        assert share.used + share.late == pytest.approx(1)
+    charged = sum(each for _, each, _ in spent.values())
+    assert found.unused_share == pytest.approx(1 - 12 * buffer_size / charged)
 
 
 def test_epsilon_of_unused_rounds_is_what_they_added(prepared: PreparedTask) -> None:

@@ -136,8 +136,10 @@ def test_nothing_but_bytes_and_times_differs(
     assert left(fast, audit) == expected
     assert len(set(expected["models"].values())) == 1 + ROUNDS, "each round has changed the model"
     sent = [[event["bytes"] for event in audit.events(run, "update")] for run in (field, fast)]
-    assert sent[0] == sent[1], "a small network's updates are counted whole"
-    assert assemble(field, engine="fast").uplink_bytes == assemble(fast, engine="fast").uplink_bytes > 0
+    for found, expected in zip(sent[1], sent[0], strict=True):
+        assert found == pytest.approx(expected, rel=0.02), "one of four is counted whole"
+    uplink = assemble(fast, engine="fast").uplink_bytes
+    assert uplink == pytest.approx(assemble(field, engine="fast").uplink_bytes, rel=0.01)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,19 @@ from safetensors.numpy import load_file
 from hushfleet.edge_client.worker.metrics import own_metrics
 from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.errors import HushfleetError
+from hushfleet.methods import task_method
 from hushfleet.simulator.engines.fast import chunks
 from hushfleet.simulator.engines.fast.engine import deliver
 from hushfleet.simulator.engines.fast.runtimes import RUNTIMES, unavailable
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import read_metrics
 from hushfleet.simulator.run_folder import begin
+from hushfleet.wire.format import spec
 
 pytestmark = pytest.mark.slow
 
 POINTS = 20
+TASKS_READ = 4  # by the aggregator and by the worker
 
 # Everything is imported once; a child is forked for each point, and killed there.
 SCRIPT = r"""
@@ -108,6 +112,17 @@ def test_every_device_is_charged_every_round_once(calm: Any, audit: Any) -> None
     audit.check(calm)
     for device in calm.fleet.devices:
         assert len(audit.ledger(calm, device.name)) == calm.task.round.rounds
+
+
+def test_what_devices_share_is_computed_once(runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five devices, three rounds, and the task's terms are the same in each: the cost, and the package's digest."""
+    counts: Counter[str] = Counter()
+    for module, name in ((task_method, "costs"), (spec, "pack")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, name=name, real=real: counts.update([name]) or real(*given))
+    runs.fast(runs.copy(tmp_path / "run"))
+    assert 0 < counts["costs"] <= TASKS_READ
+    assert 0 < counts["pack"] <= TASKS_READ
 
 
 def test_a_seed_makes_the_run_and_another_seed_another(

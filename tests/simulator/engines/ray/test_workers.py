@@ -188,6 +188,10 @@ class Struck:
     pool: RayWorkers
     marks: Path
 
+    @property
+    def count(self) -> int:
+        return self.pool.count
+
     def map(self, function: Callable[[Any], Any], items: Any) -> Any:
         return self.pool.map(partial(strike, function, self.marks), items)
 

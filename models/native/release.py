@@ -1,0 +1,88 @@
+"""Clips, noises, quantises and measures a simulated update in one compiled pass, with the same bits as NumPy's path.
+
+That path is `privatize.clip_and_noise`, the round trip of the codec and `decoding.measure`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from hushfleet.array_api import BLOCK
+from hushfleet.models.native.build import pointer
+from hushfleet.models.native.noise import NativeNoise, library
+from hushfleet.params import ParamLayout
+from hushfleet.privacy.clipping import factors_of
+from hushfleet.wire.format.update_values import Measured, Sent
+
+_LAYER = np.dtype([("stop", "<u8"), ("deviation", "<f8"), ("factor", "<f4"), ("step", "<f4")])
+
+
+def released(
+    values: np.ndarray,
+    layout: ParamLayout,
+    noise: NativeNoise,
+    *,
+    mask: np.ndarray | None,
+    bounds: np.ndarray | None,
+    stds: np.ndarray,
+    steps: Sequence[float],
+    dither_key: bytes,
+    stride: int,
+) -> Sent:
+    """Clips, noises, quantises and measures an update.
+
+    :param values: float32 `[d]`, zero where `mask` is True.
+    :param mask: bool `[d]`, True for values that are not sent; None: all are.
+    :param bounds: as in `clip_and_noise`.
+    :param steps: `[L]` of the quantisation; empty: values are sent as they are.
+
+    Raises `PrivacyError` for values that are not finite. The caller makes sure that no value becomes too large for its
+    step.
+    """
+    layers = np.zeros(len(layout.layers), _LAYER)
+    layers["stop"] = [span.stop for span in layout.layers]
+    layers["factor"] = 1 if bounds is None else factors_of(_squares_of(values, layout, bounds), bounds)
+    layers["deviation"], layers["step"] = stds, steps or 0
+    counts = [
+        span.size if mask is None else int(np.count_nonzero(~mask[span.start : span.stop])) for span in layout.layers
+    ]
+    units = [-(-count // BLOCK) for count in counts]
+    kept = sum(count // BLOCK * -(-BLOCK // stride) + -(-(count % BLOCK) // stride) for count in counts)
+    levels = np.empty(kept if steps else 0, np.float32)
+    sent, squares, peaks = np.empty(sum(counts), np.float32), np.empty(sum(units)), np.empty(len(counts), np.float32)
+    library().release(
+        pointer(noise.stream),
+        pointer(np.frombuffer(dither_key, "<u8")),
+        pointer(values),
+        None if mask is None else pointer(mask),
+        pointer(layers),
+        ctypes.c_size_t(len(layers)),
+        pointer(sent),
+        ctypes.c_size_t(stride),
+        pointer(levels),
+        pointer(squares),
+        pointer(peaks),
+    )
+    ends = np.cumsum(units).tolist()
+    in_layers = (squares[end - count : end] for end, count in zip(ends, units, strict=True))
+    return Sent(sent, Measured(tuple(map(float, peaks)), tuple(map(math.fsum, in_layers))), levels)
+
+
+def _squares_of(values: np.ndarray, layout: ParamLayout, bounds: np.ndarray) -> np.ndarray:
+    """Returns the sum of squares of the vector, or of each layer, float64 of the shape of `bounds`."""
+    spans = [(0, layout.size)] if len(bounds) == 1 else [(span.start, span.stop) for span in layout.layers]
+    compiled = library().squares_of
+    return np.array([compiled(pointer(values[start:]), stop - start) for start, stop in spans])
+
+
+def add_scaled(sums: np.ndarray, values: np.ndarray, scale: float) -> None:
+    """Adds values times `scale`, rounded half to even; none reaches 2^51.
+
+    :param sums: int64 `[d]`, changed.
+    :param values: float32 `[d]`.
+    """
+    library().add_scaled(pointer(sums), pointer(values), ctypes.c_double(scale), ctypes.c_size_t(values.size))

@@ -1,0 +1,87 @@
+"""Releases a device's update in one compiled pass, where that gives the same bits as the steps on boards do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hushfleet.aggregator.payloads.decoding import MAX_MAGNITUDE
+from hushfleet.array_api import Array
+from hushfleet.methods.privatize import clip_and_noise
+from hushfleet.methods.state import RoundContext
+from hushfleet.models.native import NativeNoise
+from hushfleet.models.native.release import released
+from hushfleet.privacy.mechanism import GaussianMechanism
+from hushfleet.privacy.noise import NoiseSource
+from hushfleet.simulator.engines.fast.coded_size import sample_stride
+from hushfleet.wire.format.codec import MAX_STEP, MIN_STEP
+from hushfleet.wire.format.codecs import steps_for
+from hushfleet.wire.format.symbols import MAX_LEVEL
+
+if TYPE_CHECKING:
+    from hushfleet.wire.format.spec import WireSpec
+    from hushfleet.wire.format.update_values import Sent
+
+_CODECS = ("quantized", "float32")
+_FARTHEST = 7.0
+"""No noise of a simulation is beyond this many standard deviations."""
+_SMALLEST_BOUND = 2.0**-60
+"""Of a clip norm: a clipped value below is no normal float32, and its rounding might exceed the bound."""
+
+
+class CompiledRelease:
+    """Does what `clip_and_noise` and then the codec do. FOR SIMULATION ONLY.
+
+    :param dither_key: of the update's header.
+    """
+
+    def __init__(self, wire: WireSpec, dither_key: bytes) -> None:
+        self._wire, self._dither_key = wire, dither_key
+        self.sent: Sent | None = None
+        """The last update as it will be seen, if the values that were returned are those; then the codec is done."""
+
+    def __call__(
+        self,
+        context: RoundContext,
+        values: Array,
+        bounds: Array | None,
+        stds: Array,
+        mechanism: GaussianMechanism,
+        noise: NoiseSource,
+    ) -> Array:
+        """Returns the values as they will be seen, or the result of `clip_and_noise`."""
+        self.sent = None
+        if not isinstance(noise, NativeNoise) or not self._covers(values, bounds, stds):
+            return clip_and_noise(context, values, bounds, stds, mechanism, noise)
+        mask, steps = context.mask if context.mask.any() else None, self._steps(stds)
+        self.sent = released(
+            values,
+            context.layout,
+            noise,
+            mask=mask,
+            bounds=bounds,
+            stds=stds,
+            steps=steps,
+            dither_key=self._dither_key,
+            stride=sample_stride(values.size if mask is None else int(np.count_nonzero(~mask))),
+        )
+        if mask is None:
+            return self.sent.values
+        whole = np.zeros_like(values)
+        whole[~mask] = self.sent.values
+        return whole
+
+    def _covers(self, values: Array, bounds: Array | None, stds: Array) -> bool:
+        """Returns whether the compiled pass gives the same as the steps: with noise, and values that cannot become too
+        large, so that nothing is refused after it."""
+        if self._wire.codec not in _CODECS or bounds is None or values.dtype != np.float32:
+            return False
+        if not (stds > 0).all() or not ((bounds > _SMALLEST_BOUND) & (bounds < MAX_MAGNITUDE)).all():
+            return False
+        largest, steps = bounds + _FARTHEST * stds, np.array(self._steps(stds) or MAX_STEP)
+        fits = (steps >= MIN_STEP) & (steps <= MAX_STEP) & (largest < (MAX_LEVEL - 1) * steps)
+        return bool(fits.all() and (largest < MAX_MAGNITUDE).all())
+
+    def _steps(self, stds: Array) -> tuple[float, ...]:
+        return steps_for(self._wire, noise_stds=stds.tolist(), layer_rms=())
