@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 from hushfleet.errors import GraphRefused
-from hushfleet.learning.batch import ClientBatch
-from hushfleet.learning.entries import ALL
 from hushfleet.learning.linear import LinearClipping, LinearGradient, check_memory
 from hushfleet.losses import loss_of
 from hushfleet.models import get_model
