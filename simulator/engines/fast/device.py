@@ -20,8 +20,9 @@ from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.errors import HushfleetError, StoreError
 from hushfleet.methods import method_of
 from hushfleet.methods.state import DeviceState, PublicState
-from hushfleet.privacy.charge import Totals
-from hushfleet.privacy.ledger import LedgerEntry, LedgerView
+from hushfleet.privacy.charge import Charge, Totals
+from hushfleet.privacy.ledger import LedgerEntry, LedgerView, epsilon_server_of
+from hushfleet.privacy.terms import Accountant
 from hushfleet.schema import unpack
 from hushfleet.simulator.cohort_store import Carried, CohortStore, Kind, StateRow, StateSlots, index_of
 from hushfleet.simulator.engines.fast.sums import nobody
@@ -47,6 +48,13 @@ class NotKept:
         raise _not_kept()
 
 
+@lru_cache(maxsize=1024)
+def _epsilon_of(totals: Totals, extra: Charge | None, delta: float, accountant: Accountant) -> float:
+    """Returns the epsilon of these charges: many devices have the same."""
+    charges = totals.charges if extra is None else [*totals.charges, extra]
+    return epsilon_server_of(charges, delta=delta, accountant=accountant)
+
+
 def _not_kept() -> HushfleetError:
     return HushfleetError(
         "a round needs the personalized model that its device had before, and a simulation keeps that only for "
@@ -69,6 +77,16 @@ class CountedCharges(LedgerView):
 
     def totals(self, task: str | None = None) -> Totals:
         return self._totals if task in (None, self._task) else Totals()
+
+    def epsilon_server(
+        self,
+        *,
+        delta: float,
+        task: str | None = None,
+        extra: Charge | None = None,
+        accountant: Accountant = "exact",
+    ) -> float:
+        return _epsilon_of(self.totals(task), extra, delta, accountant)
 
 
 class CohortDevice:
@@ -97,7 +115,7 @@ class CohortDevice:
     ) -> None:
         self.device, self.index = device, index
         self._carried, self._slots, self._newcomer = carried, slots, newcomer
-        self._package, self._keeps_own, self._make_identity = package, keeps_own, make_identity
+        self._package, self.keeps_own, self._make_identity = package, keeps_own, make_identity
         self.ledger = CountedCharges(device, task, carried, listed)
         self.row: StateRow | None = None
         self._after: PublicState | None = None
@@ -149,7 +167,7 @@ class CohortDevice:
     def commit_round(self, commit: RoundCommit[DeviceState]) -> OutboxEntry:
         """Writes the large arrays to the place that is not valid, and keeps the row that makes it valid."""
         digest, state = hashlib.sha256(commit.update).digest(), commit.state
-        own = state.own if self._keeps_own and not isinstance(state.own, NotKept) else None
+        own = state.own if self.keeps_own and not isinstance(state.own, NotKept) else None
         arrays, small = dict[str, np.ndarray](), dict[str, np.ndarray]()
         if own is not None:
             arrays[_OWN] = np.asarray(own, np.float32)

@@ -21,14 +21,14 @@ from hushfleet.schema import pack, to_plain
 from hushfleet.simulator.cohort_store import CohortStore, index_of
 from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
 from hushfleet.simulator.engines.fast.workers import WorkerPool
-from hushfleet.simulator.run_folder import Simulation
+from hushfleet.simulator.run_folder import MOST_SHOWN, Simulation
 from hushfleet.wire.format.difference import params_digest
 
 
 class _Chosen(NamedTuple):
-    """The head that a device chose, and its line of metrics."""
+    """The head that a device chose, and its line of metrics; without the head, if it is not kept."""
 
-    head: KeptModel
+    head: KeptModel | None
     line: dict[str, object]
 
 
@@ -43,12 +43,13 @@ def choose_personalized_heads(simulation: Simulation, workers: WorkerPool, *, ru
     if not folder.cohort.exists():
         for name, (head, line) in chosen.items():
             with DeviceStore(folder.device(name).store, device=name, durable=False) as store:
+                assert head is not None
                 store.keep_model(head)
             append_line(folder.device(name).metrics, line)
     elif jobs:
         closed = jobs[0].round
         write_metrics(folder.metrics, closed, {name: each.line for name, each in chosen.items()})
-        heads = {index_of(name): pack(each.head) for name, each in chosen.items()}
+        heads = {index_of(name): pack(each.head) for name, each in chosen.items() if each.head is not None}
         CohortStore.open(folder.cohort, closed=closed).append_heads(closed, heads)
 
 
@@ -64,4 +65,6 @@ def _choose_one(job: AfterRound) -> _Chosen:
     for name, test in (("common", run.common_test), ("local", run.local_test(job.device))):
         found = evaluate(own_logits, head.params, inputs_of_own(test))
         line[f"accuracy_own_{name}"], line[f"loss_own_{name}"] = found.accuracy, found.loss
+    if run.folder.cohort.exists() and index_of(job.device) >= MOST_SHOWN:
+        return _Chosen(None, line)
     return _Chosen(KeptModel.of(head, package=run.package, **kept), line)

@@ -163,20 +163,21 @@ def test_there_is_one_ray_in_a_process(pool: RayWorkers) -> None:
 
 
 def strike(function: Callable[[Any], Any], marks: Path, job: Any) -> Any:
-    """Kills a worker before its job, and another one, or the same, after its job."""
+    """Kills a worker before its job, a chunk of devices, and another one, or the same, after its job."""
+    first = job.clients[0].device
 
     def die_once(moment: str) -> None:
         try:
-            (marks / f"{job.device} {moment}").touch(exist_ok=False)
+            (marks / f"{first} {moment}").touch(exist_ok=False)
         except FileExistsError:
             return
         os.kill(os.getpid(), signal.SIGKILL)
 
-    victim = (job.plan.round, job.device)
+    victim = (job.plan.round, first)
     if victim == (1, "device-0"):
         die_once("before")
     answer = function(job)
-    if victim == (2, "device-3"):
+    if victim == (2, "device-4"):
         die_once("after")
     return answer
 
@@ -202,7 +203,7 @@ def test_workers_that_are_killed_change_nothing(
     marks = tmp_path / "marks"
     marks.mkdir()
     simulation = run(runs.copy(tmp_path / "run"), Struck(pool, marks))
-    assert {path.name for path in marks.iterdir()} == {"device-0 before", "device-3 after"}
+    assert {path.name for path in marks.iterdir()} == {"device-0 before", "device-4 after"}
     assert audit.models(simulation) == audit.models(calm)
     assert len(set(audit.models(simulation).values())) == 4, "it learned in each round"
     assert metrics_of(simulation) == metrics_of(calm)
