@@ -240,7 +240,7 @@ class Coordinator:
                 self._outbox.call(device)
             elif topic.kind == "msg" and not self._changes_nothing(device, delivery.payload):
                 message = self._verified(device, delivery.payload)
-                if device in self._charged or self._uploads.has_arrived(device):
+                if self._replied or device in self._charged or self._uploads.has_arrived(device):
                     self._finish_uploads()
                 self._on_message(device, message)
             elif topic.kind == "chunk":

@@ -16,7 +16,7 @@ from typing import Any
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import Delivery, Will
 from hushfleet.wire.link.mailbox import Mailbox
-from hushfleet.wire.link.paho_client import CallbackAPIVersion, Client, LogLevel, paho
+from hushfleet.wire.link.paho_client import CallbackAPIVersion, LogLevel, paho
 
 FILTERS_A_PACKET = 8  # AWS IoT takes no more in one SUBSCRIBE
 PACKETS_A_TURN = 64
@@ -184,8 +184,8 @@ class Connection:
             selector.register(sock, wanted)
         elif registered:
             selector.unregister(sock)
-        is_read = wanted & selectors.EVENT_READ and sock.pending()
-        ready = selector.select(0.0 if is_read else min(1.0, self._options.timing.answer_s / 4))
+        decrypted = wanted & selectors.EVENT_READ and _pending(sock)
+        ready = selector.select(0.0 if decrypted else min(1.0, self._options.timing.answer_s / 4))
         if any(key.fileobj is self._mailbox.wake_reader for key, _ in ready):
             self._mailbox.drain_wake()
 
@@ -197,7 +197,7 @@ class Connection:
                 return
             before = self._packets
             self._client.loop_read()
-            if self._packets == before and not sock.pending():
+            if self._packets == before and not _pending(sock):
                 return
 
     def _problem(self) -> str:
@@ -263,7 +263,7 @@ class Connection:
 
     def _new_client(self) -> paho.Client:
         options = self._options
-        client = Client(
+        client = paho.Client(
             CallbackAPIVersion.VERSION2,
             client_id=options.client_id,
             clean_session=True,
@@ -320,3 +320,8 @@ class Connection:
     def _on_log(self, _client: Any, _data: Any, level: int, text: str) -> None:
         if level == LogLevel.MQTT_LOG_ERR:
             self._paho_error = text
+
+
+def _pending(sock: Any) -> int:
+    """Returns the number of bytes that TLS has already decrypted; no selector reports them."""
+    return sock.pending() if hasattr(sock, "pending") else 0

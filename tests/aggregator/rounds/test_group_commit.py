@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.results.events import iterate_events
@@ -48,6 +48,7 @@ def outcome(field: Field, before: int) -> list[Any]:
     return [told, sorted(map(str, events)), tables, field.coordinator._uploads._latest, field.coordinator.present]
 
 
+@example([("dev-0", "update"), ("dev-0", "update"), ("dev-0", "ask")])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(ACTIONS)), max_size=14))
 def test_a_burst_is_like_one_message_after_the_other(
