@@ -44,7 +44,7 @@ class Kind(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """What a device carries after its last round.
+    """The state of a device after its last round.
 
     :param totals: of its charges.
     :param participations: number of its updates so far.
@@ -67,7 +67,7 @@ class Carried(NamedTuple):
 
 
 class StateRow(NamedTuple):
-    """What a device's round leaves: its charge, the SHA-256 of its update, and the fields of `Carried`."""
+    """The traces of a device's round: its charge, the SHA-256 of its update, and the fields of `Carried`."""
 
     kind: Kind
     digest: bytes

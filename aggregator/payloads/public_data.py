@@ -7,11 +7,12 @@ from pathlib import Path
 
 from hushfleet.aggregator.config.task import Task
 from hushfleet.data.samples import DataSet
-from hushfleet.data.sets import load
 
 
 def load_public(task: Task, data_dir: Path | None) -> DataSet:
     """Returns the data set that the task names, one of `PUBLIC_DATA`."""
+    from hushfleet.data.sets import load
+
     dataset = load(task.data.name, data_dir=data_dir)
     if not task.model.takes_pixels:
         return dataset
