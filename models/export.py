@@ -44,38 +44,67 @@ class Graphs:
 def export_graphs(model: Model, *, objective: Objective = CROSS_ENTROPY, cache_dir: Path | None = None) -> Graphs:
     """Returns the graphs of `model`, from the cache if the same versions exported exactly this model before.
 
+    If these versions cannot export it, graphs that others have exported are taken, after the same check: they may have
+    been carried here with the cache.
+
     :param objective: the objective of the gradient.
     :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/graphs`, or `~/.cache/hushfleet/graphs`.
     :raises GraphRefused: a graph differs from PyTorch by more than 1e-4 of a tensor's largest entry.
     """
-    key, folder = content_key(model, objective)[:32], cache_dir or user_cache_dir() / "graphs"
-    paths = {name: folder / f"{key}.{name}.onnx" for name in ("gradient", "inference")}
-    gradient, inference = (read_cached(path) for path in paths.values())
-    if gradient is not None and inference is not None:
-        return Graphs(gradient, inference)
+    folder, of_network = cache_dir or user_cache_dir() / "graphs", _network_key(model, objective)[:32]
+    key = f"{of_network}.{content_key(model, objective)[:16]}"
+    if (found := _cached(folder, key)) is not None:
+        return found
     with doing(f"exporting and checking the graphs of {model.name}, once"):
-        from hushfleet.models import checks, tracing  # their import takes seconds, and is needed once per network
-
         try:
-            gradient = tracing.export_gradient(model, objective)
-            inference = tracing.export_inference(model)
-        except Exception as error:  # a user's own network may raise anything
-            cause = error.__cause__ or error
-            reason = (str(cause).splitlines() or [""])[0]
-            raise GraphRefused(
-                f"model.name = {model.name!r}: PyTorch cannot write its gradient as an ONNX graph: "
-                f"{type(cause).__name__}: {reason}"
-            ) from error
-        graphs = Graphs(gradient, inference)
-        try:
-            checks.check_against_torch(model, gradient=gradient, inference=inference, objective=objective)
-        except GraphRefused as error:
-            shape = " x ".join(map(str, model.input_shape))
-            raise GraphRefused(f"model.name = {model.name!r} on samples of {shape}: {error}") from error
+            graphs = _exported(model, objective)
+        except GraphRefused:
+            others = sorted({path.name.rsplit(".", 2)[0] for path in folder.glob(f"{of_network}.*.onnx")})
+            carried = [found for each in others if (found := _cached(folder, each)) is not None]
+            if not carried:
+                raise
+            graphs = carried[0]
+            _check(model, graphs, objective)
     with contextlib.suppress(OSError):  # if nothing can be written, later exports take longer
-        for name, path in paths.items():
+        for name, path in _paths(folder, key).items():
             write_cached(path, getattr(graphs, name))
     return graphs
+
+
+def _exported(model: Model, objective: Objective) -> Graphs:
+    """Exports and checks. Raises `GraphRefused`."""
+    from hushfleet.models import tracing  # its import takes seconds, and is needed once per network
+
+    try:
+        graphs = Graphs(tracing.export_gradient(model, objective), tracing.export_inference(model))
+    except Exception as error:  # a user's own network may raise anything
+        cause = error.__cause__ or error
+        reason = (str(cause).splitlines() or [""])[0]
+        raise GraphRefused(
+            f"model.name = {model.name!r}: PyTorch cannot write its gradient as an ONNX graph: "
+            f"{type(cause).__name__}: {reason}"
+        ) from error
+    _check(model, graphs, objective)
+    return graphs
+
+
+def _check(model: Model, graphs: Graphs, objective: Objective) -> None:
+    from hushfleet.models import checks
+
+    try:
+        checks.check_against_torch(model, gradient=graphs.gradient, inference=graphs.inference, objective=objective)
+    except GraphRefused as error:
+        shape = " x ".join(map(str, model.input_shape))
+        raise GraphRefused(f"model.name = {model.name!r} on samples of {shape}: {error}") from error
+
+
+def _paths(folder: Path, key: str) -> dict[str, Path]:
+    return {name: folder / f"{key}.{name}.onnx" for name in ("gradient", "inference")}
+
+
+def _cached(folder: Path, key: str) -> Graphs | None:
+    gradient, inference = (read_cached(path) for path in _paths(folder, key).values())
+    return None if gradient is None or inference is None else Graphs(gradient, inference)
 
 
 def content_key(network: Model, objective: Objective = CROSS_ENTROPY) -> str:
@@ -83,13 +112,22 @@ def content_key(network: Model, objective: Objective = CROSS_ENTROPY) -> str:
 
     It covers the network's description, the source of the code that exports, and the versions of the packages.
     """
-    code: Any = inspect.getmodule(network.function)
     parts = [f"{package} {importlib.metadata.version(package)}" for package in _PACKAGES]
-    parts += [Path(__file__).with_name(f"{name}.py").read_text("utf-8") for name in _CODE]
+    return _digest(_network_key(network, objective), *parts)
+
+
+def _network_key(network: Model, objective: Objective) -> str:
+    """Returns a hex digest of the network's description and of the source of the code that exports it."""
+    code: Any = inspect.getmodule(network.function)
+    parts = [Path(__file__).with_name(f"{name}.py").read_text("utf-8") for name in _CODE]
     parts += map(inspect.getsource, (session, losses, code))
     parts += [network.layout.digest, repr(objective)]
     parts.append(repr((network.name, network.input_shape, network.classes, network.dropout)))
     parts.append(repr(getattr(network.function, "layers", None)))  # a function's source is in its module
+    return _digest(*parts)
+
+
+def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

@@ -101,6 +101,21 @@ class ExactSum:
             self._add_weights(sent if torch is None else torch.from_numpy(sent).to(self._device))
         self.updates += 1
 
+    def add_total(self, total: np.ndarray, updates: int, shared: np.ndarray | None, *, bound: int) -> None:
+        """Adds the sum of several updates of weight 1, as it was computed elsewhere.
+
+        :param total: int64 `[d]`, their values times 2^40, rounded and added; zero where `shared` is False.
+        :param shared: bool `[d]`, the entries that all of them sent; None for all.
+        :param bound: of the magnitudes in `total`.
+        """
+        self._reserve(bound)
+        self._low += total
+        if shared is None:
+            self._full_weight += updates
+        else:
+            self._add_weights(float(updates) * shared)
+        self.updates += updates
+
     def merge(self, other: ExactSum) -> None:
         """Adds the updates of another sum of the same size on the same device: any division gives the same result."""
         self._reserve(other._bound)

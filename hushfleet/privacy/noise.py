@@ -36,11 +36,11 @@ _SINE = (
     1.0,
 )
 # The same in float32, and log(1 + x) / x for sqrt 1/2 <= 1 + x < sqrt 2: errors near 2^-24 (Cephes' sinf.c, logf.c).
-_SHORT_SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1, 1.0)
-_LOGARITHM = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1)
-_LOGARITHM += (2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1, -0.5, 1.0)
-_ROOT_HALF = 0x3F3504F3  # the bits of float32 sqrt 1/2
-_PAIRS = 64
+SHORT_SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1, 1.0)
+LOGARITHM = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1)
+LOGARITHM += (2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1, -0.5, 1.0)
+ROOT_HALF = 0x3F3504F3  # the bits of float32 sqrt 1/2
+PAIRS = 64
 _GROUPS_PER_BLOCK = 1 << 8
 
 
@@ -146,8 +146,8 @@ class SeededNoise:
             self._drawn, filled = self._drawn[len(given) :], filled + len(given)
             if filled == size:
                 return out
-            groups = min(_GROUPS_PER_BLOCK, -(-(size - filled) // (2 * _PAIRS)))
-            self._drawn = _box_muller_groups(self.generator.random_raw(groups * _PAIRS))
+            groups = min(_GROUPS_PER_BLOCK, -(-(size - filled) // (2 * PAIRS)))
+            self._drawn = _box_muller_groups(self.generator.random_raw(groups * PAIRS))
 
     def words(self, count: int) -> np.ndarray:
         """Returns uniform words, uint64 `[count]`."""
@@ -156,11 +156,11 @@ class SeededNoise:
 
 
 def _box_muller_groups(words: np.ndarray) -> np.ndarray:
-    """Returns standard normal values, float32, two of each of the words, uint64 `[groups * _PAIRS]`.
+    """Returns standard normal values, float32, two of each of the words, uint64 `[groups * PAIRS]`.
 
     The first half of a group's words gives radii, the second half angles, which make two values each.
     """
-    halves = words.astype("<u8", copy=False).view("<u4").reshape(-1, 2, _PAIRS)
+    halves = words.astype("<u8", copy=False).view("<u4").reshape(-1, 2, PAIRS)
     turns = halves[:, 1].reshape(-1)
     radius = (halves[:, 0] >> 1).astype(np.float32).reshape(-1)
     radius += 0.5  # (0, 1]: the logarithm never gets zero
@@ -170,29 +170,29 @@ def _box_muller_groups(words: np.ndarray) -> np.ndarray:
     angle = (turns.view(np.int32) >> 2).astype(np.float32)
     angle *= math.pi / 4 * 2.0**-29
     square = angle * angle
-    sine = _polynomial(square, _SHORT_SINE)
+    sine = _polynomial(square, SHORT_SINE)
     sine *= angle
     cosine = np.multiply(sine, sine, out=square)
     np.subtract(1, cosine, out=cosine)
     np.sqrt(cosine, out=cosine)
     # The point at angle + pi/4 is in the first quadrant; two other bits move it to any quadrant.
-    out = np.empty((len(halves), 2, _PAIRS), np.float32)
+    out = np.empty((len(halves), 2, PAIRS), np.float32)
     for place, (coordinate, sign) in enumerate(((cosine - sine, turns << 31), (cosine + sine, turns >> 1 << 31))):
         coordinate *= radius
         coordinate.view(np.uint32)[...] ^= sign
-        out[:, place] = coordinate.reshape(-1, _PAIRS)
+        out[:, place] = coordinate.reshape(-1, PAIRS)
     return out.reshape(-1)
 
 
 def _minus_log(x: np.ndarray) -> np.ndarray:
     """Returns -log x of positive normal float32 `[n]`; it overwrites `x`."""
     bits = x.view(np.int32)
-    bits -= _ROOT_HALF
+    bits -= ROOT_HALF
     exponent = (bits >> 23).astype(np.float32)
     bits &= 0x7FFFFF
-    bits += _ROOT_HALF
+    bits += ROOT_HALF
     x -= 1  # 1 + x is from sqrt 1/2 to sqrt 2
-    log = _polynomial(x, _LOGARITHM)
+    log = _polynomial(x, LOGARITHM)
     log *= x
     exponent *= math.log(2)
     log += exponent

@@ -23,7 +23,7 @@ from hushfleet.models.model import Model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.models.tracing import export_gradient, export_inference
 from hushfleet.params import ParamLayout
-from hushfleet.user_files import read_cached
+from hushfleet.user_files import read_cached, write_cached
 
 pytestmark = pytest.mark.slow
 
@@ -205,7 +205,7 @@ def traced(exported, monkeypatch) -> list[str]:
         monkeypatch.setattr(f"hushfleet.models.tracing.export_{name}", lambda *_: traced.append(name) or graph)
 
     for path in exported.iterdir():
-        pretend(path.name.split(".")[1], read_cached(path))
+        pretend(path.name.split(".")[-2], read_cached(path))
     return traced
 
 
@@ -225,6 +225,27 @@ def test_damaged_files_are_made_again(exported, traced, tmp_path):
     assert traced == ["gradient", "inference"]
     assert export_graphs(model, cache_dir=folder) == first
     assert len(traced) == 2
+
+
+def test_graphs_of_other_versions_serve_where_these_versions_cannot_export(exported, tmp_path, monkeypatch):
+    model, folder = get_model("digits-cnn", classes=4), shutil.copytree(exported, tmp_path / "graphs")
+
+    def refuses(*_: object) -> bytes:
+        raise RuntimeError("this version cannot")
+
+    monkeypatch.setattr(export, "_PACKAGES", ("torch",))
+    monkeypatch.setattr("hushfleet.models.tracing.export_gradient", refuses)
+    first, carried = (export_graphs(model, cache_dir=folder) for _ in range(2))
+    assert first == carried
+    assert {carried.gradient, carried.inference} == set(map(read_cached, exported.iterdir()))
+    with pytest.raises(GraphRefused, match="this version cannot"):
+        export_graphs(get_model("digits-cnn", classes=3), cache_dir=folder)
+    wrong = next(path for path in exported.iterdir() if ".inference." in path.name)
+    for path in folder.glob("*.inference.onnx"):
+        path.unlink()
+    write_cached(folder / wrong.name, export_inference(get_model("digits-cnn", classes=3)))
+    with pytest.raises(GraphRefused, match="digits-cnn"):
+        export_graphs(model, cache_dir=folder)
 
 
 def test_the_key_follows_the_network():

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from hushfleet.aggregator.payloads.exact_sum import ExactSum
 from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason
@@ -29,7 +31,7 @@ from hushfleet.simulator.engines.fast.compiled_release import CompiledRelease
 from hushfleet.simulator.engines.fast.device import CohortDevice, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.partial_sum import LIKE, PartialSum
-from hushfleet.simulator.engines.fast.runtimes import VMAP, make_noise, make_optimizer
+from hushfleet.simulator.engines.fast.runtimes import make_noise, make_optimizer
 from hushfleet.simulator.engines.fast.sums import key_of, nobody
 from hushfleet.simulator.run_folder import MOST_SHOWN
 from hushfleet.wire.format.messages import RoundPlan
@@ -65,7 +67,7 @@ class Chunk:
     :param evaluate: whether the devices' personalized models are tested after training.
     :param summed: whether the updates are added up where they are trained.
     :param server: the state of the method's server half, if it weighs updates.
-    :param trained: results of the local training, if it was done elsewhere.
+    :param trained: results of the local training, if it was done elsewhere, as `shipped` makes them.
     """
 
     path: Path
@@ -129,7 +131,7 @@ def train(chunk: Chunk) -> ChunkAnswer:
     total = PartialSum(run.method.layout.size, server.weight) if chunk.summed else None
     works: list[Callable[[DeviceRound], Any]] = [lambda round: round.run(published)] * len(chunk.clients)
     if chunk.trained:
-        works = [partial(_commit, trained) for trained in chunk.trained]
+        works = [partial(_commit, trained, published) for trained in chunk.trained]
     rows = []
     for place, (client, work) in enumerate(zip(chunk.clients, works, strict=True)):
         if total is not None:
@@ -138,8 +140,27 @@ def train(chunk: Chunk) -> ChunkAnswer:
     return ChunkAnswer(rows, None if total is None else total.sum)
 
 
-def _commit(trained: Trained, round: DeviceRound) -> Any:
-    return round.commit(trained)
+def _commit(trained: Trained, published: np.ndarray, round: DeviceRound) -> Any:
+    return round.commit(_arrived(trained, published, round))
+
+
+def shipped(trained: Trained) -> Trained:
+    """Returns a result of training without the vectors that another process has too: they take most of the time on the
+    way there."""
+    context: Any = trained.context
+    start = None if context.start is context.global_params else context.start
+    context = replace(context, state=None, global_params=None, start=start, vectors={})
+    return trained._replace(context=context, former=None)
+
+
+def _arrived(trained: Trained, published: np.ndarray, round: DeviceRound) -> Trained:
+    """Returns the result of training before it was `shipped`."""
+    state, method, context = round.state(), round.method, trained.context
+    global_params, vectors = method.split(published)
+    start = global_params if context.start is None else context.start
+    seen = replace(state, own=None) if method.personalized_model_has_no_noise else state
+    context = replace(context, state=seen, global_params=global_params, start=start, vectors=vectors)
+    return trained._replace(context=context, former=state.own)
 
 
 def _answer(chunk: Chunk, client: Client, total: PartialSum | None, work: Callable[[DeviceRound], Any]) -> ClientRow:
@@ -174,8 +195,7 @@ def device_of(chunk: Chunk, client: Client) -> CohortDevice:
         package=run.package,
         newcomer=run.method.init_state().public,
         make_identity=nobody if chunk.summed else lambda: key_of(chunk.seed, client.index),
-        # `vmap` uploads the whole states
-        keeps_own=run.method.parts.reads_own or run.runtime == VMAP or client.index < MOST_SHOWN,
+        keeps_own=run.method.parts.reads_own or client.index < MOST_SHOWN,
     )
 
 

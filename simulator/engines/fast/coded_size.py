@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from hushfleet.array_api import blocks
+from hushfleet.array_api import BLOCK as PART
 from hushfleet.wire.format.codec import Coding
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.quantized import dither
@@ -20,19 +22,26 @@ def sample_stride(size: int) -> int:
     return 1 if size <= BLOCK else -(-size // _SAMPLE)
 
 
+def sample_places(counts: Sequence[int], stride: int) -> np.ndarray:
+    """Returns the places of the sample, int64: in each layer of so many values, some of each block."""
+    start, found = 0, []
+    for count in counts:
+        found += [
+            np.arange(first, min(first + PART, start + count), stride) for first in range(start, start + count, PART)
+        ]
+        start += count
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
 def sampled_levels(seen: np.ndarray, coding: Coding, stride: int) -> np.ndarray:
-    """Returns the sample, float32: in each layer, some quantised values of each block.
+    """Returns the quantised values of the sample, float32.
 
     :param seen: the values as they will be decoded, float32 `[k]`.
     """
     assert coding.dither_key is not None
-    drawn, found, start = dither(coding.dither_key, seen.size), [], 0
-    for count, step in zip(coding.counts, coding.steps, strict=True):
-        layer, of_layer = seen[start : start + count], drawn[start : start + count]
-        for part in blocks(layer):
-            found.append(np.rint(layer[part][::stride] / np.float32(step) + of_layer[part][::stride]))
-        start += count
-    return np.concatenate(found or [seen])
+    places, steps = sample_places(coding.counts, stride), np.repeat(np.array(coding.steps, np.float32), coding.counts)
+    levels: np.ndarray = np.rint(seen[places] / steps[places] + dither(coding.dither_key, seen.size)[places])
+    return levels
 
 
 def coded_bytes(codec: str, levels: np.ndarray, size: int) -> int:

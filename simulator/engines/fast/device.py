@@ -115,7 +115,7 @@ class CohortDevice:
     ) -> None:
         self.device, self.index = device, index
         self._carried, self._slots, self._newcomer = carried, slots, newcomer
-        self._package, self._keeps_own, self._make_identity = package, keeps_own, make_identity
+        self._package, self.keeps_own, self._make_identity = package, keeps_own, make_identity
         self.ledger = CountedCharges(device, task, carried, listed)
         self.row: StateRow | None = None
         self._after: PublicState | None = None
@@ -167,7 +167,7 @@ class CohortDevice:
     def commit_round(self, commit: RoundCommit[DeviceState]) -> OutboxEntry:
         """Writes the large arrays to the place that is not valid, and keeps the row that makes it valid."""
         digest, state = hashlib.sha256(commit.update).digest(), commit.state
-        own = state.own if self._keeps_own and not isinstance(state.own, NotKept) else None
+        own = state.own if self.keeps_own and not isinstance(state.own, NotKept) else None
         arrays, small = dict[str, np.ndarray](), dict[str, np.ndarray]()
         if own is not None:
             arrays[_OWN] = np.asarray(own, np.float32)

@@ -7,18 +7,20 @@ sample, of weight zero, so that padding cannot produce worse values (such as NaN
 privacy unit `record` may be empty, and are padded with the client's first sample.
 
 The generators are NumPy's on the host for every device: a processor and an accelerator train with the same order, the
-same crops and the same dropout masks. In each step, one row of sample numbers for each client is copied to the device,
-the crop and flip of each image, and the dropout masks if the network has them. All copies start from pinned memory, so
-nothing waits for them.
+same crops and the same dropout masks. All steps of a round are drawn ahead and copied to the device in one table, with
+the crop and flip of each image; with dropout masks, as many steps as these leave room for. All copies start from pinned
+memory, so nothing waits for them.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -32,6 +34,9 @@ from hushfleet.learning.draws import Inputs, draw_dropout, drawn_batches, epochs
 from hushfleet.learning.own_samples import Teacher
 from hushfleet.methods.method import TrainingConfig
 from hushfleet.privacy.record import RecordMechanism
+
+AHEAD_BYTES = 1 << 26
+"""Most bytes of dropout masks that are drawn ahead."""
 
 
 class SamplesOnDevice:
@@ -125,14 +130,17 @@ class GroupBatches:
         self._draws = [self._draw(len(each), rng) for each, rng in zip(samples, rngs, strict=True)]
 
     def __iter__(self) -> Iterator[CohortStep]:
-        active = len(self.steps)
+        steps, config = self.steps[0], self.config
+        values = sum(math.prod(spec.shape) for spec in self.inputs.dropout)
+        ahead = max(1, AHEAD_BYTES // max(1, 4 * values * config.batch_size * len(self.steps)))
         # Drawing dropout masks takes longer than training on an accelerator; NumPy lets other threads run meanwhile.
-        threads = min(len(os.sched_getaffinity(0)), active) if self.inputs.dropout else 1
+        threads = min(len(os.sched_getaffinity(0)), len(self.steps)) if values else 1
         with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
-            for step in range(self.steps[0]):
-                while self.steps[active - 1] <= step:
-                    active -= 1
-                yield self._batch(list((pool.map if pool else map)(next, self._draws[:active])))
+            for first in range(0, steps, ahead):
+                part = range(first, min(first + ahead, steps))
+                taken = [max(0, min(own, part.stop) - first) for own in self.steps]
+                drawn = list((pool.map if pool else map)(_taken, self._draws, taken))
+                yield from self._placed([row for row in drawn if row], len(part))
 
     def _draw(self, count: int, rng: np.random.Generator) -> Iterator[_Drawn]:
         """Yields a client's batches in the order in which one client alone draws them."""
@@ -153,64 +161,79 @@ class GroupBatches:
         weights = np.array([0.0 if each is None else each.weight for _, each in pairs], np.float32)
         return _on(np.concatenate(logits).astype(np.float32), self.device), _on(weights, self.device)
 
-    def _batch(self, drawn: list[_Drawn]) -> CohortStep:
-        active, sizes = len(drawn), [len(each.indices) for each in drawn]
-        width = max(sizes)
-        # The last column is the size of the client's batch: one transfer for both.
-        numbers = self._host((active, width + 1), torch.int64)
-        table = numbers.numpy()
-        for row, (_, indices, _, _) in enumerate(drawn):
-            table[row, : len(indices)] = indices
-            table[row, len(indices) : width] = indices[0] if len(indices) else 0
-            table[row] += self._firsts[row]
-            table[row, width] = len(indices)
-        placed = self._sent(numbers)
-        chosen, placed_sizes = placed[:, :width].reshape(-1), placed[:, width]
+    def _placed(self, drawn: list[list[_Drawn]], steps: int) -> Iterator[CohortStep]:
+        """Yields some steps; `drawn` has the batches of each client that still trains, one for each step of its own."""
+        sizes = np.zeros((steps, len(drawn)), np.int32)
+        for row, batches in enumerate(drawn):
+            sizes[: len(batches), row] = [len(batch.indices) for batch in batches]
+        width, crops = int(sizes.max(initial=0)), self.inputs.augment == "flip-crop"
+        # One transfer for all: of each client's batch its size, sample numbers, and if they are cropped, three more.
+        table = self._host((*sizes.shape, 1 + width * (4 if crops else 1)), torch.int32)
+        masks = [self._host((*sizes.shape, width, *spec.shape), torch.float32) for spec in self.inputs.dropout]
+        places, own_masks = table.numpy(), [mask.numpy() for mask in masks]
+        places[..., 0] = sizes
+        for row, batches in enumerate(drawn):
+            for step, batch in enumerate(batches):
+                _fill(places[step, row, 1:], batch, self._firsts[row], width)
+                for place, mask in zip(own_masks, batch.masks, strict=True):
+                    place[step, row, : len(mask)] = mask
+                    place[step, row, len(mask) :] = 0
+        on_device, masks_there = self._sent(table), [self._sent(mask) for mask in masks]
+        for step, own in enumerate(sizes):
+            active = sum(len(batches) > step for batches in drawn)
+            rows = on_device[step, :active]
+            drawn_masks = [mask[step, :active] for mask in masks_there]
+            yield self._batch(drawn[0][step].epoch, own[:active], rows, drawn_masks, width)
+
+    def _batch(
+        self, epoch: int, sizes: np.ndarray, placed: Tensor, drawn_masks: Sequence[Tensor], widest: int
+    ) -> CohortStep:
+        """Gathers the images of a step; `placed` are the rows of `_placed`'s table, for batches of `widest`."""
+        active, width = len(sizes), int(sizes.max())
+        chosen, placed_sizes = placed[:, 1 : 1 + width].reshape(-1), placed[:, 0].long()
         images = self._images.index_select(0, chosen).view(active, width, *self._images.shape[1:])
         if self.inputs.augment == "flip-crop":
-            images = _cut(images, self._crops(drawn, width))
+            images = _cut(images, placed[:, 1 + widest :].view(active, widest, 3)[:, :width])
         x = images.float()
         x *= self._scale[:active]
         x -= self._shift[:active]
         y = self._labels.index_select(0, chosen).view(active, width, *self._labels.shape[1:])
         weights = None
-        if min(sizes) < width:
+        if sizes.min() < width:
             weights = (torch.arange(width, device=self.device) < placed_sizes[:, None]).float()
-        masks = tuple(self._mask(number, drawn, width) for number in range(len(self.inputs.dropout)))
+        masks = tuple(mask[:, :width] for mask in drawn_masks)
         teacher = distill = None
         if self._teachers is not None:
             logits, shares = self._teachers
             teacher = logits.index_select(0, chosen).view(active, width, -1) if width else None
             distill = shares[:active, None].expand(active, width) if width else None
-        return CohortStep(active, drawn[0].epoch, x, y, masks, placed_sizes, weights, teacher, distill)
-
-    def _crops(self, drawn: list[_Drawn], width: int) -> Tensor:
-        """Returns int64 `[active, width, 3]`: row and column of each crop, and 1 if it is mirrored. Padding has the
-        crop of the sample that it copies."""
-        host = self._host((len(drawn), width, 3), torch.int64)
-        table = host.numpy()
-        for row, (_, indices, crops, _) in enumerate(drawn):
-            assert crops is not None
-            offsets, flips = crops
-            table[row, : len(indices), :2] = offsets
-            table[row, : len(indices), 2] = flips
-            table[row, len(indices) :] = table[row, 0] if len(indices) else (PADDING, PADDING, 0)
-        return self._sent(host)
-
-    def _mask(self, number: int, drawn: list[_Drawn], width: int) -> Tensor:
-        host = self._host((len(drawn), width, *self.inputs.dropout[number].shape), torch.float32)
-        rows = host.numpy()
-        for row, (_, indices, _, masks) in enumerate(drawn):
-            rows[row, : len(indices)] = masks[number]
-            rows[row, len(indices) :] = 0
-        return self._sent(host)
+        return CohortStep(active, epoch, x, y, masks, placed_sizes, weights, teacher, distill)
 
     def _host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Returns new host memory for a step: the allocator reuses a pinned block only after its transfer has ended."""
+        """Returns new host memory: the allocator reuses a pinned block only after its transfer has ended."""
         return torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
 
     def _sent(self, host: Tensor) -> Tensor:
         return host.to(self.device, non_blocking=True)
+
+
+def _taken(draw: Iterator[_Drawn], count: int) -> list[_Drawn]:
+    return list(islice(draw, count))
+
+
+def _fill(places: np.ndarray, batch: _Drawn, first: int, width: int) -> None:
+    """Writes sample numbers int32 `[width]`, and after them row, column and mirroring of each crop `[width, 3]`.
+
+    Padding is the batch's first sample with its crop, or the client's first sample in the middle.
+    """
+    size = len(batch.indices)
+    places[:size] = batch.indices
+    places[size:width] = batch.indices[0] if size else 0
+    places[:width] += first
+    if batch.crops is not None:
+        crops = places[width:].reshape(width, 3)
+        crops[:size, :2], crops[:size, 2] = batch.crops
+        crops[size:] = crops[0] if size else (PADDING, PADDING, 0)
 
 
 def step_count(samples: int, config: TrainingConfig, record: RecordMechanism | None = None) -> int:

@@ -1,22 +1,32 @@
-"""Runs the runtime `vmap`: a cohort's local training as arrays in this process, the rest of each round in the workers.
+"""Runs the runtime `vmap`: a cohort's local training as arrays in this process, on the accelerator if there is one.
 
-It uses the accelerator if there is one. While a group is trained, the workers finish the previous group.
+Where `released_together` allows it, the updates are released and added there as well, and the host makes only a row of
+numbers for each device. Other rounds are finished in the workers, while the next group is trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from hushfleet.aggregator.payloads.exact_sum import SCALE_BITS, ExactSum
+from hushfleet.array_api import Array
 from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.learning.draws import Inputs
-from hushfleet.methods.local_round import Trained
+from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.local_round import LocalRound
+from hushfleet.methods.personal import Personal
+from hushfleet.methods.stages import ClipLayers, ClipWhole, Gaussian, LayerBounds
+from hushfleet.methods.state import RoundContext
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.privacy.mechanism import GaussianMechanism
+from hushfleet.privacy.noise import NoiseSource, SeededNoise
 from hushfleet.simulator.engines.fast.chunks import (
     REFUSALS,
     Chunk,
@@ -25,12 +35,36 @@ from hushfleet.simulator.engines.fast.chunks import (
     ClientRow,
     declined,
     divided,
+    shipped,
     train,
     trainer_for,
 )
+from hushfleet.simulator.engines.fast.coded_size import coded_bytes, sample_places, sample_stride
+from hushfleet.simulator.engines.fast.device import CohortDevice, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
-from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member
+from hushfleet.simulator.engines.fast.partial_sum import LIKE
+from hushfleet.simulator.engines.fast.vmap.release import Released, Terms, release
+from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member, TrainedGroup
 from hushfleet.simulator.engines.fast.workers import WorkerPool
+from hushfleet.wire.format.codecs import steps_for
+from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.update import UpdateHeader, dither_key_of
+from hushfleet.wire.format.update_values import EncodedUpdate, Measured, Summed, unsigned
+
+RELEASED_ON = ("cuda",)
+"""Where updates are released together. On a processor the compiled release in the workers is faster."""
+
+
+class _Begun(NamedTuple):
+    """A device whose round is allowed.
+
+    :param metrics: what it has measured about itself, after the round.
+    """
+
+    client: Client
+    round: DeviceRound
+    member: Member
+    metrics: list[dict[str, object]]
 
 
 def train_at_once(cohort: Chunk, workers: WorkerPool) -> Iterator[ChunkAnswer]:
@@ -38,12 +72,14 @@ def train_at_once(cohort: Chunk, workers: WorkerPool) -> Iterator[ChunkAnswer]:
     before: Iterator[ChunkAnswer] = iter(())
     first = 0
     while first < len(cohort.clients):
-        group = replace(cohort, clients=cohort.clients[first : first + _group_size(cohort, cohort.clients[first])])
-        refused, trained = _train(group)
-        yield ChunkAnswer(refused, None)
-        yield from before
-        before = workers.map(train, divided(trained, workers.count))
-        first += len(group.clients)
+        size = _group_size(cohort, cohort.clients[first])
+        for result in _train(replace(cohort, clients=cohort.clients[first : first + size])):
+            if isinstance(result, ChunkAnswer):
+                yield result
+            else:
+                yield from before
+                before = workers.map(train, divided(result, workers.count))
+        first += size
     yield from before
 
 
@@ -58,6 +94,25 @@ def cohort_trainer(files: LoadedRun) -> CohortTrainer:
     )
 
 
+def released_together(cohort: Chunk) -> bool:
+    """Returns whether the updates of a round are clipped, noised and quantised as arrays, which the device's own code
+    does in all other rounds.
+
+    They are if all clients send the same entries, clipped and noised once, and if nothing that they keep depends on the
+    sent values.
+    """
+    method, spec = cohort.run.method, cohort.run.spec
+    stages, personal = method.parts.stages, type(method.parts.personal)
+    if [type(stage) for stage in stages] not in ([ClipWhole, Gaussian], [ClipLayers, Gaussian]):
+        return False
+    clip, noise = stages
+    remembers = isinstance(clip, ClipLayers) and type(clip.bounds).remember is not LayerBounds.remember
+    follows = personal.next_mask is not Personal.next_mask or personal.remember is not Personal.remember
+    is_noised = isinstance(noise, Gaussian) and noise.beside is None and method.noise_multiplier(RoundTerms()) > 0
+    plain = cohort.summed and not method.by_record and not method.server.weighs and spec.privacy.secure is None
+    return plain and is_noised and not remembers and not follows and spec.wire.codec in ("quantized", "float32")
+
+
 def _group_size(cohort: Chunk, client: Client) -> int:
     run = cohort.run
     spec, method = run.spec, run.method
@@ -65,45 +120,163 @@ def _group_size(cohort: Chunk, client: Client) -> int:
     return cohort_trainer(run).clients_at_once(method, [member], inputs=Inputs(spec.model.dropout, spec.augment))
 
 
-def _train(group: Chunk) -> tuple[list[ClientRow], Chunk]:
-    """Returns the answers of the devices that decline the round, and the others with their training."""
-    run, plan = group.run, group.plan
+def begun(group: Chunk) -> tuple[list[_Begun], list[ClientRow]]:
+    """Begins the rounds of the devices; returns those that take part, and the rows of those that decline."""
+    taking_part: list[_Begun] = []
     refused: list[ClientRow] = []
-    clients: list[Client] = []
-    members: list[Member] = []
     for client in group.clients:
-        trainer = trainer_for(group, client, None)
-        round = DeviceRound(trainer, plan)
+        metrics: list[dict[str, object]] = []
+        own = trainer_for(group, client, None, keep=metrics.append)
+        round = DeviceRound(own, group.plan)
         try:
             _ = round.charge
         except REFUSALS as error:
             refused.append(declined(client, error))
             continue
-        clients.append(client)
-        rng, noise = trainer.randomness.order(plan.round), trainer.randomness.noise(plan.round)
-        members.append(Member(round.state(), trainer.samples(), rng, round.terms, noise))
-    rest = replace(group, clients=clients)
-    if not clients:
-        return refused, rest
+        rng, noise = own.randomness.order(group.plan.round), own.randomness.noise(group.plan.round)
+        member = Member(round.state(), own.samples(), rng, round.terms, noise)
+        taking_part.append(_Begun(client, round, member, metrics))
+    return taking_part, refused
+
+
+def _train(group: Chunk) -> Iterator[ChunkAnswer | Chunk]:
+    """Yields the answers of devices, or a chunk with the training of devices whose round is to be finished."""
+    run, done = group.run, set[int]()
+    clients, refused = begun(group)
+    if refused:
+        yield ChunkAnswer(refused, None)
+    members, inputs = [each.member for each in clients], Inputs(run.spec.model.dropout, run.spec.augment)
+    trainer = cohort_trainer(run)
+    together = trainer.device.type in RELEASED_ON and released_together(group)
     try:
-        inputs = Inputs(run.spec.model.dropout, run.spec.augment)
-        results = cohort_trainer(run).train(run.method, members, run.global_params(plan), inputs=inputs)
+        for places, trained in trainer.groups(run.method, members, run.global_params(group.plan), inputs=inputs):
+            some = [clients[place] for place in places]
+            if together:
+                yield from _released(group, some, trained)
+            else:
+                yield replace(
+                    group, clients=[each.client for each in some], trained=list(map(shipped, trained.fetched()))
+                )
+            done.update(places)
     except REFUSALS as error:
-        refused_alone, rest = _one_by_one(rest, error)
-        return refused + refused_alone, rest
-    return refused, replace(rest, trained=results)
+        if len(clients) == 1:
+            yield ChunkAnswer([declined(clients[0].client, error)], None)
+            return
+        # Each device alone, so that only devices that must decline do so.
+        for place, each in enumerate(clients):
+            if place not in done:
+                yield from _train(replace(group, clients=[each.client]))
 
 
-def _one_by_one(group: Chunk, error: Exception) -> tuple[list[ClientRow], Chunk]:
-    """Trains each device alone after a group's training was refused, so that only devices that must decline do so."""
-    if len(group.clients) == 1:
-        return [declined(group.clients[0], error)], replace(group, clients=[])
-    refused: list[ClientRow] = []
-    clients: list[Client] = []
-    trained: list[Trained] = []
-    for client in group.clients:
-        rows, alone = _train(replace(group, clients=[client]))
-        refused += rows
-        clients += alone.clients
-        trained += alone.trained
-    return refused, replace(group, clients=clients, trained=trained)
+def _released(cohort: Chunk, group: Sequence[_Begun], trained: TrainedGroup) -> Iterator[ChunkAnswer]:
+    """Releases a group's updates together; yields their rows and their sum."""
+    layout, context = cohort.run.spec.model.layout, trained.context
+    mask = np.asarray(trained.rounds[0].context.mask)
+    personal, shared = (context.mask[0], ~mask) if mask.any() else (None, None)
+    counts = [
+        span.size if shared is None else int(np.count_nonzero(shared[span.start : span.stop])) for span in layout.layers
+    ]
+    devices = [_Device(cohort, each, local) for each, local in zip(group, trained.rounds, strict=True)]
+    found = release(
+        trained.end,
+        context.start,
+        [device.terms() for device in devices],
+        layout,
+        personal=personal,
+        sampled=torch.from_numpy(sample_places(counts, sample_stride(sum(counts)))).to(trained.end.device),
+    )
+    left = np.flatnonzero(found.refused).tolist()
+    total = ExactSum(layout.size)
+    added = found.total.cpu().numpy()
+    if shared is not None:
+        added, sent = np.zeros(layout.size, np.int64), added
+        added[shared] = sent
+    bound = int(found.peaks[~found.refused].max(1, initial=0).sum() * 2.0**SCALE_BITS) + len(group)
+    total.add_total(added, len(group) - len(left), shared, bound=bound)
+    yield ChunkAnswer(rows_of(devices, trained, found), total)
+    if left:
+        clients = [group[row].client for row in left]
+        yield train(replace(cohort, clients=clients, trained=list(map(shipped, trained.fetched(left)))))
+
+
+def rows_of(devices: Sequence[_Device], trained: TrainedGroup, found: Released) -> list[ClientRow]:
+    """Commits the rounds of the devices whose updates were added; returns their rows."""
+    rows: list[ClientRow] = []
+    sizes: dict[object, int] = {}
+    for place, device in enumerate(devices):
+        if place % LIKE == 0:
+            sizes.clear()
+        if not found.refused[place]:
+            rows.append(device.answer(trained, place, found, sizes))
+    return rows
+
+
+class _Device:
+    """A device whose update is released with others: its code for one update is run with zeros in place of the values.
+
+    :param local: its round, for the context.
+    """
+
+    def __init__(self, cohort: Chunk, begun: _Begun, local: LocalRound) -> None:
+        self._cohort, self._begun, self._local = cohort, begun, local
+        self._zeros = _zeros(cohort.run.spec.model.layout.size)
+        trainer = begun.round.trainer
+        trainer.release, trainer.encode = self._release, self._encode
+
+    def terms(self) -> Terms:
+        """Returns what the device's own code would release its update with."""
+        run, plan = self._cohort.run, self._cohort.plan
+        noise = self._begun.round.trainer.randomness.noise(plan.round)
+        assert isinstance(noise, SeededNoise)
+        run.method.privatize(self._local.context, self._zeros, noise, self._release)
+        steps = steps_for(run.spec.wire, noise_stds=self._stds.tolist(), layer_rms=())
+        key = dither_key_of(plan.task, plan.round, self._begun.client.device)
+        return Terms(self._bounds, self._stds, np.array(steps, np.float32) if steps else None, key, noise)
+
+    def answer(self, trained: TrainedGroup, row: int, found: Released, sizes: dict[object, int]) -> ClientRow:
+        """Commits the round of the device, whose update is released; returns its row.
+
+        :param sizes: of the values on the wire, for devices before it with the same noise and steps.
+        """
+        begun, run = self._begun, self._cohort.run
+        store = begun.round.trainer.store
+        assert isinstance(store, CohortDevice)
+        tested = self._cohort.evaluate and not run.spec.model.chooses_head
+        own: Any = trained.own[row].cpu().numpy() if tested or store.keeps_own else NotKept()
+        remembered = {name: array[row].cpu().numpy() for name, array in trained.remembered.items()}
+        loss = float(trained.host_losses[row])
+        update = begun.round.commit(self._local.ended(self._zeros, own, loss, remembered, self._zeros))
+        header, measured = self._header, Measured(tuple(found.peaks[row].tolist()), tuple(found.squares[row].tolist()))
+        kind = header.noise_stds, header.steps
+        if kind not in sizes:
+            sizes[kind] = coded_bytes(header.codec, found.levels[row], header.value_count)
+        summed = Summed(header, measured, len(update.data) + sizes[kind])
+        metrics = begun.metrics[-1] if begun.metrics else None
+        return ClientRow(begun.client.device, None, update.data, summed, store.row, metrics)
+
+    def _release(
+        self,
+        context: RoundContext,
+        values: Array,
+        bounds: Array | None,
+        stds: Array,
+        mechanism: GaussianMechanism,
+        noise: NoiseSource,
+    ) -> Array:
+        """Notes the terms, in place of `clip_and_noise`."""
+        assert bounds is not None
+        self._bounds, self._stds = bounds, stds
+        return values
+
+    def _encode(
+        self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity | None
+    ) -> EncodedUpdate:
+        self._header = header
+        return EncodedUpdate(unsigned(header, b""), values)
+
+
+@lru_cache(maxsize=1)
+def _zeros(size: int) -> np.ndarray:
+    zeros = np.zeros(size, np.float32)
+    zeros.setflags(write=False)
+    return zeros

@@ -104,6 +104,12 @@ def bytes_per_client(
     return size * (FLOAT_BYTES * vectors + 1) + network + beside + 2 * image_bytes
 
 
+def free_bytes(device: torch.device) -> int:
+    """Returns the bytes of a CUDA device that nothing holds, with those that PyTorch keeps for later use."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
 def records_at_once(size: int, device_type: str) -> int:
     """Returns the number of a client's records in one gradient pass, for a network with `size` parameters."""
     entries = CPU_RECORD_ENTRIES if device_type == "cpu" else RECORD_ENTRIES

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -42,13 +43,13 @@ from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.local_round import BatchStep, LocalRound, Trained, train_vector
 from hushfleet.methods.method import TrainingConfig
-from hushfleet.methods.state import DeviceState, PublicState, RoundContext
+from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import NoiseSource, SecureNoise
 from hushfleet.simulator.engines.fast.vmap.batch import CohortBatch
 from hushfleet.simulator.engines.fast.vmap.device_data import GroupBatches, SamplesOnDevice
-from hushfleet.simulator.engines.fast.vmap.memory import bytes_per_client, records_at_once
+from hushfleet.simulator.engines.fast.vmap.memory import bytes_per_client, free_bytes, records_at_once
 from hushfleet.simulator.engines.fast.vmap.optim import make_cohort_optimizer
 from hushfleet.simulator.engines.fast.vmap.replay import ReplayedGradient
 from hushfleet.simulator.engines.fast.vmap.streams import LARGE, StreamedGradient
@@ -128,14 +129,28 @@ class CohortTrainer:
         :param published: float32, read-only, as for `TaskMethod.split`.
         :raises BadInput: a member has no samples.
         """
+        results: dict[int, Trained] = {}
+        for indices, group in self.groups(method, members, published, inputs=inputs):
+            results.update(zip(indices, group.fetched(), strict=True))
+        return [results[index] for index in range(len(members))]
+
+    def groups(
+        self,
+        method: TaskMethod,
+        members: Sequence[Member],
+        published: np.ndarray,
+        *,
+        inputs: Inputs,
+    ) -> Iterator[tuple[list[int], TrainedGroup]]:
+        """Trains all members as `train` does; yields each group, with its members' numbers, before the next one is
+        trained. Its arrays are still on the device."""
         if not members:
-            return []
+            return
         if any(len(member.samples) == 0 for member in members):
             raise BadInput("a device of the cohort has no training samples; give each at least one")
         ready = [self._ready(method, member, member.samples, published) for member in members]
         needed, budget = self._memory(method, ready, inputs)
         pending = deque(self._groups(method, ready, self._fitting(needed, budget)))
-        results: dict[int, Trained] = {}
         sizes = []
         while pending:
             group = pending.popleft()
@@ -146,9 +161,8 @@ class CohortTrainer:
                 pending.extendleft((second, first))
             else:
                 sizes.append(len(group))
-                results.update(zip(group, trained, strict=True))
-        self.grouping = Grouping(tuple(sizes), needed, budget)
-        return [results[index] for index in range(len(members))]
+                self.grouping = Grouping(tuple(sizes), needed, budget)
+                yield group, trained
 
     def clients_at_once(self, method: TaskMethod, members: Sequence[Member], *, inputs: Inputs) -> int:
         """Returns how many such clients fit into the memory together now, at least 1."""
@@ -203,16 +217,14 @@ class CohortTrainer:
             return self.memory_bytes
         if self.replayed is None:
             return CPU_BUDGET_BYTES
-        free, _ = torch.cuda.mem_get_info(self.device)
-        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return int(CUDA_SHARE * (free + cached + self.replayed.held_bytes))
+        return int(CUDA_SHARE * (free_bytes(self.device) + self.replayed.held_bytes))
 
     def _attempt(
         self,
         method: TaskMethod,
         group: Sequence[_Ready],
         inputs: Inputs,
-    ) -> list[Trained] | None:
+    ) -> TrainedGroup | None:
         """Trains a group; if memory runs out, returns None and restores the generators."""
         generators = [each.member.rng.bit_generator.state for each in group]
         # The state of a noise source cannot be restored, so all attempts except the last one draw from copies.
@@ -234,11 +246,11 @@ class CohortTrainer:
         method: TaskMethod,
         group: Sequence[_Ready],
         inputs: Inputs,
-    ) -> list[Trained]:
+    ) -> TrainedGroup:
         """Does the same as `LocalRound.train`."""
         if self.replayed is not None:
             self.replayed.begin()
-        context = self._stacked([each.round.context for each in group])
+        context = self._stacked([each.round.context for each in group], reads_own=method.parts.reads_own)
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=self._is_large):
             shared = _ManyClients(self, method, method.training, group, inputs, noised=method.by_record)
             end = context.start.clone()
@@ -250,28 +262,29 @@ class CohortTrainer:
                 own = begin.clone()
                 second = method.parts.own_training
                 train_vector(second, context, own, _ManyClients(self, method, second, group, inputs))
-        ends, losses = end.cpu().numpy(), shared.losses.cpu().numpy()
-        owns = ends if own is end else own.cpu().numpy()
-        lasting = {name: array.cpu().numpy() for name, array in remembered.items()}
-        results = []
-        for row, each in enumerate(group):
-            remembered = {name: array[row] for name, array in lasting.items()}
-            results.append(each.round.ended(ends[row], owns[row], float(losses[row]), remembered))
-        return results
+        return TrainedGroup([each.round for each in group], context, end, own, shared.losses, remembered)
 
-    def _stacked(self, contexts: Sequence[RoundContext]) -> RoundContext:
+    def _stacked(self, contexts: Sequence[RoundContext], *, reads_own: bool) -> RoundContext:
+        """Returns one context of all clients, on the device: arrays `[c, d]`, and views of one vector where all clients
+        have the same."""
         states, first = [context.state for context in contexts], contexts[0]
-        public = PublicState(
-            self._upload([state.public.mask for state in states]),
-            0,  # not used in training
-        )
-        own = None if first.state.own is None else self._upload([state.own for state in states])
+        global_params = self._copied(first.global_params)
+        masks = [state.public.mask for state in states]
+        if all(mask is masks[0] or np.array_equal(mask, masks[0]) for mask in masks):
+            masks = [masks[0]] * len(masks)
+        own = [state.own for state in states] if reads_own and first.state.own is not None else None
+        starts = [context.start for context in contexts]
+        at_global = all(start is first.global_params for start in starts)
         private = {name: self._upload([state.private[name] for state in states]) for name in first.state.private}
         return replace(
             first,
-            state=DeviceState(public, own, private),
-            global_params=self._copied(first.global_params),
-            start=self._upload([context.start for context in contexts]),
+            state=DeviceState(
+                PublicState(self._upload(masks), 0),  # the number of participations is not used in training
+                None if own is None else self._upload(own),
+                private,
+            ),
+            global_params=global_params,
+            start=global_params.expand(len(states), -1) if at_global else self._upload(starts),
             chosen=None if first.chosen is None else self._upload([context.chosen for context in contexts]),
             vectors={name: self._copied(vector) for name, vector in first.vectors.items()},
         )
@@ -280,7 +293,50 @@ class CohortTrainer:
         return torch.from_numpy(array.copy()).to(self.device)
 
     def _upload(self, arrays: Sequence[Array]) -> Tensor:
+        """Returns the arrays as one, with a leading axis; the same array is copied once."""
+        first = arrays[0]
+        if all(array is first for array in arrays):
+            return self._copied(np.asarray(first)).expand(len(arrays), *np.shape(first))
         return torch.from_numpy(np.stack(arrays)).to(self.device)
+
+
+@dataclass(frozen=True)
+class TrainedGroup:
+    """Clients after their training; the arrays are on the device, `[c, d]`, until a client's are fetched.
+
+    :param rounds: the round of each client.
+    :param context: of all, as the training saw it.
+    :param own: the personalized models; `end` itself, unless the method trains a second model.
+    :param losses: mean loss per sample, float64 `[c]`.
+    :param remembered: private arrays that the training keeps for the next round.
+    """
+
+    rounds: Sequence[LocalRound]
+    context: RoundContext
+    end: Tensor
+    own: Tensor
+    losses: Tensor
+    remembered: PrivateArrays
+
+    @cached_property
+    def host_losses(self) -> np.ndarray:
+        """The losses on the host."""
+        losses: np.ndarray = self.losses.cpu().numpy()
+        return losses
+
+    def fetched(self, rows: Sequence[int] | None = None) -> list[Trained]:
+        """Returns the results of all clients, or of some, on the host."""
+        rows = range(len(self.rounds)) if rows is None else rows
+        chosen = torch.tensor(rows, device=self.end.device)
+        ends = self.end[chosen].cpu().numpy()
+        owns = ends if self.own is self.end else self.own[chosen].cpu().numpy()
+        lasting = {name: array[chosen].cpu().numpy() for name, array in self.remembered.items()}
+        results = []
+        for place, row in enumerate(rows):
+            remembered = {name: array[place] for name, array in lasting.items()}
+            loss = float(self.host_losses[row])
+            results.append(self.rounds[row].ended(ends[place], owns[place], loss, remembered))
+        return results
 
 
 class _Ready(NamedTuple):
@@ -366,7 +422,8 @@ def _kind(method: TaskMethod, ready: _Ready) -> tuple[object, ...]:
     context = ready.round.context
     arrays = sorted((name, np.shape(value)) for name, value in context.state.private.items())
     rhythms = (_rhythm(method, training, ready, noised) for training, noised in _trainings(method))
-    return ready.member.state.own is None, context.chosen is None, tuple(arrays), *rhythms
+    has_own = method.parts.reads_own and ready.member.state.own is not None
+    return has_own, context.chosen is None, tuple(arrays), *rhythms
 
 
 def _rhythm(method: TaskMethod, training: Sgd, ready: _Ready, noised: bool) -> tuple[object, ...]:

@@ -25,6 +25,7 @@ from hushfleet.simulator.engines.fast import chunks, engine
 from hushfleet.simulator.engines.fast.device import NotKept, store_of
 from hushfleet.simulator.engines.fast.partial_sum import PartialSum
 from hushfleet.simulator.engines.fast.sums import key_of
+from hushfleet.simulator.engines.fast.vmap import jobs
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import Simulation, begin
@@ -184,12 +185,42 @@ def test_where_training_diverges_it_is_the_same_and_what_is_not_kept_is_not_test
     }  # fmt: skip
 
 
+TRAINED_AT_ONCE: dict[str, dict[str, Any]] = {
+    "fedglp-adp": {},
+    "dp-fedavg": {"method": {"name": "dp-fedavg"}},
+    "fedper": {"method": {"name": "fedper"}},
+    "ditto": {"method": {"name": "ditto"}},
+    "apdp-fl": {"method": {"name": "apdp-fl"}, "privacy": {"preference_std": 0.3}},
+    "float32": {"method": {"name": "dp-fedavg"}, "wire": {"codec": "float32"}},
+}
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("setting", TRAINED_AT_ONCE)
 def test_a_cohort_trained_at_once_is_the_same_too(
-    tiny: Callable[..., Simulation], audit: Any, as_in_the_field: Any
+    setting: str, tiny: Callable[..., Simulation], audit: Any, as_in_the_field: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    field, fast = as_in_the_field(tiny("field"), runtime="vmap"), played(tiny("fast"), runtime="vmap")
+    """Released together, or one by one where methods keep what depends on the sent values. Once, one device's values
+    are such that its own code releases them."""
+    sections, release, refused = TRAINED_AT_ONCE[setting], jobs.release, list[bool]()
+
+    def released(ends: Any, *arguments: Any, **named: Any) -> Any:
+        if len(refused) == DEVICES - 1:
+            ends = ends.clone()
+            ends[-1, 0] = float("nan")
+        found = release(ends, *arguments, **named)
+        refused.extend(found.refused.tolist())
+        return found
+
+    monkeypatch.setattr(jobs, "release", released)
+    monkeypatch.setattr(jobs, "RELEASED_ON", ("cpu", "cuda"))
+    field, fast = (
+        as_in_the_field(tiny("field", **sections), runtime="vmap"),
+        played(tiny("fast", **sections), runtime="vmap"),
+    )
     assert left(fast, audit) == left(field, audit)
+    trained = 0 if setting == "fedglp-adp" else ROUNDS * (DEVICES - 1)
+    assert (len(refused), sum(refused)) == (trained, trained > 0)
 
 
 WATCHED = ["simulator/engines/fast", "simulator/cohort_store.py", "edge_client", "aggregator/rounds"]

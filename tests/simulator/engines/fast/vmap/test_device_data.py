@@ -14,6 +14,7 @@ from hushfleet.learning.draws import Inputs, draw_dropout, drawn_inputs, shuffle
 from hushfleet.learning.own_samples import Teacher
 from hushfleet.methods.method import TrainingConfig
 from hushfleet.privacy.record import RecordMechanism
+from hushfleet.simulator.engines.fast.vmap import device_data
 from hushfleet.simulator.engines.fast.vmap.device_data import GroupBatches, SamplesOnDevice, step_count
 from hushfleet.wire.format.spec import Augment, DropoutSpec
 
@@ -49,8 +50,12 @@ def batches_of(
     )
 
 
+@pytest.mark.parametrize("ahead", [1, 700, 1 << 26])
 @pytest.mark.parametrize("counts", [[11, 9, 4, 3], [8, 8], [1], [6, 5, 2, 1, 1]])
-def test_each_client_gets_its_own_batches_to_the_bit(counts: list[int], device: str) -> None:
+def test_each_client_gets_its_own_batches_to_the_bit(
+    counts: list[int], ahead: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_data, "AHEAD_BYTES", ahead)  # one step, several, all
     steps = list(batches_of(counts, device=device))
     assert len(steps) == -(-counts[0] // 4) * 2
     for row, count in enumerate(counts):
