@@ -24,6 +24,7 @@ def main(folder: Path) -> None:
     import hushfleet.wire.link.mqtt  # noqa: F401  # in memory on a board as well
     from hushfleet.edge_client.board.config import load_config
     from hushfleet.edge_client.board.process import return_freed_memory
+    from hushfleet.edge_client.storage.state_files import FEATURES
     from hushfleet.edge_client.storage.store import DeviceStore
     from hushfleet.edge_client.worker.allowed import AllowedRound
     from hushfleet.edge_client.worker.handover import Handover
@@ -41,7 +42,10 @@ def main(folder: Path) -> None:
     store.put_blob(digest, package)
     for ref in spec.model.graphs:
         store.put_blob(ref.digest, (folder / "graphs" / f"{ref.digest.hex()}.onnx").read_bytes())
-    task, workshop = TaskRuntime(digest=digest, spec=spec, config=config, store=store), ChildProcess()
+    task, workshop = (
+        TaskRuntime(digest=digest, spec=spec, config=config, store=store),
+        ChildProcess(folder / FEATURES),
+    )
     handover, done, size = Handover(config, store, workshop), 0, 4 * spec.model.layout.size
     model = (folder / "initial.npy").read_bytes()[-size:]
 

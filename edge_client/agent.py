@@ -28,7 +28,7 @@ from hushfleet.edge_client.optional import retention
 from hushfleet.edge_client.rate_limits import EnrolmentRetry, RejectedMessages
 from hushfleet.edge_client.rounds import RoundHandler
 from hushfleet.edge_client.storage.declines import decline_reason
-from hushfleet.edge_client.storage.state_files import WAITING
+from hushfleet.edge_client.storage.state_files import FEATURES, WAITING
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.store_check import StoreCheck
 from hushfleet.edge_client.tasks import TaskHandler
@@ -139,7 +139,9 @@ class Agent:
             self.blobs,
             self.tasks,
             self.store_check,
-            handover=Handover(config, store, workshop or ChildProcess(), clock=clock),
+            handover=Handover(
+                config, store, workshop or ChildProcess(config.store_path.with_name(FEATURES)), clock=clock
+            ),
             announce=self._announce,
             quiet=self._is_quiet,
             clock=clock,

@@ -181,18 +181,35 @@ class GlobalModel:
     the old one, so a device can continue after any interruption. If a difference does not arrive or does not fit, the
     whole model is fetched.
 
-    :param apply: adds differences up. Raises a `WireError`; what it returns is compared with the plan's digest.
+    :param add: adds differences up, or begins to. `added`: returns the sum, of which nothing is believed but that its
+        digest is the plan's; None: not yet. Both raise a `WireError`.
     """
 
-    def __init__(self, store: DeviceStore, blobs: BlobSource, *, apply: Callable[[DifferenceChain], bytes]) -> None:
+    def __init__(
+        self,
+        store: DeviceStore,
+        blobs: BlobSource,
+        *,
+        add: Callable[[DifferenceChain], bytes | None],
+        added: Callable[[], bytes | None],
+    ) -> None:
         self._store = store
         self._blobs = blobs
-        self._add = apply
+        self._add, self._added = add, added
+        self._adding: bytes | None = None
+        """SHA-256 of the global model that is being added up."""
+        self._difference_bytes = 0
         self._whole: bytes | None = None
         """SHA-256 of the global model whose differences have failed: they are tried once for each model."""
 
+    @property
+    def is_adding(self) -> bool:
+        """True while differences are added up, and `need` must be asked again."""
+        return self._adding is not None
+
     def need(self, plan: RoundPlan, spec: TaskSpec, *, most_asks: int | None = None) -> bytes | None:
-        """Returns the model in its wire form, float32 `[d]`, and the vectors behind it; None while a part is fetched.
+        """Returns the model in its wire form, float32 `[d]`, and the vectors behind it; None while a part is fetched,
+        or differences are added up.
 
         Raises `StoreError`.
 
@@ -201,20 +218,29 @@ class GlobalModel:
         model = self._store.blob(plan.global_digest)
         if model is None and plan.global_digest != self._whole:
             try:
-                held = self._store.blob_digests()
-                chain = plan.differences_from(held)
-                lacking = [BlobRef(ref.digest, ref.size) for ref in chain or () if ref.digest not in held]
-                if lacking:
-                    self._blobs.fetch(lacking, most_asks=MOST_ASKS)
-                    return None
-                model = self._apply(plan, spec, chain) if chain else None
+                if self._adding != plan.global_digest:
+                    held = self._store.blob_digests()
+                    chain = plan.differences_from(held)
+                    lacking = [BlobRef(ref.digest, ref.size) for ref in chain or () if ref.digest not in held]
+                    if lacking:
+                        self._blobs.fetch(lacking, most_asks=MOST_ASKS)
+                        return None
+                    self._adding = plan.global_digest if chain else None
+                    model = self._add(self._chain(plan, spec, chain)) if chain else None
+                else:
+                    model = self._added()
+                if self.is_adding:
+                    if model is None:
+                        return None
+                    self._keep(plan, model)
             except WireError as error:
                 _log.warning("round %d: the whole global model is fetched: %s", plan.round, error)
-                self._whole = plan.global_digest
+                self._whole, model = plan.global_digest, None
+            self._adding = None
         return model or self._blobs.need(BlobRef(plan.global_digest, plan.global_bytes), most_asks=most_asks)
 
-    def _apply(self, plan: RoundPlan, spec: TaskSpec, chain: tuple[DifferenceRef, ...]) -> bytes:
-        """Returns the stored model that the differences start from, with all of them added. Raises a `WireError`."""
+    def _chain(self, plan: RoundPlan, spec: TaskSpec, chain: tuple[DifferenceRef, ...]) -> DifferenceChain:
+        """Returns the differences with the stored model that they start from. Raises a `WireError`."""
         base, layout = self._base(chain[0], plan.global_bytes), spec.model.layout
         # a method's vectors lie behind the model, each with the model's layers
         counts = [layer.size for layer in layout.layers] * (plan.global_bytes // (4 * layout.size))
@@ -224,13 +250,14 @@ class GlobalModel:
             if data is None:
                 raise Malformed(f"the difference {ref.digest.hex()[:16]}... is damaged in the store")
             differences.append(data)
-        model = self._add(DifferenceChain(plan, base, tuple(differences), tuple(counts)))
+        self._difference_bytes = sum(map(len, differences))
+        return DifferenceChain(plan, base, tuple(differences), tuple(counts))
+
+    def _keep(self, plan: RoundPlan, model: bytes) -> None:
         if BlobRef.of(model).digest != plan.global_digest:
             raise Malformed("the differences lead to another model than the plan names")
         self._store.put_blob(plan.global_digest, model)
-        together = sum(ref.size for ref in chain)
-        _log.info("round %d: the global model came as %d bytes of differences", plan.round, together)
-        return model
+        _log.info("round %d: the global model came as %d bytes of differences", plan.round, self._difference_bytes)
 
     def _base(self, first: DifferenceRef, size: int) -> bytes:
         for digest in self._store.blob_digests():

@@ -104,7 +104,7 @@ class RoundHandler:
         self._device, self._memory_mib = config.device.id, config.memory_mib
         self._federation, self._operator = config.device.federation, config.roster_key
         self._store, self._blobs, self._tasks, self._store_check = store, blobs, tasks, store_check
-        self._model = GlobalModel(store, blobs, apply=self._applied)
+        self._model = GlobalModel(store, blobs, add=self._add_differences, added=self._added)
         self._personalized_heads = PersonalizedHeads(store, self._model, unlabelled=config.data.unlabelled is not None)
         self._has_owner = config.simulation is None  # in a simulation the simulator chooses heads
         self._new_samples: new_samples.NewSamples | None = None
@@ -143,7 +143,7 @@ class RoundHandler:
 
     def rests_s(self, longest_s: float) -> float:
         """Returns how long the client may sleep before it looks at its worker, or at the end of a slot."""
-        if self.state in ("train", "head"):
+        if self.state in ("train", "head") or self._model.is_adding:
             return min(longest_s, POLL_S)
         if self.training is not None and self.training.ends_at is not None:
             return max(0.0, min(longest_s, self.training.ends_at - self._clock()))
@@ -385,9 +385,13 @@ class RoundHandler:
 
     # actions: training
 
-    def _applied(self, chain: DifferenceChain) -> bytes:
+    def _add_differences(self, chain: DifferenceChain) -> bytes | None:
         assert self._tasks.runtime is not None
-        return self._handover.applied(self._tasks.runtime, chain)
+        return self._handover.add_differences(self._tasks.runtime, chain)
+
+    def _added(self) -> bytes | None:
+        assert self._tasks.runtime is not None
+        return self._handover.added(self._tasks.runtime)
 
     def _begin_training(self, model: bytes) -> Then:
         (plan, task), round = self._open, self._round

@@ -9,6 +9,7 @@ from dataclasses import replace
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.download import BlobSource
 from hushfleet.edge_client.storage.declines import DeclineReason, decline_reason
+from hushfleet.edge_client.storage.state_files import FEATURES
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.personalized_model import blobs_of_models
 from hushfleet.edge_client.worker.runtime import TaskRuntime
@@ -72,6 +73,7 @@ class TaskHandler:
         store = self._store
         try:
             if store.blob(notice.digest) is None:  # otherwise it began before a restart, and its blobs stay
+                store.path.with_name(FEATURES).unlink(missing_ok=True)
                 store.note_awaited(f"the task {notice.task} is not here yet")
                 keep = {digest for digest in (store.task_digest, store.global_digest) if digest is not None}
                 keep |= blobs_of_models(store)
@@ -79,7 +81,7 @@ class TaskHandler:
                 if package is not None:
                     keep.update(graph.digest for graph in TaskSpec.from_bytes(package).model.graphs)
                 store.drop_blobs(keep=keep)
-        except (StoreError, WireError, BadInput) as error:  # a full disk shows up when the task is fetched
+        except (OSError, StoreError, WireError, BadInput) as error:  # a full disk shows up when the task is fetched
             _log.error("files of earlier tasks could not be deleted: %s", error)
 
     def retry_after_full_disk(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from hushfleet.learning.evaluation import EVALUATION_BATCH
 from hushfleet.learning.graph_safety import check_graph
 from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
 from hushfleet.learning.graph_shapes import check_cost
+from hushfleet.learning.linear import LinearGradient
 from hushfleet.losses import loss_of
 from hushfleet.models.model import Model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.objectives import CROSS_ENTROPY, Objective
+from hushfleet.params import is_linear
 
 CHECKED_BATCHES = (1, 7, 16)
 MAX_RELATIVE_ERROR = 1e-4
@@ -45,7 +48,9 @@ def check_against_torch(
         check_cost(check_graph(graph), batch=batch)
     rng = np.random.default_rng(seed)
     reference = TorchGradient(model, objective=objective)
-    run_gradient = GradientGraph(gradient, model.layout, objective=objective)
+    runs: list[Callable[..., tuple[float, np.ndarray]]] = [GradientGraph(gradient, model.layout, objective=objective)]
+    if is_linear(model.layout) and not model.dropout:  # by its parameters' names: boards use the formula
+        runs.append(LinearGradient(model.layout, objective))
     run_inference = InferenceGraph(inference, model.layout)
     params, worst = model.init(seed + 1), 0.0
     if model.starts_at_zero or model.start is not None:  # at the start a wrong gradient may look right
@@ -58,12 +63,13 @@ def check_against_torch(
             cases += [(masks, random_teacher(model, size, rng))]
         for dropout, distilled in cases:
             expected_loss, expected = reference(params, x, y, dropout, None, *distilled)
-            loss, grad = run_gradient(params, x, y, dropout, None, *distilled)
-            worst = max(worst, _compare("loss", np.array(loss), np.array(expected_loss), size))
             views = model.layout.unflatten(expected)
             least = NO_GRADIENT * float(np.abs(expected).max())
-            for name, value in model.layout.unflatten(grad).items():
-                worst = max(worst, _compare(f"grad.{name}", value, views[name], size, least=least))
+            for run in runs:
+                loss, grad = run(params, x, y, dropout, None, *distilled)
+                worst = max(worst, _compare("loss", np.array(loss), np.array(expected_loss), size))
+                for name, value in model.layout.unflatten(grad).items():
+                    worst = max(worst, _compare(f"grad.{name}", value, views[name], size, least=least))
         worst = max(worst, _compare("logits", run_inference(params, x), reference.logits(params, x), size))
     return worst
 

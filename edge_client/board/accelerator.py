@@ -54,7 +54,6 @@ class AcceleratedGradient:
     def __init__(self, cpu: GradientGraph, gpu: GradientGraph, on_failure: Callable[[str], None]) -> None:
         self._cpu, self._on_failure = cpu, on_failure
         self._gpu: GradientGraph | None = gpu
-        self.clipped_sum = None  # only a linear layer has one, and it stays on the processor
 
     def __call__(self, *arguments: Any, **named: Any) -> tuple[float, np.ndarray]:
         if self._gpu is None:
@@ -77,6 +76,7 @@ class AcceleratorTrial:
 
     :param wanted: `device.accelerator`, or `cpu` in a simulation, and after a worker that ended abruptly.
     :param kept: an earlier choice.
+    :param cpu: the gradient on the processor.
     :param chosen: the choice, to be kept; None if there was nothing to choose.
     """
 
@@ -93,7 +93,7 @@ class AcceleratorTrial:
         wanted: str,
         kept: ChosenAccelerator | None,
     ) -> None:
-        self._graph, self._cpu, self._logits_of = graph, cpu, logits_of
+        self._graph, self.cpu, self._logits_of = graph, cpu, logits_of
         self._task, self._spec, self._threads = task, spec, threads
         self._wanted, self._memory_bytes = wanted, config.memory_mib << 20
         self._kept = kept
@@ -102,7 +102,7 @@ class AcceleratorTrial:
     def gradient(self) -> GradientGraph | AcceleratedGradient:
         """Returns the gradient function that this task is trained with."""
         if not self._is_open():
-            return self._cpu
+            return self.cpu
         kept, gpu = self._kept, None
         if kept is None or (kept.task, kept.runtime) != (self._task, ort.__version__):
             gpu, self.chosen = self._choose()
@@ -111,10 +111,10 @@ class AcceleratorTrial:
         else:
             self.chosen = kept
         _log.info("gradients are computed on %s: %s", self.chosen.used, self.chosen.failed or self.chosen.reason)
-        return self._cpu if gpu is None else AcceleratedGradient(self._cpu, gpu, self._failed)
+        return self.cpu if gpu is None else AcceleratedGradient(self.cpu, gpu, self._failed)
 
     def _is_open(self) -> bool:
-        if self._wanted == "cpu" or self._cpu.clipped_sum is not None:
+        if self._wanted == "cpu":
             return False
         if PROVIDER in ort.get_available_providers():
             return True
@@ -128,7 +128,7 @@ class AcceleratorTrial:
         try:
             gpu = self._open()
             self._check(gpu)
-            on_cpu, on_gpu = self._seconds(self._cpu), self._seconds(gpu)
+            on_cpu, on_gpu = self._seconds(self.cpu), self._seconds(gpu)
             reason = f"in a trial the GPU took {on_gpu / on_cpu:.2g} times as long as the processor"
             faster = on_gpu < on_cpu or self._wanted == "cuda"
             chosen = replace(chosen, chosen="cuda" if faster else "cpu", reason=reason)
@@ -145,7 +145,7 @@ class AcceleratorTrial:
 
     def _open(self) -> GradientGraph:
         """Opens the graph on the GPU. Raises `GraphRefused`, also if there is too little memory for it."""
-        needed = 12 * self._cpu.layout.size + (OWN_MIB << 20)
+        needed = 12 * self.cpu.layout.size + (OWN_MIB << 20)
         given = min(self._memory_bytes, free_memory_bytes())
         if needed > given:
             raise GraphRefused(f"it takes some {needed >> 20} MiB, and {given >> 20} MiB are free for it")
@@ -153,7 +153,7 @@ class AcceleratorTrial:
         provider: Provider = (PROVIDER, _options(limit) if PROVIDER.startswith("CUDA") else {})
         objective = self._spec.model.targets.objective(CROSS_ENTROPY)
         return GradientGraph(
-            self._graph, self._cpu.layout, objective=objective, threads=self._threads, provider=provider
+            self._graph, self.cpu.layout, objective=objective, threads=self._threads, provider=provider
         )
 
     def _check(self, gpu: GradientGraph) -> None:
@@ -166,10 +166,10 @@ class AcceleratorTrial:
             labels = loss_of(objective).random(count, model.outputs, rng)
             masks = draw_dropout(model.dropout, count, rng)
             distillation: dict[str, Any] = {}
-            if self._cpu.distills:
+            if self.cpu.distills:
                 teacher = rng.standard_normal((count, len(model.class_names)), np.float32)
                 distillation = {"teacher": teacher, "distill": np.full(count, 0.5, np.float32)}
-            loss, expected = self._cpu(params, x, labels, masks, **distillation)
+            loss, expected = self.cpu(params, x, labels, masks, **distillation)
             other, found = gpu(params, x, labels, masks, **distillation)
             apart = float(np.linalg.norm(found - expected)) / max(float(np.linalg.norm(expected)), 1e-12)
             if not (apart <= _TOLERANCE and abs(other - loss) <= _TOLERANCE * max(abs(loss), 1e-6)):
@@ -185,7 +185,7 @@ class AcceleratorTrial:
         return float(np.median(times[1:]))
 
     def _params(self, rng: np.random.Generator) -> np.ndarray:
-        return rng.normal(0, 0.05, self._cpu.layout.size).astype(np.float32)
+        return rng.normal(0, 0.05, self.cpu.layout.size).astype(np.float32)
 
     def _failed(self, reason: str) -> None:
         _log.error("%s; from now on gradients are computed on the processor", reason)

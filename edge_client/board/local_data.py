@@ -27,7 +27,7 @@ import numpy as np
 
 from hushfleet.at_need import at_need
 from hushfleet.data.held_out import both_parts
-from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples, inputs_of
+from hushfleet.data.samples import FeatureSamples, LabelledSamples, MakesFeatures, Samples, inputs_of
 from hushfleet.data.walk import ENDINGS, files_below
 from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import OwnDataSection
@@ -41,7 +41,6 @@ from hushfleet.wire.format.spec import ModelSpec
 if TYPE_CHECKING:
     from hushfleet.data import folder
     from hushfleet.learning import anomaly
-    from hushfleet.learning.graph_features import FeatureGraph
 else:
     folder = at_need("hushfleet.data.folder")
     anomaly = at_need("hushfleet.learning.anomaly")
@@ -77,7 +76,7 @@ class LocalData:
         section: OwnDataSection,
         model: ModelSpec,
         *,
-        features: FeatureGraph | None = None,
+        features: MakesFeatures | None = None,
         may_be_empty: bool = False,
         note: Note | None = None,
         settled_s: float = 0.0,

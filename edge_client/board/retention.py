@@ -27,7 +27,7 @@ from hushfleet import atomic_file
 from hushfleet.data.walk import ENDINGS, named, walked
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.board.config import OwnDataSection
-from hushfleet.edge_client.storage.state_files import RETENTION
+from hushfleet.edge_client.storage.state_files import FEATURES, RETENTION
 from hushfleet.errors import StoreError
 
 _ENDINGS = {"folder": ENDINGS, "csv": (".csv",)}
@@ -181,6 +181,8 @@ class Retention:
             except OSError as error:  # the others are deleted nevertheless: no file decides about another
                 failed = failed or f"{file.path}: {error.strerror}"
         if deleted:
+            with suppress(OSError):  # they are also of the deleted samples, and the next round makes the others' again
+                self._note.with_name(FEATURES).unlink(missing_ok=True)
             _log.info("%s: deleted %d files, the oldest: %s", why, len(deleted), named(deleted))
         if failed and failed != self._said:
             _log.error(

@@ -18,6 +18,7 @@ REMNANTS = (
     TRAINING := "training.txt",
     RETENTION := "retention.json",
     HELD_OUT_TESTS := "held_out.json",
+    FEATURES := "own_features",
     TRAINED_SAMPLES := "trained_samples",
     TLS_KEY := "tls.key",
     TLS_CERTIFICATE := "tls.pem",

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.notes import notes_in
@@ -21,9 +22,20 @@ from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.edge_client.storage.round_commit import CodedRound, OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.allowed import AllowedRound
-from hushfleet.edge_client.worker.job import Applied, Died, Finished, HeadChosen, HeadJob, Job, Outcome, Told, Workshop
+from hushfleet.edge_client.worker.job import (
+    Applied,
+    Died,
+    Features,
+    Finished,
+    HeadChosen,
+    HeadJob,
+    Job,
+    Outcome,
+    Told,
+    Workshop,
+)
 from hushfleet.edge_client.worker.runtime import TaskRuntime
-from hushfleet.errors import Malformed, StoreError
+from hushfleet.errors import HushfleetError, Malformed, StoreError
 from hushfleet.methods.public_bytes import public_digest
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.messages import RoundPlan
@@ -35,8 +47,8 @@ MAX_LINES = 200
 MOST_VECTORS = 16
 """A method's private state takes at most so many vectors of the model's size."""
 MOST_APPLYING_S = 60.0
-"""The guardian waits so long for a worker that adds differences to a model."""
-_ROOM_BYTES, _LOOK_S = 1 << 20, 0.005
+"""A worker may add differences to a model for so long."""
+_ROOM_BYTES = 1 << 20
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -58,8 +70,9 @@ class Handover:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._store, self._workshop, self._clock = config, store, workshop, clock
-        self._kept_for: tuple[bytes, bool] | None = None  # what a worker serves without a new start
-        self._kept_until: float | None = None  # None: it works, or there is none
+        self._order_of_features: list[Literal["make", "kept", "none"]] = []
+        self._kept_for: tuple[bytes, bool, str] | None = None  # what a worker serves without a new start
+        self._kept_until: float | None = None  # None: it trains, or there is none
         self._state_dir = config.store_path.parent
         self._data_note, self._training_note = notes_in(None if config.simulation else self._state_dir)
         self._lines = 0
@@ -85,7 +98,8 @@ class Handover:
         plan, continues = round.plan, task.spec.continues
         state = self._store.stored_state(plan.task)
         no_earlier = state is not None or continues is None
-        package, graphs = task.package()
+        features = "none" if round.asks else self._features(task)
+        package, graphs = task.package(graphs=features == "none")
         accelerator = self._store.accelerator()
         tells_drift = self._config.limits.tell_drift
         self._begin(
@@ -110,27 +124,43 @@ class Handover:
                 trained_samples=known,
                 arrivals=self._store.arrivals.all() if task.spec.data_window_s else (),
                 blank=blank,
+                features=features,
             )
         )
 
+    def _features(self, task: TaskRuntime) -> Literal["none", "kept"]:
+        """Returns whether the task trains on features from the board's file: on those of all samples."""
+        model = task.spec.model
+        is_kept = model.is_linear and model.features is not None and not task.spec.data_window_s
+        return "kept" if is_kept and self._config.simulation is None else "none"
+
     def begin_head(self, task: TaskRuntime, plan: RoundPlan, head: HeadJob, model: bytes) -> None:
         """Starts the choice of a personalized head. Raises `HushfleetError` or `OSError`."""
-        package, graphs = task.package()
-        self._begin(Job(self._config, package, graphs, plan, model, task.party.now(), head=head))
+        features = "none" if head.unlabelled or task.spec.held_out else self._features(task)
+        package, graphs = task.package(graphs=features == "none")
+        self._begin(Job(self._config, package, graphs, plan, model, task.party.now(), head=head, features=features))
 
-    def applied(self, task: TaskRuntime, chain: DifferenceChain) -> bytes:
-        """Returns the model that differences lead to, as the worker says that trains with it. Raises `Malformed`."""
+    def add_differences(self, task: TaskRuntime, chain: DifferenceChain) -> bytes | None:
+        """Has the worker that will train add differences to a model; `added` returns the sum.
+
+        A simulation has no memory to spare, and gets the sum at once. Raises `Malformed` or `OSError`.
+        """
         if "numpy" in sys.modules:  # a simulation, which has no memory to spare
             from hushfleet.wire.format.difference import apply_all
 
             return apply_all(chain.base, chain.differences, chain.plan.task, chain.counts)
-        package, _ = task.package()
+        package, _ = task.package(graphs=False)
         job = Job(self._config, package, (), chain.plan, chain.base, task.party.now())
         adding = replace(job, processor_only=task.deaths > 0, differences=chain.differences, counts=chain.counts)
-        self._begin(adding)
-        last = self._clock() + MOST_APPLYING_S
-        while (outcome := self.poll(task)) is None and self._clock() < last:
-            time.sleep(_LOOK_S)
+        self._begin(replace(adding, features=self._features(task)))  # as the round's job, which the worker is kept for
+        self._kept_until = self._clock() + MOST_APPLYING_S
+        return None
+
+    def added(self, task: TaskRuntime) -> bytes | None:
+        """Returns the model that the differences lead to; None while the worker adds. Raises `Malformed`."""
+        outcome = self.poll(task)
+        if outcome is None and self._kept_until is not None and self._clock() < self._kept_until:
+            return None
         if not isinstance(outcome, Applied):
             self.give_up()
             why = getattr(outcome, "reason", "") or getattr(outcome, "why", "it took too long")
@@ -139,28 +169,49 @@ class Handover:
 
     def _begin(self, job: Job) -> None:
         self._lines, self._kept_until = 0, None
-        serves = BlobRef.of(job.package).digest, job.processor_only
+        self._order_of_features = ["make", "kept", "none"] if job.features == "kept" else []
+        self._start(job)
+
+    def _start(self, job: Job) -> None:
+        serves = BlobRef.of(job.package).digest, job.processor_only, job.features
         if serves != self._kept_for:
             self._workshop.give_up()
         self._kept_for = serves
         self._workshop.begin(job)
-        self._job = job.light()
+        self._job = job if self._order_of_features else job.light()
 
     def poll(self, task: TaskRuntime | None) -> Outcome | None:
         """Returns the outcome, once; None while the worker works."""
         outcome = self._workshop.poll()
+        for told in self._workshop.told():  # before its worker is given up
+            self._hear(told, task)
+        if isinstance(outcome, Features):
+            outcome = self._goes_on(task)
+        if outcome is not None and self._job is not None:
+            self._job, self._order_of_features = self._job.light(), []
         if outcome is not None:  # after a failure nobody knows what state it is in
             keep_s = self._config.worker.keep_s if isinstance(outcome, Finished | HeadChosen) else 0.0
             if isinstance(outcome, Applied):  # the round begins now
                 keep_s = max(MOST_APPLYING_S, self._config.worker.keep_s)
             self._kept_until = self._clock() + keep_s
             self.rest()
-        for told in self._workshop.told():
-            self._hear(told, task)
         return outcome
 
+    def _goes_on(self, task: TaskRuntime | None) -> Died | None:
+        """Begins the job's next process: one that makes the features, then the round with them, or at last without the
+        file, if it could not be written."""
+        if task is None or self._job is None or not self._order_of_features:
+            return Died("lacks features where there are none")
+        features = self._order_of_features.pop(0)
+        try:
+            _, graphs = task.package(graphs=features != "kept")
+            self._start(replace(self._job, features=features, graphs=graphs))
+        except (OSError, HushfleetError) as error:
+            return Died(f"could not be started: {error}")
+        return None
+
     def rest(self, *, at_once: bool = False) -> None:
-        """Ends a worker without a job that has waited for the next one long enough.
+        """Ends a worker that has waited for the next job, or added differences, long enough.
 
         :param at_once: whether no next one is expected.
         """

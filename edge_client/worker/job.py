@@ -8,7 +8,7 @@ An outcome is untrusted input: the guardian checks it as it checks a message fro
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta
 
@@ -59,6 +59,9 @@ class Job:
     :param blank: train as a device without data: an earlier worker of the round has died, perhaps because of them, and
         a decline would reveal this.
     :param head: None for a round.
+    :param features: what is done with the board's file of features, which comes with the job: `kept`, the round takes
+        them from it; `make`, they are made, and nothing is trained, unless the file could not be opened; `none`, it is
+        not used.
     :param differences: are added to `model`, which has layers of `counts` values, and nothing is trained; none for a
         round and for a head.
     """
@@ -84,6 +87,7 @@ class Job:
     arrivals: tuple[tuple[bytes, int], ...] = ()
     blank: bool = False
     head: HeadJob | None = None
+    features: Literal["none", "kept", "make"] = "none"
     differences: tuple[bytes, ...] = ()
     counts: tuple[int, ...] = ()
 
@@ -151,6 +155,11 @@ class Applied:
 
 
 @dataclass(frozen=True)
+class Features:
+    """The file lacks features of the present samples; or, if they were to be made, the attempt has ended."""
+
+
+@dataclass(frozen=True)
 class Failed:
     """The worker declines the job, in words that may be public.
 
@@ -172,7 +181,7 @@ class Died:
     why: str
 
 
-Outcome = Finished | HeadChosen | Applied | Failed | Died
+Outcome = Finished | HeadChosen | Applied | Features | Failed | Died
 
 
 class Workshop(Protocol):

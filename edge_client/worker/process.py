@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from io import FileIO
+from pathlib import Path
 
 from hushfleet.edge_client.worker.frames import Frames, frame
 from hushfleet.edge_client.worker.job import Died, Job, Outcome, Told
@@ -34,9 +35,13 @@ _ENTRY = (
 
 
 class ChildProcess:
-    """A `Workshop` whose jobs run in a process of their own, which stays until `give_up`."""
+    """A `Workshop` whose jobs run in a process of their own, which stays until `give_up`.
 
-    def __init__(self) -> None:
+    :param features: the board's file of features, which a worker gets open; None: each worker makes its own.
+    """
+
+    def __init__(self, features: Path | None = None) -> None:
+        self._features = features
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: socket.socket | None = None
         self._frames = Frames(MOST_OUTCOME_BYTES)
@@ -50,15 +55,32 @@ class ChildProcess:
     def begin(self, job: Job) -> None:
         if self._process is not None and not self._is_idle():
             self.give_up()
-        with _in_memory(frame(job)) as memory:
+        with _in_memory(frame(job)) as memory, self._opened(job) as file:
             if self._process is None:
                 self._start()
             assert self._pipe is not None
             try:
-                socket.send_fds(self._pipe, [b"j"], [memory.fileno()])
+                socket.send_fds(self._pipe, [b"j"], [memory.fileno(), *file])
             except OSError:
                 self.give_up()
                 raise
+
+    @contextlib.contextmanager
+    def _opened(self, job: Job) -> Iterator[tuple[int, ...]]:
+        """Yields the descriptor of the file of features, if the job uses one and it can be opened."""
+        try:
+            if job.features == "none" or self._features is None:
+                yield ()
+                return
+            access = os.O_RDWR if job.features == "make" else os.O_RDONLY
+            file = os.open(self._features, access | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:  # a full disk
+            yield ()
+            return
+        try:
+            yield (file,)
+        finally:
+            os.close(file)
 
     def _is_idle(self) -> bool:
         """Whether a kept worker waits for a job: it lives, and has sent nothing after its outcome."""

@@ -59,14 +59,16 @@ class TaskRuntime:
         """Returns the digests that must stay in the store for a restart without the network."""
         return {self.digest, *(graph.digest for graph in self.spec.model.graphs)}
 
-    def package(self) -> tuple[bytes, tuple[bytes, ...]]:
-        """Returns the task package and its graphs from the store. Raises `GraphRefused` if one is gone or damaged."""
-        package, *graphs = (
-            self._store.blob(digest) for digest in (self.digest, *(ref.digest for ref in self.spec.model.graphs))
-        )
-        if package is None or None in graphs:
+    def package(self, *, graphs: bool = True) -> tuple[bytes, tuple[bytes, ...]]:
+        """Returns the task package and its graphs from the store. Raises `GraphRefused` if one is gone or damaged.
+
+        :param graphs: False: without them, which have megabytes.
+        """
+        wanted = [ref.digest for ref in self.spec.model.graphs if graphs]
+        package, *found = (self._store.blob(digest) for digest in (self.digest, *wanted))
+        if package is None or None in found:
             raise GraphRefused("a graph of the task is not in the store any more; restart the client")
-        return package, tuple(graph for graph in graphs if graph is not None)
+        return package, tuple(graph for graph in found if graph is not None)
 
     def check_stored(self, entry: OutboxEntry) -> None:
         """Checks that the owner still allows a stored update. Otherwise raises `Declined`; it is then never sent."""

@@ -62,6 +62,7 @@ class Trainer(Party):
     :param observer: receives each trained round and its noised update before the commit, for metrics that stay on the
         device.
     :param make_optimizer: creates the optimizer of the local training.
+    :param trained: called after each training, before its update is made.
     :param replace_failed_training: whether the device answers like a device without data if training fails on its
         data.
     :param encode: what does not sign is FOR SIMULATION ONLY.
@@ -75,6 +76,7 @@ class Trainer(Party):
     randomness: Randomness
     observer: Callable[[DeviceRound, Trained, NoisedUpdate], None] | None = None
     make_optimizer: MakeOptimizer = make_optimizer
+    trained: Callable[[], None] = lambda: None
     replace_failed_training: bool = False
     held_out: Callable[[], LabelledSamples] | None = None
     left_out: Callable[[], int] = lambda: 0
@@ -106,7 +108,9 @@ class DeviceRound(AllowedRound):
         stored = self.store.outbox(self.plan.task, self.plan.round)
         if stored is not None:
             return stored
-        return self.commit((self._without_data if blank else self._train_or_replace)(published))
+        trained = (self._without_data if blank else self._train_or_replace)(published)
+        self.trainer.trained()
+        return self.commit(trained)
 
     def _train_or_replace(self, published: np.ndarray) -> Trained:
         """Trains. If training fails on the device's data, continues as without data: a decline would reveal this.

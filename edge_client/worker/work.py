@@ -18,7 +18,7 @@ from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.notes import DataUse, Note
 from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason, ran_out_of_memory
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
-from hushfleet.edge_client.worker.job import MAX_TEXT_CHARS, Applied, Failed, Finished, HeadChosen, Job, Told
+from hushfleet.edge_client.worker.job import MAX_TEXT_CHARS, Applied, Failed, Features, Finished, HeadChosen, Job, Told
 from hushfleet.edge_client.worker.job_store import JobStore
 from hushfleet.edge_client.worker.loaded_task import LoadedTask
 from hushfleet.edge_client.worker.trainer import DeviceRound
@@ -28,11 +28,12 @@ from hushfleet.wire.format.spec import BlobRef, TaskSpec
 
 if TYPE_CHECKING:
     from hushfleet.edge_client.board import new_samples
-    from hushfleet.edge_client.worker import head
+    from hushfleet.edge_client.worker import head, kept_features
     from hushfleet.secure import membership_list
 else:
     new_samples = at_need("hushfleet.edge_client.board.new_samples")
     head = at_need("hushfleet.edge_client.worker.head")
+    kept_features = at_need("hushfleet.edge_client.worker.kept_features")
     membership_list = at_need("hushfleet.secure.membership_list")
 
 _MAX_WHY_CHARS = MAX_TEXT_CHARS // 4  # JSON may write a character as six
@@ -47,9 +48,13 @@ class JobWork:
     :param clock: monotonic seconds.
     """
 
+    file: int | None = None
+    """The descriptor of the board's file of features, for a job that uses it."""
+
     def __init__(self, tell: Callable[[Told], None], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell, self._clock = tell, clock
         self._loaded: tuple[bytes, JobStore, LoadedTask] | None = None
+        self._kept: kept_features.KeptFeatures | None = None
 
     @property
     def loaded(self) -> LoadedTask:
@@ -57,16 +62,25 @@ class JobWork:
         assert self._loaded is not None
         return self._loaded[2]
 
-    def do(self, job: Job) -> Finished | HeadChosen | Applied | Failed:
+    def do(self, job: Job) -> Finished | HeadChosen | Applied | Features | Failed:
         """Returns the outcome of a job."""
         if job.differences:
             return _applied(job)
+        if self.file is None and job.features == "kept":  # it could not be opened
+            return Features()
+        if self.file is not None:
+            self._kept = self._kept or kept_features.KeptFeatures(makes=job.features == "make")
+            self._kept.file = self.file
         try:
             store, task = self._task(job)
         except Exception as error:
             return Failed(*_of_task(error), of_task=True)
         try:
+            if self._kept is not None and self._kept.makes:
+                return _made_features(task)
             return self._round(job, store, task) if job.head is None else head.chosen_head(job, job.head, task)
+        except kept_features.FeaturesLacking:
+            return Features()
         except Exception as error:
             return Failed(*decline_reason(error))
         finally:
@@ -90,6 +104,7 @@ class JobWork:
                 digest=digest,
                 accelerator=kept,
                 processor_only=job.processor_only,
+                kept_features=self._kept,
             )
             self._loaded = digest, store, task
         if task.chosen is not None and pack(task.chosen) != job.accelerator:
@@ -139,6 +154,15 @@ class JobWork:
                 f"fewer than {spec.after_new} new samples since the last update; this device's owner lets it say so",
             )
         return b"".join(digests)
+
+
+def _made_features(task: LoadedTask) -> Features:
+    """Makes the features of the samples, in the file. What goes wrong here goes wrong again where they are needed."""
+    try:
+        task.data.samples()
+    except Exception as error:
+        _log.error("no features are kept: %s", error)
+    return Features()
 
 
 def _applied(job: Job) -> Applied | Failed:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hushfleet.data.targets import CLASSES, Targets
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, GraphRefused
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +117,24 @@ class FeatureSamples:
     labels: npt.NDArray[Any]
     targets: Targets = CLASSES
     given: int | None = None
+
+    @classmethod
+    def of(
+        cls, features: npt.NDArray[np.float32], samples: Samples, given: int | None, skipped: list[str] | None
+    ) -> FeatureSamples:
+        """Returns `samples` with `features` in place of images. Raises `GraphRefused`.
+
+        :param skipped: the list that receives a text for each sample without finite features, which is left out; None:
+            it is an error.
+        """
+        fits = np.isfinite(features).all(axis=(1, 2, 3))
+        if fits.all():
+            return cls(features, samples.labels, samples.targets, given)
+        if skipped is None:
+            raise GraphRefused("the graph makes features that are not finite numbers")
+        (places,) = np.nonzero(~fits)
+        skipped += (f"sample {place}: it has no finite features" for place in places)
+        return cls(features[fits], samples.labels[fits], samples.targets, given)
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -16,7 +16,6 @@ import numpy as np
 import onnxruntime
 
 from hushfleet.data.samples import FeatureSamples, Samples
-from hushfleet.data.targets import Targets
 from hushfleet.errors import GraphRefused
 from hushfleet.learning.graph_safety import ValueFacts, check_graph
 from hushfleet.learning.graph_session import open_session
@@ -80,26 +79,18 @@ class FeatureGraph:
         path = None if self._cache is None else self._cache / f"{self._key(samples)}.f32"
         data = None if path is None else read_cached(path)
         if data is not None and len(data) == 4 * shape[0] * shape[1]:
-            return self._samples(np.frombuffer(data, np.float32).reshape(shape), samples.labels, samples.targets)
-        features = self._computed(samples, shape, skipped)
-        fits = np.isfinite(features).all(axis=(1, 2, 3))
-        if not fits.all():
-            if skipped is None:
-                raise GraphRefused("the graph makes features that are not finite numbers")
-            (places,) = np.nonzero(~fits)
-            skipped += (f"sample {place}: it has no finite features" for place in places)
-            return self._samples(features[fits], samples.labels[fits], samples.targets)
-        if path is not None:
+            features = np.frombuffer(data, np.float32).reshape(shape)
+            return FeatureSamples.of(features, samples, self._given, None)
+        features = self.computed(samples, skips=skipped is not None)
+        made = FeatureSamples.of(features, samples, self._given, skipped)
+        if path is not None and len(made) == len(samples):
             with contextlib.suppress(OSError):  # after an error they are computed again next time
                 write_cached(path, features.tobytes())
-        return self._samples(features, samples.labels, samples.targets)
+        return made
 
-    def _samples(self, features: np.ndarray, labels: np.ndarray, targets: Targets) -> FeatureSamples:
-        return FeatureSamples(features, labels, targets, self._given)
-
-    def _computed(self, samples: Samples, shape: tuple[int, ...], skipped: list[str] | None) -> np.ndarray:
-        """Computes float32 features of `shape`; NaN where ONNX Runtime fails and samples may be `skipped`."""
-        features = np.empty(shape, np.float32)
+    def computed(self, samples: Samples, *, skips: bool) -> np.ndarray:
+        """Computes float32 features `[n, count, 1, 1]`; NaN where ONNX Runtime fails, if this `skips` a sample."""
+        features = np.empty((len(samples), self._spec.count, 1, 1), np.float32)
         if not len(samples):
             return features
         session = open_session(self._graph(), threads=self._threads, fold=False)  # weights in bytes stay in bytes
@@ -109,7 +100,7 @@ class FeatureGraph:
                 try:
                     features[place] = _run(session, samples.take(slice(place, place + 1)))[0]
                 except GraphRefused:
-                    if skipped is None:
+                    if not skips:
                         raise
                     features[place] = np.nan
                 work.count()

@@ -19,9 +19,8 @@ import numpy as np
 import onnxruntime as ort
 
 from hushfleet.errors import GraphRefused
-from hushfleet.learning.linear import LinearClipping
 from hushfleet.objectives import CROSS_ENTROPY, Objective, both_or_none
-from hushfleet.params import ParamLayout, is_linear
+from hushfleet.params import ParamLayout
 
 ort.disable_telemetry_events()  # `hushfleet` disables it too, but too late if ONNX Runtime was imported before
 
@@ -109,9 +108,9 @@ class _BoundGraph:
             _bind(binding.bind_input, name, array)
         return binding
 
-    def run(self, binding: ort.IOBinding) -> None:
+    def run(self, binding: ort.IOBinding, options: ort.RunOptions | None = None) -> None:
         try:
-            self.session.run_with_iobinding(binding)
+            self.session.run_with_iobinding(binding, options)
         except Exception as error:  # the binding raises its own class for every kind of failure
             raise GraphRefused(f"ONNX Runtime cannot execute the graph on this batch: {error}") from error
 
@@ -133,8 +132,6 @@ def _require_float(value: ort.NodeArg, shape: tuple[int, ...] | None) -> None:
 
 class GradientGraph:
     """`(params, x, y, dropout, out) -> (loss, gradient)` with ONNX Runtime.
-
-    `clipped_sum` exists only for one linear layer; see `hushfleet.learning.batch.GradientFunction`.
 
     :param graph: an ONNX file that `check_graph` accepted.
     :param objective: the objective of the gradient, without a teacher.
@@ -164,9 +161,6 @@ class GradientGraph:
             key=lambda name: int(name.removeprefix("dropout.")),
         )
         self.distills = "teacher" in self._graph.batched
-        # For one linear layer each record's gradient follows from its logits; a graph run per record would be slow.
-        closed_form = is_linear(layout) and not self.distills
-        self.clipped_sum = LinearClipping(layout, objective) if closed_form else None
 
     def __call__(
         self,
@@ -204,13 +198,30 @@ class GradientGraph:
             shape = (len(x), *self._graph.inputs["teacher"].shape[1:])
             nothing = np.zeros(shape, np.float32), np.zeros(len(x), np.float32)
             batched["teacher"], batched["distill"] = given or nothing
+        return self._run(params, batched, out), out
+
+    def give_back(self) -> None:
+        """Returns the memory of past batches to the system, by a run on one sample. The next batch takes it again."""
+        options = ort.RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        inputs = (self._graph.inputs[name] for name in self._graph.batched)
+        one = {each.name: np.zeros((1, *each.shape[1:]), _TYPES[each.type]) for each in inputs}
+        self._run(np.zeros(self.layout.size, np.float32), one, np.empty(self.layout.size, np.float32), options)
+
+    def _run(
+        self,
+        params: np.ndarray,
+        batched: dict[str, np.ndarray],
+        out: np.ndarray,
+        options: ort.RunOptions | None = None,
+    ) -> float:
         binding = self._graph.bind(params, batched)
         loss = np.empty((), np.float32)
         _bind(binding.bind_output, "loss", loss)
         for name, view in self.layout.unflatten(out).items():
             _bind(binding.bind_output, f"grad.{name}", view)
-        self._graph.run(binding)
-        return float(loss), out
+        self._graph.run(binding, options)
+        return float(loss)
 
 
 class InferenceGraph:

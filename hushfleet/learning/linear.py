@@ -1,4 +1,7 @@
-"""Computes clipped gradients of one linear layer in closed form, without an array or a graph call for each record."""
+"""Computes losses and gradients of one linear layer in closed form, with NumPy alone: no graph runs, on any machine.
+
+Sums of products are `einsum`, because the rounding of a matrix product depends on the number of threads.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,72 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hushfleet.errors import GraphRefused
 from hushfleet.losses import loss_and_cotangent
-from hushfleet.objectives import CROSS_ENTROPY, Objective
+from hushfleet.objectives import CROSS_ENTROPY, Objective, both_or_none
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import can_clip, clip_factors
 
 WHOLE = slice(None)
 _RECORDS = 1024
+
+
+class LinearGradient:
+    """`(params, x, y, out) -> (loss, gradient)` of logits z = W x + b: a `GradientFunction` with `clipped_sum`.
+
+    :param layout: of a linear model (`hushfleet.params.is_linear`): W `[C, F]`, then b `[C]`.
+    """
+
+    def __init__(self, layout: ParamLayout, objective: Objective = CROSS_ENTROPY) -> None:
+        self.layout, self.objective = layout, objective
+        self.clipped_sum = None if objective.distills else LinearClipping(layout, objective)
+
+    def __call__(
+        self,
+        params: np.ndarray,
+        x: np.ndarray,
+        y: np.ndarray,
+        dropout: Sequence[np.ndarray] = (),
+        out: np.ndarray | None = None,
+        teacher: np.ndarray | None = None,
+        distill: np.ndarray | None = None,
+    ) -> tuple[float, np.ndarray]:
+        """Computes the batch's mean loss and its gradient float32 `[d]`; the arrays are as for `GradientGraph`.
+
+        :param dropout: none; a linear model has no masks.
+        """
+        given = both_or_none(teacher, distill, distills=self.objective.distills)
+        if dropout or not len(x):
+            raise ValueError("a linear model takes no dropout masks, and a mean over no samples has no gradient")
+        rows, logits = _rows_and_logits(self.layout, params, x)
+        nothing = (np.zeros_like(logits), np.zeros(len(x))) if self.objective.distills else ()
+        losses, slopes = loss_and_cotangent(self.objective, logits, y, *(given or nothing))
+        shares = (slopes / len(x)).astype(np.float32)
+        out = np.empty(self.layout.size, np.float32) if out is None else out
+        by_weight, by_bias = self.layout.unflatten(out).values()
+        np.einsum("bc,bf->cf", shares, rows, out=by_weight)
+        shares.sum(0, out=by_bias)
+        return float(losses.mean()), out
+
+    def logits(self, params: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Returns logits float32 `[B, C]`."""
+        _, logits = _rows_and_logits(self.layout, params, x)
+        return logits
+
+
+def check_memory(layout: ParamLayout, *, batch: int, memory_bytes: int) -> None:
+    """Raises `GraphRefused` unless a batch of that size takes less memory; it depends on nothing but the task."""
+    classes, inputs = layout.shapes[0]
+    needed = 4 * batch * (inputs + 16 * classes) + 8 * _RECORDS * (inputs + classes) + 32 * layout.size
+    if needed > memory_bytes:
+        raise GraphRefused(f"a batch of {batch} takes {needed >> 20} MiB, and {memory_bytes >> 20} MiB are given")
+
+
+def _rows_and_logits(layout: ParamLayout, params: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the inputs `[B, F]` and the logits `[B, C]`, float32."""
+    weight, bias = layout.unflatten(params).values()
+    rows = x.reshape(len(x), weight.shape[1])
+    return rows, np.einsum("bf,cf->bc", rows, weight) + bias
 
 
 @dataclass(frozen=True)
@@ -43,7 +105,7 @@ class LinearClipping:
         teacher: None = None,
         distill: None = None,
         part: slice = WHOLE,
-        summed: slice | None = None,
+        summed: slice = WHOLE,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns each record's loss and gradient norm; writes the sum of gradients clipped to `clip_norm` into `out`.
 
@@ -52,15 +114,12 @@ class LinearClipping:
         :param clip_norm: C, above zero; or a function that receives the norms and returns it.
         :param out: float32 or float64 `[d]`, required. Sums are computed in float64.
         :param part: whole layers, W or b or both; gradients are restricted to them, and `out` is zero elsewhere.
-        :param summed: the entries of `part` whose sum is wanted; all of `part` is summed.
+        :param summed: the entries of `part` whose sum is wanted; `out` has all of them.
         :return: losses float64 `[B]` and norms float64 `[B]`, before clipping.
         """
         if out is None:
             raise ValueError("out must be given: it receives the sum")
-        weight, bias = self.layout.unflatten(params).values()
-        rows = x.reshape(len(x), weight.shape[1])
-        # einsum, because the rounding of a matrix product depends on the number of threads.
-        logits = np.einsum("bf,cf->bc", rows, weight) + bias
+        rows, logits = _rows_and_logits(self.layout, params, x)
         losses, cotangents = loss_and_cotangent(self.objective, logits, y)
         slopes = cotangents.astype(np.float32)  # before norms are computed: rounding may increase them
         wanted = [_within(place, part, len(params)) for place in self.layout.slices.values()]

@@ -37,8 +37,8 @@ _SINE = (
 )
 # The same in float32, and log(1 + x) / x for sqrt 1/2 <= 1 + x < sqrt 2: errors near 2^-24 (Cephes' sinf.c, logf.c).
 SHORT_SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1, 1.0)
-LOGARITHM = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1)
-LOGARITHM += (2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1, -0.5, 1.0)
+LOGARITHM: tuple[float, ...] = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1)
+LOGARITHM += (-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1, -0.5, 1.0)
 ROOT_HALF = 0x3F3504F3  # the bits of float32 sqrt 1/2
 PAIRS = 64
 _GROUPS_PER_BLOCK = 1 << 8
@@ -196,7 +196,8 @@ def _minus_log(x: np.ndarray) -> np.ndarray:
     log *= x
     exponent *= math.log(2)
     log += exponent
-    return np.negative(log, out=log)
+    np.negative(log, out=log)
+    return log
 
 
 def _polynomial(x: np.ndarray, coefficients: Sequence[float]) -> np.ndarray:

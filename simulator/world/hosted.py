@@ -24,7 +24,7 @@ from typing import Any
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.worker import loaded_task
+from hushfleet.edge_client.worker import task_graphs
 from hushfleet.edge_client.worker.in_process import InProcess
 from hushfleet.edge_client.worker.work import JobWork
 from hushfleet.learning import graph_safety, graph_shapes
@@ -120,8 +120,8 @@ def main() -> int:
     escape_output()
     log_to_stderr("%(levelname)-7s %(threadName)s %(message)s", level=logging.WARNING)
     logging.getLogger("hushfleet.edge").setLevel(logging.ERROR)  # each device would warn that its noise has a seed
-    loaded_task.GradientGraph = loaded_once(loaded_task.GradientGraph)  # type: ignore[assignment,attr-defined]
-    loaded_task.InferenceGraph = loaded_once(loaded_task.InferenceGraph)  # type: ignore[assignment,attr-defined]
+    task_graphs.GradientGraph = loaded_once(task_graphs.GradientGraph)  # type: ignore[assignment,attr-defined]
+    task_graphs.InferenceGraph = loaded_once(task_graphs.InferenceGraph)  # type: ignore[assignment,attr-defined]
     JobWork.do = in_turns(JobWork.do)  # type: ignore[method-assign]
     graph_safety._model = for_all(graph_safety._model)
     graph_shapes.graph_cost = for_all(graph_shapes.graph_cost, lambda facts, batch: (id(facts), batch))

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -34,10 +34,13 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.randomness import SeededRandomness
 from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.errors import HushfleetError
+from hushfleet.learning.batch import GradientFunction
+from hushfleet.learning.evaluation import LogitsOf
 from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
+from hushfleet.learning.linear import LinearGradient
 from hushfleet.losses import loss_of
 from hushfleet.methods import method_of
-from hushfleet.objectives import CROSS_ENTROPY
+from hushfleet.objectives import CROSS_ENTROPY, Objective
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.membership_list import MembershipList
@@ -45,6 +48,7 @@ from hushfleet.secure.prime_field import PRIMES
 from hushfleet.secure.unmasking_share import unmasking_share
 from hushfleet.simulator.world.times import Costs
 from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.spec import ModelSpec
 
 Value = TypeVar("Value")
 
@@ -57,6 +61,7 @@ _ROUNDS = 1 + 2 * _REPETITIONS
 
 _CLIENT = ("hushfleet.edge_client.agent", "hushfleet.edge_client.worker.runtime", "hushfleet.wire.link.mqtt")
 _WORKER = ("hushfleet.edge_client.worker.main", "hushfleet.edge_client.worker.work")
+_GRAPHS = ("hushfleet.edge_client.worker.task_graphs",)
 
 _REFERENCE_GFLOP_S = 96.0
 """Float32 speed of one core of `generic-x86`, the unit of `relative_cpu_speed`: 32 operations per cycle at 3 GHz."""
@@ -99,10 +104,8 @@ def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
     :param machine_speed: speed of one core of this machine, in cores of generic-x86.
     """
     model, blobs = prepared.spec.model, prepared.blobs
-    inference, inference_s = _measured(lambda: InferenceGraph(blobs[model.inference.digest], model.layout))
     objective = model.targets.objective(prepared.method.objective)
-    graph = blobs[model.gradient.digest]
-    gradient, gradient_s = _measured(lambda: GradientGraph(graph, model.layout, objective=objective))
+    (gradient, inference), opening_s = _measured(lambda: _network(model, objective, blobs))
     batch = prepared.method.config.batch_size
     small = max(1, batch // 4)
     step_s, release_s, accept_s, close_s = _trial(prepared, gradient, inference, batch)
@@ -113,15 +116,24 @@ def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
         sample_s=sample_s * machine_speed,
         release_s=release_s * machine_speed,
         start_s=_start_s(*_CLIENT) * machine_speed,
-        load_s=(_start_s(*_WORKER) + inference_s + gradient_s) * machine_speed,
+        load_s=(_start_s(*_WORKER, *(() if model.is_linear else _GRAPHS)) + opening_s) * machine_speed,
         accept_s=accept_s,
         close_s=close_s,
         pair_s=_pair_s(prepared) * machine_speed,
     )
 
 
+def _network(model: ModelSpec, objective: Objective, blobs: Mapping[bytes, bytes]) -> tuple[GradientFunction, LogitsOf]:
+    """Opens what a board computes gradients and logits with."""
+    if model.is_linear:
+        linear = LinearGradient(model.layout, objective)
+        return linear, linear.logits
+    gradient, inference = blobs[model.gradient.digest], blobs[model.inference.digest]
+    return GradientGraph(gradient, model.layout, objective=objective), InferenceGraph(inference, model.layout)
+
+
 def _trial(
-    prepared: PreparedTask, gradient: GradientGraph, inference: InferenceGraph, batch_size: int
+    prepared: PreparedTask, gradient: GradientFunction, inference: LogitsOf, batch_size: int
 ) -> tuple[float, float, float, float]:
     """Returns CPU seconds of a batch, of the rest of a device's round, of accepting its update and of closing a round.
 
@@ -144,8 +156,8 @@ class _Trial:
         prepared: PreparedTask,
         server: AggregatorStore,
         store: DeviceStore,
-        gradient: GradientGraph,
-        inference: InferenceGraph,
+        gradient: GradientFunction,
+        inference: LogitsOf,
         batch_size: int,
     ) -> None:
         self.accept_s: list[float] = []

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hushfleet.edge_client.download import FIRST_WAIT_S, MOST_ASKS
+from hushfleet.edge_client.rounds import POLL_S
+from hushfleet.edge_client.worker import handover
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.difference import encode_difference, params_digest
-from hushfleet.wire.format.messages import BASE_BYTES, DifferenceRef, RoundPlan
-from support.edge import Bench
+from hushfleet.wire.format.messages import BASE_BYTES, DifferenceRef, RoundPlan, ServerState
+from support.edge import DEVICE, Bench, Waiting
 from support.stores import sql
 
 MakeBench = Callable[..., Bench]
@@ -83,6 +86,46 @@ def test_a_device_that_skipped_rounds_applies_what_it_missed(bench: Bench) -> No
     chain.append(moved(bench, seed=4))
     trained(bench, open_round(bench, 5, chain))
     assert asked(bench) == [chain[-1].digest]
+
+
+@pytest.fixture
+def adding(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Waiting:
+    """A guardian without NumPy, whose worker adds the differences of round 2, and does not come to an end."""
+    monkeypatch.setattr(handover, "sys", SimpleNamespace(modules={}))
+    waiting = bench.while_training(lambda: None, looks=1 << 30)
+    open_round(bench, 2, [moved(bench, seed=1)])
+    bench.until(lambda: bool(waiting.jobs))
+    assert waiting.jobs[0].differences
+    return waiting
+
+
+def test_messages_are_answered_while_a_worker_adds_differences(bench: Bench, adding: Waiting) -> None:
+    births = len(bench.server.births)
+    server = ServerState(bench.server.epoch, "ready", bench.server.identity.public_key)
+    bench.server.send(bench.server.topics.down(DEVICE), server)  # the aggregator has not heard from the device
+    bench.steps(5)
+    assert len(bench.server.births) == births + 1
+    assert bench.agent.rests_s(1.0) <= POLL_S, "and the worker's end is noticed"
+    assert len(adding.jobs) == 1
+    adding._left = adding._looks = 0
+    trained(bench, bench.agent.rounds.plan)
+    assert [bool(job.differences) for job in adding.jobs] == [True, False]
+    assert bench.server.wants[-1].digest in bench.server.differences, "the whole model was not asked for"
+
+
+def test_a_worker_that_does_not_add_costs_the_whole_model(bench: Bench, adding: Waiting) -> None:
+    bench.clock.now += handover.MOST_APPLYING_S
+    adding._looks = 0
+    trained(bench, bench.agent.rounds.plan)
+    assert asked(bench)[-1] == bench.agent.rounds.plan.global_digest
+
+
+def test_differences_of_a_round_that_is_over_are_added_no_more(bench: Bench, adding: Waiting) -> None:
+    plan = open_round(bench, 3, [moved(bench, seed=2)])
+    bench.until(lambda: len(adding.jobs) == 2)
+    assert adding.jobs[1].plan == plan
+    adding._left = adding._looks = 0
+    trained(bench, plan)
 
 
 def test_the_differences_of_a_plan_are_asked_for_at_once(bench: Bench) -> None:

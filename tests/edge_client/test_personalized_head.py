@@ -807,7 +807,7 @@ def test_an_answer_that_fails_is_noise_alone_and_no_decline(
         raise ValueError("a sample is 42")
 
     for name in ("statistic_answer", "evaluation_answer"):
-        monkeypatch.setattr(f"hushfleet.edge_client.worker.trainer.answer.{name}", fails)
+        monkeypatch.setattr(f"hushfleet.methods.answer.{name}", fails)
     task = linear.with_spec(question=replace(question, noise_multiplier=NEARLY_SILENT))
     bench = make_bench(package=task, config=talkative)
     _, values = answered(bench, 2)

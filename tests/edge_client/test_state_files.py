@@ -39,6 +39,8 @@ from hushfleet.edge_client.storage import state_files
 from hushfleet.edge_client.storage.state_files import BEFORE_THE_STORE, LOCK_SUFFIX, REMNANTS, SQLITE_SUFFIXES, STORE
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.in_process import InProcess
+from hushfleet.edge_client.worker.job import Job
+from hushfleet.edge_client.worker.process import ChildProcess
 from hushfleet.errors import LostStore
 from hushfleet.release.archive import read_head
 from hushfleet.release.statements import Newest, Signed
@@ -200,6 +202,10 @@ def take_part(board: Board, store: DeviceStore, package: Package) -> None:
         server.open_round(round, cohort={DEVICE: public_digest(bench)})
         bench.acked(round)
         bench.steps(10)
+        board.look()
+    package, graphs = agent.tasks.runtime.package()
+    job = Job(board.config, package, graphs, server.plan(5), b"", 0, features="make")
+    with ChildProcess(board.state / state_files.FEATURES)._opened(job):
         board.look()
     agent.close()
     updates.close()

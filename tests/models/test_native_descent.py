@@ -148,6 +148,18 @@ def test_a_linear_head_on_features(given):
     assert_same(NativeGradient(model), method, features, model)
 
 
+def test_a_linear_head_whose_samples_are_clipped():
+    rng, model = np.random.default_rng(0), get_model("linear", classes=4, input_shape=(8, 1, 1))
+    features = FeatureSamples(rng.standard_normal((9, 8, 1, 1), np.float32), rng.integers(0, 4, 9))
+    privacy = replace(PRIVACY, accounting="as-published")
+    config = {"optimizer": "sgd", "learning_rate": 0.5, "clipping": "value", "max_norm": 0.5}
+    method = make_method("perfreezeclip", config, privacy, model.layout, rounds=1)
+    run = NativeGradient(model)
+    done, one_by_one = (train(method, each, features, model) for each in (run, Stepwise(run)))
+    np.testing.assert_allclose(done.end, one_by_one.end, rtol=1e-4, atol=1e-6)
+    assert not np.allclose(done.end, model.init(3) + np.float32(0.1), atol=1e-3)
+
+
 def test_what_needs_more_than_plain_steps_goes_step_by_step():
     layout, samples = MODEL.layout, samples_of(6)
     fedavg = make_method("fedavg", {}, PRIVACY, layout, rounds=1)

@@ -160,6 +160,12 @@ class ModelSpec(Checked):
         return self.targets.outputs(self.class_names, self.input_shape)
 
     @property
+    def is_linear(self) -> bool:
+        """True if the network is one linear layer, by the names and shapes of its parameters. Its gradient is then
+        computed in closed form (`hushfleet.learning.linear`), and a device runs none of its graphs."""
+        return is_linear(self.layout) and not self.dropout
+
+    @property
     def chooses_head(self) -> bool:
         """True if a device makes its personalized head (`hushfleet.learning.personalized_head`): for a linear model
         with classes."""

@@ -22,13 +22,14 @@ from hushfleet.learning.anomaly import divided
 from hushfleet.learning.batch import GradientFunction
 from hushfleet.learning.evaluation import LogitsOf
 from hushfleet.learning.graph_session import InferenceGraph
+from hushfleet.learning.linear import LinearGradient
 from hushfleet.methods import method_of
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.paths import in_file
 from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.simulator.cohort_store import index_of
-from hushfleet.simulator.engines.fast.runtimes import make_gradient
+from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, make_gradient
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound
 from hushfleet.simulator.fleet import Fleet, SimulatedDevice, make_fleet
 from hushfleet.simulator.run_folder import RESIDENT, RunFolder
@@ -87,7 +88,10 @@ class LoadedRun:
     @cached_property
     def gradient(self) -> GradientFunction:
         model = self.spec.model
-        graph, objective = self._graph(model.gradient), model.targets.objective(self.method.objective)
+        objective = model.targets.objective(self.method.objective)
+        if self.runtime == ON_DEVICES and model.is_linear:
+            return LinearGradient(model.layout, objective)
+        graph = self._graph(model.gradient)
         names, shape = (self.network, model.outputs), model.input_shape
         return make_gradient(self.runtime, *names, model.layout, graph, objective, input_shape=shape)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from onnxruntime import InferenceSession
 
 from hushfleet.aggregator.planning.advice import Question
 from hushfleet.aggregator.planning.gain_table import GainTable
@@ -14,8 +15,8 @@ from hushfleet.data.folder import load_folder
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import Samples
 from hushfleet.data.sets import SOURCES, load
-from hushfleet.errors import BadInput
-from hushfleet.learning.graph_features import FeatureGraph
+from hushfleet.errors import BadInput, GraphRefused
+from hushfleet.learning.graph_session import open_session
 from hushfleet.methods.hush_rule import signal
 from hushfleet.models.features import get_features
 from hushfleet.progress import doing
@@ -25,6 +26,7 @@ SEEDS = (0, 1, 2)
 TIMES = (0.25, 0.5, 1.0, 2.0, 4.0)
 """The measured epsilons, as multiples of the requested one; the answer changes somewhere between them."""
 MOST_TRAIN, MOST_TEST, TEST_SHARE = 6000, 1000, 0.25
+TIMED = 50  # images whose features are computed one by one, which tells what a board needs
 LEAST_DEVICES = 8
 _CHOICE_SEED = 0
 
@@ -87,11 +89,11 @@ def measured_table(asked: Question, own: OwnImages) -> GainTable:
         )
     given = _some(own.train, 2 * devices * asked.images)  # enough for different images with each seed
     extractor = get_features(asked.features, given.images.shape[1:])
-    graph = FeatureGraph(lambda: extractor.graph, extractor.spec)
+    session, timed = open_session(extractor.graph), given.take(slice(0, TIMED))
     began = time.process_time()
-    train = features_of(graph, given)
-    image_s = (time.process_time() - began) / len(train)
-    images = Images(train, given.y, features_of(graph, own.test), own.test.y)
+    features_of(session, timed, batch=1)  # as a board computes them
+    image_s = (time.process_time() - began) / len(timed)
+    images = Images(features_of(session, given), given.y, features_of(session, own.test), own.test.y)
     signals = {
         asked.epsilon * times: signal(devices=asked.counted, epsilon=asked.epsilon * times, delta=asked.delta)
         for times in TIMES
@@ -123,11 +125,22 @@ def measured_table(asked: Question, own: OwnImages) -> GainTable:
     )
 
 
-def features_of(graph: FeatureGraph, samples: Samples) -> np.ndarray:
-    """Returns features float32 `[n, F]` of pixels in [0, 1]."""
-    channels = len(samples.mean)
+def features_of(session: InferenceSession, samples: Samples, *, batch: int = 32) -> np.ndarray:
+    """Returns features float32 `[n, F]` of pixels in [0, 1]. Raises `GraphRefused` if ONNX Runtime fails."""
+    channels, found = len(samples.mean), list[np.ndarray]()
     raw = replace(samples, mean=(0.0,) * channels, std=(1.0,) * channels)
-    return graph.of(raw).features[:, :, 0, 0]
+    with doing("features of images", total=len(raw)) as work:
+        for first in range(0, len(raw), batch):
+            part = raw.take(slice(first, first + batch))
+            try:
+                found += session.run(["features"], {"x": part.x})
+            except Exception as error:  # the binding raises its own class for every kind of failure
+                raise GraphRefused(f"ONNX Runtime cannot compute features: {error}") from error
+            work.count(len(part))
+    features = np.concatenate(found)
+    if not np.isfinite(features).all():
+        raise GraphRefused("the graph makes features that are not finite numbers")
+    return features
 
 
 def _some(samples: Samples, most: int) -> Samples:

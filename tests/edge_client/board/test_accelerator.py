@@ -31,7 +31,7 @@ def board(config: DeviceConfig, monkeypatch: pytest.MonkeyPatch) -> DeviceConfig
     """A board with a GPU that is three times as fast as its processor, and memory enough."""
     monkeypatch.setattr(accelerator, "PROVIDER", OTHER)
     monkeypatch.setattr(accelerator, "free_memory_bytes", lambda: 1 << 32)
-    monkeypatch.setattr(accelerator.nominal_time, "nominal_seconds", seconds(gpu=1.0, cpu=3.0))
+    monkeypatch.setattr("hushfleet.edge_client.board.nominal_time.nominal_seconds", seconds(gpu=1.0, cpu=3.0))
     return replace(config, simulation=None, limits=replace(config.limits, memory_mib=2000, constant_time=False))
 
 
@@ -67,7 +67,7 @@ def test_what_is_right_and_faster_is_used_and_kept(
     assert report["accelerator"] == {"used": "cuda", "words": kept.reason}
     assert f"computes    on the GPU: {kept.reason}" in format_status(report, details=True)
 
-    monkeypatch.setattr(accelerator.nominal_time, "nominal_seconds", seconds(gpu=9.0, cpu=3.0))
+    monkeypatch.setattr("hushfleet.edge_client.board.nominal_time.nominal_seconds", seconds(gpu=9.0, cpu=3.0))
     bench.restart()
     assert isinstance(train(bench, 2), AcceleratedGradient), "the trial is made once"
     monkeypatch.setattr(ort, "__version__", "99.0")
@@ -88,7 +88,7 @@ def test_a_choice_follows_speed_and_memory(
     free_mib: int,
     used: str,
 ) -> None:
-    monkeypatch.setattr(accelerator.nominal_time, "nominal_seconds", seconds(gpu=gpu, cpu=3.0))
+    monkeypatch.setattr("hushfleet.edge_client.board.nominal_time.nominal_seconds", seconds(gpu=gpu, cpu=3.0))
     monkeypatch.setattr(accelerator, "free_memory_bytes", lambda: free_mib << 20)
     bench = make_bench(config=wanting(board, wanted))
     train(bench)

@@ -289,3 +289,10 @@ def test_onnx_runtime_that_was_there_first_reports_what_it_runs_on_and_no_more(t
         reports = [report for (report,) in kept.execute("SELECT payload FROM events")]
     assert reports
     assert all(b"ProcessInfo" in report for report in reports), reports
+
+
+def test_memory_that_is_given_back_changes_no_bit() -> None:
+    graph, (params, x, y) = GradientGraph(gradient_file(masked=True), LAYOUT), batch(7)
+    before = graph(params, x, y)[1].copy()
+    graph.give_back()
+    np.testing.assert_array_equal(graph(params, x, y)[1], before)

@@ -1,9 +1,8 @@
-"""Clipped sums of one linear layer in closed form, against single gradients of an exported graph and of autograd."""
+"""Gradients and clipped sums of one linear layer by a formula, against single gradients of a graph and of autograd."""
 
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from hushfleet.learning.batch import ClientBatch
-from hushfleet.learning.entries import ALL
-from hushfleet.learning.linear import LinearClipping
+from hushfleet.errors import GraphRefused
+from hushfleet.learning.linear import LinearClipping, LinearGradient, check_memory
 from hushfleet.losses import loss_of
-from hushfleet.objectives import Objective
+from hushfleet.models import get_model
+from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.objectives import DISTILLATIONS, Objective
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import clip
 
@@ -54,6 +54,49 @@ def single_gradients(
         losses.append(loss.item())
         rows[i] = torch.autograd.grad(loss, vector)[0]
     return losses, rows
+
+
+@given(st.sampled_from(list(LOSSES)), st.integers(2, 7), st.integers(1, 9), st.integers(1, 6), st.integers(0, 99))
+def test_a_gradient_is_the_mean_of_single_ones(objective, classes, features, batch, seed) -> None:
+    layout = layout_of(classes, features)
+    params, x, y = drawn(layout, batch, seed, objective)
+    run, out = LinearGradient(layout, objective), np.full(layout.size, np.nan, np.float32)
+    losses, rows = single_gradients(layout, params, x, y, objective)
+    loss, gradient = run(params, x, y, out=out)
+    assert gradient is out
+    assert loss == pytest.approx(np.mean(losses), rel=1e-5, abs=1e-6)
+    np.testing.assert_allclose(out, rows.mean(0), rtol=1e-4, atol=1e-5 * max(1.0, np.abs(rows).max()))
+    weight, bias = layout.unflatten(params).values()
+    expected = x.reshape(batch, -1).astype(np.float64) @ weight.T + bias
+    np.testing.assert_allclose(run.logits(params, x), expected, rtol=1e-4, atol=1e-5 * max(1.0, np.abs(x).max()))
+
+
+@given(st.sampled_from(DISTILLATIONS), st.integers(2, 7), st.integers(1, 9), st.integers(1, 6), st.integers(0, 99))
+def test_a_teacher_is_followed_as_by_torch(kind, classes, features, batch, seed) -> None:
+    """With a teacher, and without one."""
+    objective = Objective(kind, temperature=2.0)
+    model = get_model("linear", classes=classes, input_shape=(features, 1, 1))
+    params, x, y = drawn(model.layout, batch, seed)
+    rng = np.random.default_rng(seed)
+    taught = rng.standard_normal((batch, classes)).astype(np.float32), rng.random(batch).astype(np.float32)
+    for given_ in ((None, None), taught):
+        loss, gradient = LinearGradient(model.layout, objective)(params, x, y, (), None, *given_)
+        expected, of_torch = TorchGradient(model, objective=objective)(params, x, y, (), None, *given_)
+        assert loss == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        np.testing.assert_allclose(gradient, of_torch, rtol=1e-3, atol=1e-4 * max(1.0, np.abs(of_torch).max()))
+
+
+def test_no_mean_of_nothing_and_no_masks() -> None:
+    run, (params, x, y) = LinearGradient(layout_of(2, 3)), drawn(layout_of(2, 3), 1, 0)
+    for wrong in ((params, x[:0], y[:0]), (params, x, y, (np.ones((1, 3), np.float32),))):
+        with pytest.raises(ValueError, match="takes no dropout masks, and a mean over no samples"):
+            run(*wrong)
+
+
+def test_a_batch_has_its_memory_before_any_sample_is_read() -> None:
+    check_memory(layout_of(10, 1000), batch=2048, memory_bytes=64 << 20)
+    with pytest.raises(GraphRefused, match="a batch of 65536 takes 2"):
+        check_memory(layout_of(10, 1000), batch=1 << 16, memory_bytes=64 << 20)
 
 
 @given(
@@ -127,18 +170,6 @@ def test_a_bound_may_follow_the_norms() -> None:
     clipping(params, x, y, clip_norm=math.inf, out=fixed)
     _, rows = single_gradients(layout, params, x, y)
     np.testing.assert_allclose(fixed, rows.sum(0), rtol=1e-4, atol=1e-5)
-
-
-def test_a_method_that_clips_each_sample_takes_it() -> None:
-    layout = layout_of(3, 4)
-    params, x, y = drawn(layout, 8, 1)
-    losses, rows = single_gradients(layout, params, x, y)
-    factors = np.minimum(1, 0.5 / np.linalg.norm(rows, axis=1))
-    gradient = SimpleNamespace(clipped_sum=LinearClipping(layout))
-    batch = ClientBatch(gradient, x, y, (), {}, np.empty(layout.size, np.float32))
-    loss, mean = batch.clipped(params, 0.5, ALL)
-    assert loss == pytest.approx(np.mean(losses), rel=1e-6)
-    np.testing.assert_allclose(mean, (factors[:, None] * rows).mean(0), rtol=1e-4, atol=1e-6)
 
 
 def test_out_is_needed() -> None:

@@ -47,7 +47,7 @@ def task_of(name: str, unit: str = "device", **sections: Any) -> Task:
     }
     merged = {part: {**usual.get(part, {}), **sections.get(part, {})} for part in usual | sections}
     kept = {part: {key: v for key, v in table.items() if v is not None} for part, table in merged.items()}
-    return parse_task({"name": "claimed", "seed": 3, **kept})
+    return parse_task({"name": "claimed", "seed": 3 if unit == "device" else 5, **kept})
 
 
 def claimed_for(simulation: Simulation) -> WholeTask:
