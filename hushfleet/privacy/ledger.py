@@ -245,7 +245,7 @@ class _Verified:
     :param count: number of entries; `hash`: of the last one.
     :param version: of the data, as other connections have left it; None: the times of entries have changed since.
     :param tallies: by task; None: of all tasks.
-    :param times: sorted times of the entries, by their charge.
+    :param times: sorted times of the entries, by their charge, before the first count of the time is applied.
     """
 
     count: int
@@ -254,11 +254,11 @@ class _Verified:
     tallies: dict[str | None, Tally] = field(default_factory=lambda: defaultdict(Tally))
     times: dict[Charge, array[int]] = field(default_factory=lambda: defaultdict(lambda: array("q")))
 
-    def add(self, entry: LedgerEntry, row_hash: bytes, *, new_round: bool) -> None:
+    def add(self, entry: LedgerEntry, row_hash: bytes, *, at: int, new_round: bool) -> None:
         self.count, self.hash = self.count + 1, row_hash
         for task in (None, entry.task):
             self.tallies[task].add(entry, new_round=new_round)
-        insort(self.times[entry.charge], entry.at)
+        insort(self.times[entry.charge], at)
 
 
 class Ledger(LedgerView):
@@ -410,8 +410,9 @@ class Ledger(LedgerView):
                 raise self._changed(found.count + 1)
             if seq == known.count and row_hash != known.hash:  # linked anew, or another ledger
                 raise self._changed(seq)
-            entry = _entry((seq, *fields, row_hash), later, not_before=max(began, later_times.get(seq, 0)))
-            found.add(entry, row_hash, new_round=bool(new_round))
+            at = max(later[1], later_times.get(seq, 0))
+            entry = _entry((seq, *fields, row_hash), later, not_before=max(began, at))
+            found.add(entry, row_hash, at=at, new_round=bool(new_round))
             if listed is not None:
                 listed.append(entry)
         if (found.count, found.hash) != (count, head) or found.count < known.count:

@@ -101,6 +101,7 @@ def steps_by_kind(charges: list[Charge]) -> Counter[tuple[object, ...]]:
 @settings(max_examples=40, deadline=None)
 @given(EVENTS)
 @example([("committed", "t", 0, DEVICE, 5, None), ("time", CountedTime(20 * DAY, 21 * DAY), 0)])
+@example([("time", CountedTime(2, 2), 0), ("committed", "t", 0, DEVICE, 0, None), ("time", CountedTime(1, 1), 0)])
 def test_totals_are_those_of_all_entries(events: list[tuple]) -> None:
     with opened() as ledger:
         for kind, *values in events:
