@@ -49,7 +49,7 @@ def now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-class Stages:
+class StageTimes:
     """Wall time and processor time of each stage in seconds, over all rounds of a measurement."""
 
     def __init__(self) -> None:
@@ -87,14 +87,14 @@ class Stages:
         ]
 
 
-class Measured:
+class MeasuredRounds:
     """Ends a run after its measured rounds, and on CUDA one more, which is profiled.
 
     :param rounds: how many are measured, after the first.
     """
 
     def __init__(self, clients: int, rounds: int) -> None:
-        self._clients, self._rounds, self._stages = clients, rounds, Stages()
+        self._clients, self._rounds, self._stages = clients, rounds, StageTimes()
         self._began = now()
         self.rows: list[Figures] = []
         self.profile: Any = None
@@ -117,10 +117,10 @@ class Measured:
         self._began = now()
 
 
-def measured(workload: Workload, rounds: int) -> Measured:
+def measured(workload: Workload, rounds: int) -> MeasuredRounds:
     """Runs the workload's first rounds in this process."""
     jobs.RELEASED_ON = ("cuda", "cpu")  # a rehearsal runs the same code
-    measurement = Measured(workload.cohort, rounds)
+    measurement = MeasuredRounds(workload.cohort, rounds)
     with tempfile.TemporaryDirectory(prefix="stages-") as folder:
         data_dir = write_digits(Path(folder) / "digits", workload.clients * workload.samples)
         simulation = begin(task_of(workload), Path(folder) / "run", data_dir=data_dir)

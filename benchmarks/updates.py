@@ -13,7 +13,7 @@ from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.simulator.cohort_store import CohortStore
-from hushfleet.simulator.engines.fast.chunks import Chunk, Client, trainer_for
+from hushfleet.simulator.engines.fast.chunks import Client, ClientChunk, trainer_for
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.runtimes import quickest
 from hushfleet.simulator.engines.fast.workers import Workers
@@ -99,7 +99,7 @@ def train_update(task: Task, folder: Path, *, data_dir: Path | None) -> tuple[Si
             return
         carried = CohortStore.read(simulation.folder.cohort).carried(device.index)
         client = Client(device.name, device.index, device.epsilon_limit, device.preference, carried)
-        chunk = Chunk(folder.absolute(), quickest(task.model.name), plan, task.seed, [client], evaluate=False)
+        chunk = ClientChunk(folder.absolute(), quickest(task.model.name), plan, task.seed, [client], evaluate=False)
         trainer = trainer_for(chunk, client, None)
         trainer.encode = keep
         DeviceRound(trainer, plan).run(chunk.run.global_params(plan))

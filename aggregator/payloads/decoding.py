@@ -10,7 +10,7 @@ import numpy as np
 from hushfleet.aggregator.payloads.checked_update import CheckedUpdate, Refusal
 from hushfleet.array_api import blocks
 from hushfleet.errors import WireError
-from hushfleet.wire.format.update_values import SIGNED, Measured, UpdateFormat
+from hushfleet.wire.format.update_values import SIGNED, LayerMagnitudes, UpdateFormat
 
 MAX_MAGNITUDE = 2.0**20
 """No value may be larger, because the exact sums depend on this limit."""
@@ -37,7 +37,7 @@ def decode(update: CheckedUpdate, *, update_format: UpdateFormat = SIGNED) -> No
         raise Refusal("out-of-bounds", f"a value of {max(update.peaks):g} is above the limit of {MAX_MAGNITUDE:g}")
 
 
-def measure(values: np.ndarray, counts: Sequence[int]) -> Measured:
+def measure(values: np.ndarray, counts: Sequence[int]) -> LayerMagnitudes:
     """Returns the largest magnitude and the sum of squares in each layer of `values`, float32 `[k]`.
 
     :param counts: number of values in each layer.
@@ -46,7 +46,7 @@ def measure(values: np.ndarray, counts: Sequence[int]) -> Measured:
     layers = [values[end - k : end] for k, end in zip(counts, ends, strict=True)]
     # if one value is NaN, the minimum and the maximum are NaN
     peaks = tuple(float(np.maximum(-layer.min(initial=0.0), layer.max(initial=0.0))) for layer in layers)
-    return Measured(peaks, tuple(map(_square, layers)))
+    return LayerMagnitudes(peaks, tuple(map(_square, layers)))
 
 
 def spread(values: np.ndarray, shared: np.ndarray) -> np.ndarray:

@@ -50,7 +50,7 @@ def client_of(context: Context) -> Client:
     return SecureClient(int(context.node_config["partition-id"])).to_client()
 
 
-class HeldFedAvg(FedAvg):
+class HeldSecureFedAvg(FedAvg):
     """Pauses the server between two rounds: all of Flower's work between two `configure_fit` calls is measured."""
 
     def __init__(self, job: TrainingJob, **of_strategy: Any) -> None:
@@ -78,7 +78,7 @@ def main() -> None:
     os.environ[FOLDER_VARIABLE] = sys.argv[1]
     job, actors = TrainingJob.load(sys.argv[1]), int(sys.argv[2])
     workload = job.workload
-    strategy = HeldFedAvg(
+    strategy = HeldSecureFedAvg(
         job,
         fraction_fit=workload.cohort / workload.clients,
         fraction_evaluate=0.0,

@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hushfleet.edge_client.worker.job import Applied, Failed, Features, Finished, HeadChosen, Job, Told
+from hushfleet.edge_client.worker.job import Applied, Failed, Finished, HeadChosen, Job, NeedsFeatures, Told
 from hushfleet.errors import Malformed
 from hushfleet.schema import from_plain, to_plain
 
 _HEAD = struct.Struct("<BI")
-_KINDS: tuple[type, ...] = (Job, Told, Finished, HeadChosen, Applied, Failed, Features)
+_KINDS: tuple[type, ...] = (Job, Told, Finished, HeadChosen, Applied, Failed, NeedsFeatures)
 _MAX_TOLD_BYTES = 1 << 16
 _ENCODER = msgspec.msgpack.Encoder()
 
-Message = Job | Told | Finished | HeadChosen | Applied | Failed | Features
+Message = Job | Told | Finished | HeadChosen | Applied | Failed | NeedsFeatures
 M = TypeVar("M", bound=Message)
 
 

@@ -25,11 +25,11 @@ from hushfleet.edge_client.worker.allowed import AllowedRound
 from hushfleet.edge_client.worker.job import (
     Applied,
     Died,
-    Features,
     Finished,
     HeadChosen,
     HeadJob,
     Job,
+    NeedsFeatures,
     Outcome,
     Told,
     Workshop,
@@ -185,7 +185,7 @@ class Handover:
         outcome = self._workshop.poll()
         for told in self._workshop.told():  # before its worker is given up
             self._hear(told, task)
-        if isinstance(outcome, Features):
+        if isinstance(outcome, NeedsFeatures):
             outcome = self._goes_on(task)
         if outcome is not None and self._job is not None:
             self._job, self._order_of_features = self._job.light(), []

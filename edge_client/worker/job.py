@@ -155,7 +155,7 @@ class Applied:
 
 
 @dataclass(frozen=True)
-class Features:
+class NeedsFeatures:
     """The file lacks features of the present samples; or, if they were to be made, the attempt has ended."""
 
 
@@ -181,7 +181,7 @@ class Died:
     why: str
 
 
-Outcome = Finished | HeadChosen | Applied | Features | Failed | Died
+Outcome = Finished | HeadChosen | Applied | NeedsFeatures | Failed | Died
 
 
 class Workshop(Protocol):

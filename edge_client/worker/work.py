@@ -18,7 +18,16 @@ from hushfleet.at_need import at_need
 from hushfleet.edge_client.board.notes import DataUse, Note
 from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason, ran_out_of_memory
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
-from hushfleet.edge_client.worker.job import MAX_TEXT_CHARS, Applied, Failed, Features, Finished, HeadChosen, Job, Told
+from hushfleet.edge_client.worker.job import (
+    MAX_TEXT_CHARS,
+    Applied,
+    Failed,
+    Finished,
+    HeadChosen,
+    Job,
+    NeedsFeatures,
+    Told,
+)
 from hushfleet.edge_client.worker.job_store import JobStore
 from hushfleet.edge_client.worker.loaded_task import LoadedTask
 from hushfleet.edge_client.worker.trainer import DeviceRound
@@ -62,12 +71,12 @@ class JobWork:
         assert self._loaded is not None
         return self._loaded[2]
 
-    def do(self, job: Job) -> Finished | HeadChosen | Applied | Features | Failed:
+    def do(self, job: Job) -> Finished | HeadChosen | Applied | NeedsFeatures | Failed:
         """Returns the outcome of a job."""
         if job.differences:
             return _applied(job)
         if self.file is None and job.features == "kept":  # it could not be opened
-            return Features()
+            return NeedsFeatures()
         if self.file is not None:
             self._kept = self._kept or kept_features.KeptFeatures(makes=job.features == "make")
             self._kept.file = self.file
@@ -80,7 +89,7 @@ class JobWork:
                 return _made_features(task)
             return self._round(job, store, task) if job.head is None else head.chosen_head(job, job.head, task)
         except kept_features.FeaturesLacking:
-            return Features()
+            return NeedsFeatures()
         except Exception as error:
             return Failed(*decline_reason(error))
         finally:
@@ -156,13 +165,13 @@ class JobWork:
         return b"".join(digests)
 
 
-def _made_features(task: LoadedTask) -> Features:
+def _made_features(task: LoadedTask) -> NeedsFeatures:
     """Makes the features of the samples, in the file. What goes wrong here goes wrong again where they are needed."""
     try:
         task.data.samples()
     except Exception as error:
         _log.error("no features are kept: %s", error)
-    return Features()
+    return NeedsFeatures()
 
 
 def _applied(job: Job) -> Applied | Failed:

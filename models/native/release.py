@@ -16,7 +16,7 @@ from hushfleet.models.native.build import pointer
 from hushfleet.models.native.noise import NativeNoise, library
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import factors_of
-from hushfleet.wire.format.update_values import Measured, Sent
+from hushfleet.wire.format.update_values import LayerMagnitudes, SentValues
 
 _LAYER = np.dtype([("stop", "<u8"), ("deviation", "<f8"), ("factor", "<f4"), ("step", "<f4")])
 
@@ -32,7 +32,7 @@ def released(
     steps: Sequence[float],
     dither_key: bytes,
     stride: int,
-) -> Sent | None:
+) -> SentValues | None:
     """Clips, noises, quantises and measures an update. Returns None if a clip factor is no normal float32, too coarse.
 
     :param values: float32 `[d]`, zero where `mask` is True.
@@ -72,7 +72,7 @@ def released(
     )
     ends = np.cumsum(units).tolist()
     in_layers = (squares[end - count : end] for end, count in zip(ends, units, strict=True))
-    return Sent(sent, Measured(tuple(map(float, peaks)), tuple(map(math.fsum, in_layers))), levels)
+    return SentValues(sent, LayerMagnitudes(tuple(map(float, peaks)), tuple(map(math.fsum, in_layers))), levels)
 
 
 def _squares_of(values: np.ndarray, layout: ParamLayout, bounds: np.ndarray) -> np.ndarray:

@@ -30,14 +30,14 @@ class DecodedUpdate(NamedTuple):
     public: bytes | None
 
 
-class Measured(NamedTuple):
+class LayerMagnitudes(NamedTuple):
     """The largest magnitude and the sum of squares of an update's values in each layer."""
 
     peaks: tuple[float, ...]
     squares: tuple[float, ...]
 
 
-class Sent(NamedTuple):
+class SentValues(NamedTuple):
     """An update as the aggregator will see it. FOR SIMULATION ONLY.
 
     :param values: float32 `[k]`.
@@ -45,7 +45,7 @@ class Sent(NamedTuple):
     """
 
     values: np.ndarray
-    measured: Measured
+    measured: LayerMagnitudes
     levels: np.ndarray
 
 
@@ -58,7 +58,7 @@ class Summed(NamedTuple):
     """
 
     header: UpdateHeader
-    measured: Measured
+    measured: LayerMagnitudes
     size: int
     weight: float = 1.0
     after: bytes | None = None

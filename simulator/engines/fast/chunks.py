@@ -61,7 +61,7 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ClientChunk:
     """Devices of a round that one worker trains, one after the other.
 
     :param evaluate: whether the devices' personalized models are tested after training.
@@ -114,7 +114,7 @@ class ChunkAnswer(NamedTuple):
 CHUNKS_PER_WORKER = 3
 
 
-def divided(chunk: Chunk, workers: int) -> list[Chunk]:
+def divided(chunk: ClientChunk, workers: int) -> list[ClientChunk]:
     """Divides a round among the workers, into some chunks for each, since devices have different numbers of samples."""
     size = LIKE * math.ceil(len(chunk.clients) / (CHUNKS_PER_WORKER * workers * LIKE)) or LIKE
     return [
@@ -123,7 +123,7 @@ def divided(chunk: Chunk, workers: int) -> list[Chunk]:
     ]
 
 
-def train(chunk: Chunk) -> ChunkAnswer:
+def train(chunk: ClientChunk) -> ChunkAnswer:
     """Trains the devices, or only does the rest of their round: clip, noise, encode, add."""
     run, plan = chunk.run, chunk.plan
     published = run.global_params(plan)
@@ -163,7 +163,9 @@ def _arrived(trained: Trained, published: np.ndarray, round: DeviceRound) -> Tra
     return trained._replace(context=context, former=state.own)
 
 
-def _answer(chunk: Chunk, client: Client, total: PartialSum | None, work: Callable[[DeviceRound], Any]) -> ClientRow:
+def _answer(
+    chunk: ClientChunk, client: Client, total: PartialSum | None, work: Callable[[DeviceRound], Any]
+) -> ClientRow:
     run, plan, measured = chunk.run, chunk.plan, list[dict[str, object]]()
     trainer = trainer_for(chunk, client, total, keep=measured.append)
     store = trainer.store
@@ -183,7 +185,7 @@ def declined(client: Client, error: Exception) -> ClientRow:
     return ClientRow(client.device, DeclineReason(decline_reason(error).code, str(error)))
 
 
-def device_of(chunk: Chunk, client: Client) -> CohortDevice:
+def device_of(chunk: ClientChunk, client: Client) -> CohortDevice:
     """Returns a device's store. It keeps the personalized model if a round reads it, and for the first devices."""
     run = chunk.run
     return CohortDevice(
@@ -200,7 +202,7 @@ def device_of(chunk: Chunk, client: Client) -> CohortDevice:
 
 
 def trainer_for(
-    chunk: Chunk, client: Client, total: PartialSum | None, *, keep: KeepMetrics = lambda line: None
+    chunk: ClientChunk, client: Client, total: PartialSum | None, *, keep: KeepMetrics = lambda line: None
 ) -> Trainer:
     """Returns the trainer of a device for one round.
 

@@ -21,7 +21,7 @@ from hushfleet.wire.format.symbols import MAX_LEVEL
 
 if TYPE_CHECKING:
     from hushfleet.wire.format.spec import WireSpec
-    from hushfleet.wire.format.update_values import Sent
+    from hushfleet.wire.format.update_values import SentValues
 
 _CODECS = ("quantized", "float32")
 _FARTHEST = 7.0
@@ -38,7 +38,7 @@ class CompiledRelease:
 
     def __init__(self, wire: WireSpec, dither_key: bytes) -> None:
         self._wire, self._dither_key = wire, dither_key
-        self.sent: Sent | None = None
+        self.sent: SentValues | None = None
         """The last update as it will be seen, if the values that were returned are those; then the codec is done."""
 
     def __call__(
@@ -71,7 +71,7 @@ class CompiledRelease:
         stds: Array,
         noise: NativeNoise,
         mask: Array | None,
-    ) -> Sent | None:
+    ) -> SentValues | None:
         return released(
             values,
             context.layout,

@@ -21,7 +21,7 @@ from hushfleet.learning.evaluation import evaluate
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.progress import doing
 from hushfleet.simulator.cohort_store import CohortStore
-from hushfleet.simulator.engines.fast.chunks import Chunk, ChunkAnswer, Client, ClientRow, divided, train
+from hushfleet.simulator.engines.fast.chunks import ChunkAnswer, Client, ClientChunk, ClientRow, divided, train
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.partial_sum import SummedUpdates
 from hushfleet.simulator.engines.fast.runtimes import NATIVE, VMAP
@@ -146,7 +146,7 @@ class FastFleet:
     def _answers(self, devices: Sequence[SimulatedDevice], plan: RoundPlan, *, evaluate: bool) -> Iterator[ChunkAnswer]:
         simulation, runtime = self._simulation, self._runtime
         spec, server = simulation.prepared.spec, self.engine.progress.server_half
-        whole = Chunk(
+        whole = ClientChunk(
             path=simulation.folder.path.absolute(),
             runtime=runtime,
             plan=plan,

@@ -19,7 +19,14 @@ from hushfleet.simulator.engines.fast.runtimes import compiled_addition
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import UpdateHeader, payload_digest
-from hushfleet.wire.format.update_values import EncodedUpdate, Measured, Sent, Summed, UpdateFormat, unsigned
+from hushfleet.wire.format.update_values import (
+    EncodedUpdate,
+    LayerMagnitudes,
+    SentValues,
+    Summed,
+    UpdateFormat,
+    unsigned,
+)
 
 if TYPE_CHECKING:
     from hushfleet.simulator.engines.fast.compiled_release import CompiledRelease
@@ -37,7 +44,7 @@ class PartialSum:
     def __init__(self, size: int, weight: Callable[[np.ndarray], float]) -> None:
         self.sum = ExactSum(size, add_small=compiled_addition())
         self._weight = weight
-        self._last: tuple[UpdateHeader, Measured, int, np.ndarray] | None = None
+        self._last: tuple[UpdateHeader, LayerMagnitudes, int, np.ndarray] | None = None
         self._sizes: dict[tuple[Any, ...], int] = {}
 
     def begin(self, place: int) -> None:
@@ -69,7 +76,7 @@ class PartialSum:
             seen = codec_of(header.codec).seen(values, coding)
             quantised = header.codec == "quantized" and kind not in self._sizes
             levels = sampled_levels(seen, coding, sample_stride(seen.size)) if quantised else np.empty(0, np.float32)
-            done = Sent(seen, measure(seen, counts), levels)
+            done = SentValues(seen, measure(seen, counts), levels)
         if kind not in self._sizes:
             self._sizes[kind] = coded_bytes(header.codec, done.levels, sum(counts))
         self._last = header, done.measured, len(data) + self._sizes[kind], done.values

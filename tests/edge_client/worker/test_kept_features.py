@@ -15,7 +15,7 @@ from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection, Wor
 from hushfleet.edge_client.board.retention import DAY_S, Retention
 from hushfleet.edge_client.storage.state_files import FEATURES
 from hushfleet.edge_client.worker.in_process import InProcess
-from hushfleet.edge_client.worker.job import Features, Job, Outcome
+from hushfleet.edge_client.worker.job import Job, NeedsFeatures, Outcome
 from hushfleet.edge_client.worker.kept_features import FeaturesLacking, KeptFeatures
 from hushfleet.edge_client.worker.process import ChildProcess
 from hushfleet.learning.graph_features import FeatureGraph
@@ -130,7 +130,7 @@ class Lacking(InProcess):
         self.jobs.append(job.features)
 
     def poll(self) -> Outcome | None:
-        return Features() if self.jobs else None
+        return NeedsFeatures() if self.jobs else None
 
 
 @pytest.mark.parametrize("has_features", [True, False])

@@ -29,9 +29,9 @@ from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
 from hushfleet.simulator.engines.fast.chunks import (
     REFUSALS,
-    Chunk,
     ChunkAnswer,
     Client,
+    ClientChunk,
     ClientRow,
     declined,
     divided,
@@ -43,13 +43,13 @@ from hushfleet.simulator.engines.fast.coded_size import coded_bytes, sample_plac
 from hushfleet.simulator.engines.fast.device import CohortDevice, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.fast.partial_sum import LIKE
-from hushfleet.simulator.engines.fast.vmap.release import Released, Terms, release
+from hushfleet.simulator.engines.fast.vmap.release import Released, ReleaseTerms, release
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member, TrainedGroup
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.wire.format.codecs import steps_for
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import UpdateHeader, dither_key_of
-from hushfleet.wire.format.update_values import EncodedUpdate, Measured, Summed, unsigned
+from hushfleet.wire.format.update_values import EncodedUpdate, LayerMagnitudes, Summed, unsigned
 
 RELEASED_ON = ("cuda",)
 """Where updates are released together. On a processor the compiled release in the workers is faster."""
@@ -67,7 +67,7 @@ class _Begun(NamedTuple):
     metrics: list[dict[str, object]]
 
 
-def train_at_once(cohort: Chunk, workers: WorkerPool) -> Iterator[ChunkAnswer]:
+def train_at_once(cohort: ClientChunk, workers: WorkerPool) -> Iterator[ChunkAnswer]:
     """Trains the cohort like `chunks.train`; yields the answers of one chunk after the other."""
     before: Iterator[ChunkAnswer] = iter(())
     first = 0
@@ -94,7 +94,7 @@ def cohort_trainer(files: LoadedRun) -> CohortTrainer:
     )
 
 
-def released_together(cohort: Chunk) -> bool:
+def released_together(cohort: ClientChunk) -> bool:
     """Returns whether the updates of a round are clipped, noised and quantised as arrays, which the device's own code
     does in all other rounds.
 
@@ -113,14 +113,14 @@ def released_together(cohort: Chunk) -> bool:
     return plain and is_noised and not remembers and not follows and spec.wire.codec in ("quantized", "float32")
 
 
-def _group_size(cohort: Chunk, client: Client) -> int:
+def _group_size(cohort: ClientChunk, client: Client) -> int:
     run = cohort.run
     spec, method = run.spec, run.method
     member = Member(method.init_state(), run.train(client.device), np.random.default_rng(0))
     return cohort_trainer(run).clients_at_once(method, [member], inputs=Inputs(spec.model.dropout, spec.augment))
 
 
-def begun(group: Chunk) -> tuple[list[_Begun], list[ClientRow]]:
+def begun(group: ClientChunk) -> tuple[list[_Begun], list[ClientRow]]:
     """Begins the rounds of the devices; returns those that take part, and the rows of those that decline."""
     taking_part: list[_Begun] = []
     refused: list[ClientRow] = []
@@ -139,7 +139,7 @@ def begun(group: Chunk) -> tuple[list[_Begun], list[ClientRow]]:
     return taking_part, refused
 
 
-def _train(group: Chunk) -> Iterator[ChunkAnswer | Chunk]:
+def _train(group: ClientChunk) -> Iterator[ChunkAnswer | ClientChunk]:
     """Yields the answers of devices, or a chunk with the training of devices whose round is to be finished."""
     run, done = group.run, set[int]()
     clients, refused = begun(group)
@@ -168,7 +168,7 @@ def _train(group: Chunk) -> Iterator[ChunkAnswer | Chunk]:
                 yield from _train(replace(group, clients=[each.client]))
 
 
-def _released(cohort: Chunk, group: Sequence[_Begun], trained: TrainedGroup) -> Iterator[ChunkAnswer]:
+def _released(cohort: ClientChunk, group: Sequence[_Begun], trained: TrainedGroup) -> Iterator[ChunkAnswer]:
     """Releases a group's updates together; yields their rows and their sum."""
     layout, context = cohort.run.spec.model.layout, trained.context
     mask = np.asarray(trained.rounds[0].context.mask)
@@ -217,13 +217,13 @@ class _Device:
     :param local: its round, for the context.
     """
 
-    def __init__(self, cohort: Chunk, begun: _Begun, local: LocalRound) -> None:
+    def __init__(self, cohort: ClientChunk, begun: _Begun, local: LocalRound) -> None:
         self._cohort, self._begun, self._local = cohort, begun, local
         self._zeros = _zeros(cohort.run.spec.model.layout.size)
         trainer = begun.round.trainer
         trainer.release, trainer.encode = self._release, self._encode
 
-    def terms(self) -> Terms:
+    def terms(self) -> ReleaseTerms:
         """Returns what the device's own code would release its update with."""
         run, plan = self._cohort.run, self._cohort.plan
         noise = self._begun.round.trainer.randomness.noise(plan.round)
@@ -231,7 +231,7 @@ class _Device:
         run.method.privatize(self._local.context, self._zeros, noise, self._release)
         steps = steps_for(run.spec.wire, noise_stds=self._stds.tolist(), layer_rms=())
         key = dither_key_of(plan.task, plan.round, self._begun.client.device)
-        return Terms(self._bounds, self._stds, np.array(steps, np.float32) if steps else None, key, noise)
+        return ReleaseTerms(self._bounds, self._stds, np.array(steps, np.float32) if steps else None, key, noise)
 
     def answer(self, trained: TrainedGroup, row: int, found: Released, sizes: dict[object, int]) -> ClientRow:
         """Commits the round of the device, whose update is released; returns its row.
@@ -246,7 +246,10 @@ class _Device:
         remembered = {name: array[row].cpu().numpy() for name, array in trained.remembered.items()}
         loss = float(trained.host_losses[row])
         update = begun.round.commit(self._local.ended(self._zeros, own, loss, remembered, self._zeros))
-        header, measured = self._header, Measured(tuple(found.peaks[row].tolist()), tuple(found.squares[row].tolist()))
+        header, measured = (
+            self._header,
+            LayerMagnitudes(tuple(found.peaks[row].tolist()), tuple(found.squares[row].tolist())),
+        )
         kind = header.noise_stds, header.steps
         if kind not in sizes:
             sizes[kind] = coded_bytes(header.codec, found.levels[row], header.value_count)

@@ -33,7 +33,7 @@ _VALUE_BYTES = 64  # of a client's value at the peak: the noise, its dither with
 
 
 @dataclass(frozen=True)
-class Terms:
+class ReleaseTerms:
     """The numbers that a client's update is released with; its data do not change them.
 
     :param bounds: clip norm of each layer, float64 `[L]`, or of the whole, `[1]`; inf: not clipped.
@@ -71,7 +71,7 @@ class Released:
 def release(
     ends: Tensor,
     starts: Tensor,
-    clients: Sequence[Terms],
+    clients: Sequence[ReleaseTerms],
     layout: ParamLayout,
     *,
     personal: Tensor | None = None,
@@ -144,7 +144,7 @@ def _clipped(values: Tensor, bounds: np.ndarray, layout: ParamLayout) -> tuple[T
     return values, (finite & (clipped <= limits)).all(1)
 
 
-def _noised(values: Tensor, clients: Sequence[Terms], spans: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+def _noised(values: Tensor, clients: Sequence[ReleaseTerms], spans: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     """Does the same as `GaussianMechanism.add_noise`; returns also which rows fit into float32."""
     if not any(each.stds.any() for each in clients):
         return values, torch.ones(len(values), dtype=torch.bool, device=values.device)
@@ -158,7 +158,7 @@ def _noised(values: Tensor, clients: Sequence[Terms], spans: Sequence[tuple[int,
 
 
 def _quantised(
-    values: Tensor, clients: Sequence[Terms], spans: Sequence[tuple[int, int]], sampled: Tensor | None
+    values: Tensor, clients: Sequence[ReleaseTerms], spans: Sequence[tuple[int, int]], sampled: Tensor | None
 ) -> tuple[Tensor, Tensor, np.ndarray]:
     """Does the same as `hushfleet.wire.format.quantized.round_trip`; returns also which rows it accepts, and the sample
     of their levels."""

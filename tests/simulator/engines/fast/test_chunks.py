@@ -77,7 +77,7 @@ def as_in_the_field(monkeypatch: pytest.MonkeyPatch) -> Callable[[Simulation], S
             store = DeviceStore(path, device=device, durable=False, identity=key_of(seed, index))
             return stores.enter_context(store)
 
-        def database(chunk: chunks.Chunk, client: chunks.Client) -> DeviceStore:
+        def database(chunk: chunks.ClientChunk, client: chunks.Client) -> DeviceStore:
             path = chunk.run.folder.device(client.device).store
             return opened(path, client.device, chunk.seed, client.index)
 

@@ -31,7 +31,7 @@ from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.clipping import clip
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.fast import engine
-from hushfleet.simulator.engines.fast.chunks import Chunk, Client, trainer_for
+from hushfleet.simulator.engines.fast.chunks import Client, ClientChunk, trainer_for
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.fleet import Subset
@@ -331,7 +331,7 @@ def test_a_board_answers_as_a_simulated_device_does(
     values = decode_update(update, public_key=bench.store.identity.public_key, counts=[count]).values
     plan = bench.agent.rounds.plan
     client = Client(name, index=0)
-    chunk = Chunk(simulation.folder.path, "onnx", plan, seed=0, clients=[client], evaluate=False)
+    chunk = ClientChunk(simulation.folder.path, "onnx", plan, seed=0, clients=[client], evaluate=False)
     told = DeviceRound(trainer_for(chunk, client, None), plan).answer_question(prepared.initial)
     assert values == pytest.approx(clip(told.update, 1.0), abs=1e-6)
     assert np.any(values) == (kind != "drift")

@@ -51,7 +51,7 @@ def test_the_noise_has_the_bits_of_numpys(size: int, device: str) -> None:
 
 
 def one_by_one(
-    end: np.ndarray, start: np.ndarray, terms: release.Terms, layout: ParamLayout, personal: np.ndarray
+    end: np.ndarray, start: np.ndarray, terms: release.ReleaseTerms, layout: ParamLayout, personal: np.ndarray
 ) -> tuple[np.ndarray, list[int]]:
     """The values that a client sends, float32 `[k]`, by the code of a device alone; and how many of each layer."""
     update = np.where(personal, np.float32(0), end - start)
@@ -72,11 +72,11 @@ class How(NamedTuple):
     codec: str
 
 
-def terms_of(rng: np.random.Generator, index: int, layers: int, how: How) -> release.Terms:
+def terms_of(rng: np.random.Generator, index: int, layers: int, how: How) -> release.ReleaseTerms:
     bounds = rng.uniform(0.01, 2, layers if how.by_layer else 1)
     stds = rng.uniform(1e-4, 1, layers) if how.noise else np.zeros(layers)
     steps = rng.uniform(1e-3, 1, layers).astype(np.float32) if how.codec == "quantized" else None
-    return release.Terms(bounds, stds, steps, rng.bytes(16), SeededNoise(3, index, 1))
+    return release.ReleaseTerms(bounds, stds, steps, rng.bytes(16), SeededNoise(3, index, 1))
 
 
 HOWS = st.builds(How, st.booleans(), st.booleans(), st.sampled_from(["quantized", "float32"]))
