@@ -36,7 +36,7 @@ _PAGE = 4096
 _ROUND = struct.Struct("<q")
 
 
-class Kind(NamedTuple):
+class ChargeKind(NamedTuple):
     """A kind of charges: the charge, and the window of data that the round trained on."""
 
     charge: Charge
@@ -69,7 +69,7 @@ class Carried(NamedTuple):
 class StateRow(NamedTuple):
     """The traces of a device's round: its charge, the SHA-256 of its update, and the fields of `Carried`."""
 
-    kind: Kind
+    kind: ChargeKind
     digest: bytes
     participations: int
     slot: int
@@ -99,7 +99,7 @@ class CohortStore:
     """
 
     path: Path
-    kinds: list[Kind] = field(default_factory=list)
+    kinds: list[ChargeKind] = field(default_factory=list)
     records: list[_Record] = field(default_factory=list)
     _shapes: list[tuple[Any, ...]] = field(default_factory=list)
     _carried: dict[int, _Device] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class CohortStore:
         """Returns whether a device has taken part, by its number."""
         return device in self._carried
 
-    def entries(self, device: int) -> Iterator[tuple[int, Kind, bytes]]:
+    def entries(self, device: int) -> Iterator[tuple[int, ChargeKind, bytes]]:
         """Yields round, kind and update digest of each charge of a device; only of a store that is read."""
         for record in self.records:
             for place in np.flatnonzero(record.devices == device):
@@ -208,7 +208,7 @@ class CohortStore:
                 self._carried[device].head = head
             return
         self.kinds += [
-            Kind(Charge(**{**charge, "raw": tuple(charge["raw"])}), window and Period(*window))
+            ChargeKind(Charge(**{**charge, "raw": tuple(charge["raw"])}), window and Period(*window))
             for charge, window in plain["new_kinds"]
         ]
         for each in plain["new_shapes"]:
@@ -241,7 +241,7 @@ class _Device:
     window: Period | None = None
     head: bytes = b""
 
-    def carried(self, kinds: Sequence[Kind], shapes: Sequence[Any]) -> Carried:
+    def carried(self, kinds: Sequence[ChargeKind], shapes: Sequence[Any]) -> Carried:
         participations, slot, shape, left_out, small, round = self.state
         counts = Counter[Charge]()
         for kind, count in self.counts.items():

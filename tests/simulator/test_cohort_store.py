@@ -13,14 +13,14 @@ from hushfleet.aggregator.results.columns import columns_of, rows_of
 from hushfleet.durations import Period
 from hushfleet.errors import StoreError
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
-from hushfleet.simulator.cohort_store import CohortStore, Kind, StateRow, StateSlots
+from hushfleet.simulator.cohort_store import ChargeKind, CohortStore, StateRow, StateSlots
 
 CHARGES = [Charge("device", DEVICE_ADJACENCY, "gaussian", noise) for noise in (0.5, 1.0)]
 ROUNDS = st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 1), max_size=6), max_size=8)
 
 
 def row(round: int, kind: int, *, window: bool) -> StateRow:
-    charge = Kind(CHARGES[kind], Period(round, round + 1) if window else None)
+    charge = ChargeKind(CHARGES[kind], Period(round, round + 1) if window else None)
     arrays = (("own", "<f4", (round,)),) if kind else ()
     return StateRow(charge, bytes([round]) * 32, round, round % 2, arrays, b"s" * kind, bool(kind))
 

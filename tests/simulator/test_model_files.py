@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.learning.graph_session import InferenceGraph
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, Charge
-from hushfleet.simulator.cohort_store import CohortStore, Kind, StateRow
+from hushfleet.simulator.cohort_store import ChargeKind, CohortStore, StateRow
 from hushfleet.simulator.engines.fast.device import store_of
 from hushfleet.simulator.model_files import trained_tensors, write_models
 from hushfleet.simulator.run_folder import RunFolder, Simulation
@@ -69,7 +69,7 @@ def test_a_model_that_was_not_kept_is_not_one_of_a_device_that_took_no_part(calm
     shutil.copytree(calm.folder.path, tmp_path / "run")
     copy, name = RunFolder(tmp_path / "run"), calm.fleet.devices[0].name
     store = CohortStore.open(copy.cohort, closed=3)
-    charge = Kind(Charge("device", DEVICE_ADJACENCY, "gaussian", 1.0), None)
+    charge = ChargeKind(Charge("device", DEVICE_ADJACENCY, "gaussian", 1.0), None)
     store.append(3, {0: StateRow(charge, bytes(32), 3, 0, (), b"", left_out=True)})
     with pytest.raises(BadInput, match=f"the model of '{name}' is not kept in"):
         trained_tensors(copy, name)

