@@ -16,7 +16,8 @@ def to_json(value: Any) -> Any:
     >>> to_json({"epsilon": math.inf, "loss": math.nan})
     {'epsilon': 'inf', 'loss': None}
     """
-    if type(value) in _UNCHANGED:
+    kind = type(value)
+    if kind in _UNCHANGED or (kind is float and math.isfinite(value)):
         return value
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -25,7 +26,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): to_json(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_json(item) for item in value]
+        return list(value) if _UNCHANGED.issuperset(map(type, value)) else [to_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
     return value

@@ -79,7 +79,8 @@ def _examples(
     local_only_models: dict[str, tuple[int, ...]],
 ) -> list[Example]:
     """Returns the examples; the devices whose models predict take turns."""
-    test, devices = simulation.fleet.common_test, list(own)
+    test = simulation.fleet.common_test
+    devices = [name for name in own if name in local_only_models] or list(own)
     if test.images.shape[1] not in _MODES or not test.are_images:
         return []
     shown = []

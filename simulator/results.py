@@ -77,8 +77,11 @@ def with_baseline(result: Result, local_only_models: Sequence[DeviceLocalOnly]) 
     if not local_only_models:
         return result
     baseline = {one.device: one for one in local_only_models}
-    rows = [baseline[name] for name in result.details.devices]
-    common, local = ([_measured(value) for value in each] for each in zip(*(row[1:3] for row in rows), strict=True))
+    rows = [
+        (one.accuracy_common, one.accuracy_local) if (one := baseline.get(name)) else (None, None)
+        for name in result.details.devices
+    ]
+    common, local = ([_measured(value) for value in each] for each in zip(*rows, strict=True))
     details = {"local_only_common": common, "local_only_local": local}
     local_only = LocalOnly(
         accuracy_own_common=_mean(common), accuracy_own_local=_mean(local), way=local_only_models[0].way
@@ -86,9 +89,9 @@ def with_baseline(result: Result, local_only_models: Sequence[DeviceLocalOnly]) 
     return result.but(local_only=local_only, details=result.details.but(**details))
 
 
-def _measured(accuracy: float) -> float | None:
+def _measured(accuracy: float | None) -> float | None:
     """Returns None for NaN: a device may have no images, or no test images of its own."""
-    return None if math.isnan(accuracy) else accuracy
+    return None if accuracy is None or math.isnan(accuracy) else accuracy
 
 
 def read_metrics(simulation: Simulation, device: str) -> Metrics:

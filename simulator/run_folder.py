@@ -33,6 +33,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.atomic_file import write_whole
 from hushfleet.data.form import OWN_DATA, PUBLIC_DATA
@@ -41,7 +43,7 @@ from hushfleet.paths import features_folder
 from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.cohort_store import CohortStore, index_of
-from hushfleet.simulator.fleet import Fleet, make_fleet, save_device, save_samples
+from hushfleet.simulator.fleet import Fleet, SimulatedDevice, make_fleet, save_device, save_samples
 from hushfleet.simulator.schedule import schedule_of
 from hushfleet.toml_text import dotted
 from hushfleet.user_files import checked_folder, refuse_others
@@ -56,6 +58,10 @@ RESIDENT: WeakValueDictionary[Path, Fleet] = WeakValueDictionary()
 MOST_SHOWN = 50
 """Number of devices, the first that took part, whose personalized models are written and shown: nobody looks at
 10,000."""
+MOST_TESTED = 500
+"""Number of devices, drawn at random from a larger fleet, whose personalized heads and models trained alone are
+tested: the standard error of a mean over so many is small."""
+_TESTED_STREAM = 0x54455354
 
 
 class DeviceFolder:
@@ -149,9 +155,21 @@ class Simulation:
         save_samples(self.fleet.common_test, self.folder.common_test)
 
     @property
+    def tested(self) -> tuple[SimulatedDevice, ...]:
+        """The devices that are tested after the last round, in the fleet's order; the same for the same seed."""
+        devices = self.fleet.devices
+        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(_TESTED_STREAM,)))
+        drawn = rng.permutation(len(devices))[:MOST_TESTED] if len(devices) > MOST_TESTED else range(len(devices))
+        return tuple(devices[place] for place in sorted(drawn))
+
+    @property
     def took_part(self) -> list[str]:
         """The devices that have a store, in the fleet's order."""
-        return [each.name for each in self.fleet.devices if self.folder.has_store(each.name)]
+        names = [device.name for device in self.fleet.devices]
+        if self.folder.cohort.exists():
+            store = CohortStore.read(self.folder.cohort)
+            return [name for name in names if store.has(index_of(name))]
+        return [name for name in names if self.folder.has_store(name)]
 
 
 def run_path(out: Path | None, name: str) -> Path:

@@ -122,7 +122,8 @@ def personalized_models(result: Result, test: Literal["common", "local"] = "comm
     mean = last_measured(result.rounds, attrgetter(name))
     final = final_by_device(getattr(detail, name), len(detail.devices))
     local_only, mean_local_only = getattr(detail, f"local_only_{test}"), getattr(result.local_only, name)
-    images = (detail.common_test_images or 0) if test == "common" else sum(detail.local_test_images)
+    tested = [n for n, value in zip(detail.local_test_images, final, strict=False) if value is not None]
+    images = (detail.common_test_images or 0) if test == "common" else sum(tested)
     return _compared(final, local_only, mean, mean_local_only, chance(result)[test == "local"], images)
 
 

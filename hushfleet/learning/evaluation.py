@@ -52,15 +52,27 @@ def evaluate(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) 
 
 def evaluate_each(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) -> Evaluations:
     """Evaluates every sample, for means over parts of a test set."""
-    objective = samples.targets.objective(CROSS_ENTROPY)
-    correct, losses = np.empty(len(samples), bool), np.empty(len(samples))
-    for first in range(0, len(samples), EVALUATION_BATCH):
+    (found,) = evaluate_models(lambda models, x: logits_of(models[0], x)[None], [params], samples)
+    return found
+
+
+def evaluate_models(
+    logits_of: LogitsOfModels, models: Sequence[np.ndarray], samples: LabelledSamples
+) -> list[Evaluations]:
+    """Evaluates every sample with each model, like `evaluate_each`, but converts each batch of samples only once.
+
+    :param logits_of: (models `[d]` each, images `[b, C, H, W]`) -> logits `[models, b, classes]`.
+    """
+    objective, shape = samples.targets.objective(CROSS_ENTROPY), (len(models), len(samples))
+    correct, losses = np.empty(shape, bool), np.empty(shape)
+    for first in range(0, len(samples) if models else 0, EVALUATION_BATCH):
         batch = samples.take(slice(first, first + EVALUATION_BATCH))
-        logits = logits_of(params, batch.x).astype(np.float64)
-        part = slice(first, first + len(batch))
-        losses[part], _ = loss_and_cotangent(objective, logits, batch.y)
-        correct[part] = samples.targets.right(logits, batch.labels)
-    return Evaluations(correct, losses, samples.targets)
+        part, y = slice(first, first + len(batch)), batch.y
+        for row, values in enumerate(logits_of(models, batch.x)):
+            logits = values.astype(np.float64)
+            losses[row, part], _ = loss_and_cotangent(objective, logits, y)
+            correct[row, part] = samples.targets.right(logits, batch.labels)
+    return [Evaluations(*each, samples.targets) for each in zip(correct, losses, strict=True)]
 
 
 def accuracies_on_parts(

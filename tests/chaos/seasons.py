@@ -136,7 +136,7 @@ class Learner(Card):
         known = len(task.spec.model.class_names)
         head = personalized_head_of(params, task.model.layout, _below(own, known), task.spec.signal).params
         right = own_logits(head, inputs_of_own(test).x).argmax(1) == test.y
-        (alone,) = predict_local_only(own, [test], classes=classes)
+        (alone,) = predict_local_only([own], test, classes=classes)
         return float(right.mean()), {way: float((said == test.y).mean()) for way, said in alone.items()}
 
 

@@ -1,8 +1,9 @@
-"""Defines the jobs of workers after a closed round of a run, one job per device."""
+"""Defines the jobs of workers after a closed round of a run: one job per device, alone or in groups."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,11 @@ import numpy as np
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.simulator.engines.fast.loaded_run import DeviceJob
+from hushfleet.simulator.engines.fast.workers import Item, WorkerPool
 from hushfleet.simulator.run_folder import Simulation
+
+AT_ONCE = 25
+"""Most devices in one group: what their models share, such as a converted batch of test images, is computed once."""
 
 
 @dataclass(frozen=True)
@@ -35,3 +40,9 @@ def after_last_round(simulation: Simulation, devices: Iterable[str], *, runtime:
         closed = store.last_closed_round
     path = simulation.folder.path.absolute()
     return [AfterRound(path, runtime, device, closed) for device in devices]
+
+
+def in_groups(jobs: Sequence[Item], workers: WorkerPool) -> list[Sequence[Item]]:
+    """Divides the jobs of a test, in their order; each worker gets some."""
+    size = min(AT_ONCE, math.ceil(len(jobs) / workers.count)) or 1
+    return [jobs[first : first + size] for first in range(0, len(jobs), size)]

@@ -7,8 +7,9 @@ same optimizer, without noise and without other devices. This is the model that 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from hushfleet.methods.local_round import LocalRound
 from hushfleet.methods.method import Method
 from hushfleet.methods.task_method import bind
 from hushfleet.progress import counted
+from hushfleet.simulator.engines.fast.after_round import in_groups
 from hushfleet.simulator.engines.fast.examples import answers, choose_examples
 from hushfleet.simulator.engines.fast.loaded_run import DeviceJob, LoadedRun
 from hushfleet.simulator.engines.fast.local_only_on_features import (
@@ -62,11 +64,12 @@ class _Job(DeviceJob):
 def train_local_only(
     simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx"
 ) -> Iterator[DeviceLocalOnly]:
-    """Trains every device alone; yields them in the fleet's order as they become ready."""
+    """Trains each tested device alone; yields them in the fleet's order as they become ready."""
     path, initial = simulation.folder.path.absolute(), simulation.prepared.initial
-    jobs = [_Job(path, runtime, d.name, d.index, simulation.seed, initial) for d in simulation.fleet.devices]
+    jobs = [_Job(path, runtime, d.name, d.index, simulation.seed, initial) for d in simulation.tested]
     if simulation.prepared.spec.model.chooses_head:
-        found = list(counted(workers.map(_test_one, jobs), ALONE, total=len(jobs)))
+        tested = chain.from_iterable(workers.map(_test_group, in_groups(jobs, workers)))
+        found = list(counted(tested, ALONE, total=len(jobs)))
         return _best_local_only(found, [job.device for job in jobs])
     return counted(workers.map(_train_one, jobs), ALONE, total=len(jobs))
 
@@ -81,14 +84,28 @@ def _best_local_only(
     return (DeviceLocalOnly(n, c[best], o[best_local], way, tuple(s[best].tolist())) for n, c, o, s in rows)
 
 
-def _test_one(job: _Job) -> tuple[AccuracyByWay, AccuracyByWay, Predictions]:
-    """Returns the accuracies on the common test and on the device's own test, and the predictions for the examples."""
-    run = job.run
-    shown = run.common_test.take(choose_examples(run.common_test, seed=job.seed))
-    tests = (run.common_test, run.local_test(job.device), shown)
-    *said, of_shown = predict_local_only(run.train(job.device), tests, classes=len(run.spec.model.class_names))
-    common, local = (accuracies(each, test) for each, test in zip(said, tests, strict=False))
-    return common, local, of_shown
+def _test_group(jobs: Sequence[_Job]) -> list[tuple[AccuracyByWay, AccuracyByWay, Predictions]]:
+    """Returns for each device the accuracies on the common test and on the device's own test, and the predictions for
+    the examples."""
+    run, seed = jobs[0].run, jobs[0].seed
+    labels, shown = run.common_test.labels, choose_examples(run.common_test, seed=seed)
+    classes, trains = len(run.spec.model.class_names), [run.train(job.device) for job in jobs]
+    found = []
+    for job, train, said in zip(
+        jobs, trains, predict_local_only(trains, run.common_test, classes=classes), strict=True
+    ):
+        if (part := run.local_indices(job.device)) is not None:
+            local = accuracies(_taken(said, part), labels[part])
+        else:
+            test = run.local_test(job.device)
+            (on_own,) = predict_local_only([train], test, classes=classes)
+            local = accuracies(on_own, test.labels)
+        found.append((accuracies(said, labels), local, _taken(said, shown)))
+    return found
+
+
+def _taken(said: Predictions, indices: np.ndarray) -> Predictions:
+    return {way: each[indices] if len(each) else each for way, each in said.items()}
 
 
 def _train_one(job: _Job) -> DeviceLocalOnly:

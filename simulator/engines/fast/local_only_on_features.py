@@ -7,7 +7,8 @@ baseline is a little better than any real one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,38 +25,55 @@ PENALTIES = (0.01, 0.001, 0.0001)
 _BATCH = 256
 
 
-def accuracies(said: Predictions, test: LabelledSamples) -> AccuracyByWay:
-    return {way: float((each == test.y).mean()) if len(each) else float("nan") for way, each in said.items()}
+def accuracies(said: Predictions, labels: np.ndarray) -> AccuracyByWay:
+    return {way: float((each == labels).mean()) if len(each) else float("nan") for way, each in said.items()}
 
 
-def predict_local_only(train: LabelledSamples, tests: Sequence[LabelledSamples], *, classes: int) -> list[Predictions]:
-    """Trains one device alone in each of the ways; returns its predicted classes for each of `tests`.
+def predict_local_only(trains: Sequence[LabelledSamples], test: LabelledSamples, *, classes: int) -> list[Predictions]:
+    """Trains devices, each alone, in each of the ways; returns the classes that each device predicts for the test.
 
-    :param train: the device's features, `[m, F, 1, 1]` or a similar shape. Without samples, predictions are empty.
+    :param trains: the features of each device, `[m, F, 1, 1]` or a similar shape. Without samples, the device's
+        predictions are empty.
     """
-    x, y = features_of(train), train.y
-    if not len(y):
-        return [dict.fromkeys(_ways(), np.zeros(0, np.int64)) for _ in tests]
-    basis = rotated(x)
-    offsets = np.zeros((len(PENALTIES), classes, len(y)), np.float32)
-    heads = fit(basis.z, basis.moments, y, offsets, np.array(PENALTIES)) @ basis.axes
-    present = np.unique(y)
-    means = np.stack([x[y == label].mean(0) for label in present])
-    found = []
-    for test in tests:
-        said: Predictions = {way: np.zeros(len(test), np.int64) for way in _ways()}
-        for first in range(0, len(test), _BATCH):
-            part = slice(first, first + _BATCH)
-            shown = features_of(test.take(part))
-            answers = [
-                *(shown @ heads.swapaxes(1, 2)).argmax(2),
-                y[_nearest(shown, x)],
-                present[_nearest(shown, means)],
-            ]
-            for way, answer in zip(_ways(), answers, strict=True):
-                said[way][part] = answer
-        found.append(said)
+    learned = [_Learned.of(train, classes) if len(train) else None for train in trains]
+    found = [{way: np.zeros(len(test) if each else 0, np.int64) for way in _ways()} for each in learned]
+    for first in range(0, len(test), _BATCH):
+        part = slice(first, first + _BATCH)
+        shown = features_of(test.take(part))  # converted once for all devices
+        for said, each in zip(found, learned, strict=True):
+            if each is not None:
+                for way, answer in zip(_ways(), each.answers(shown), strict=True):
+                    said[way][part] = answer
     return found
+
+
+class _Learned(NamedTuple):
+    """A device's heads and samples, from training alone.
+
+    :param heads: softmax regression with each penalty, `[ways, C, F]`.
+    :param means: the mean of each class in `present`, `[k, F]`.
+    """
+
+    heads: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
+    means: np.ndarray
+    present: np.ndarray
+
+    @classmethod
+    def of(cls, train: LabelledSamples, classes: int) -> _Learned:
+        x, y = features_of(train), train.y
+        basis = rotated(x)
+        offsets = np.zeros((len(PENALTIES), classes, len(y)), np.float32)
+        heads = fit(basis.z, basis.moments, y, offsets, np.array(PENALTIES)) @ basis.axes
+        present = np.unique(y)
+        return cls(heads, x, y, np.stack([x[y == label].mean(0) for label in present]), present)
+
+    def answers(self, shown: np.ndarray) -> Iterator[np.ndarray]:
+        """Yields the predicted classes int `[n]` of each way."""
+        yield from (shown @ self.heads.swapaxes(1, 2)).argmax(2)
+        yield self.y[_nearest(shown, self.x)]
+        yield self.present[_nearest(shown, self.means)]
 
 
 def best_way(found: Sequence[AccuracyByWay]) -> str:
@@ -70,4 +88,4 @@ def _ways() -> list[str]:
 
 def _nearest(x: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Finds the nearest row of `others [m, F]` for each row of `x [n, F]`; int `[n]`."""
-    return np.asarray(((others * others).sum(1) - 2 * x @ others.T).argmin(1))
+    return np.asarray(((others * others).sum(1) - 2 * (x @ others.T)).argmin(1))

@@ -16,13 +16,10 @@ from hushfleet.learning.evaluation import accuracies_on_parts, evaluate
 from hushfleet.learning.own_samples import LoadedSamples
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local_round import LocalRound
-from hushfleet.simulator.engines.fast.after_round import AfterRound
+from hushfleet.simulator.engines.fast.after_round import AfterRound, in_groups
 from hushfleet.simulator.engines.fast.device import store_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
-
-AT_ONCE = 25
-"""Most models in one job: the first layers, as far as all models share them, are computed once per image."""
 
 
 def next_models_accuracy(simulation: Simulation, workers: WorkerPool, round: int, *, runtime: str) -> float:
@@ -32,9 +29,7 @@ def next_models_accuracy(simulation: Simulation, workers: WorkerPool, round: int
     """
     path = simulation.folder.path.absolute()
     jobs = [AfterRound(path, runtime, device.name, round) for device in simulation.fleet.devices]
-    size = min(AT_ONCE, math.ceil(len(jobs) / workers.count))
-    groups = [jobs[first : first + size] for first in range(0, len(jobs), size)]
-    return math.fsum(chain.from_iterable(workers.map(_test, groups))) / len(jobs)
+    return math.fsum(chain.from_iterable(workers.map(_test, in_groups(jobs, workers)))) / len(jobs)
 
 
 def _test(jobs: Sequence[AfterRound]) -> list[float]:

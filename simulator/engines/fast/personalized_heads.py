@@ -7,64 +7,107 @@ its store.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
+
+import numpy as np
 
 from hushfleet.aggregator.results.device_metrics import write_metrics
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.metrics import append_line
-from hushfleet.learning.evaluation import evaluate
+from hushfleet.learning.evaluation import Evaluations, evaluate_each, evaluate_models
 from hushfleet.learning.head_choice import takes_unlabelled
 from hushfleet.learning.personalized_head import inputs_of_own, own_logits, personalized_head_of
 from hushfleet.progress import counted
 from hushfleet.schema import pack, to_plain
 from hushfleet.simulator.cohort_store import CohortStore, index_of
-from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
+from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round, in_groups
+from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.fast.workers import WorkerPool
-from hushfleet.simulator.run_folder import MOST_SHOWN, Simulation
+from hushfleet.simulator.run_folder import MOST_SHOWN, RunFolder, Simulation
 from hushfleet.wire.format.difference import params_digest
 
 
+@dataclass(frozen=True)
+class _Job(AfterRound):
+    tested: bool
+
+
 class _Chosen(NamedTuple):
-    """The head that a device chose, and its line of metrics; without the head, if it is not kept."""
+    """The head that a device chose, and its line of metrics; without the head, if it is not kept, and without the line,
+    if it is not tested."""
 
     head: KeptModel | None
-    line: dict[str, object]
+    line: dict[str, object] | None
 
 
 def choose_personalized_heads(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx") -> None:
-    """Lets each device that took part choose, if the model is linear; its last round's metrics are then the head's."""
+    """Lets devices that took part choose, if the model is linear: those that are tested, and those whose heads are
+    kept. The last round's metrics of a tested device are then the head's."""
     if not simulation.prepared.spec.model.chooses_head:
         return
-    folder, devices = simulation.folder, simulation.took_part
-    jobs = after_last_round(simulation, devices, runtime=runtime)
-    found = list(counted(workers.map(_choose_one, jobs), "each device chooses its head", total=len(jobs)))
+    folder, tested = simulation.folder, {device.name for device in simulation.tested}
+    devices = [name for name in simulation.took_part if name in tested or _kept(folder, name)]
+    jobs = [
+        _Job(**vars(job), tested=job.device in tested) for job in after_last_round(simulation, devices, runtime=runtime)
+    ]
+    groups = chain.from_iterable(workers.map(_choose, in_groups(jobs, workers)))
+    found = list(counted(groups, "each device chooses its head", total=len(jobs)))
     chosen = dict(zip(devices, found, strict=True))
+    lines = {name: each.line for name, each in chosen.items() if each.line is not None}
     if not folder.cohort.exists():
-        for name, (head, line) in chosen.items():
+        for name, (head, _) in chosen.items():
             with DeviceStore(folder.device(name).store, device=name, durable=False) as store:
                 assert head is not None
                 store.keep_model(head)
+        for name, line in lines.items():
             append_line(folder.device(name).metrics, line)
     elif jobs:
         closed = jobs[0].round
-        write_metrics(folder.metrics, closed, {name: each.line for name, each in chosen.items()})
+        write_metrics(folder.metrics, closed, lines)
         heads = {index_of(name): pack(each.head) for name, each in chosen.items() if each.head is not None}
         CohortStore.open(folder.cohort, closed=closed).append_heads(closed, heads)
 
 
-def _choose_one(job: AfterRound) -> _Chosen:
-    run, published = job.run, job.published()
+def _kept(folder: RunFolder, device: str) -> bool:
+    return not folder.cohort.exists() or index_of(device) < MOST_SHOWN
+
+
+def _choose(jobs: Sequence[_Job]) -> list[_Chosen]:
+    run, published = jobs[0].run, jobs[0].published()
     params, _ = run.method.split(published)
     spec = run.spec
     wanted = takes_unlabelled(spec.signal, len(spec.model.class_names))
-    unlabelled = run.unlabelled(job.device) if wanted else None
-    head = personalized_head_of(params, spec.model.layout, run.train(job.device), spec.signal, unlabelled)
-    kept = {"task": spec.task, "global_digest": params_digest(published), "round": job.round}
-    line: dict[str, object] = {"round": job.round, "own_head": to_plain(head.choice)}
-    for name, test in (("common", run.common_test), ("local", run.local_test(job.device))):
-        found = evaluate(own_logits, head.params, inputs_of_own(test))
-        line[f"accuracy_own_{name}"], line[f"loss_own_{name}"] = found.accuracy, found.loss
-    if run.folder.cohort.exists() and index_of(job.device) >= MOST_SHOWN:
-        return _Chosen(None, line)
-    return _Chosen(KeptModel.of(head, package=run.package, **kept), line)
+    heads = []
+    for job in jobs:
+        unlabelled = run.unlabelled(job.device) if wanted else None
+        heads.append(personalized_head_of(params, spec.model.layout, run.train(job.device), spec.signal, unlabelled))
+    tested = {job.device: head.params for job, head in zip(jobs, heads, strict=True) if job.tested}
+    on_common = evaluate_models(_logits_of_heads, list(tested.values()), inputs_of_own(run.common_test))
+    measured = dict(zip(tested, on_common, strict=True))
+    kept = {"task": spec.task, "global_digest": params_digest(published), "round": jobs[0].round}
+    chosen = []
+    for job, head in zip(jobs, heads, strict=True):
+        line: dict[str, object] | None = None
+        if job.tested:
+            line = {"round": job.round, "own_head": to_plain(head.choice)}
+            common = measured[job.device]
+            for name, found in (("common", common), ("local", _on_own(run, job.device, head.params, common))):
+                line[f"accuracy_own_{name}"], line[f"loss_own_{name}"] = found.mean()
+        model = KeptModel.of(head, package=run.package, **kept) if _kept(run.folder, job.device) else None
+        chosen.append(_Chosen(model, line))
+    return chosen
+
+
+def _on_own(run: LoadedRun, device: str, params: np.ndarray, on_common: Evaluations) -> Evaluations:
+    """Returns the results on the device's own test, which may be a part of the common one."""
+    if (part := run.local_indices(device)) is not None:
+        return on_common.take(part)
+    return evaluate_each(own_logits, params, inputs_of_own(run.local_test(device)))
+
+
+def _logits_of_heads(heads: Sequence[np.ndarray], x: np.ndarray) -> np.ndarray:
+    return np.stack([own_logits(params, x) for params in heads])

@@ -171,7 +171,8 @@ class SimulatedFleet:
     def _alone(self) -> np.ndarray:
         """Accuracy per class of each way to learn alone, `[ways, devices, C]`."""
         train = [_samples(x, y) for x, y in zip(self.judged.x, self.judged.y, strict=True)]
-        said = [list(predict_local_only(each, [self._test], classes=self.images.classes)[0].values()) for each in train]
+        found = predict_local_only(train, self._test, classes=self.images.classes)
+        said = [list(each.values()) for each in found]
         return self.images.by_class(np.array(said).swapaxes(0, 1))
 
     @cached_property

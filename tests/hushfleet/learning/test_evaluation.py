@@ -7,9 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hushfleet.data.samples import Samples
-from hushfleet.learning.evaluation import EVALUATION_BATCH, accuracies_on_parts, evaluate
+from hushfleet.learning.evaluation import (
+    EVALUATION_BATCH,
+    accuracies_on_parts,
+    evaluate,
+    evaluate_each,
+    evaluate_models,
+)
 
 CLASSES = 5
 
@@ -68,6 +76,19 @@ def test_models_at_once_have_the_accuracies_that_each_has_alone() -> None:
     np.testing.assert_array_equal(accuracies_on_parts(at_once, models, samples, parts), expected)
     assert len(set(expected[:3])) == 3
     assert math.isnan(expected[3])
+
+
+@given(count=st.integers(0, 600), models=st.integers(0, 4), seed=st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_results_of_several_models_are_those_of_each(count: int, models: int, seed: int) -> None:
+    samples, rng = samples_of(count), np.random.default_rng(seed)
+    params = list(rng.standard_normal((models, 6 * CLASSES)).astype(np.float32))
+    found = evaluate_models(lambda given, x: np.stack([linear(each, x) for each in given]), params, samples)
+    assert len(found) == models
+    for each, one in zip(params, found, strict=True):
+        correct, losses, _ = evaluate_each(linear, each, samples)
+        np.testing.assert_array_equal(one.correct, correct)
+        np.testing.assert_array_equal(one.losses, losses)
 
 
 def test_by_hand() -> None:

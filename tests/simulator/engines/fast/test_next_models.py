@@ -12,7 +12,7 @@ from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.learning.evaluation import evaluate
 from hushfleet.models.native.gradient import NativeGradient
-from hushfleet.simulator.engines.fast import next_models
+from hushfleet.simulator.engines.fast import after_round, next_models
 from hushfleet.simulator.engines.fast.after_round import AfterRound
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
@@ -67,7 +67,7 @@ def test_all_at_once_is_one_after_the_other(
         return whole(self, models, x)
 
     monkeypatch.setattr(NativeGradient, "logits_of_models", counted)
-    monkeypatch.setattr(next_models, "AT_ONCE", at_once)
+    monkeypatch.setattr(after_round, "AT_ONCE", at_once)
     with Workers(1) as workers:
         found = next_models.next_models_accuracy(simulation, workers, 2, runtime=NATIVE)
     assert (max(calls) > 1) == shares

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.results.events import EventLog
@@ -18,7 +20,9 @@ from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.samples import FeatureSamples
 from hushfleet.errors import BadInput
 from hushfleet.learning.personalized_head import personalized_head_of
-from hushfleet.simulator.engines.fast import personalized_heads
+from hushfleet.simulator import run_folder
+from hushfleet.simulator.cohort_store import CohortStore
+from hushfleet.simulator.engines.fast import after_round, local_only, personalized_heads
 from hushfleet.simulator.engines.fast.device import store_of
 from hushfleet.simulator.engines.fast.engine import run_logged, run_rounds
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
@@ -33,7 +37,7 @@ from hushfleet.simulator.engines.fast.personalized_heads import choose_personali
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.results import assemble
-from hushfleet.simulator.run_folder import Simulation, begin
+from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, repeated
 from hushfleet.simulator.sweep import noise_point, sweep_noise
 from support.report_samples import told
 
@@ -104,6 +108,58 @@ def test_points_of_a_sweep_have_heads_too(run: Simulation) -> None:
     assert point.gain_standard_error > 0
 
 
+def test_in_a_large_fleet_a_random_part_is_tested_with_the_same_results(
+    run: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads are also kept for the first devices, tested or not; one group or several make no difference."""
+    way = "nearest neighbour"  # the best way depends on who is tested
+    monkeypatch.setattr(local_only, "best_way", lambda found: way)
+    with Workers(1) as workers:
+        whole = assemble(run, engine="fast", local_only_models=list(train_local_only(run, workers)))
+    monkeypatch.setattr(run_folder, "MOST_TESTED", 2)
+    monkeypatch.setattr(personalized_heads, "MOST_SHOWN", 3)  # at least one of them is not tested
+    monkeypatch.setattr(after_round, "AT_ONCE", 1)
+    again = repeated(run, run.task, RunFolder(tmp_path / "run"))
+    tested = [device.index for device in again.tested]
+    assert len(tested) == 2
+    with Workers(1) as workers, EventLog(again.folder.events) as events:
+        run_rounds(again, workers, events)
+        choose_personalized_heads(again, workers)
+        alone = list(train_local_only(again, workers))
+    assert [one.device for one in alone] == [device.name for device in again.tested]
+    kept = CohortStore.read(again.folder.cohort)
+    assert [bool(kept.carried(device.index).head) for device in again.fleet.devices] == [True, True, True, False]
+    result = assemble(again, engine="fast", local_only_models=alone)
+    for name in ("own_heads", "local_only_common", "local_only_local"):
+        every, some = getattr(whole.details, name), getattr(result.details, name)
+        assert some == [every[index] if index in tested else None for index in range(DEVICES)], name
+    for name in ("accuracy_own_common", "accuracy_own_local"):
+        every, some = getattr(whole.details, name)[-1], getattr(result.details, name)[-1]
+        assert some == [every[index] if index in tested else None for index in range(DEVICES)], name
+    assert common_test(result).gain.count == 2
+    loaded = loaded_run(again.folder.path.absolute(), "onnx")
+    for one in alone:  # its own test is a part of the common one
+        train, own_test = loaded.train(one.device), loaded.local_test(one.device)
+        assert (
+            accuracies(*predict_local_only([train], own_test, classes=10), own_test.labels)[way] == one.accuracy_local
+        )
+
+
+@given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=4), shown=st.integers(0, 300), seed=st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_devices_alone_are_predicted_together_as_each_by_itself(sizes: list[int], shown: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def of(count: int) -> FeatureSamples:
+        features = rng.normal(size=(count, 5, 1, 1)).astype(np.float32)
+        return FeatureSamples(features, rng.integers(0, 3, count))
+
+    trains, test = [of(size) for size in sizes], of(shown)
+    for train, found in zip(trains, predict_local_only(trains, test, classes=3), strict=True):
+        (single,) = predict_local_only([train], test, classes=3)
+        assert {way: said.tolist() for way, said in found.items()} == {way: s.tolist() for way, s in single.items()}
+
+
 def test_neighbours_and_class_means_by_hand() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(12, 5)).astype(np.float32), rng.integers(0, 3, 12)
@@ -130,8 +186,7 @@ def test_the_best_way_is_the_fleets() -> None:
 
 
 def reached_alone(train: FeatureSamples, tests: list[FeatureSamples], *, classes: int) -> list[AccuracyByWay]:
-    said = predict_local_only(train, tests, classes=classes)
-    return [accuracies(each, test) for each, test in zip(said, tests, strict=True)]
+    return [accuracies(*predict_local_only([train], test, classes=classes), test.labels) for test in tests]
 
 
 def test_who_has_no_images_reaches_nothing_alone() -> None:
