@@ -115,6 +115,9 @@ def test_means_are_over_the_devices_that_were_measured_both_ways() -> None:
     assert (found.federated, found.local_only) == (pytest.approx(0.75), pytest.approx(0.6))
     assert found.gain is not None
     assert found.gain.mean == pytest.approx(sum(found.gains) / 2)
+    assert "over 2 of 3 devices" in told(result, "answer")
+    own = changed(sample(3), accuracy_own_local=[[0.9, None, 0.9]] * 3, local_test_images=[10, 20, 40])
+    assert personalized_models(own, "local").images == 50, "of the tested devices"
 
 
 def test_a_fleet_with_personalized_heads_serves_the_common_test_with_the_shared_one() -> None:
