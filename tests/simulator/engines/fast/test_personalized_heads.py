@@ -19,7 +19,8 @@ from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.samples import FeatureSamples
 from hushfleet.errors import BadInput
-from hushfleet.learning.personalized_head import personalized_head_of
+from hushfleet.learning.evaluation import evaluate
+from hushfleet.learning.personalized_head import own_logits, personalized_head_of
 from hushfleet.simulator import run_folder
 from hushfleet.simulator.cohort_store import CohortStore
 from hushfleet.simulator.engines.fast import after_round, local_only, personalized_heads
@@ -36,7 +37,7 @@ from hushfleet.simulator.engines.fast.local_only_on_features import (
 from hushfleet.simulator.engines.fast.personalized_heads import choose_personalized_heads
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.model_files import write_models
-from hushfleet.simulator.results import assemble
+from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, repeated
 from hushfleet.simulator.sweep import noise_point, sweep_noise
 from support.report_samples import told
@@ -69,6 +70,15 @@ def test_a_device_keeps_the_head_that_its_images_choose_with_the_final_model(run
             kept = store.own_params(spec.task)
         assert kept is not None
         np.testing.assert_array_equal(kept, expected.params)
+        line = read_metrics(run, device.name)[ROUNDS]
+        common, local = (
+            evaluate(own_logits, kept, each) for each in (run.fleet.common_test, device.local_test.samples)
+        )
+        assert (line["accuracy_own_common"], line["loss_own_common"]) == common
+        assert line["accuracy_own_local"] == local.accuracy
+        assert line["loss_own_local"] == pytest.approx(local.loss, rel=1e-6), (
+            "a product of other rows may round otherwise"
+        )
 
 
 def test_the_result_has_what_the_heads_reach(run: Simulation) -> None:
