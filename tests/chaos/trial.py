@@ -82,6 +82,7 @@ class TrialRunner:
     ) -> None:
         self._prepared, self._library, self._timeout_s, self._options = prepared, library, timeout_s, options
         self._calm: dict[frozenset[tuple[int, str]], dict[str, str]] = {}
+        prepared.write_samples()  # its devices are processes
 
     def plan(self, seed: int) -> Plan:
         kinds = KINDS if self._library else tuple(kind for kind in KINDS if kind not in NEEDS_MACHINE)
