@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -55,8 +55,19 @@ class NoisedUpdate:
     by_layer: bool = False
 
 
+class Bounds(NamedTuple):
+    """The bounds of a clipping.
+
+    :param norms: clip norms, float64 `[1]` of the whole vector or `[L]` of its layers.
+    :param scales: whether the whole vector is scaled to its clip norm also if it is shorter.
+    """
+
+    norms: Array
+    scales: bool = False
+
+
 Release = Callable[
-    ["RoundContext", Array, "Array | None", Array, GaussianMechanism, "NoiseSource"],
+    ["RoundContext", Array, "Bounds | None", Array, GaussianMechanism, "NoiseSource"],
     Array,
 ]
 """`clip_and_noise`, or what a simulation does in its place."""
@@ -65,7 +76,7 @@ Release = Callable[
 def clip_and_noise(
     context: RoundContext,
     values: Array,
-    bounds: Array | None,
+    bounds: Bounds | None,
     stds: Array,
     mechanism: GaussianMechanism,
     noise: NoiseSource,
@@ -73,7 +84,7 @@ def clip_and_noise(
     """Returns the clipped values with noise, `[d]`, zero where the parameter is personal.
 
     :param values: `[d]`, zero where the parameter is personal.
-    :param bounds: clip norms, float64 `[1]` of the whole vector or `[L]` of its layers; None: the values have a bound.
+    :param bounds: None: the values have a bound.
     :param stds: of the noise, float64 `[L]`.
     """
     values = _clipped(context, values, bounds)
@@ -103,13 +114,12 @@ def privatized(
                 changed = context.shared(stage.change(context, leaving.values, noise))
                 leaving = replace(leaving, values=changed, clip_norms=unbounded, noise_stds=silent, by_layer=False)
             case ClipWhole():
-                leaving, bounds = _bounded(context, leaving), np.array([context.setting.clip_norm])
+                leaving, bounds = _bounded(context, leaving), Bounds(np.array([context.setting.clip_norm]))
             case ScaleWhole():
-                leaving = _bounded(context, leaving)
-                leaving = replace(leaving, values=scale(leaving.values, context.setting.clip_norm))
+                leaving, bounds = _bounded(context, leaving), Bounds(np.array([context.setting.clip_norm]), scales=True)
             case ClipLayers():
-                bounds = _layer_bounds(stage, context)
-                leaving = replace(leaving, clip_norms=bounds, by_layer=True)
+                bounds = Bounds(_layer_bounds(stage, context))
+                leaving = replace(leaving, clip_norms=bounds.norms, by_layer=True)
             case OneStep():
                 stds = np.full(layers, cost.bound * cost.noise_multiplier)
                 values, norms = clip(leaving.values, cost.largest), np.full(layers, cost.largest)
@@ -127,11 +137,13 @@ def privatized(
     return leaving if bounds is None else replace(leaving, values=_clipped(context, leaving.values, bounds))
 
 
-def _clipped(context: RoundContext, values: Array, bounds: Array | None) -> Array:
+def _clipped(context: RoundContext, values: Array, bounds: Bounds | None) -> Array:
     """Returns the values, clipped to `bounds` as in `clip_and_noise`."""
     if bounds is None:
         return values
-    return clip(values, bounds[0]) if len(bounds) == 1 else clip_layers(values, context.layout, bounds)
+    if len(bounds.norms) != 1:
+        return clip_layers(values, context.layout, bounds.norms)
+    return (scale if bounds.scales else clip)(values, bounds.norms[0])
 
 
 def _bounded(context: RoundContext, leaving: NoisedUpdate) -> NoisedUpdate:

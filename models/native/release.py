@@ -15,7 +15,7 @@ from hushfleet.array_api import BLOCK
 from hushfleet.models.native.build import pointer
 from hushfleet.models.native.noise import NativeNoise, library
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.clipping import factors_of
+from hushfleet.privacy.clipping import factors_of, norms_of, scale_factors
 from hushfleet.wire.format.update_values import LayerMagnitudes, SentValues
 
 _LAYER = np.dtype([("stop", "<u8"), ("deviation", "<f8"), ("factor", "<f4"), ("step", "<f4")])
@@ -32,12 +32,14 @@ def released(
     steps: Sequence[float],
     dither_key: bytes,
     stride: int,
+    scales: bool = False,
 ) -> SentValues | None:
     """Clips, noises, quantises and measures an update. Returns None if a clip factor is no normal float32, too coarse.
 
     :param values: float32 `[d]`, zero where `mask` is True.
     :param mask: bool `[d]`, True for values that are not sent; None: all are.
-    :param bounds: as in `clip_and_noise`.
+    :param bounds: clip norms of the whole vector, or of its layers.
+    :param scales: whether the vector is scaled to its clip norm, as `clipping.scale` does.
     :param steps: `[L]` of the quantisation; empty: values are sent as they are.
 
     Raises `PrivacyError` for values that are not finite. The caller makes sure that no value becomes too large for its
@@ -45,7 +47,11 @@ def released(
     """
     layers = np.zeros(len(layout.layers), _LAYER)
     layers["stop"] = [span.stop for span in layout.layers]
-    layers["factor"] = 1 if bounds is None else factors_of(_squares_of(values, layout, bounds), bounds)
+    if bounds is not None and scales:
+        values = values / np.float32(norms_of(_squares_of(values, layout, bounds))[0] or 1)
+        layers["factor"] = scale_factors(np.sqrt(_squares_of(values, layout, bounds)), float(bounds[0]))
+    else:
+        layers["factor"] = 1 if bounds is None else factors_of(_squares_of(values, layout, bounds), bounds)
     if (layers["factor"] < np.finfo(np.float32).tiny).any():
         return None
     layers["deviation"], layers["step"] = stds, steps or 0
