@@ -256,10 +256,10 @@ class DeviceRound(AllowedRound):
         # With the unit `record`, the gradients have used this stream, and nothing more is drawn from it.
         noise = self.trainer.randomness.noise(plan.round)
         noised = method.privatize(trained.context, update, noise, self.trainer.release)
-        shared = ~state.public.mask
-        everything = bool(shared.all())  # then nothing is copied: a board's memory is small
+        shared = state.public.shared
+        everything = not state.public.keeps_any  # then nothing is copied: a board's memory is small
         values, residual = noised.values if everything else noised.values[shared], None
-        counts = [int(np.count_nonzero(shared[span.start : span.stop])) for span in layout.layers]
+        counts = state.public.counts(layout)
         header = self._header(noised, held, counts)
         if self.spec.privacy.secure is not None:
             data, seen = self._masked(header, values, noise), np.zeros(len(values), np.float32)

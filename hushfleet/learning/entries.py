@@ -34,6 +34,12 @@ class Entries(NamedTuple):
         """
         if mask is None:
             return ALL
+        if not _found or _found[0] is not layout or _found[1].mask is not mask:
+            _found[:] = layout, cls._of_mask(mask, layout)
+        return _found[1]
+
+    @classmethod
+    def _of_mask(cls, mask: Array, layout: ParamLayout) -> Entries:
         xp = array_api.array_namespace(mask)
         (places,) = xp.nonzero(xp.any(xp.reshape(mask, (-1, layout.size)), axis=0))
         if not len(places):
@@ -68,6 +74,8 @@ class Entries(NamedTuple):
 
 
 ALL = Entries()
+_found: list[Any] = []
+"""The last layout and its entries of a mask: many devices have the same, and masks are read-only."""
 
 
 def mean_of_clipped(each: Array, sizes: Array, bound_of: float | BoundOf, entries: Entries, out: Array) -> Array:

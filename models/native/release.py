@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import factors_of, norms_of, scale_factors
 from hushfleet.wire.format.update_values import LayerMagnitudes, SentValues
 
+_TINY = np.finfo(np.float32).tiny
 _LAYER = np.dtype([("stop", "<u8"), ("deviation", "<f8"), ("factor", "<f4"), ("step", "<f4")])
 
 
@@ -45,19 +47,17 @@ def released(
     Raises `PrivacyError` for values that are not finite. The caller makes sure that no value becomes too large for its
     step.
     """
-    layers = np.zeros(len(layout.layers), _LAYER)
-    layers["stop"] = [span.stop for span in layout.layers]
+    layers = _layers(layout, tuple(stds.tolist()), tuple(steps)).copy()
     if bounds is not None and scales:
         values = values / np.float32(norms_of(_squares_of(values, layout, bounds))[0] or 1)
         layers["factor"] = scale_factors(np.sqrt(_squares_of(values, layout, bounds)), float(bounds[0]))
     else:
         layers["factor"] = 1 if bounds is None else factors_of(_squares_of(values, layout, bounds), bounds)
-    if (layers["factor"] < np.finfo(np.float32).tiny).any():
+    if (layers["factor"] < _TINY).any():
         return None
-    layers["deviation"], layers["step"] = stds, steps or 0
-    counts = [
-        span.size if mask is None else int(np.count_nonzero(~mask[span.start : span.stop])) for span in layout.layers
-    ]
+    counts = [span.size for span in layout.layers]
+    if mask is not None:
+        counts = [span.size - int(np.count_nonzero(mask[span.start : span.stop])) for span in layout.layers]
     units = [-(-count // BLOCK) for count in counts]
     kept = sum(count // BLOCK * -(-BLOCK // stride) + -(-(count % BLOCK) // stride) for count in counts)
     levels = np.empty(kept if steps else 0, np.float32)
@@ -68,7 +68,7 @@ def released(
         pointer(np.frombuffer(dither_key, "<u8")),
         pointer(values),
         None if mask is None else pointer(mask),
-        pointer(layers),
+        pointer(layers.view(np.uint8)),  # NumPy describes the fields of others each time
         ctypes.c_size_t(len(layers)),
         pointer(sent),
         ctypes.c_size_t(stride),
@@ -79,6 +79,15 @@ def released(
     ends = np.cumsum(units).tolist()
     in_layers = (squares[end - count : end] for end, count in zip(ends, units, strict=True))
     return SentValues(sent, LayerMagnitudes(tuple(map(float, peaks)), tuple(map(math.fsum, in_layers))), levels)
+
+
+@lru_cache(maxsize=16)
+def _layers(layout: ParamLayout, stds: tuple[float, ...], steps: tuple[float, ...]) -> np.ndarray:
+    """Returns the facts of the layers but their factors: most devices have the same."""
+    layers = np.zeros(len(layout.layers), _LAYER)
+    layers["stop"] = [span.stop for span in layout.layers]
+    layers["deviation"], layers["step"] = stds, steps or 0
+    return layers
 
 
 def _squares_of(values: np.ndarray, layout: ParamLayout, bounds: np.ndarray) -> np.ndarray:

@@ -83,7 +83,7 @@ class CompiledRelease:
             stds=stds,
             steps=self._steps(stds),
             dither_key=self._dither_key,
-            stride=sample_stride(values.size if mask is None else int(np.count_nonzero(~mask))),
+            stride=sample_stride(values.size - (0 if mask is None else int(np.count_nonzero(mask)))),
         )
 
     def _covers(self, values: Array, bounds: Bounds | None, stds: Array) -> bool:

@@ -227,7 +227,7 @@ WATCHED = ["simulator/engines/fast", "simulator/cohort_store.py", "edge_client",
 WATCHED.append("aggregator/results/device_metrics.py")
 NAMED = {
     "the values are added": (CALL, ("PartialSum.add",)),
-    "an array is written": ("pwrite", ("StateSlots.write",)),
+    "an array is written": ("pwritev", ("StateSlots.write",)),
     "the metrics are written": (CALL, ("write_metrics",)),
     "the round is kept": (CALL, ("CohortStore._append",)),
     "the aggregator takes the updates": (CALL, ("RoundEngine.accept_many",)),
