@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.aggregator.payloads.public_data import load_public
 from hushfleet.atomic_file import write_whole
 from hushfleet.data.form import OWN_DATA, PUBLIC_DATA
 from hushfleet.errors import BadInput
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from hushfleet.data.arrays import Data
 
 
-RESIDENT: WeakValueDictionary[Path, Fleet] = WeakValueDictionary()
+_RESIDENT: WeakValueDictionary[Path, Fleet] = WeakValueDictionary()
 """The fleets of this process's simulations, by run folder: their data sets are in memory already."""
 MOST_SHOWN = 50
 """Number of devices, the first that took part, whose personalized models are written and shown: nobody looks at
@@ -136,7 +137,7 @@ class Simulation:
         return self.prepared.task.seed
 
     def __post_init__(self) -> None:
-        RESIDENT[self.folder.path.absolute()] = self.fleet
+        _RESIDENT[self.folder.path.absolute()] = self.fleet
 
     def write_samples(self) -> None:
         """Writes the samples of each device into its folder, as a board reads them, and the common test."""
@@ -152,6 +153,14 @@ class Simulation:
     def took_part(self) -> list[str]:
         """The devices that have a store, in the fleet's order."""
         return [each.name for each in self.fleet.devices if self.folder.has_store(each.name)]
+
+
+def public_fleet(folder: RunFolder) -> Fleet:
+    """Returns the devices of a run on public data, with their samples; in the main process the same object again."""
+    if (resident := _RESIDENT.get(folder.path.absolute())) is not None:
+        return resident
+    task, named = load_task(folder.task), folder.data_dir.read_text()
+    return make_fleet(task, load_public(task, Path(named) if named else None))
 
 
 def run_path(out: Path | None, name: str) -> Path:

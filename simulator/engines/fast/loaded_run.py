@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.payloads.public_data import load_public
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.form import PUBLIC_DATA
 from hushfleet.data.held_out import both_parts
@@ -32,8 +30,8 @@ from hushfleet.secure.secure_round import SecureRound
 from hushfleet.simulator.cohort_store import StateSlots, index_of
 from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, make_gradient
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound
-from hushfleet.simulator.fleet import Fleet, SimulatedDevice, make_fleet
-from hushfleet.simulator.run_folder import RESIDENT, RunFolder
+from hushfleet.simulator.fleet import Fleet, SimulatedDevice
+from hushfleet.simulator.run_folder import RunFolder, public_fleet
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import BlobRef, SecureSpec, TaskSpec
 
@@ -130,11 +128,7 @@ class LoadedRun:
 
     @cached_property
     def _fleet(self) -> Fleet:
-        """The devices with their samples in the data set; the same one as in the main process, if this is it."""
-        if (resident := RESIDENT.get(self.folder.path.absolute())) is not None:
-            return resident
-        task, named = load_task(self.folder.task), self.folder.data_dir.read_text()
-        return make_fleet(task, load_public(task, Path(named) if named else None))
+        return public_fleet(self.folder)
 
     def global_params(self, plan: RoundPlan) -> np.ndarray:
         """Returns the global model float32 `[d]` at a round's start, followed by the method's vectors, read-only."""

@@ -226,8 +226,8 @@ def test_a_file_that_cannot_be_deleted_keeps_no_other(images: Path, monkeypatch:
     """With the unit `record` a file that stays would decide which others still train."""
     unlink = os.unlink
 
-    def refused(path: str) -> None:
-        if "mould" in path:
+    def refused(path: str | Path) -> None:
+        if "mould" in os.fspath(path):
             raise PermissionError(13, "Permission denied", path)
         unlink(path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 import sys
 from collections import Counter
@@ -166,11 +167,13 @@ def operations(connection: sqlite3.Connection, work: Callable[[], object]) -> tu
         calls += event in ("call", "c_call")
 
     connection.set_progress_handler(step, 1)
+    gc.disable()  # what other tests have left behind would be counted
     sys.setprofile(call)
     try:
         work()
     finally:
         sys.setprofile(None)
+        gc.enable()
         connection.set_progress_handler(None, 0)
     return steps, calls
 
