@@ -9,6 +9,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -68,7 +69,7 @@ def released(
         pointer(np.frombuffer(dither_key, "<u8")),
         pointer(values),
         None if mask is None else pointer(mask),
-        pointer(layers.view(np.uint8)),  # NumPy describes the fields of others each time
+        pointer(layers),
         ctypes.c_size_t(len(layers)),
         pointer(sent),
         ctypes.c_size_t(stride),
@@ -76,7 +77,7 @@ def released(
         pointer(squares),
         pointer(peaks),
     )
-    ends = np.cumsum(units).tolist()
+    ends = accumulate(units)
     in_layers = (squares[end - count : end] for end, count in zip(ends, units, strict=True))
     return SentValues(sent, LayerMagnitudes(tuple(map(float, peaks)), tuple(map(math.fsum, in_layers))), levels)
 
