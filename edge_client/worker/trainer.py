@@ -6,7 +6,7 @@ The simulator's fast engine runs the same classes, with a seeded `Randomness` in
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -307,7 +307,7 @@ class DeviceRound(AllowedRound):
             header, prime_field.to_bytes(integers, secure_round.spec.bits), identity=self.store.identity
         )
 
-    def _header(self, noised: NoisedUpdate, state: DeviceState, counts: list[int]) -> UpdateHeader:
+    def _header(self, noised: NoisedUpdate, state: DeviceState, counts: Sequence[int]) -> UpdateHeader:
         """:param counts: how many values of each layer are sent."""
         privacy, ledger, task = self.spec.privacy, self.store.ledger, self.plan.task
         return UpdateHeader(
@@ -329,7 +329,7 @@ class DeviceRound(AllowedRound):
             report=noised.report,
         )
 
-    def _steps(self, noised: NoisedUpdate, counts: list[int]) -> tuple[float, ...]:
+    def _steps(self, noised: NoisedUpdate, counts: Sequence[int]) -> tuple[float, ...]:
         stds = [float(std) for std in noised.noise_stds]
         rms: list[float] = []
         if not any(stds):  # the steps depend on the values

@@ -34,9 +34,12 @@ class Entries(NamedTuple):
         """
         if mask is None:
             return ALL
-        if not _found or _found[0] is not layout or _found[1].mask is not mask:
-            _found[:] = layout, cls._of_mask(mask, layout)
-        return _found[1]
+        for known, entries in _recent[0]:
+            if known is layout and entries.mask is mask:
+                return entries
+        entries = cls._of_mask(mask, layout)
+        _recent[0] = ((layout, entries), *_recent[0])[:_PARTS]
+        return entries
 
     @classmethod
     def _of_mask(cls, mask: Array, layout: ParamLayout) -> Entries:
@@ -74,8 +77,9 @@ class Entries(NamedTuple):
 
 
 ALL = Entries()
-_found: list[Any] = []
-"""The last layout and its entries of a mask: many devices have the same, and masks are read-only."""
+_PARTS = 2
+_recent: list[tuple[tuple[ParamLayout, Entries], ...]] = [()]
+"""The last layouts and entries: the parts of many devices have the same masks, and masks are read-only."""
 
 
 def mean_of_clipped(each: Array, sizes: Array, bound_of: float | BoundOf, entries: Entries, out: Array) -> Array:
