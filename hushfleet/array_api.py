@@ -9,7 +9,7 @@ sub-packages, even the one for Fortran: this costs a board 12 MiB and half a sec
 
 from __future__ import annotations
 
-import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -44,7 +44,7 @@ def to_device(array: Array, device: Any) -> Array:
 def array_namespace(*arrays: Any) -> Any:
     """Returns the module whose functions take these arrays: `numpy`, or `array_api_compat.torch`."""
     if all(isinstance(array, (np.ndarray, np.generic)) for array in arrays):
-        return importlib.import_module("numpy")
+        return sys.modules["numpy"]
     return _compat.array_namespace(*arrays)
 
 

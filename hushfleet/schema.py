@@ -107,10 +107,12 @@ def to_plain(value: Any) -> Any:
     if hasattr(value, "to_wire"):
         return value.to_wire()
     if dataclasses.is_dataclass(value):
-        items = [(name, default, getattr(value, name)) for name, default in _written(kind)]
-        return {
-            name: to_plain(item) for name, default, item in items if default is dataclasses.MISSING or default != item
-        }
+        plain = {}
+        for name, default in _written(kind):
+            item = getattr(value, name)
+            if default is dataclasses.MISSING or default != item:
+                plain[name] = item if type(item) in _SCALARS else to_plain(item)
+        return plain
     if kind is tuple and value and dataclasses.is_dataclass(value[0]):
         return [to_plain(item) for item in value]
     return str(value) if isinstance(value, Path | date) else value

@@ -264,11 +264,9 @@ class StateSlots:
         data = np.ascontiguousarray(array)
         file = os.open(self._path(name, data.nbytes), os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            at = _at(device, slot, data.nbytes)
-            for part in (data.reshape(-1).view(np.uint8).data, _ROUND.pack(round)):
-                if os.pwrite(file, part, at) != len(part):
-                    raise StoreError(f"{self._folder} has no room; free some space")
-                at += len(part)
+            parts = data.reshape(-1).view(np.uint8).data, _ROUND.pack(round)
+            if os.pwritev(file, parts, _at(device, slot, data.nbytes)) != sum(map(len, parts)):
+                raise StoreError(f"{self._folder} has no room; free some space")
         except OSError as error:
             raise StoreError(f"{self._folder} cannot be written: {error.strerror}") from error
         finally:
@@ -279,17 +277,19 @@ class StateSlots:
         array = np.empty(shape, dtype)
         path, tail = self._path(name, array.nbytes), bytearray(_ROUND.size)
         try:
-            with path.open("rb", buffering=0) as file:
-                file.seek(_at(device, slot, array.nbytes))
-                found = file.readinto(array.reshape(-1).view(np.uint8).data), file.readinto(tail)
+            file = os.open(path, os.O_RDONLY)
+            try:
+                found = os.preadv(file, [array.reshape(-1).view(np.uint8).data, tail], _at(device, slot, array.nbytes))
+            finally:
+                os.close(file)
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}; begin the run anew") from error
-        if found != (array.nbytes, len(tail)) or _ROUND.unpack(tail)[0] != round:
+        if found != array.nbytes + len(tail) or _ROUND.unpack(tail)[0] != round:
             raise StoreError(f"{path} does not hold {name} of round {round} of device {device}; begin the run anew")
         return array
 
-    def _path(self, name: str, nbytes: int) -> Path:
-        return self._folder / f"{name}.{nbytes}"
+    def _path(self, name: str, nbytes: int) -> str:
+        return f"{self._folder}/{name}.{nbytes}"  # a `Path` takes as long as the reading
 
 
 def index_of(device: str) -> int:

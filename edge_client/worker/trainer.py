@@ -6,7 +6,7 @@ The simulator's fast engine runs the same classes, with a seeded `Randomness` in
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -256,10 +256,10 @@ class DeviceRound(AllowedRound):
         # With the unit `record`, the gradients have used this stream, and nothing more is drawn from it.
         noise = self.trainer.randomness.noise(plan.round)
         noised = method.privatize(trained.context, update, noise, self.trainer.release)
-        shared = ~state.public.mask
-        everything = bool(shared.all())  # then nothing is copied: a board's memory is small
+        shared = state.public.shared
+        everything = not state.public.keeps_any  # then nothing is copied: a board's memory is small
         values, residual = noised.values if everything else noised.values[shared], None
-        counts = [int(np.count_nonzero(shared[span.start : span.stop])) for span in layout.layers]
+        counts = state.public.counts(layout)
         header = self._header(noised, held, counts)
         if self.spec.privacy.secure is not None:
             data, seen = self._masked(header, values, noise), np.zeros(len(values), np.float32)
@@ -307,7 +307,7 @@ class DeviceRound(AllowedRound):
             header, prime_field.to_bytes(integers, secure_round.spec.bits), identity=self.store.identity
         )
 
-    def _header(self, noised: NoisedUpdate, state: DeviceState, counts: list[int]) -> UpdateHeader:
+    def _header(self, noised: NoisedUpdate, state: DeviceState, counts: Sequence[int]) -> UpdateHeader:
         """:param counts: how many values of each layer are sent."""
         privacy, ledger, task = self.spec.privacy, self.store.ledger, self.plan.task
         return UpdateHeader(
@@ -329,7 +329,7 @@ class DeviceRound(AllowedRound):
             report=noised.report,
         )
 
-    def _steps(self, noised: NoisedUpdate, counts: list[int]) -> tuple[float, ...]:
+    def _steps(self, noised: NoisedUpdate, counts: Sequence[int]) -> tuple[float, ...]:
         stds = [float(std) for std in noised.noise_stds]
         rms: list[float] = []
         if not any(stds):  # the steps depend on the values

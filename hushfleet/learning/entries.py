@@ -34,6 +34,15 @@ class Entries(NamedTuple):
         """
         if mask is None:
             return ALL
+        for known, entries in _recent[0]:
+            if known is layout and entries.mask is mask:
+                return entries
+        entries = cls._of_mask(mask, layout)
+        _recent[0] = ((layout, entries), *_recent[0])[:_PARTS]
+        return entries
+
+    @classmethod
+    def _of_mask(cls, mask: Array, layout: ParamLayout) -> Entries:
         xp = array_api.array_namespace(mask)
         (places,) = xp.nonzero(xp.any(xp.reshape(mask, (-1, layout.size)), axis=0))
         if not len(places):
@@ -68,6 +77,9 @@ class Entries(NamedTuple):
 
 
 ALL = Entries()
+_PARTS = 2
+_recent: list[tuple[tuple[ParamLayout, Entries], ...]] = [()]
+"""The last layouts and entries: the parts of many devices have the same masks, and masks are read-only."""
 
 
 def mean_of_clipped(each: Array, sizes: Array, bound_of: float | BoundOf, entries: Entries, out: Array) -> Array:

@@ -111,7 +111,7 @@ class SharedOnly(PartOrder):
     """Trains only the shared part; personal entries stay unchanged."""
 
     def masks(self, context: RoundContext) -> Sequence[Array | None]:
-        return (~context.personal,)
+        return (context.sent,)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class PersonalFirst(PartOrder):
         return 1 if self.epochs else 2
 
     def masks(self, context: RoundContext) -> Sequence[Array | None]:
-        return (context.personal, ~context.personal)
+        return (context.personal, context.sent)
 
     def active(self, epoch: int, parts: int) -> Sequence[int]:
         if not self.epochs:

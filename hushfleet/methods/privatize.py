@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from hushfleet.privacy.clipping import clip, clip_layers, scale
 from hushfleet.privacy.mechanism import GaussianMechanism
 
 if TYPE_CHECKING:
+    from hushfleet.methods.cost import Cost
     from hushfleet.methods.state import RoundContext
     from hushfleet.privacy.noise import NoiseSource
 
@@ -55,8 +57,19 @@ class NoisedUpdate:
     by_layer: bool = False
 
 
+class Bounds(NamedTuple):
+    """The bounds of a clipping.
+
+    :param norms: clip norms, float64 `[1]` of the whole vector or `[L]` of its layers.
+    :param scales: whether the whole vector is scaled to its clip norm also if it is shorter.
+    """
+
+    norms: Array
+    scales: bool = False
+
+
 Release = Callable[
-    ["RoundContext", Array, "Array | None", Array, GaussianMechanism, "NoiseSource"],
+    ["RoundContext", Array, "Bounds | None", Array, GaussianMechanism, "NoiseSource"],
     Array,
 ]
 """`clip_and_noise`, or what a simulation does in its place."""
@@ -65,7 +78,7 @@ Release = Callable[
 def clip_and_noise(
     context: RoundContext,
     values: Array,
-    bounds: Array | None,
+    bounds: Bounds | None,
     stds: Array,
     mechanism: GaussianMechanism,
     noise: NoiseSource,
@@ -73,7 +86,7 @@ def clip_and_noise(
     """Returns the clipped values with noise, `[d]`, zero where the parameter is personal.
 
     :param values: `[d]`, zero where the parameter is personal.
-    :param bounds: clip norms, float64 `[1]` of the whole vector or `[L]` of its layers; None: the values have a bound.
+    :param bounds: None: the values have a bound.
     :param stds: of the noise, float64 `[L]`.
     """
     values = _clipped(context, values, bounds)
@@ -87,57 +100,62 @@ def privatized(
     noise: NoiseSource,
     charge: Charge,
     release: Release = clip_and_noise,
+    priced: Sequence[Cost] = (),
 ) -> NoisedUpdate:
     """Applies the stages to `update = trained - start`, one after the other.
 
     :param release: applies the last clipping and the noise together.
+    :param priced: what `costs` gives for the stages, if it is known.
     """
-    raw, layers = context.shared(update), len(context.layout.layers)
-    unbounded, silent = np.full(layers, math.inf), np.zeros(layers)
-    leaving, bounds = NoisedUpdate(raw, unbounded, silent, charge), None  # bounds: of a clipping that is still to do
-    for stage, cost in zip(stages, costs(stages, context.setting)[1:], strict=True):
+    values = raw = context.shared(update)
+    layers, clip_norm = len(context.layout.layers), context.setting.clip_norm
+    norms = unbounded = np.full(layers, math.inf)
+    stds, by_layer, report = np.zeros(layers), False, tuple[float, ...]()
+    bounds = None  # of a clipping that is still to do
+    for stage, cost in zip(stages, (priced or costs(stages, context.setting))[1:], strict=True):
         if not isinstance(stage, Gaussian | NumberReport):
-            leaving, bounds = replace(leaving, values=_clipped(context, leaving.values, bounds)), None
+            values, bounds = _clipped(context, values, bounds), None
         match stage:
             case Transform():
-                changed = context.shared(stage.change(context, leaving.values, noise))
-                leaving = replace(leaving, values=changed, clip_norms=unbounded, noise_stds=silent, by_layer=False)
-            case ClipWhole():
-                leaving, bounds = _bounded(context, leaving), np.array([context.setting.clip_norm])
-            case ScaleWhole():
-                leaving = _bounded(context, leaving)
-                leaving = replace(leaving, values=scale(leaving.values, context.setting.clip_norm))
+                values = context.shared(stage.change(context, values, noise))
+                norms, stds, by_layer = unbounded, np.zeros(layers), False
+            case ClipWhole() | ScaleWhole():
+                bounds = Bounds(np.array([clip_norm]), scales=isinstance(stage, ScaleWhole))
+                norms, by_layer = np.full(layers, clip_norm), False
             case ClipLayers():
-                bounds = _layer_bounds(stage, context)
-                leaving = replace(leaving, clip_norms=bounds, by_layer=True)
+                norms, by_layer = _layer_bounds(stage, context), True
+                bounds = Bounds(norms)
             case OneStep():
                 stds = np.full(layers, cost.bound * cost.noise_multiplier)
-                values, norms = clip(leaving.values, cost.largest), np.full(layers, cost.largest)
-                leaving = replace(leaving, values=values, clip_norms=norms, noise_stds=stds)
+                values, norms = clip(values, cost.largest), np.full(layers, cost.largest)
             case Gaussian() if cost.summed:  # the ring adds it
-                stds = GaussianMechanism(cost.noise_multiplier).vector_stds(leaving.clip_norms)
-                leaving = replace(leaving, noise_stds=stds)
+                stds = GaussianMechanism(cost.noise_multiplier).vector_stds(norms)
             case Gaussian():
-                mechanism = GaussianMechanism(cost.noise_multiplier, cost.noise_split)
-                stds = (mechanism.layer_stds if leaving.by_layer else mechanism.vector_stds)(leaving.clip_norms)
-                values, bounds = release(context, leaving.values, bounds, stds, mechanism, noise), None
-                leaving = replace(leaving, values=values, noise_stds=stds)
+                mechanism, stds = _mechanism(cost.noise_multiplier, cost.noise_split, by_layer, tuple(norms.tolist()))
+                values, bounds = release(context, values, bounds, stds, mechanism, noise), None
             case NumberReport():
-                leaving = _with_report(stage, context, leaving, raw, noise)
-    return leaving if bounds is None else replace(leaving, values=_clipped(context, leaving.values, bounds))
+                report += _report(stage, context, raw, noise)
+    return NoisedUpdate(_clipped(context, values, bounds), norms, stds, charge, report, by_layer)
 
 
-def _clipped(context: RoundContext, values: Array, bounds: Array | None) -> Array:
+@lru_cache(maxsize=64)  # most devices of a round have the same
+def _mechanism(
+    noise_multiplier: float, noise_split: int, by_layer: bool, norms: tuple[float, ...]
+) -> tuple[GaussianMechanism, Array]:
+    """Returns the mechanism, and the standard deviations of its noise, read-only."""
+    mechanism = GaussianMechanism(noise_multiplier, noise_split)
+    stds = (mechanism.layer_stds if by_layer else mechanism.vector_stds)(norms)
+    stds.setflags(write=False)
+    return mechanism, stds
+
+
+def _clipped(context: RoundContext, values: Array, bounds: Bounds | None) -> Array:
     """Returns the values, clipped to `bounds` as in `clip_and_noise`."""
     if bounds is None:
         return values
-    return clip(values, bounds[0]) if len(bounds) == 1 else clip_layers(values, context.layout, bounds)
-
-
-def _bounded(context: RoundContext, leaving: NoisedUpdate) -> NoisedUpdate:
-    """Returns the update with the round's clip norm C as the bound of its values as a whole."""
-    bounds = np.full(len(context.layout.layers), context.setting.clip_norm)
-    return replace(leaving, clip_norms=bounds, by_layer=False)
+    if len(bounds.norms) != 1:
+        return clip_layers(values, context.layout, bounds.norms)
+    return (scale if bounds.scales else clip)(values, bounds.norms[0])
 
 
 def _layer_bounds(stage: ClipLayers, context: RoundContext) -> Array:
@@ -150,9 +168,7 @@ def _layer_bounds(stage: ClipLayers, context: RoundContext) -> Array:
     return context.setting.clip_norm * units
 
 
-def _with_report(
-    stage: NumberReport, context: RoundContext, noised: NoisedUpdate, update: Array, noise: NoiseSource
-) -> NoisedUpdate:
+def _report(stage: NumberReport, context: RoundContext, update: Array, noise: NoiseSource) -> tuple[float, ...]:
     """Measures and bounds the numbers and adds noise. Raises `PrivacyError` if they are not `count` numbers."""
     found = np.asarray(stage.measure(context, update), np.float64)
     if found.shape != (stage.count,):
@@ -161,4 +177,4 @@ def _with_report(
     if multiplier := stage.noise_multiplier(context.setting):
         mechanism = GaussianMechanism(multiplier, context.setting.noise_split)
         numbers = mechanism.add_noise(numbers, mechanism.vector_stds([stage.bound])[0], noise)
-    return replace(noised, report=(*noised.report, *map(float, numbers)))
+    return tuple(map(float, numbers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,24 @@ class _Bits:
     """A mask as it is digested and sent; each form is made once for all states with this mask."""
 
     mask: Array
+
+    @cached_property
+    def shared(self) -> Array:
+        shared = ~self.mask
+        if isinstance(shared, np.ndarray):
+            shared.setflags(write=False)
+        return shared
+
+    @cached_property
+    def keeps_any(self) -> bool:
+        return bool(self.mask.any())
+
+    def counts(self, layout: ParamLayout) -> Sequence[int]:
+        known = self.__dict__.get("_counts")
+        if known is None or known[0] is not layout:
+            layers = [int(np.count_nonzero(self.shared[span.start : span.stop])) for span in layout.layers]
+            known = self.__dict__["_counts"] = layout, tuple(layers)
+        return known[1]
 
     @cached_property
     def packed(self) -> bytes:
@@ -62,6 +80,20 @@ class PublicState:
         state = PublicState(self.mask, participations)
         state.__dict__["_bits"] = self._bits
         return state
+
+    @property
+    def shared(self) -> Array:
+        """bool `[..., d]`, True where a parameter is sent; read-only, and one array for all states with this mask."""
+        return self._bits.shared
+
+    @property
+    def keeps_any(self) -> bool:
+        """Whether a parameter is personal."""
+        return self._bits.keeps_any
+
+    def counts(self, layout: ParamLayout) -> Sequence[int]:
+        """Returns how many parameters of each layer are sent."""
+        return self._bits.counts(layout)
 
     def digest(self) -> bytes:
         """Returns 16 bytes: two sides with the same digest hold the same state."""
@@ -152,11 +184,16 @@ class RoundContext:
         """bool `[..., d]`: the device's own entries in this round, by the public mask or by its own choice."""
         return self.mask if self.chosen is None else self.chosen
 
+    @property
+    def sent(self) -> Array:
+        """bool `[..., d]`: the other entries, of which most devices of a round have the same array; read-only."""
+        return self.state.public.shared if self.chosen is None else ~self.chosen
+
     def shared(self, update: Array) -> Array:
         """Returns `update [..., d]` with zeros where the mask is personal; `update` itself if no entry is."""
-        xp = array_api.array_namespace(update)
-        if not bool(xp.any(self.mask)):
+        if not self.state.public.keeps_any:
             return update
+        xp = array_api.array_namespace(update)
         return xp.where(self.mask, xp.zeros_like(update), update)
 
     def map(self, function: Callable[[Array], Array]) -> RoundContext:

@@ -52,7 +52,7 @@ class TaskMethod:
         self.max_preference = method.max_preference
         self.parts = method
         self.config, self.privacy, self.layout, self.name = config, privacy, layout, name
-        self._known: dict[RoundTerms, tuple[Cost, Charge]] = {}
+        self._known: dict[RoundTerms, tuple[list[Cost], Charge]] = {}
         method.personal.check(layout)
         if type(method.personal).mask is not Personal.mask:
             raise Malformed(f"{type(method.personal).__name__} defines `mask`: it must name its entries in `kept`")
@@ -115,20 +115,21 @@ class TaskMethod:
 
     def cost(self, terms: RoundTerms) -> Cost:
         """Returns the total cost of the stages."""
-        return self._cost_and_charge(terms)[0]
+        return self._costs_and_charge(terms)[0][-1]
 
     def charge(self, terms: RoundTerms) -> Charge:
         """Returns the charge of a round for the device, known before any training."""
-        return self._cost_and_charge(terms)[1]
+        return self._costs_and_charge(terms)[1]
 
-    def _cost_and_charge(self, terms: RoundTerms) -> tuple[Cost, Charge]:
-        """Returns both; they are computed once for all devices with the same terms, because nothing else is in them."""
+    def _costs_and_charge(self, terms: RoundTerms) -> tuple[list[Cost], Charge]:
+        """Returns the costs after each stage, and the charge; they are computed once for all devices with the same
+        terms, because nothing else is in them."""
         found = self._known.get(terms)
         if found is None:
             if len(self._known) >= _MOST_TERMS:
                 self._known.clear()
-            cost = costs(self.parts.stages, self.setting(terms))[-1]
-            found = self._known[terms] = cost, self._charge(terms, cost)
+            priced = costs(self.parts.stages, self.setting(terms))
+            found = self._known[terms] = priced, self._charge(terms, priced[-1])
         return found
 
     def _charge(self, terms: RoundTerms, cost: Cost) -> Charge:
@@ -197,8 +198,8 @@ class TaskMethod:
         """
         from hushfleet.methods.privatize import clip_and_noise, privatized
 
-        charge = self.charge(context.setting.terms)
-        return privatized(self.parts.stages, context, update, noise, charge, release or clip_and_noise)
+        priced, charge = self._costs_and_charge(context.setting.terms)
+        return privatized(self.parts.stages, context, update, noise, charge, release or clip_and_noise, priced)
 
     def advance(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> DeviceState:
         """Returns the state for the next round.

@@ -94,11 +94,19 @@ def scale(x: Any, norm: float) -> Any:
     norms = _finite(xp, xp.sqrt(_sum_of_squares(x, 0, x.shape[-1])))
     # First scale to about 1: a tiny vector's factor would overflow float32.
     unit = x / xp.astype(xp.where(norms > 0, norms, xp.ones_like(norms)), x.dtype)[..., None]
-    norms = xp.sqrt(_sum_of_squares(unit, 0, x.shape[-1]))
-    factors = norm / xp.where(norms > 0, norms, xp.ones_like(norms)) * _ROUNDING_MARGIN
+    factors = scale_factors(xp.sqrt(_sum_of_squares(unit, 0, x.shape[-1])), norm)
     scaled = unit * xp.astype(factors, x.dtype)[..., None]
     _check_bound(xp, xp.sqrt(_sum_of_squares(scaled, 0, x.shape[-1])), xp.full_like(norms, norm))
     return scaled
+
+
+def scale_factors(norms: Any, norm: float) -> Any:
+    """Returns the factors with which `scale` brings vectors of norms of about 1 to `norm`.
+
+    :param norms: float64 `[...]`.
+    """
+    xp = array_api.array_namespace(norms)
+    return norm / xp.where(norms > 0, norms, xp.ones_like(norms)) * _ROUNDING_MARGIN
 
 
 def clip_layers(x: Any, layout: ParamLayout, clip_norms: Any) -> Any:
@@ -149,8 +157,14 @@ def factors_of(squares: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 
     Raises `PrivacyError` if a sum is not finite.
     """
-    factors: np.ndarray = clip_factors(_finite(np, np.sqrt(squares)), bounds).astype(np.float32)
+    factors: np.ndarray = clip_factors(norms_of(squares), bounds).astype(np.float32)
     return factors
+
+
+def norms_of(squares: np.ndarray) -> np.ndarray:
+    """Returns the norms of vectors from their sums of squares. Raises `PrivacyError` if one is not finite."""
+    norms: np.ndarray = _finite(np, np.sqrt(squares))
+    return norms
 
 
 def can_clip(norms: Any, bound: float) -> Any:

@@ -121,6 +121,11 @@ def _sums_of_box_muller(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first.sum(axis=0) * scale, second.sum(axis=0) * scale
 
 
+def stream_seed(seed: int, device_index: int, round: int) -> np.random.SeedSequence:
+    """Returns the seed of a device's noise in a round."""
+    return np.random.SeedSequence(seed, spawn_key=(_SIMULATION_STREAM, device_index, round))
+
+
 class SeededNoise:
     """Repeatable standard normal values. FOR SIMULATION ONLY: anyone who knows the seed can subtract the noise.
 
@@ -132,8 +137,8 @@ class SeededNoise:
 
     def __init__(self, seed: int, device_index: int, round: int) -> None:
         """Seeds the stream; all three are whole numbers, zero or more."""
-        sequence = np.random.SeedSequence(seed, spawn_key=(_SIMULATION_STREAM, device_index, round))
-        self.generator = np.random.Philox(sequence)
+        self.generator = np.random.Philox(stream_seed(seed, device_index, round))
+        self.key: np.ndarray = self.generator.state["state"]["key"]
         self._drawn = np.empty(0, np.float32)
 
     def normal(self, size: int) -> np.ndarray:

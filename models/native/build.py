@@ -76,7 +76,7 @@ def kernels(*names: str) -> str:
 
 def pointer(array: np.ndarray) -> ctypes.c_void_p:
     """Returns an argument of compiled code: where the array's values begin."""
-    return ctypes.c_void_p(array.__array_interface__["data"][0])
+    return ctypes.c_void_p(array.ctypes.data)
 
 
 def load_library(source: str, *, flags: tuple[str, ...] = (), cache_dir: Path | None = None) -> ctypes.CDLL:

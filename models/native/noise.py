@@ -10,7 +10,7 @@ import numpy as np
 
 from hushfleet.errors import HushfleetError
 from hushfleet.models.native.build import kernels, load_library, pointer
-from hushfleet.privacy.noise import SeededNoise
+from hushfleet.privacy.noise import SeededNoise, stream_seed
 
 FLAGS = ("-ffp-contract=off",)
 _TRIAL = 1 << 10
@@ -23,8 +23,8 @@ class NativeNoise(SeededNoise):
     """
 
     def __init__(self, seed: int, device_index: int, round: int) -> None:
-        super().__init__(seed, device_index, round)
-        self.stream = _begun(library(), self.generator)
+        self.key = stream_seed(seed, device_index, round).generate_state(2, np.uint64)
+        self.stream = _begun(library(), self.key)
 
     def normal(self, size: int) -> np.ndarray:
         return _drawn(library().draw_normal, self.stream, np.empty(size, np.float64))
@@ -40,15 +40,14 @@ def library() -> ctypes.CDLL:
     loaded.stream_bytes.restype = ctypes.c_size_t
     loaded.squares_of.restype, loaded.squares_of.argtypes = ctypes.c_double, [ctypes.c_void_p, ctypes.c_size_t]
     plain = SeededNoise(_TRIAL, 0, 0)
-    stream = _begun(loaded, plain.generator)
+    stream = _begun(loaded, plain.key)
     if not np.array_equal(_drawn(loaded.draw_normal, stream, np.empty(_TRIAL)), plain.normal(_TRIAL)):
         raise HushfleetError(f"NumPy {np.__version__} draws other normal values than the compiled noise")
     return loaded
 
 
-def _begun(library: ctypes.CDLL, generator: np.random.Philox) -> np.ndarray:
-    """Returns a stream with the generator's key, at its start."""
-    key = generator.state["state"]["key"]
+def _begun(library: ctypes.CDLL, key: np.ndarray) -> np.ndarray:
+    """Returns a stream with a Philox generator's key, uint64 `[2]`, at its start."""
     stream = np.zeros(library.stream_bytes() // 8, np.uint64)
     library.begin(pointer(stream), pointer(key))
     return stream

@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -15,9 +17,10 @@ from hushfleet.array_api import BLOCK
 from hushfleet.models.native.build import pointer
 from hushfleet.models.native.noise import NativeNoise, library
 from hushfleet.params import ParamLayout
-from hushfleet.privacy.clipping import factors_of
+from hushfleet.privacy.clipping import factors_of, norms_of, scale_factors
 from hushfleet.wire.format.update_values import LayerMagnitudes, SentValues
 
+_TINY = np.finfo(np.float32).tiny
 _LAYER = np.dtype([("stop", "<u8"), ("deviation", "<f8"), ("factor", "<f4"), ("step", "<f4")])
 
 
@@ -32,26 +35,30 @@ def released(
     steps: Sequence[float],
     dither_key: bytes,
     stride: int,
+    scales: bool = False,
 ) -> SentValues | None:
     """Clips, noises, quantises and measures an update. Returns None if a clip factor is no normal float32, too coarse.
 
     :param values: float32 `[d]`, zero where `mask` is True.
     :param mask: bool `[d]`, True for values that are not sent; None: all are.
-    :param bounds: as in `clip_and_noise`.
+    :param bounds: clip norms of the whole vector, or of its layers.
+    :param scales: whether the vector is scaled to its clip norm, as `clipping.scale` does.
     :param steps: `[L]` of the quantisation; empty: values are sent as they are.
 
     Raises `PrivacyError` for values that are not finite. The caller makes sure that no value becomes too large for its
     step.
     """
-    layers = np.zeros(len(layout.layers), _LAYER)
-    layers["stop"] = [span.stop for span in layout.layers]
-    layers["factor"] = 1 if bounds is None else factors_of(_squares_of(values, layout, bounds), bounds)
-    if (layers["factor"] < np.finfo(np.float32).tiny).any():
+    layers = _layers(layout, tuple(stds.tolist()), tuple(steps)).copy()
+    if bounds is not None and scales:
+        values = values / np.float32(norms_of(_squares_of(values, layout, bounds))[0] or 1)
+        layers["factor"] = scale_factors(np.sqrt(_squares_of(values, layout, bounds)), float(bounds[0]))
+    else:
+        layers["factor"] = 1 if bounds is None else factors_of(_squares_of(values, layout, bounds), bounds)
+    if (layers["factor"] < _TINY).any():
         return None
-    layers["deviation"], layers["step"] = stds, steps or 0
-    counts = [
-        span.size if mask is None else int(np.count_nonzero(~mask[span.start : span.stop])) for span in layout.layers
-    ]
+    counts = [span.size for span in layout.layers]
+    if mask is not None:
+        counts = [span.size - int(np.count_nonzero(mask[span.start : span.stop])) for span in layout.layers]
     units = [-(-count // BLOCK) for count in counts]
     kept = sum(count // BLOCK * -(-BLOCK // stride) + -(-(count % BLOCK) // stride) for count in counts)
     levels = np.empty(kept if steps else 0, np.float32)
@@ -70,9 +77,18 @@ def released(
         pointer(squares),
         pointer(peaks),
     )
-    ends = np.cumsum(units).tolist()
+    ends = accumulate(units)
     in_layers = (squares[end - count : end] for end, count in zip(ends, units, strict=True))
     return SentValues(sent, LayerMagnitudes(tuple(map(float, peaks)), tuple(map(math.fsum, in_layers))), levels)
+
+
+@lru_cache(maxsize=16)
+def _layers(layout: ParamLayout, stds: tuple[float, ...], steps: tuple[float, ...]) -> np.ndarray:
+    """Returns the facts of the layers but their factors: most devices have the same."""
+    layers = np.zeros(len(layout.layers), _LAYER)
+    layers["stop"] = [span.stop for span in layout.layers]
+    layers["deviation"], layers["step"] = stds, steps or 0
+    return layers
 
 
 def _squares_of(values: np.ndarray, layout: ParamLayout, bounds: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hushfleet.aggregator.payloads.exact_sum import ExactSum
 from hushfleet.array_api import blocks
 from hushfleet.errors import Malformed, PrivacyError
-from hushfleet.methods.privatize import clip_and_noise
+from hushfleet.methods.privatize import Bounds, clip_and_noise
 from hushfleet.models.native import NativeNoise
 from hushfleet.models.native.release import _squares_of, add_scaled, released
 from hushfleet.params import ParamLayout
@@ -172,21 +172,25 @@ sizes_of_numbers = st.floats(-130, 45).map(lambda power: 2.0**power)
 @settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 1000),
-    scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e30, math.inf]),
+    scale=st.sampled_from([0.0, 1e-43, 1e-30, 1e-3, 1.0, 1e30, math.inf]),
     bounds=st.none() | st.lists(sizes_of_numbers | st.just(math.inf), min_size=1, max_size=2),
     stds=st.just([0.0, 0.0]) | st.lists(sizes_of_numbers, min_size=2, max_size=2),
     codec=st.sampled_from(["quantized", "float32", "float16", "one-bit"]),
     step=st.sampled_from([2.0**-10, 1.0, 16.0]),
     kept=st.booleans(),
+    scales=st.booleans(),
 )
-@example(seed=0, scale=1e30, bounds=[2.0**-31], stds=[1.0, 1.0], codec="quantized", step=1.0, kept=False)
-def test_whatever_the_bounds_are_it_ends_as_step_by_step(seed, scale, bounds, stds, codec, step, kept):
+@example(seed=0, scale=1e30, bounds=[2.0**-31], stds=[1.0, 1.0], codec="quantized", step=1.0, kept=False, scales=False)
+@example(seed=0, scale=1e-30, bounds=[4.0], stds=[1.0, 1.0], codec="quantized", step=1.0, kept=False, scales=True)
+@example(seed=0, scale=0.0, bounds=[4.0], stds=[1.0, 1.0], codec="quantized", step=1.0, kept=True, scales=True)
+def test_whatever_the_bounds_are_it_ends_as_step_by_step(seed, scale, bounds, stds, codec, step, kept, scales):
     layout, rng = layout_of([70, 9]), np.random.default_rng(seed)
     values = (rng.standard_normal(layout.size) * scale).astype(np.float32)
     mask = (np.arange(layout.size) % 3 == 0) & kept
     values[mask] = 0
     context, wire = SimpleNamespace(layout=layout, mask=mask), WireSpec(codec=codec, step=step)
-    how = {"bounds": None if bounds is None else np.array(bounds), "stds": np.array(stds)}
+    scales = scales and bounds is not None and len(bounds) == 1
+    how = {"bounds": None if bounds is None else Bounds(np.array(bounds), scales), "stds": np.array(stds)}
     with np.errstate(all="ignore"):
         expected = outcome(clip_and_noise, context, wire, values, SeededNoise(seed, 0, 0), **how)
         found = outcome(CompiledRelease(wire, KEY), context, wire, values, NativeNoise(seed, 0, 0), **how)
@@ -203,6 +207,6 @@ def test_it_is_used_with_noise_and_a_codec_that_it_knows(codec, stds, done):
         SimpleNamespace(layout=layout, mask=np.zeros(9, bool)),
         CompiledRelease(WireSpec(codec=codec), KEY),
     )
-    how = (np.array([1.0]), np.full(2, float(stds)), GaussianMechanism(float(stds > 0)), NativeNoise(0, 0, 0))
+    how = (Bounds(np.array([1.0])), np.full(2, float(stds)), GaussianMechanism(float(stds > 0)), NativeNoise(0, 0, 0))
     release(context, np.ones(9, np.float32), *how)
     assert (release.sent is not None) == done

@@ -26,7 +26,7 @@ from hushfleet.errors import PrivacyError
 from hushfleet.methods.local_round import Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.server import ServerArrays
-from hushfleet.simulator.cohort_store import Carried, StateRow, StateSlots
+from hushfleet.simulator.cohort_store import Carried, StateRow
 from hushfleet.simulator.engines.fast.compiled_release import CompiledRelease
 from hushfleet.simulator.engines.fast.device import CohortDevice, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
@@ -176,7 +176,7 @@ def _answer(
     state = store.row if isinstance(store, CohortDevice) else None
     summed = None
     if total is not None and isinstance(store, CohortDevice):
-        summed = total.add(store.mask, store.changed_state)
+        summed = total.add(store.public, store.changed_state)
     return ClientRow(client.device, None, update, summed, state, measured[-1] if measured else None)
 
 
@@ -192,7 +192,7 @@ def device_of(chunk: ClientChunk, client: Client) -> CohortDevice:
         client.device,
         client.index,
         client.carried,
-        StateSlots(run.folder.states),
+        run.slots,
         task=run.spec.task,
         package=run.package,
         newcomer=run.method.init_state().public,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hushfleet.aggregator.payloads.decoding import MAX_MAGNITUDE
 from hushfleet.array_api import Array
-from hushfleet.methods.privatize import clip_and_noise
+from hushfleet.methods.privatize import Bounds, clip_and_noise
 from hushfleet.methods.state import RoundContext
 from hushfleet.models.native import NativeNoise
 from hushfleet.models.native.release import released
@@ -45,7 +46,7 @@ class CompiledRelease:
         self,
         context: RoundContext,
         values: Array,
-        bounds: Array | None,
+        bounds: Bounds | None,
         stds: Array,
         mechanism: GaussianMechanism,
         noise: NoiseSource,
@@ -67,7 +68,7 @@ class CompiledRelease:
         self,
         context: RoundContext,
         values: Array,
-        bounds: Array | None,
+        bounds: Bounds | None,
         stds: Array,
         noise: NativeNoise,
         mask: Array | None,
@@ -77,23 +78,36 @@ class CompiledRelease:
             context.layout,
             noise,
             mask=mask,
-            bounds=bounds,
+            bounds=None if bounds is None else bounds.norms,
+            scales=bounds is not None and bounds.scales,
             stds=stds,
             steps=self._steps(stds),
             dither_key=self._dither_key,
-            stride=sample_stride(values.size if mask is None else int(np.count_nonzero(~mask))),
+            stride=sample_stride(values.size - (0 if mask is None else int(np.count_nonzero(mask)))),
         )
 
-    def _covers(self, values: Array, bounds: Array | None, stds: Array) -> bool:
+    def _covers(self, values: Array, bounds: Bounds | None, stds: Array) -> bool:
         """Returns whether the compiled pass gives the same as the steps: with noise, and values that cannot become too
         large, so that nothing is refused after it."""
         if self._wire.codec not in _CODECS or bounds is None or values.dtype != np.float32:
             return False
-        if not (stds > 0).all() or not ((bounds > _SMALLEST_BOUND) & (bounds < MAX_MAGNITUDE)).all():
-            return False
-        largest, steps = bounds + _FARTHEST * stds, np.array(self._steps(stds) or MAX_STEP)
-        fits = (steps >= MIN_STEP) & (steps <= MAX_STEP) & (largest < (MAX_LEVEL - 1) * steps)
-        return bool(fits.all() and (largest < MAX_MAGNITUDE).all())
+        return _fit(self._wire, tuple(bounds.norms.tolist()), tuple(stds.tolist()))
 
     def _steps(self, stds: Array) -> tuple[float, ...]:
-        return steps_for(self._wire, noise_stds=stds.tolist(), layer_rms=())
+        return _steps(self._wire, tuple(stds.tolist()))
+
+
+@lru_cache(maxsize=256)
+def _steps(wire: WireSpec, stds: tuple[float, ...]) -> tuple[float, ...]:
+    return steps_for(wire, noise_stds=stds, layer_rms=())
+
+
+@lru_cache(maxsize=256)
+def _fit(wire: WireSpec, norms: tuple[float, ...], noise_stds: tuple[float, ...]) -> bool:
+    """Returns whether no value can become too large; most devices have the same clip norms and noise."""
+    bounds, stds = np.array(norms), np.array(noise_stds)
+    if not (stds > 0).all() or not ((bounds > _SMALLEST_BOUND) & (bounds < MAX_MAGNITUDE)).all():
+        return False
+    largest, steps = bounds + _FARTHEST * stds, np.array(_steps(wire, noise_stds) or MAX_STEP)
+    fits = (steps >= MIN_STEP) & (steps <= MAX_STEP) & (largest < (MAX_LEVEL - 1) * steps)
+    return bool(fits.all() and (largest < MAX_MAGNITUDE).all())

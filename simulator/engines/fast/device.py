@@ -145,14 +145,10 @@ class CohortDevice:
         carried = self._carried
         if carried is None:
             return None
-        if self.mask is self._newcomer.mask:
-            public = self._newcomer.counted(carried.participations)
-        else:
-            public = PublicState(self.mask, carried.participations)
         own: Any = NotKept() if carried.left_out else self._array(_OWN)
         names = [name for name, *_ in carried.arrays if name.startswith(_PRIVATE)]
         private: dict[str, Any] = {name.removeprefix(_PRIVATE): self._array(name) for name in names}
-        return DeviceState(public, own, {**unpack_arrays(carried.small), **private} if carried.small else private)
+        return DeviceState(self.public, own, {**unpack_arrays(carried.small), **private} if carried.small else private)
 
     def own_params(self, task: str) -> np.ndarray | None:
         """Returns the parameters with which the device predicts, as `DeviceStore.own_params` does."""
@@ -197,16 +193,19 @@ class CohortDevice:
         return OutboxEntry(commit.task, commit.round, commit.update, digest, commit.public_before, "pending")
 
     @cached_property
-    def mask(self) -> np.ndarray:
-        """The device's personal entries before the round, bool `[d]`."""
-        mask, bits = self._newcomer.mask, self._array(_MASK)
-        return mask if bits is None else np.unpackbits(bits)[: mask.size].astype(bool)
+    def public(self) -> PublicState:
+        """The device's public state before the round."""
+        carried, newcomer, bits = self._carried, self._newcomer, self._array(_MASK)
+        if carried is None or bits is None:
+            return newcomer if carried is None else newcomer.counted(carried.participations)
+        mask = np.unpackbits(bits)[: newcomer.mask.size].astype(bool)
+        return PublicState(mask, carried.participations)
 
     @property
     def changed_state(self) -> bytes | None:
         """The device's public state after the round, if its mask has changed."""
         after = self._after
-        return None if after is None or _same(after.mask, self.mask) else after.to_bytes()
+        return None if after is None or _same(after.mask, self.public.mask) else after.to_bytes()
 
     def _array(self, name: str) -> np.ndarray | None:
         """Returns a large array of the last round; None if it has none of this name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -26,7 +27,7 @@ from hushfleet.methods.task_method import TaskMethod
 from hushfleet.paths import in_file
 from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.secure_round import SecureRound
-from hushfleet.simulator.cohort_store import index_of
+from hushfleet.simulator.cohort_store import StateSlots, index_of
 from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, make_gradient
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound
 from hushfleet.simulator.fleet import Fleet, SimulatedDevice
@@ -63,6 +64,10 @@ class LoadedRun:
     def package(self) -> bytes:
         """SHA-256 of the task package."""
         return BlobRef.of(self.folder.package.read_bytes()).digest
+
+    @cached_property
+    def slots(self) -> StateSlots:
+        return StateSlots(self.folder.states)
 
     def limits(self, epsilon_limit: float, preference: float) -> LimitsSection:
         """Returns what a device allows; most allow the same."""
@@ -220,6 +225,7 @@ class LoadedRun:
 @lru_cache(maxsize=2)
 def loaded_run(path: Path, runtime: str) -> LoadedRun:
     """Returns this process's loaded run of a folder."""
+    gc.freeze()  # what is imported stays: each collection would look through it
     return LoadedRun(path, runtime)
 
 

@@ -29,6 +29,7 @@ from hushfleet.wire.format.update_values import (
 )
 
 if TYPE_CHECKING:
+    from hushfleet.methods.state import PublicState
     from hushfleet.simulator.engines.fast.compiled_release import CompiledRelease
 
 LIKE = 4
@@ -82,15 +83,15 @@ class PartialSum:
         self._last = header, done.measured, len(data) + self._sizes[kind], done.values
         return EncodedUpdate(data, done.values)
 
-    def add(self, mask: np.ndarray, after: bytes | None) -> Summed:
+    def add(self, public: PublicState, after: bytes | None) -> Summed:
         """Adds the values that were encoded last; returns what the aggregator checks.
 
-        :param mask: the device's personal entries in this round, bool `[d]`.
+        :param public: the device's state before the round.
         :param after: as in `Summed`.
         """
         assert self._last is not None
         (header, measured, size, sent), self._last = self._last, None
-        shared = None if sent.size == mask.size else ~mask
+        shared = None if sent.size == public.shared.size else public.shared
         values = sent if shared is None else spread(sent, shared)
         weight, largest = self._weight(values), max(measured.peaks, default=0.0)
         if largest <= MAX_MAGNITUDE:  # else the aggregator refuses the update

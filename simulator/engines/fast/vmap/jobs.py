@@ -21,6 +21,7 @@ from hushfleet.learning.draws import Inputs
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local_round import LocalRound
 from hushfleet.methods.personal import Personal
+from hushfleet.methods.privatize import Bounds
 from hushfleet.methods.stages import ClipLayers, ClipWhole, Gaussian, LayerBounds
 from hushfleet.methods.state import RoundContext
 from hushfleet.models import get_model
@@ -261,14 +262,14 @@ class _Device:
         self,
         context: RoundContext,
         values: Array,
-        bounds: Array | None,
+        bounds: Bounds | None,
         stds: Array,
         mechanism: GaussianMechanism,
         noise: NoiseSource,
     ) -> Array:
         """Notes the terms, in place of `clip_and_noise`."""
         assert bounds is not None
-        self._bounds, self._stds = bounds, stds
+        self._bounds, self._stds = bounds.norms, stds
         return values
 
     def _encode(

@@ -33,7 +33,7 @@ def dither(keys: Sequence[bytes], size: int, device: torch.device) -> Tensor:
 
 def normals(sources: Sequence[SeededNoise], size: int, device: torch.device) -> Tensor:
     """Returns the first values of new sources, float32 `[r, size]`: those of `SeededNoise.normal`, to the bit."""
-    keys = [[int(word) for word in source.generator.state["state"]["key"]] for source in sources]
+    keys = [[int(word) for word in source.key] for source in sources]
     groups = -(-size // (2 * PAIRS))
     halves = _words(keys, groups * PAIRS // _WORDS, device).view(torch.int32).view(len(keys), groups, 2, PAIRS)
     radii, turns = halves[:, :, 0], halves[:, :, 1]

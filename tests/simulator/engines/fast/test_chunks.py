@@ -20,6 +20,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError, StoreError
 from hushfleet.methods import METHODS
 from hushfleet.methods.local_round import LocalRound, Trained
+from hushfleet.methods.state import PublicState
 from hushfleet.simulator.cohort_store import CohortStore
 from hushfleet.simulator.engines.fast import chunks, engine
 from hushfleet.simulator.engines.fast.device import NotKept, store_of
@@ -227,7 +228,7 @@ WATCHED = ["simulator/engines/fast", "simulator/cohort_store.py", "edge_client",
 WATCHED.append("aggregator/results/device_metrics.py")
 NAMED = {
     "the values are added": (CALL, ("PartialSum.add",)),
-    "an array is written": ("pwrite", ("StateSlots.write",)),
+    "an array is written": ("pwritev", ("StateSlots.write",)),
     "the metrics are written": (CALL, ("write_metrics",)),
     "the round is kept": (CALL, ("CohortStore._append",)),
     "the aggregator takes the updates": (CALL, ("RoundEngine.accept_many",)),
@@ -266,7 +267,7 @@ def test_a_sample_tells_the_size_of_a_large_update(form: str) -> None:
     whole = len(encode_update(told, values, counts=counts, identity=KEY).data)
     partial = PartialSum(len(values), lambda values: 1.0)
     partial.encode(told, values, counts=counts, identity=KEY)
-    assert partial.add(np.zeros(len(values), bool), None).size == pytest.approx(whole, rel=0.003)
+    assert partial.add(PublicState.initial(len(values)), None).size == pytest.approx(whole, rel=0.003)
 
 
 def header(codec: str, counts: list[int], steps: list[float], *, round: int = 1, device: str = "dev") -> UpdateHeader:
