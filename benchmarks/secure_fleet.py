@@ -98,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def measure(folder: Path) -> Figures:
         task = task_of(options.data, devices=options.devices, rounds=options.rounds, lost=lost)
         simulation = begin(task, folder / "run", data_dir=options.data_dir)
+        simulation.write_samples()  # its devices are not those of the fast engine
         _, usage = run_live(simulation, generators=max(2, cores()), lost=round(lost * options.devices))
         events = list(iterate_events(simulation.folder.events))
         first = next(event["at"] for event in events if event["event"] == "round_open")

@@ -73,7 +73,8 @@ class HeldLog(EventLog):
 
     def write_many(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
         super().write_many(kind, rows)
-        self._samples += sum(self._trained_on[row["device"]] for row in rows)
+        if kind == "update":
+            self._samples += sum(self._trained_on[row["device"]] for row in rows)
 
     def write(self, kind: str, **fields: Any) -> dict[str, Any]:
         event = super().write(kind, **fields)

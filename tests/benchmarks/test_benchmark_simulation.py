@@ -33,12 +33,13 @@ def test_ours_and_the_plain_loop_train_learn_and_are_shown(
 ) -> None:
     monkeypatch.setattr(simulation, "cores", lambda: 1)
     monkeypatch.setitem(WORKLOADS, "W1", replace(TINY, name="W1"))
-    words = f"--workloads W1 --turns 2 --check --runtimes onnx --peers-python none-such --before {ROOT}"
+    absent = "--peers-python none-such --blazefl-python none-such"
+    words = f"--workloads W1 --turns 2 --check --runtimes onnx {absent} --before {ROOT}"
     (comparison,) = figures_of(simulation.main, words)["workloads"]
     rows = {row["label"]: row for row in comparison["frameworks"]}
     labels = ("ours, onnx", "before, onnx", "plain loop", "pfl")
     ours, before, plain, pfl = (rows.pop(f"{label}, 1 process") for label in labels)
-    flower = rows.pop("Flower, 1 actor")
+    flower, blazefl = rows.pop("Flower, 1 actor"), rows.pop("BlazeFL, 1 thread")
     assert not rows
     assert ours["accuracy"] == before["accuracy"], "the same seed and the same code"
     for row in (ours, before, plain):
@@ -48,8 +49,9 @@ def test_ours_and_the_plain_loop_train_learn_and_are_shown(
         seconds = [answer["seconds"] for answer in row["rounds"][1:]]
         assert row["rates"] == [pytest.approx(720 / sum(pair)) for pair in (seconds[:2], seconds[2:])]
         assert row["accuracy"] > comparison["first_accuracy"] + 0.2
+        assert min(row["processor_us"]) > 0
     assert plain["times_plain"] == 1.0
-    for row in (pfl, flower):
+    for row in (pfl, flower, blazefl):
         assert row["rate"] is None
         assert "none-such" in row["failure"]
 
@@ -59,7 +61,7 @@ def test_the_engines_devices_hold_what_the_arrays_hold(job: TrainingJob, tmp_pat
     from benchmarks.frameworks.ours import task_of
     from hushfleet.simulator.run_folder import begin
 
-    begin(task_of(TINY), tmp_path / "run", data_dir=job.folder / "digits")
+    begin(task_of(TINY), tmp_path / "run", data_dir=job.folder / "digits").write_samples()
     assert len(job.array("y")) == 240
     for index, (x, y) in enumerate(job.clients()):
         with np.load(tmp_path / "run" / "devices" / f"device-{index}" / "train.npz") as held:
@@ -74,12 +76,30 @@ def test_the_module_computes_what_the_products_network_computes() -> None:
     torch.testing.assert_close(network_of(vector)(x), model.forward(named, x))
 
 
+@pytest.mark.parametrize(("method", "secure"), [("hush", False), ("fedper", False), ("dp-fedavg", True)])
+def test_both_sides_learn_the_same_by_each_method(
+    method: str, secure: bool, monkeypatch: pytest.MonkeyPatch, figures_of: Callable[..., Any]
+) -> None:
+    """Without noise their accuracies differ by the order of the batches alone."""
+    monkeypatch.setattr(simulation, "cores", lambda: 1)
+    tiny = Workload("W1", 4, 60, 4, 256, 2, "sgd", 16.0 if method == "hush" else 0.1, method=method, secure=secure)
+    monkeypatch.setitem(WORKLOADS, "W1", tiny)
+    words = "--workloads W1 --turns 1 --check --runtimes onnx --frameworks ours,plain"
+    (comparison,) = figures_of(simulation.main, words)["workloads"]
+    ours, plain = comparison["frameworks"]
+    assert (ours["failure"], plain["failure"]) == (None, None)
+    assert ours["accuracy"] == pytest.approx(plain["accuracy"], abs=0.05)
+
+
 def test_the_workloads_are_those_of_the_goal() -> None:
     shapes = {n: (w.clients, w.samples, w.cohort, w.batch_size, w.epochs, w.optimizer) for n, w in WORKLOADS.items()}
     assert shapes == {
         "W1": (10, 6000, 10, 16, 1, "adam"),
         "W2": (100, 600, 10, 64, 4, "adam"),
         "W3": (1000, 50, 50, 10, 1, "sgd"),
+        "W4": (1000, 20, 1000, 2048, 5, "sgd"),
+        "W5": (100, 100, 10, 10, 1, "sgd"),
+        "W6": (50, 50, 50, 10, 1, "sgd"),
     }
 
 
@@ -118,13 +138,16 @@ def test_ratios_pair_the_turns() -> None:
     """A machine that slows down tenfold in the last turn does not change them."""
 
     def row(label: str, family: str, *rates: float, failure: str | None = None) -> dict[str, Any]:
-        return {"label": label, "family": family, "rates": list(rates), "failure": failure}
+        processor_us = [1e6 / rate for rate in rates]
+        return {
+            "label": label, "family": family, "rates": list(rates), "processor_us": processor_us, "failure": failure
+        }  # fmt: skip
 
     plain = row("plain loop, 1 process", "plain", 100.0, 110.0, 10.0)
     ours, peer = row("ours", "ours", 200.0, 330.0, 20.0), row("pfl", "pfl", 100.0, 110.0, 10.0)
     found = compared([ours, plain, peer, row("Flower", "flower", 1000.0, failure="it ended")])
     assert found["best_peer"] == "pfl"
-    assert ours["times_plain"] == ours["times_best_peer"] == 2.0
+    assert ours["times_plain"] == ours["times_best_peer"] == ours["times_processor"] == 2.0
 
 
 def test_older_glibc_takes_the_allocators_settings() -> None:

@@ -70,7 +70,7 @@ from hushfleet.edge_client.worker.randomness import SeededRandomness
 {inspect.getsource(seeded)}
 from hushfleet.edge_client import agent
 from hushfleet.edge_client.worker import in_process, loaded_task
-loaded_task.FieldRandomness, agent.ChildProcess = seeded, in_process.InProcess
+loaded_task.FieldRandomness, agent.ChildProcess = seeded, lambda features: in_process.InProcess()
 from hushfleet.edge_client.__main__ import main
 
 sys.exit(main(sys.argv[1:]))
