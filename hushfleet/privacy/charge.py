@@ -94,7 +94,7 @@ def merged(kinds: Iterable[tuple[Charge, int]]) -> list[Charge]:
     """Returns one charge for each kind, with the steps of all charges of this kind.
 
     >>> charge = Charge("device", DEVICE_ADJACENCY, "gaussian", 2.0)
-    >>> [each.steps for each in merged([(charge, 20)])]
-    [20]
+    >>> sum(each.steps for each in merged([(charge, 20)]))
+    20
     """
     return [replace(charge, steps=charge.steps * count) for charge, count in kinds if count]
