@@ -26,6 +26,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -112,9 +113,16 @@ class RunFolder:
 
     def has_store(self, device: str) -> bool:
         """Returns whether a device has a store: with the fast engine, whether it has taken part."""
-        if self.device(device).store.exists():
-            return True
-        return self.cohort.exists() and CohortStore.read(self.cohort).has(index_of(device))
+        return bool(self.with_store([device]))
+
+    def with_store(self, devices: Iterable[str]) -> list[str]:
+        """Returns those of the devices that have a store; the fast engine's file is read once."""
+        cohort = CohortStore.read(self.cohort) if self.cohort.exists() else None
+        return [
+            name
+            for name in devices
+            if (cohort is not None and cohort.has(index_of(name))) or self.device(name).store.exists()
+        ]
 
     def of_seed(self, seed: int) -> RunFolder:
         """Returns the folder of the same run with another seed."""
@@ -166,11 +174,7 @@ class Simulation:
     @property
     def took_part(self) -> list[str]:
         """The devices that have a store, in the fleet's order."""
-        names = [device.name for device in self.fleet.devices]
-        if self.folder.cohort.exists():
-            store = CohortStore.read(self.folder.cohort)
-            return [name for name in names if store.has(index_of(name))]
-        return [name for name in names if self.folder.has_store(name)]
+        return self.folder.with_store(device.name for device in self.fleet.devices)
 
 
 def public_fleet(folder: RunFolder) -> Fleet:
