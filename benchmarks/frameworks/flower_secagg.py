@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,11 @@ import torch
 from flwr.client import Client, ClientApp, NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.common import Context, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.server import Grid, LegacyContext, ServerApp, ServerConfig
+from flwr.server import Grid, LegacyContext, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
-from flwr.simulation import run_simulation
 
-from benchmarks.frameworks.flower_simulation import FOLDER_VARIABLE, kept
+from benchmarks.frameworks.flower_simulation import FOLDER_VARIABLE, kept, simulate
 from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Enough, HeldRounds, TrainingJob, network_of, to_vector
 
 SHARES, THRESHOLD = 5, 3
@@ -92,22 +90,7 @@ def main() -> None:
         secure = SecAggPlusWorkflow(SHARES, THRESHOLD, clipping_range=3.0)
         DefaultWorkflow(fit_workflow=secure)(grid, legacy)
 
-    server_app = ServerApp()
-    server_app.main()(serve)
-    init = {"address": "local", "num_cpus": actors, "include_dashboard": False}
-    try:
-        run_simulation(
-            server_app=server_app,
-            client_app=ClientApp(client_fn=client_of, mods=[secaggplus_mod]),
-            num_supernodes=workload.clients,
-            backend_config={"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
-        )
-    except Enough:
-        return
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # threads of a failed simulation would wait forever
+    simulate(workload, serve, ClientApp(client_fn=client_of, mods=[secaggplus_mod]), actors=actors)
 
 
 if __name__ == "__main__":

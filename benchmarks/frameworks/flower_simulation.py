@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -25,7 +25,16 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import Tensor
 
-from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Enough, HeldRounds, MnistNetwork, TrainingJob, to_vector
+from benchmarks.frameworks.workload import (
+    CLIP_NORM,
+    ROUNDS,
+    Enough,
+    HeldRounds,
+    MnistNetwork,
+    TrainingJob,
+    Workload,
+    to_vector,
+)
 
 FOLDER_VARIABLE = "HUSHFLEET_BENCHMARK_FOLDER"
 """Ray passes the environment to its actors."""
@@ -85,20 +94,8 @@ class HeldFedAvg(FedAvg):
         return super().aggregate_train(server_round, replies)
 
 
-def main() -> None:
-    os.environ[FOLDER_VARIABLE] = sys.argv[1]
-    job, actors = TrainingJob.load(sys.argv[1]), int(sys.argv[2])
-    workload, strategy = job.workload, HeldFedAvg(job)
-
-    def serve(grid: Grid, context: Context) -> None:
-        arrays = ArrayRecord(job.first_model().cpu().state_dict())
-        strategy.start(grid=grid, initial_arrays=arrays, num_rounds=ROUNDS)
-
-    noise = workload.noise_multiplier
-    epsilon = math.sqrt(2 * math.log(1.25 / DELTA)) / noise if noise else math.inf
-    privacy = LocalDpMod(clipping_norm=CLIP_NORM, sensitivity=CLIP_NORM, epsilon=epsilon, delta=DELTA)
-    client_app = ClientApp(mods=[privacy])
-    client_app.train()(train)
+def simulate(workload: Workload, serve: Callable[[Grid, Context], None], client_app: ClientApp, *, actors: int) -> None:
+    """Runs the simulation until the benchmark has enough."""
     server_app = ServerApp()
     server_app.main()(serve)
     gpus = 1 if workload.device == "cuda" else 0
@@ -117,6 +114,23 @@ def main() -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # threads of a failed simulation would wait forever
+
+
+def main() -> None:
+    os.environ[FOLDER_VARIABLE] = sys.argv[1]
+    job, actors = TrainingJob.load(sys.argv[1]), int(sys.argv[2])
+    workload, strategy = job.workload, HeldFedAvg(job)
+
+    def serve(grid: Grid, context: Context) -> None:
+        arrays = ArrayRecord(job.first_model().cpu().state_dict())
+        strategy.start(grid=grid, initial_arrays=arrays, num_rounds=ROUNDS)
+
+    noise = workload.noise_multiplier
+    epsilon = math.sqrt(2 * math.log(1.25 / DELTA)) / noise if noise else math.inf
+    privacy = LocalDpMod(clipping_norm=CLIP_NORM, sensitivity=CLIP_NORM, epsilon=epsilon, delta=DELTA)
+    client_app = ClientApp(mods=[privacy])
+    client_app.train()(train)
+    simulate(workload, serve, client_app, actors=actors)
 
 
 if __name__ == "__main__":

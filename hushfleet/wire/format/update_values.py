@@ -129,11 +129,6 @@ def unsigned(header: UpdateHeader, values: bytes) -> bytes:
     return assembled(pack(header), values, b"", None)
 
 
-def read_coded(data: bytes) -> memoryview:
-    """Reads the encoded values alone; the signature is NOT checked. Raises `Malformed` or `TooLarge`."""
-    return sections_of(data).values
-
-
 def encode_masked(header: UpdateHeader, values: bytes, *, identity: Identity | None) -> bytes:
     """Returns the signed blob of an update for secure aggregation.
 
