@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import onnx
 
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
-_CODE = ("tracing", "decompositions", "checks", "losses", "model", "torch_gradient")
+_CODE = ("tracing", "two_traces", "decompositions", "checks", "losses", "model", "torch_gradient")
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _network_key(network: Model, objective: Objective) -> str:
     parts = [Path(__file__).with_name(f"{name}.py").read_text("utf-8") for name in _CODE]
     parts += map(inspect.getsource, (session, losses, code))
     parts += [network.layout.digest, repr(objective)]
-    parts.append(repr((network.name, network.input_shape, network.classes, network.dropout)))
+    parts.append(repr((network.name, network.input_shape, network.classes, network.dropout, network.vocabulary)))
     parts.append(repr(getattr(network.function, "layers", None)))  # a function's source is in its module
     return _digest(*parts)
 

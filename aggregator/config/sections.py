@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from hushfleet.aggregator.config import rules
-from hushfleet.data.form import OWN_DATA, PUBLIC_DATA, Columns, DecimalMark, LabelKind, SampleForm, ValueKind
+from hushfleet.data.form import (
+    OWN_DATA,
+    PUBLIC_DATA,
+    Columns,
+    DecimalMark,
+    LabelKind,
+    SampleForm,
+    ValueKind,
+    Vocabulary,
+)
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
 from hushfleet.errors import HushfleetError
@@ -272,7 +281,9 @@ class DataSection(Checked):
         concluded from the samples. A board's owner may say otherwise in DEVICE.toml.
     :param decimal: the decimal mark of CSV files.
     :param labels: whether labels are `names` of classes or `numbers` from 0.
-    :param values: whether values are `pixels` from 0 to 255 or `numbers`.
+    :param values: whether values are `pixels` from 0 to 255, `numbers`, or `tokens`: whole numbers that stand for words
+        or other things, which your own network is given as int64 `[B, F]`.
+    :param vocabulary: how many tokens there are; a sample with a token that is not below it is refused.
     """
 
     name: DataSetName
@@ -297,6 +308,7 @@ class DataSection(Checked):
     decimal: DecimalMark = ""
     labels: LabelKind = ""
     values: ValueKind = ""
+    vocabulary: Vocabulary = 0
 
     rules = rules.DATA
 
@@ -308,7 +320,7 @@ class DataSection(Checked):
     @property
     def form(self) -> SampleForm:
         """How samples are written in tables."""
-        return SampleForm(self.columns, self.decimal, self.labels, self.values)
+        return SampleForm(self.columns, self.decimal, self.labels, self.values, self.vocabulary)
 
     @property
     def window_s(self) -> int:

@@ -111,7 +111,8 @@ def prepare(
     name = task.model.name if task.model.share == "all" else "linear"
     by_record = task.privacy.unit == "record"
     outputs = task.targets.outputs(class_names, input_shape)
-    model = get_model(name, classes=outputs, input_shape=taken, loss=task.model.loss, by_record=by_record)
+    checked = {"loss": task.model.loss, "by_record": by_record, "vocabulary": task.data.vocabulary}
+    model = get_model(name, classes=outputs, input_shape=taken, **checked)
     _check_shape(task, model.input_shape, taken)
     _check_layout(task, model)
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
@@ -288,7 +289,7 @@ def _load_own(task: Task) -> DataSet | None:
     dataset = data.dataset(
         section.name, class_names=names, **normal, targets=targets, form=section.form, where=str(path)
     )
-    if not section.mean:
+    if not section.mean and section.values != "tokens":
         advise_normalisation((dataset.train if len(dataset.train) else dataset.test).images, str(path))
     if shape not in (None, dataset.input_shape):
         raise BadInput(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from hushfleet.at_need import at_need
-from hushfleet.data.form import Columns, DecimalMark, LabelKind, OwnData, SampleForm, ValueKind, form_rules
+from hushfleet.data.form import Columns, DecimalMark, LabelKind, OwnData, SampleForm, ValueKind, Vocabulary, form_rules
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.storage.state_files import STORE, TLS_CERTIFICATE, TLS_KEY
 from hushfleet.errors import BadInput, format_value
@@ -160,7 +160,8 @@ class OwnDataSection(Checked):
     :param columns: how this board's CSV files call the columns of values, in the order in which the task takes them.
     :param decimal: the decimal mark of CSV files. This key and the ones around it replace what the task says.
     :param labels: whether labels are `names` of classes or `numbers` from 0.
-    :param values: whether values are `pixels` from 0 to 255 or `numbers`.
+    :param values: whether values are `pixels` from 0 to 255, `numbers` or `tokens`.
+    :param vocabulary: how many tokens there are, if the task does not say it.
     """
 
     kind: OwnData
@@ -174,6 +175,7 @@ class OwnDataSection(Checked):
     decimal: DecimalMark = ""
     labels: LabelKind = ""
     values: ValueKind = ""
+    vocabulary: Vocabulary = 0
 
     rules = {
         "data.inbox-needs-folder": (
@@ -201,7 +203,7 @@ class OwnDataSection(Checked):
 
     def here(self, model: ModelSpec) -> ModelSpec:
         """Returns a task's model with the form of samples that this board's files have."""
-        own = SampleForm(self.columns, self.decimal, self.labels, self.values)
+        own = SampleForm(self.columns, self.decimal, self.labels, self.values, self.vocabulary)
         return replace(model, form=own.merged(model.form))
 
 

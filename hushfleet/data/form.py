@@ -25,7 +25,8 @@ OWN_DATA: tuple[OwnData, ...] = get_args(OwnData)
 PUBLIC_DATA = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn")
 """The names of `hushfleet.data.sets`, which is imported when one of them is read."""
 LabelKind = Literal["", "names", "numbers"]
-ValueKind = Literal["", "pixels", "numbers"]
+ValueKind = Literal["", "pixels", "numbers", "tokens"]
+Vocabulary = Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
 def one_form(name: str) -> str:
@@ -45,14 +46,15 @@ class SampleForm(Checked):
         columns but those of labels, devices and targets, in the file's order.
     :param decimal: the decimal mark of CSV files. Empty: a point; a comma too if commas do not separate the columns.
     :param labels: `names` of classes, or their `numbers` from 0. Empty: in an .npz, numbers if the array is numeric.
-    :param values: `pixels`, whole numbers from 0 to 255, which are divided by 255; or `numbers`, which stay unchanged.
-        Empty: uint8 are pixels.
+    :param values: `pixels`, whole numbers from 0 to 255, which are divided by 255; `numbers`, which stay unchanged; or
+        `tokens`, whole numbers from 0 to below `vocabulary`. Empty: uint8 are pixels.
     """
 
     columns: Columns = later(())
     decimal: DecimalMark = later("")
     labels: LabelKind = later("")
     values: ValueKind = later("")
+    vocabulary: Vocabulary = later(0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,6 +68,7 @@ class SampleForm(Checked):
             self.decimal or other.decimal,
             self.labels or other.labels,
             self.values or other.values,
+            other.vocabulary or self.vocabulary,
         )
 
 

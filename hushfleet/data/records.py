@@ -72,7 +72,12 @@ def fitted(
     found, of_targets = _targets(y, names, targets, len(values), where[1], labels, is_strict=skipped is None)
     fits = usable & ~np.logical_or.reduce([each.are for each in of_targets])
     far = far_away(values, mean, std) & fits
-    wanted = "pixels, whole numbers from 0 to 255 (data.values)" if form.values == "pixels" else "finite numbers"
+    if form.values == "tokens":
+        usable &= ((values >= 0) & (values < form.vocabulary) & (values == np.floor(values))).all((1, 2, 3))
+    wanted = {
+        "pixels": "pixels, whole numbers from 0 to 255 (data.values)",
+        "tokens": f"tokens, whole numbers from 0 to {form.vocabulary - 1} (data.vocabulary)",
+    }.get(form.values, "finite numbers")
     misfits = (
         _Misfit(~usable, where[0], lambda at: _extreme(x[at]), f"its values are no {wanted}"),
         *(each._replace(are=each.are & usable) for each in of_targets),
@@ -159,7 +164,7 @@ def read_values(x: np.ndarray, where: str, *, pixels: str = "") -> tuple[np.ndar
         raise BadInput(f"{where} has shape {list(x.shape)}; it must be [n, C, H, W], [n, C, T] of series, or [n, F]")
     x = x[:, :, None, None] if x.ndim == 2 else x if x.ndim == 4 else x[:, :, None, :]
     if x.dtype == np.uint8:
-        return np.ascontiguousarray(x if pixels != "numbers" else x.astype(np.float32)), np.ones(len(x), bool)
+        return np.ascontiguousarray(x if pixels in ("", "pixels") else x.astype(np.float32)), np.ones(len(x), bool)
     values = as_float32(x)
     fits = np.isfinite(values).all((1, 2, 3))
     if pixels == "pixels":

@@ -96,7 +96,9 @@ class LoadedRun:
             return LinearGradient(model.layout, objective)
         graph = self._graph(model.gradient)
         names, shape = (self.network, model.outputs), model.input_shape
-        return make_gradient(self.runtime, *names, model.layout, graph, objective, input_shape=shape)
+        return make_gradient(
+            self.runtime, *names, model.layout, graph, objective, input_shape=shape, vocabulary=model.form.vocabulary
+        )
 
     @cached_property
     def inference(self) -> LogitsOf:

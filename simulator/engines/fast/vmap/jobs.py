@@ -88,7 +88,9 @@ def train_at_once(cohort: ClientChunk, workers: WorkerPool) -> Iterator[ChunkAns
 def cohort_trainer(files: LoadedRun) -> CohortTrainer:
     """Returns this process's trainer for a run; the clients' images stay on its device from round to round."""
     spec = files.spec.model
-    model = get_model(files.network, classes=spec.outputs, input_shape=spec.input_shape)
+    model = get_model(
+        files.network, classes=spec.outputs, input_shape=spec.input_shape, vocabulary=spec.form.vocabulary
+    )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return CohortTrainer(
         TorchGradient(model, device=device, objective=spec.targets.objective(files.method.objective)), device
