@@ -93,4 +93,5 @@ def form_rules(section: str, kind_of: Callable[[Any], str]) -> Rules:
     return {
         f"{section}.{each.name}-not-used": rule(each.name, of_text.get(each.name, ("csv", "arrays")))
         for each in fields(SampleForm)
+        if each.name != "vocabulary"  # goes with values
     }
