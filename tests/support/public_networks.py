@@ -1,11 +1,13 @@
-"""Small configurations of public networks, built without downloads: timm's, torchvision's, and those of transformers.
+"""Small configurations of public networks, built without downloads: those of timm, torchvision and transformers.
 
-timm and transformers are in the extra `networks`; what needs a package that is not there is left out.
+timm and transformers are in the extra `networks`, which the gate needs.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,12 +16,12 @@ from torch import nn
 from hushfleet.data.torchvision_sets import import_torchvision
 from hushfleet.models.module import with_group_norm
 
-CLASSES, TOKENS = 4, 50
+CLASSES, VOCABULARY = 4, 50
 SHAPES = {"vectors": (12, 1, 1), "series": (3, 1, 16), "images": (3, 16, 16), "tokens": (12, 1, 1)}
 
 
 class Public(NamedTuple):
-    """A network: who publishes it, the kind of data, and what makes it."""
+    """A network: the package that publishes it, the kind of its data, and what makes it."""
 
     package: str
     data: str
@@ -27,37 +29,57 @@ class Public(NamedTuple):
 
 
 class Logits(nn.Module):
-    """A classifier of transformers: what it is given has a name, and its answer a field."""
+    """A classifier of transformers: what it is given has a name, and its answer has fields."""
 
-    def __init__(self, inner: nn.Module, given: str, prepare: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, inner: nn.Module, given: str, answer: str, turned: bool) -> None:
         super().__init__()
-        self.inner, self.given, self.prepare = inner, given, prepare
+        self.inner, self.given, self.answer, self.turned = inner, given, answer, turned
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = self.inner(**{self.given: self.prepare(x)})
-        return found.prediction_outputs if hasattr(found, "prediction_outputs") else found.logits
+        return getattr(self.inner(**{self.given: x.mT if self.turned else x}), self.answer)
 
 
-def _same(x: torch.Tensor) -> torch.Tensor:
-    return x
+class Transposed(nn.Module):
+    """`[B, C, T]` as `[B, T, C]`, which transformers take."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mT
 
 
-def _hf(
-    name: str, given: str = "input_ids", prepare: Any = _same, *, kind: str = "SequenceClassification", **sizes: Any
-) -> nn.Module:
+def _hf(name: str, given: str, answer: str = "logits", *, turned: bool = False, **sizes: Any) -> nn.Module:
+    """:param name: of the configuration and of the network, with a `*` between their common start and their ends."""
     import_torchvision()
     import transformers
 
-    config = getattr(transformers, f"{name}Config")(num_labels=CLASSES, **sizes)
-    return Logits(getattr(transformers, f"{name}For{kind}")(config), given, prepare)
+    start, _, end = name.partition("*")
+    config = getattr(transformers, f"{start}Config")(**{"num_labels": CLASSES, **sizes})
+    return Logits(getattr(transformers, f"{start}For{end}")(config), given, answer, turned)
 
 
-def _timm(name: str, *, norm: bool = False, **sizes: Any) -> nn.Module:
+def _text(name: str, **sizes: Any) -> nn.Module:
+    """A classifier of texts."""
+    width = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    places = {"vocab_size": VOCABULARY, "max_position_embeddings": 20, "pad_token_id": 0}
+    return _hf(f"{name}*SequenceClassification", "input_ids", **{**width, **places, **sizes})
+
+
+def _timm(path: str, **sizes: Any) -> nn.Module:
+    """:param path: `module.Class` below `timm.models`."""
     import_torchvision()
-    import timm
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(f"timm.models.{module}"), name)(in_chans=3, num_classes=CLASSES, **sizes)
 
-    made = timm.create_model(name, pretrained=False, num_classes=CLASSES, in_chans=3, **sizes)
-    return with_group_norm(made) if norm else made
+
+def _vit(path: str = "vision_transformer.VisionTransformer", **more: Any) -> nn.Module:
+    return _timm(path, img_size=16, patch_size=4, embed_dim=16, depth=1, num_heads=2, **more)
+
+
+def _mixer(block: str, **more: Any) -> nn.Module:
+    import_torchvision()
+    mixers = importlib.import_module("timm.models.mlp_mixer")
+    kinds = {name: getattr(mixers, kind) for name, kind in {"block_layer": block, **more}.items()}
+    kinds |= {"mlp_ratio": 4} if block == "ResBlock" else {}
+    return mixers.MlpMixer(CLASSES, 16, patch_size=4, num_blocks=1, embed_dim=16, **kinds)
 
 
 def _torchvision(make: Callable[[Any], nn.Module]) -> nn.Module:
@@ -70,226 +92,116 @@ def _frozen(network: nn.Module, head: str) -> nn.Module:
     return network
 
 
-_TEXT = {
-    "vocab_size": TOKENS,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
+def _convnext(models: Any) -> nn.Module:
+    block = models.convnext.CNBlockConfig
+    return models.ConvNeXt([block(8, 16, 1), block(16, None, 1)], 0.1, num_classes=CLASSES)
+
+
+def _encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+    body = nn.TransformerEncoder(layer, 1)
+    return nn.Sequential(Transposed(), nn.Linear(3, 16), body, nn.Flatten(), nn.Linear(256, CLASSES))
+
+
+_PATCHES: dict[str, Any] = {"context_length": 16, "patch_length": 4, "patch_stride": 4, "num_input_channels": 3}
+_PATCHES |= {"d_model": 8, "num_targets": CLASSES, "scaling": None, "turned": True}
+_SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+_SPECTRUM: dict[str, Any] = {
+    "patch_size": 2,
+    "frequency_stride": 1,
+    "time_stride": 2,
+    "max_length": 16,
+    "num_mel_bins": 3,
 }
-_PLACES = {"max_position_embeddings": 20, "pad_token_id": 0}
-_VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+_DISTIL: dict[str, Any] = {"vocab_size": VOCABULARY, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32}
+_GPT: dict[str, Any] = {"vocab_size": VOCABULARY, "n_positions": 20, "n_embd": 16, "n_layer": 1, "n_head": 2}
 
+_GROUPS = [f"{name}_groups" for name in ("q", "k", "v", "post_attention", "intermediate", "output")]
 
-def _vit(**more: Any) -> nn.Module:
-    import_torchvision()
-    from timm.models.vision_transformer import VisionTransformer
-
-    return VisionTransformer(**_VIT, in_chans=3, num_classes=CLASSES, **more)
-
-
-NETWORKS: dict[str, Public] = {
-    # vectors
-    "MLP": Public("torchvision", "vectors", lambda: import_torchvision().ops.MLP(12, [16, CLASSES], dropout=0.1)),
-    # series
-    "PatchTSMixer": Public(
-        "transformers",
-        "series",
-        lambda: _hf(
-            "PatchTSMixer",
-            "past_values",
-            lambda x: x.mT,
-            kind="TimeSeriesClassification",
-            context_length=16,
-            patch_length=4,
-            patch_stride=4,
-            num_input_channels=3,
-            d_model=8,
-            num_layers=1,
-            num_targets=CLASSES,
-            norm_mlp="LayerNorm",
-            scaling=None,
+_TORCH: dict[str, tuple[str, Callable[[], nn.Module]]] = {
+    "MLP": ("vectors", lambda: import_torchvision().ops.MLP(12, [16, CLASSES], dropout=0.1)),
+    "TransformerEncoder": ("series", _encoder),
+    "Swin": (
+        "images",
+        partial(
+            _torchvision,
+            lambda of: of.swin_transformer.SwinTransformer([2, 2], 8, [2], [2], [2, 2], num_classes=CLASSES),
         ),
     ),
-    "PatchTST": Public(
-        "transformers",
+    "ConvNeXt": ("images", partial(_torchvision, _convnext)),
+    "ResNet-10": (
+        "images",
+        partial(_torchvision, lambda of: of.ResNet(of.resnet.BasicBlock, [1, 1, 1, 1], num_classes=CLASSES)),
+    ),
+    "MobileNetV2": (
+        "images",
+        partial(_torchvision, lambda of: of.MobileNetV2(CLASSES, 0.25, [[1, 8, 1, 1], [2, 8, 1, 2]])),
+    ),
+    "DenseNet": ("images", partial(_torchvision, lambda of: of.DenseNet(4, (1, 1), 8, num_classes=CLASSES))),
+    "ShuffleNetV2": (
+        "images",
+        partial(_torchvision, lambda of: of.ShuffleNetV2([1, 1, 1], [8, 16, 16, 16, 32], CLASSES)),
+    ),
+}
+_TIMM: dict[str, tuple[str, Callable[[], nn.Module]]] = {
+    "VisionTransformer": ("images", _vit),
+    "VisionTransformer with dropout of all kinds": (
+        "images",
+        partial(_vit, drop_path_rate=0.2, attn_drop_rate=0.1, proj_drop_rate=0.1),
+    ),
+    "VisionTransformer, body frozen": ("images", lambda: _frozen(_vit(), "head")),
+    "DeiT": ("images", partial(_vit, "deit.VisionTransformerDistilled")),
+    "BEiT": ("images", partial(_vit, "beit.Beit")),
+    "CaiT": ("images", partial(_vit, "cait.Cait", depth_token_only=1)),
+    "MLP-Mixer": ("images", partial(_mixer, "MixerBlock")),
+    "ResMLP": ("images", partial(_mixer, "ResBlock", norm_layer="Affine")),
+    "PoolFormer": ("images", partial(_timm, "metaformer.MetaFormer", depths=(1, 1), dims=(8, 16))),
+    "ConvMixer": (
+        "images",
+        lambda: with_group_norm(_timm("convmixer.ConvMixer", dim=16, depth=1, kernel_size=3, patch_size=4)),
+    ),
+}
+_TRANSFORMERS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
+    "PatchTSMixer": (
         "series",
-        lambda: _hf(
-            "PatchTST",
-            "past_values",
-            lambda x: x.mT,
-            kind="Classification",
-            context_length=16,
-            patch_length=4,
-            patch_stride=4,
-            num_input_channels=3,
-            d_model=8,
+        partial(
+            *(_hf, "PatchTSMixer*TimeSeriesClassification", "past_values", "prediction_outputs"),
+            **_PATCHES,
+            num_layers=1,
+            norm_mlp="LayerNorm",
+        ),
+    ),
+    "PatchTST": (
+        "series",
+        partial(
+            *(_hf, "PatchTST*Classification", "past_values", "prediction_logits"),
+            **_PATCHES,
             num_hidden_layers=1,
             num_attention_heads=2,
             ffn_dim=16,
-            num_targets=CLASSES,
             norm_type="layernorm",
-            use_cls_token=True,
-            scaling=None,
         ),
     ),
-    "AST": Public(
-        "transformers",
-        "series",
-        lambda: _hf(
-            "AST",
-            "input_values",
-            lambda x: x.mT,
-            kind="AudioClassification",
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=32,
-            patch_size=2,
-            frequency_stride=1,
-            time_stride=2,
-            max_length=16,
-            num_mel_bins=3,
-        ),
-    ),
-    "Transformer": Public(
-        "torch",
-        "series",
-        lambda: nn.Sequential(
-            Transposed(),
-            nn.Linear(3, 16),
-            nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True), 1),
-            nn.Flatten(),
-            nn.Linear(256, CLASSES),
-        ),
-    ),
-    # images
-    "ViT (timm)": Public("timm", "images", _vit),
-    "ViT, stochastic depth": Public(
-        "timm", "images", lambda: _vit(drop_path_rate=0.2, qkv_bias=True, attn_drop_rate=0.1, proj_drop_rate=0.1)
-    ),
-    "ViT, frozen body": Public("timm", "images", lambda: _frozen(_vit(), "head")),
-    "ViT (transformers)": Public(
-        "transformers",
+    "AST": ("series", partial(_hf, "AST*AudioClassification", "input_values", turned=True, **_SMALL, **_SPECTRUM)),
+    "ViT": (
         "images",
-        lambda: _hf(
-            "ViT",
-            "pixel_values",
-            kind="ImageClassification",
-            image_size=16,
-            patch_size=4,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=32,
-        ),
+        partial(_hf, "ViT*ImageClassification", "pixel_values", image_size=16, patch_size=4, **_SMALL),
     ),
-    "DeiT": Public(
-        "timm",
-        "images",
-        lambda: _timm("deit_tiny_distilled_patch16_224", img_size=16, patch_size=4, embed_dim=16, depth=1, num_heads=2),
-    ),
-    "BEiT": Public(
-        "timm",
-        "images",
-        lambda: _timm("beit_base_patch16_224", img_size=16, patch_size=4, embed_dim=16, depth=1, num_heads=2),
-    ),
-    "CaiT": Public(
-        "timm",
-        "images",
-        lambda: _timm(
-            "cait_xxs24_224", img_size=16, patch_size=4, embed_dim=16, depth=1, depth_token_only=1, num_heads=2
-        ),
-    ),
-    "Swin": Public(
-        "torchvision",
-        "images",
-        lambda: _torchvision(
-            lambda m: m.swin_transformer.SwinTransformer([2, 2], 8, [1], [2], [2, 2], num_classes=CLASSES)
-        ),
-    ),
-    "MLP-Mixer": Public(
-        "timm", "images", lambda: _timm("mixer_s16_224", img_size=16, patch_size=4, embed_dim=16, num_blocks=1)
-    ),
-    "gMLP": Public(
-        "timm", "images", lambda: _timm("gmlp_ti16_224", img_size=16, patch_size=4, embed_dim=16, num_blocks=1)
-    ),
-    "ResMLP": Public(
-        "timm", "images", lambda: _timm("resmlp_12_224", img_size=16, patch_size=4, embed_dim=16, num_blocks=1)
-    ),
-    "PoolFormer": Public(
-        "timm", "images", lambda: _timm("poolformer_s12", layers=(1, 1), embed_dims=(8, 16), downsamples=(False, True))
-    ),
-    "ConvMixer": Public(
-        "timm", "images", lambda: _timm("convmixer_768_32", norm=True, dim=16, depth=1, patch_size=4, kernel_size=3)
-    ),
-    "ConvNeXt": Public(
-        "torchvision",
-        "images",
-        lambda: import_torchvision().models.ConvNeXt(
-            [
-                import_torchvision().models.convnext.CNBlockConfig(8, 16, 1),
-                import_torchvision().models.convnext.CNBlockConfig(16, None, 1),
-            ],
-            0.1,
-            num_classes=CLASSES,
-        ),
-    ),
-    "ResNet": Public(
-        "torchvision",
-        "images",
-        lambda: _torchvision(
-            lambda m: m.ResNet(m.resnet.BasicBlock, [1, 1, 1, 1], num_classes=CLASSES, width_per_group=64)
-        ),
-    ),
-    "SqueezeNet": Public(
-        "torchvision",
-        "images",
-        lambda: nn.Sequential(
-            nn.Upsample(scale_factor=2), import_torchvision().models.squeezenet1_1(num_classes=CLASSES)
-        ),
-    ),
-    "MobileNetV2": Public(
-        "torchvision",
-        "images",
-        lambda: _torchvision(lambda m: m.MobileNetV2(CLASSES, 0.25, [[1, 8, 1, 1], [2, 8, 1, 2]])),
-    ),
-    "DenseNet": Public(
-        "torchvision", "images", lambda: _torchvision(lambda m: m.DenseNet(4, (1, 1), 8, num_classes=CLASSES))
-    ),
-    "ShuffleNetV2": Public(
-        "torchvision", "images", lambda: _torchvision(lambda m: m.ShuffleNetV2([1, 1, 1], [8, 16, 16, 16, 32], CLASSES))
-    ),
-    # tokens
-    "BERT": Public("transformers", "tokens", lambda: _hf("Bert", **_TEXT, **_PLACES)),
-    "BERT, frozen body": Public(
-        "transformers", "tokens", lambda: _frozen(_hf("Bert", **_TEXT, **_PLACES), "inner.classifier")
-    ),
-    "DistilBERT": Public(
-        "transformers",
+    "BERT": ("tokens", partial(_text, "Bert")),
+    "BERT, body frozen": ("tokens", lambda: _frozen(_text("Bert"), "inner.classifier")),
+    "RoBERTa": ("tokens", partial(_text, "Roberta")),
+    "ALBERT": ("tokens", partial(_text, "Albert", embedding_size=8)),
+    "ELECTRA": ("tokens", partial(_text, "Electra", embedding_size=8)),
+    "MPNet": ("tokens", partial(_text, "MPNet")),
+    "SqueezeBERT": ("tokens", partial(_text, "SqueezeBert", embedding_size=16, **dict.fromkeys(_GROUPS, 1))),
+    "DistilBERT": (
         "tokens",
-        lambda: _hf(
-            "DistilBert", vocab_size=TOKENS, dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_position_embeddings=20
-        ),
+        partial(_hf, "DistilBert*SequenceClassification", "input_ids", max_position_embeddings=20, **_DISTIL),
     ),
-    "RoBERTa": Public("transformers", "tokens", lambda: _hf("Roberta", **_TEXT, **_PLACES)),
-    "ALBERT": Public("transformers", "tokens", lambda: _hf("Albert", embedding_size=8, **_TEXT, **_PLACES)),
-    "ELECTRA": Public("transformers", "tokens", lambda: _hf("Electra", embedding_size=8, **_TEXT, **_PLACES)),
-    "FNet": Public(
-        "transformers", "tokens", lambda: _hf("FNet", **{k: v for k, v in _TEXT.items() if "heads" not in k}, **_PLACES)
-    ),
-    "GPT-2": Public(
-        "transformers",
-        "tokens",
-        lambda: _hf("GPT2", vocab_size=TOKENS, n_positions=20, n_embd=16, n_layer=1, n_head=2, pad_token_id=None),
-    ),
-    "DeBERTa": Public("transformers", "tokens", lambda: _hf("Deberta", **_TEXT, **_PLACES)),
-    "MPNet": Public("transformers", "tokens", lambda: _hf("MPNet", **_TEXT, **_PLACES)),
+    "GPT-2": ("tokens", partial(_hf, "GPT2*SequenceClassification", "input_ids", pad_token_id=0, **_GPT)),
 }
-
-
-class Transposed(nn.Module):
-    """`[B, C, T]` as `[B, T, C]`, which networks of tokens take."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.mT
+NETWORKS = {
+    name: Public(package, *found)
+    for package, table in (("torchvision", _TORCH), ("timm", _TIMM), ("transformers", _TRANSFORMERS))
+    for name, found in table.items()
+}
