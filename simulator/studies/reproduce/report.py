@@ -143,7 +143,7 @@ class ReproductionReport:
 
     def _finished(self, recipe: Recipe) -> list[Cell]:
         """Returns the finished cells of one table, with all seeds."""
-        return [cell for cell in cells_of(recipe, seeds=SEEDS, quick=False) if self._kept.of(cell)]
+        return [cell for cell in cells_of(recipe, seeds=SEEDS, quick=False) if self._kept.shown(cell)]
 
     def _fold(self, paper: Paper, table: PaperTable, places: pd.DataFrame, told: set[str]) -> dict[str, Any]:
         """Returns a table as the template takes it.
@@ -217,7 +217,7 @@ def _lines(recipe: Recipe, places: pd.DataFrame) -> tuple[str, str, list[str]]:
                 "method": place.method,
                 "paper": "" if math.isnan(place.paper) else f"{place.paper:.2f}",
                 "ours": _mean_and_spread(place),
-                "seeds": len(place.seeds),
+                "seeds": f"{len(place.seeds)}, {place.stale} stale" if place.stale else len(place.seeds),
                 "noise": f"{place.noise:.3g}" if place.noise > 0 else "",
                 "ε server": server,
                 "ε release": release,
@@ -295,7 +295,8 @@ def _side_by_side(places: pd.DataFrame) -> tuple[str, str]:
     most = places.seeds.map(len).max()
 
     def word(place: Any) -> str:
-        return _mean_and_spread(place, 1) + (f" ({len(place.seeds)})" if 0 < len(place.seeds) < most else "")
+        fewer = f" ({len(place.seeds)})" if 0 < len(place.seeds) < most else ""
+        return _mean_and_spread(place, 1) + fewer + " stale" * bool(place.stale)
 
     columns = {
         f"{block.title.iloc[0]}, {at}": lines.set_index("method")
