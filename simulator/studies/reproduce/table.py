@@ -18,7 +18,7 @@ NOT_RUN = "not run yet"
 _PLACE = ["block", "group", "reading", "row", "column", "nth", "title", "metric"]
 _NOT_IN_JSON = [
     *("block", "group", "reading", "nth", "title", "metric", "data", "meaning", "only_order", "other_data"),
-    *("method", "at", "runs", "least_server", "least_release", "noise"),
+    *("method", "at", "runs", "least_server", "least_release"),
 ]
 
 
@@ -192,7 +192,6 @@ def _runs(cell: Cell, columns: Sequence[TableColumn], progress: CellProgress) ->
             "value": None if value is None else 100 * value,
             "server": one.epsilon_server if one else None,
             "release": one.epsilon_release if one else None,
-            "noise": one.noise(cell) if one else None,
             "raw": one.raw_values if one else (),
             "chance": cell.chance,
             "outside": bool(cell.row.outside),
@@ -221,7 +220,7 @@ _COMBINED: dict[str, tuple[str, Any]] = {
     **{f"noised_{view}": (view, "max") for view in ("server", "release")},
     **{f"least_{view}": (view, "min") for view in ("server", "release")},
     "raw_values": ("raw", lambda raw: tuple(dict.fromkeys(words for each in raw for words in each))),
-    **{name: (name, _first) for name in ("paper_epsilon", "noise", "chance", "outside")},
+    **{name: (name, _first) for name in ("paper_epsilon", "chance", "outside")},
     "open": ("open", _why),
 }
 
