@@ -34,7 +34,7 @@ from hushfleet.models.module_checks import (
     cure,
     format_error,
 )
-from hushfleet.models.module_masks import Masks, replacement
+from hushfleet.models.module_masks import DropoutMasks, replacement
 from hushfleet.params import ParamLayout
 from hushfleet.paths import OFFERED, is_offered
 from hushfleet.user_files import from_file
@@ -162,7 +162,7 @@ class _Network:
 
     module: nn.Module
     input_shape: Shape
-    masks: Masks
+    masks: DropoutMasks
     vocabulary: int
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, dropout: Sequence[Tensor]) -> Tensor:
@@ -228,7 +228,7 @@ def _network(
     """Makes the network, and checks it with runs on random samples."""
     shape = own_shape(input_shape)
     check_parts(module, name, by_record=by_record)
-    masks = Masks()
+    masks = DropoutMasks()
     for parent in list(module.modules()):
         for child_name, child in list(parent._modules.items()):  # `named_children` omits a child's second name
             if child is not None and (masked := replacement(child, masks)) is not None:

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from hushfleet.errors import BadInput
 from hushfleet.losses import LOSSES
-from hushfleet.models.module_masks import Masks
+from hushfleet.models.module_masks import DropoutMasks
 
 PROBED = 3  # samples
 _TOLERANCE = 1e-4
@@ -102,7 +102,9 @@ def _asked_opacus(module: nn.Module) -> dict[str, str]:
 
 
 @torch.no_grad()
-def check_outputs(module: nn.Module, name: str, classes: int, probe: Callable[[int], Tensor], masks: Masks) -> None:
+def check_outputs(
+    module: nn.Module, name: str, classes: int, probe: Callable[[int], Tensor], masks: DropoutMasks
+) -> None:
     """Checks that logits have the right shape, and are the same in training and in test, and for each sample alone.
 
     Raises `BadInput`.
@@ -157,7 +159,7 @@ def _logits(module: Callable[[Tensor], Any], x: Tensor, *, name: str, classes: i
     )
 
 
-def check_gradients(module: nn.Module, name: str, x: Tensor, masks: Masks) -> None:
+def check_gradients(module: nn.Module, name: str, x: Tensor, masks: DropoutMasks) -> None:
     """Checks that each trained parameter influences the logits. Raises `BadInput` with the layers' names."""
     wanted = {where: value for where, value in module.named_parameters() if value.requires_grad}
     trained = {where: value for where, value in wanted.items() if not is_lazy(value)}

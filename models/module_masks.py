@@ -42,7 +42,7 @@ class _Use(NamedTuple):
 
 
 @dataclass
-class Masks:
+class DropoutMasks:
     """The masks that a network takes, and those of the current call.
 
     :param places: of each mask, the axis of the batch, and how many rows of it belong to a sample.
@@ -98,19 +98,20 @@ class Masks:
         return outputs
 
 
-class Masked(nn.Module):
+class MaskedDropout(nn.Module):
     """Replaces a dropout module; `p` and `drop_prob` are its rate, which other modules read."""
 
-    def __init__(self, rate: float, drops: int, masks: Masks) -> None:
+    def __init__(self, rate: float, drops: int, masks: DropoutMasks) -> None:
         super().__init__()
         self.p = self.drop_prob = rate
         self.drops, self.masks = drops, masks
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns `x` times its mask."""
         return self.masks.applied(x, self.p, self.drops)
 
 
-def replacement(module: nn.Module, masks: Masks) -> Masked | None:
+def replacement(module: nn.Module, masks: DropoutMasks) -> MaskedDropout | None:
     """Returns what replaces a dropout module; None for other modules."""
     is_depth = type(module).__name__ in _DEPTH
     if not is_depth and not isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
@@ -120,13 +121,13 @@ def replacement(module: nn.Module, masks: Masks) -> Masked | None:
     if rate == 0 or (is_depth and not mean_is_kept):
         return None
     drops = SAMPLES if is_depth else CHANNELS if isinstance(module, _CHANNELWISE) else ENTRIES
-    return Masked(rate, drops, masks)
+    return MaskedDropout(rate, drops, masks)
 
 
 class _Watch(TorchFunctionMode):
     """Gives the masks to the functions that would draw random numbers."""
 
-    def __init__(self, masks: Masks) -> None:
+    def __init__(self, masks: DropoutMasks) -> None:
         super().__init__()
         self.masks = masks
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hushfleet.models.model import Model
 from hushfleet.models.module import model_of
-from hushfleet.models.module_masks import Masks, _Watch
+from hushfleet.models.module_masks import DropoutMasks, _Watch
 from hushfleet.models.torch_gradient import TorchGradient
 
 T, D = 5, 8
@@ -122,7 +122,7 @@ def test_attention_with_a_mask_of_ones_is_that_of_pytorch(queries, keys, kind, g
         mask[:, 0] = True
     more = {"is_causal": kind == "causal", "scale": 0.3 * queries, "enable_gqa": groups > 1}
     expected = F.scaled_dot_product_attention(q, k, v, mask, **more)
-    found = _Watch(Masks())._attended(q, k, v, mask, 0.5, **more)
+    found = _Watch(DropoutMasks())._attended(q, k, v, mask, 0.5, **more)
     torch.testing.assert_close(found, expected)
 
 
