@@ -230,6 +230,8 @@ def _network(
     check_parts(module, name, by_record=by_record)
     masks = DropoutMasks()
     for parent in list(module.modules()):
+        if isinstance(parent, nn.AdaptiveAvgPool2d):  # with the channels last it changes strides, which ONNX has not
+            parent.register_forward_pre_hook(lambda _, given: (given[0].contiguous(),))
         for child_name, child in list(parent._modules.items()):  # `named_children` omits a child's second name
             if child is not None and (masked := replacement(child, masks)) is not None:
                 setattr(parent, child_name, masked)

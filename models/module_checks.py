@@ -85,7 +85,9 @@ def check_parts(module: nn.Module, name: str, *, by_record: bool) -> None:
                 f"model.name = {name!r}: {where} is on {value.device}; give the network with its values on cpu"
             )
         if isinstance(value, nn.Parameter) and value.dtype != torch.float32:
-            raise BadInput(f"model.name = {name!r}: {where} is {value.dtype}; parameters must be float32")
+            raise BadInput(
+                f"model.name = {name!r}: {where} is {value.dtype}; parameters must be float32: network.float()"
+            )
         if not torch.isfinite(value).all():
             raise BadInput(f"model.name = {name!r}: {where} has values that are NaN or infinite; give it finite ones")
 

@@ -1,6 +1,6 @@
 """Small configurations of public networks, built without downloads: those of timm, torchvision and transformers.
 
-timm and transformers are in the extra `networks`, which the gate needs.
+timm and transformers are in the extra `networks`. As a program, this prints the rows of the table in docs/own.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class Logits(nn.Module):
         self.inner, self.given, self.answer, self.turned = inner, given, answer, turned
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return getattr(self.inner(**{self.given: x.mT if self.turned else x}), self.answer)
+        given = {self.given: x.mT if self.turned else x}
+        if self.given == "input_ids":
+            given["attention_mask"] = torch.ones_like(x)
+        return getattr(self.inner(**given), self.answer)
 
 
 class Transposed(nn.Module):
@@ -80,6 +83,12 @@ def _mixer(block: str, **more: Any) -> nn.Module:
     kinds = {name: getattr(mixers, kind) for name, kind in {"block_layer": block, **more}.items()}
     kinds |= {"mlp_ratio": 4} if block == "ResBlock" else {}
     return mixers.MlpMixer(CLASSES, 16, patch_size=4, num_blocks=1, embed_dim=16, **kinds)
+
+
+def _resnet() -> nn.Module:
+    import_torchvision()
+    block = importlib.import_module("timm.models.resnet").BasicBlock
+    return _timm("resnet.ResNet", block=block, layers=(1, 1, 1, 1), channels=(8, 8, 16, 16), stem_width=8)
 
 
 def _torchvision(make: Callable[[Any], nn.Module]) -> nn.Module:
@@ -129,19 +138,11 @@ _TORCH: dict[str, tuple[str, Callable[[], nn.Module]]] = {
         ),
     ),
     "ConvNeXt": ("images", partial(_torchvision, _convnext)),
-    "ResNet-10": (
-        "images",
-        partial(_torchvision, lambda of: of.ResNet(of.resnet.BasicBlock, [1, 1, 1, 1], num_classes=CLASSES)),
-    ),
     "MobileNetV2": (
         "images",
         partial(_torchvision, lambda of: of.MobileNetV2(CLASSES, 0.25, [[1, 8, 1, 1], [2, 8, 1, 2]])),
     ),
     "DenseNet": ("images", partial(_torchvision, lambda of: of.DenseNet(4, (1, 1), 8, num_classes=CLASSES))),
-    "ShuffleNetV2": (
-        "images",
-        partial(_torchvision, lambda of: of.ShuffleNetV2([1, 1, 1], [8, 16, 16, 16, 32], CLASSES)),
-    ),
 }
 _TIMM: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "VisionTransformer": ("images", _vit),
@@ -156,6 +157,7 @@ _TIMM: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "MLP-Mixer": ("images", partial(_mixer, "MixerBlock")),
     "ResMLP": ("images", partial(_mixer, "ResBlock", norm_layer="Affine")),
     "PoolFormer": ("images", partial(_timm, "metaformer.MetaFormer", depths=(1, 1), dims=(8, 16))),
+    "ResNet": ("images", lambda: with_group_norm(_resnet())),
     "ConvMixer": (
         "images",
         lambda: with_group_norm(_timm("convmixer.ConvMixer", dim=16, depth=1, kernel_size=3, patch_size=4)),
@@ -205,3 +207,9 @@ NETWORKS = {
     for package, table in (("torchvision", _TORCH), ("timm", _TIMM), ("transformers", _TRANSFORMERS))
     for name, found in table.items()
 }
+
+
+if __name__ == "__main__":
+    for name, (package, data, make) in NETWORKS.items():
+        size = sum(value.numel() for value in make().parameters() if value.requires_grad)
+        print(f"| {name} | {package} | {data} | {size:,} |")
