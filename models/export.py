@@ -78,11 +78,11 @@ def _exported(model: Model, objective: Objective) -> Graphs:
     try:
         graphs = Graphs(tracing.export_gradient(model, objective), tracing.export_inference(model))
     except Exception as error:  # a user's own network may raise anything
-        cause = error.__cause__ or error
-        reason = (str(cause).splitlines() or [""])[0]
+        from hushfleet.models.module_checks import format_error
+
+        reason = format_error(error.__cause__ or error)
         raise GraphRefused(
-            f"model.name = {model.name!r}: PyTorch cannot write its gradient as an ONNX graph: "
-            f"{type(cause).__name__}: {reason}"
+            f"model.name = {model.name!r}: PyTorch cannot write its gradient as an ONNX graph: {reason}"
         ) from error
     _check(model, graphs, objective)
     return graphs

@@ -41,12 +41,15 @@ _SQUASHED = {
     "tanh": "tanh",
 }
 """The last operator of a network that does not give logits: its name in `torch.fx`, and in error texts."""
-_SIZES = "check the sizes that its layers take"
+_VALUES = (
+    "A graph has no values while it is made, which an if, a loop, int(), .item() or .tolist() needs: use torch.where, "
+    "or numbers that do not depend on samples and parameters"
+)
 _CURES = {
     "index out of range in self": 'Its embedding takes whole numbers: data.values = "tokens" and data.vocabulary, the '
     "number of them, say that the data are such; its first size must be at least as large",
-    "_local_scalar_dense": "It asks for the value of a tensor, by an if, a loop, int(), float() or .item(): use "
-    "torch.where, or numbers that do not depend on the samples",
+    "_local_scalar_dense": _VALUES,
+    "asks for the value of a tensor": _VALUES,
 }
 """Parts of PyTorch's errors, and what to do."""
 _ONLY_MOVES = ("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "clone", "detach", "alias", "t", "transpose")
@@ -145,9 +148,10 @@ def _logits(module: Callable[[Tensor], Any], x: Tensor, *, name: str, classes: i
     try:
         logits: Any = module(x)
     except Exception as error:
+        sizes = f"The data's samples have shape [{shown}], and a batch any number of them: check what its layers take"
         raise BadInput(
-            f"model.name = {name!r}: fails on a batch of shape {list(x.shape)}: {format_error(error)}. The data's "
-            f"samples have shape [{shown}], and a batch any number of them: {cure(error) or _SIZES}"
+            f"model.name = {name!r}: fails on a batch of shape {list(x.shape)}: {format_error(error)}. "
+            f"{cure(error) or sizes}"
         ) from error
     if isinstance(logits, Tensor) and logits.shape == (len(x), classes) and logits.dtype == torch.float32:
         return logits

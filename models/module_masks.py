@@ -133,6 +133,8 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function is Tensor.tolist:  # while a gradient is traced, it ends the process
+            raise TypeError("tolist() asks for the value of a tensor")
         if function in _FUNCTIONS:
             return self._dropped(_FUNCTIONS[function], *args, **kwargs)
         if function is F.scaled_dot_product_attention and (kwargs.get("dropout_p") or args[4:5] > (0,)):
