@@ -430,6 +430,17 @@ TASK: Rules = {
         lambda task: task.parts().of_classes,
         "method.name = {method.name!r} is defined for classes alone; take for example 'dp-fedavg' or 'fedper'",
     ),
+    "task.warmup-below-rounds": (
+        lambda task: (config := task.method.config()).warmup_rounds >= task.round.rounds and {"config": config},
+        "method.warmup_rounds = {config.warmup_rounds}: must be below round.rounds = {round.rounds}",
+    ),
+    "task.accumulate-needs-device": (
+        lambda task: (
+            task.privacy.unit == "record" and (config := task.method.config()).accumulate > 1 and {"config": config}
+        ),
+        "method.accumulate = {config.accumulate}: with privacy.unit = 'record' each record's gradient is computed "
+        "alone, so a larger batch takes no more memory; set method.batch_size, by which steps are charged",
+    ),
     "task.augment-needs-images": (
         lambda task: (
             task.data.augment != "none"

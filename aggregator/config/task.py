@@ -264,10 +264,10 @@ class Task(Checked):
                 "in the field give privacy.noise_multiplier instead"
             )
         config = self.method.config()
-        per_device = math.ceil(train_samples / self.data.devices / config.batch_size)
+        per_device = math.ceil(train_samples / self.data.devices / config.step_size)
         return find(
             steps=self.round.rounds * self.data.devices * (config.local_steps or per_device * config.local_epochs),
-            sample_rate=config.batch_size / train_samples,
+            sample_rate=config.step_size / train_samples,
         )
 
 

@@ -173,7 +173,7 @@ def make_method(
         from hushfleet.methods.sums import check_sums
 
         check_sums(parts, privacy, settings)
-    return bind(parts, settings, privacy, layout, name=name)
+    return bind(parts, settings, privacy, layout, name=name, rounds=rounds)
 
 
 def method_of(spec: TaskSpec) -> TaskMethod:

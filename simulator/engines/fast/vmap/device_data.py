@@ -132,7 +132,7 @@ class GroupBatches:
     def __iter__(self) -> Iterator[CohortStep]:
         steps, config = self.steps[0], self.config
         values = sum(math.prod(spec.shape) for spec in self.inputs.dropout)
-        ahead = max(1, AHEAD_BYTES // max(1, 4 * values * config.batch_size * len(self.steps)))
+        ahead = max(1, AHEAD_BYTES // max(1, 4 * values * config.step_size * len(self.steps)))
         # Drawing dropout masks takes longer than training on an accelerator; NumPy lets other threads run meanwhile.
         threads = min(len(os.sched_getaffinity(0)), len(self.steps)) if values else 1
         with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
@@ -145,7 +145,7 @@ class GroupBatches:
     def _draw(self, count: int, rng: np.random.Generator) -> Iterator[_Drawn]:
         """Yields a client's batches in the order in which one client alone draws them."""
         for epoch, batches in enumerate(epochs(count, self.config, self.record)):
-            for indices in drawn_batches(count, self.config.batch_size, batches, self.record, rng):
+            for indices in drawn_batches(count, self.config.step_size, batches, self.record, rng):
                 crops = draw_flip_crop(len(indices), rng) if self.inputs.augment == "flip-crop" else None
                 yield _Drawn(epoch, indices, crops, draw_dropout(self.inputs.dropout, len(indices), rng))
 

@@ -135,7 +135,8 @@ def begun(group: ClientChunk) -> tuple[list[_Begun], list[ClientRow]]:
             refused.append(declined(client, error))
             continue
         rng, noise = own.randomness.order(group.plan.round), own.randomness.noise(group.plan.round)
-        member = Member(round.state(), own.samples(), rng, round.terms, noise)
+        number = group.run.spec.training_number(group.plan.round)
+        member = Member(round.state(), own.samples(), rng, round.terms, noise, number)
         taking_part.append(_Begun(client, round, member, metrics))
     return taking_part, refused
 

@@ -30,7 +30,7 @@ FLOAT_BYTES = 4
 # Parameters, their start values, gradient, the device's personalized model, and three temporaries of method and
 # optimizer.
 VECTORS = 7
-MOMENTS = {"adam": 2, "sgd": 0}
+MOMENTS = {"adam": 2, "adamw": 2, "sgd": 0}
 
 # With privacy unit `record`: the sum, which has twice the width; and for each record of a pass its gradient as tensors,
 # as a vector, and clipped.
@@ -80,7 +80,7 @@ def bytes_per_client(
     """
     size, model = gradient.layout.size, gradient.model
     channels, height, width = model.input_shape
-    batch_size, dropout = min(config.batch_size, samples), tuple(inputs.dropout)
+    batch_size, dropout = min(config.step_size, samples), tuple(inputs.dropout)
     vectors = VECTORS + parts * (MOMENTS[config.optimizer] + (config.momentum > 0)) + SECOND_VECTORS * second
     beside = 0
     if record is not None:
