@@ -275,7 +275,7 @@ def find_loss(name: str) -> Loss:
     >>> find_loss("huber").score(0.5)
     'within 0.5 of the target'
     """
-    require(name in LOSSES, "loss", name, f"one of {', '.join(LOSSES)}")
+    require(name in LOSSES, "loss", name, f"one of {', '.join(LOSSES)}, or path/to/file.py:NAME")
     return LOSSES[name]
 
 
@@ -296,7 +296,9 @@ def loss_and_cotangent(
     :param logits: the student's logits `[B, C]`; `teacher`: the teacher's logits, for a distillation.
     :param y: labels `[B]`, each a class; or targets `[B, C]`.
     :param weight: the weight of the distillation, `[B]`, in [0, 1].
+    :raises ValueError: the objective has an own loss, which only PyTorch and exported graphs compute.
     """
+    require(not objective.own, "objective", objective.own, "without an own loss, which has no formula here")
     student = np.asarray(logits, np.float64)
     losses, slopes = loss_of(objective).losses_and_slopes(student, y)
     if not objective.distills:

@@ -36,6 +36,7 @@ TARGETS: dict[str, Literal["classes", "labels", "numbers", "inputs"]] = {
 }
 """The targets of each loss of `hushfleet.losses`: `classes`, int64 `[n]`; `labels`, yes or no for each output;
 `numbers`, which have a unit, so they may be scaled, and a tolerance; or the network's `inputs`."""
+
 DISTILLATIONS = ("distillation", "decoupled-distillation")
 
 
@@ -47,12 +48,14 @@ class Objective(Checked):
     :param temperature: the temperature of the distillation.
     :param non_target_weight: N of ACDP-pFSD's Eq. (8), for `decoupled-distillation`.
     :param target_temperature: the temperature of label against rest, for `decoupled-distillation`.
+    :param own: the name of an own loss (`hushfleet.models.own_loss`) of the targets of `kind`, in its place; or empty.
     """
 
     kind: str = "cross-entropy"
     temperature: Annotated[float, Meta(gt=0, le=1000)] = 1.0
     non_target_weight: Annotated[float, Meta(ge=0, le=1000)] = 1.0
     target_temperature: Annotated[float, Meta(gt=0, le=1000)] = 1.0
+    own: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,7 +49,9 @@ def check_against_torch(
     rng = np.random.default_rng(seed)
     reference = TorchGradient(model, objective=objective)
     runs: list[Callable[..., tuple[float, np.ndarray]]] = [GradientGraph(gradient, model.layout, objective=objective)]
-    if is_linear(model.layout) and not model.dropout:  # by its parameters' names: boards use the formula
+    if is_linear(model.layout) and not (
+        model.dropout or objective.own
+    ):  # by its parameters' names: boards use the formula
         runs.append(LinearGradient(model.layout, objective))
     run_inference = InferenceGraph(inference, model.layout)
     params, worst = model.init(seed + 1), 0.0

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hushfleet.losses import loss_of
+from hushfleet.models.own_loss import own_loss
 from hushfleet.objectives import Objective
 
 EXCLUDED = -1e30  # a logit with probability exactly 0; unlike infinity, it does not produce NaN
@@ -14,11 +15,14 @@ EXCLUDED = -1e30  # a logit with probability exactly 0; unlike infinity, it does
 
 def mean_loss(objective: Objective, logits: Tensor, y: Tensor) -> Tensor:
     """Returns the mean loss without a teacher: logits `[B, C]`, labels int64 `[B]` or targets float32 `[B, C]`."""
-    return F.cross_entropy(logits, y) if objective.of_classes else losses_of(objective, logits, y).mean()
+    plain = objective.of_classes and not objective.own
+    return F.cross_entropy(logits, y) if plain else losses_of(objective, logits, y).mean()
 
 
 def losses_of(objective: Objective, logits: Tensor, y: Tensor) -> Tensor:
     """Returns each sample's loss `[B]`, without a teacher."""
+    if objective.own:
+        return own_loss(objective.own)(logits, y)
     if objective.of_classes:
         return F.cross_entropy(logits, y, reduction="none")
     losses: Tensor = loss_of(objective).each(logits, y)[0].mean(1)

@@ -37,7 +37,7 @@ from hushfleet.simulator.runs import Comparison, Run, compare, open_run
 from hushfleet.toml_text import toml_value
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 __all__ = ["Comparison", "Data", "Run", "Task", "compare", "events", "open_run", "simulate", "task"]
 
@@ -71,6 +71,7 @@ def simulate(
     model: str | nn.Module | Callable[..., nn.Module] | None = None,
     data: Any = None,
     method: str | Published | None = None,
+    loss: str | Callable[[Tensor, Tensor], Tensor] | None = None,
     quiet: bool = False,
     **options: Any,
 ) -> Run:
@@ -86,6 +87,8 @@ def simulate(
         If it contains the device of each sample, this is the partition.
     :param method: replaces `method.name`: a name, `FILE.py:NAME`, or a `Published`. Only this process knows a
         `Published`, so everything is then computed in this process.
+    :param loss: replaces `model.loss`: a name, `FILE.py:NAME`, or a function of logits `[B, C]` and targets that
+        returns one loss for each sample, float32 `[B]`.
     :param quiet: print nothing.
     :param options: fields of `hushfleet.simulator.options.RunOptions`, which are the options of `hushfleet simulate`,
         such as `out`, `engine`, `seeds` and `resume`.
@@ -94,7 +97,8 @@ def simulate(
     take_all_characters()
     asked_for = _run_options(options)
     with _preparing:
-        changed = {**(changes or {}), **_named("model", model), **_named("method", method)}
+        changed = {**(changes or {}), **_named("model.name", model), **_named("method.name", method)}
+        changed |= _named("model.loss", loss)
         if isinstance(method, Published):
             if asked_for.engine != "fast" or asked_for.workers > 1:
                 raise BadInput(
@@ -173,21 +177,21 @@ def _interrupt(thread: threading.Thread) -> None:
     thread.join()
 
 
-def _named(section: str, given: Any) -> dict[str, str]:
-    """Returns the task key and its value for a model or method given as an argument."""
+def _named(key: str, given: Any) -> dict[str, str]:
+    """Returns the task key and its value for a model, method or loss given as an argument."""
     if given is None:
         return {}
     if isinstance(given, Published):
         name = methods.offer(given)
     elif not isinstance(given, str):
-        from hushfleet.models.module import offer  # imports PyTorch
+        from hushfleet.models import module, own_loss  # import PyTorch
 
-        name = offer(given)
+        name = own_loss.offer(given) if key == "model.loss" else module.offer(given)
     elif in_file(given):
-        name = methods.allow_file(given) if section == "method" else str(Path(given).absolute())
+        name = methods.allow_file(given) if key == "method.name" else str(Path(given).absolute())
     else:
         name = given
-    return {f"{section}.name": name}
+    return {key: name}
 
 
 def _toml(value: Any) -> str:

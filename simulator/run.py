@@ -94,7 +94,7 @@ def _run_one(simulation: Simulation, options: RunOptions, console: Console, work
         with show_progress(console):
             runtime = choose_runtime(simulation) if options.runtime == AUTO else options.runtime
         spec = simulation.prepared.spec.model
-        if reason := unavailable(runtime, spec.name):
+        if reason := unavailable(runtime, spec.name, simulation.task.model.own_loss):
             raise BadInput(f"--runtime {runtime} does not go with this task: {reason}")
         console.print(f"gradients by {runtime}", style="bright_black", highlight=False)
         with watch:

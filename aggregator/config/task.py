@@ -147,8 +147,8 @@ class Task(Checked):
     @property
     def targets(self) -> Targets:
         model, section = self.model, self.data
-        false_alarms = (model.false_alarms or FALSE_ALARMS) if find_loss(model.loss).of_inputs else None
-        return Targets(model.loss, model.tolerance, section.target_mean, section.target_std, false_alarms)
+        false_alarms = (model.false_alarms or FALSE_ALARMS) if find_loss(model.standard_loss).of_inputs else None
+        return Targets(model.standard_loss, model.tolerance, section.target_mean, section.target_std, false_alarms)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -298,6 +298,7 @@ def _named_files(plain: Any) -> Iterator[tuple[dict[str, Any], str]]:
         ("model", "weights"),
         ("model", "start"),
         ("model", "name"),
+        ("model", "loss"),
         ("season", "classes"),
     ):
         table = plain.get(section) if isinstance(plain, dict) else None

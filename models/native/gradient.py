@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hushfleet.errors import BadInput
 from hushfleet.learning.batch import Descent
 from hushfleet.learning.graph_session import check_array
 from hushfleet.learning.linear import LinearClipping
@@ -50,6 +51,8 @@ class NativeGradient:
     takes_part = True
 
     def __init__(self, model: Model, *, objective: Objective = CROSS_ENTROPY) -> None:
+        if objective.own:
+            raise BadInput(f"model.loss = {objective.own!r}: the compiled kernels know no own loss")
         self.model = model
         self.objective = objective
         self.layout = model.layout

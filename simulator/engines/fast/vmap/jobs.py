@@ -90,9 +90,7 @@ def cohort_trainer(files: LoadedRun) -> CohortTrainer:
     spec = files.spec.model
     model = get_model(files.network, classes=spec.outputs, input_shape=spec.input_shape)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return CohortTrainer(
-        TorchGradient(model, device=device, objective=spec.targets.objective(files.method.objective)), device
-    )
+    return CohortTrainer(TorchGradient(model, device=device, objective=files.objective), device)
 
 
 def released_together(cohort: ClientChunk) -> bool:
