@@ -26,6 +26,8 @@ from hushfleet.schema import require
 ACCURACY = "accuracy"
 FAULT = "fault"
 """The name of the label of a `Reconstruction`: the column of a CSV file."""
+TINY = 1e-12
+"""Added to a squared norm, so that the cosine of logits that are zero has a gradient."""
 _PASSES = 3  # over the outputs, in the search for the best constant
 
 
@@ -305,9 +307,7 @@ def loss_and_cotangent(
         return losses, slopes
     label = np.arange(student.shape[1]) == y[:, None]
     teacher, weight = np.asarray(teacher, np.float64), np.asarray(weight, np.float64)
-    divergences, pulls = (_plain if objective.kind == "distillation" else _decoupled)(
-        objective, student, teacher, label
-    )
+    divergences, pulls = _DIVERGENCES[objective.kind](objective, student, teacher, label)
     rest = 1 - weight
     return rest * losses + weight * divergences, rest[:, None] * slopes + weight[:, None] * pulls
 
@@ -339,6 +339,25 @@ def _decoupled(
     # The logarithm of the summed exponentials has the softmax as its slopes.
     pull[~label] = (target_pull[:, 1:] * np.exp(log_softmax(students / heat)) + share * others_pull).ravel()
     return target + objective.non_target_weight * others, pull
+
+
+def _contrastive(
+    objective: Objective, student: np.ndarray, teacher: np.ndarray, label: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    (near, to_near), (far, to_far) = (_cosine(student, each) for each in np.split(teacher, 2, 1))
+    excess = (far - near) / objective.temperature
+    slope = np.exp(-np.logaddexp(0, -excess)) / objective.temperature
+    return np.logaddexp(0, excess), slope[:, None] * (to_far - to_near)
+
+
+def _cosine(student: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the cosine `[B]` and its derivative by the student's logits."""
+    ours, theirs = (((each**2).sum(1, keepdims=True) + TINY) ** -0.5 for each in (student, other))
+    cosine = (student * other).sum(1, keepdims=True) * ours * theirs
+    return cosine[:, 0], ours * (theirs * other - cosine * ours * student)
+
+
+_DIVERGENCES = {"distillation": _plain, "decoupled-distillation": _decoupled, "contrastive": _contrastive}
 
 
 def _divergence(student: np.ndarray, teacher: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hushfleet.losses import loss_of
+from hushfleet.losses import TINY, loss_of
 from hushfleet.models.own_loss import own_loss
 from hushfleet.objectives import Objective
 
@@ -30,11 +30,14 @@ def losses_of(objective: Objective, logits: Tensor, y: Tensor) -> Tensor:
 
 
 def distilled_losses(objective: Objective, logits: Tensor, y: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
-    """Returns each sample's loss `[B]`: logits and teacher's logits `[B, C]`, labels and distillation weights `[B]`."""
+    """Returns each sample's loss `[B]`: logits `[B, C]`, the teacher's values `[B, ...]`, labels and weights `[B]`."""
     logits = logits.to(teacher.dtype)  # losses are float32 even for a network in bfloat16
     if objective.kind == "distillation":
         t = objective.temperature
         divergence = t * t * _divergence(logits / t, teacher / t)
+    elif objective.kind == "contrastive":
+        near, far = (_cosine(logits, each) for each in teacher.chunk(2, 1))
+        divergence = torch.logaddexp(torch.zeros_like(near), (far - near) / objective.temperature)
     else:
         divergence = _decoupled(objective, logits, y, teacher)
     return (1 - weight) * F.cross_entropy(logits, y, reduction="none") + weight * divergence
@@ -49,6 +52,11 @@ def _decoupled(objective: Objective, logits: Tensor, y: Tensor, teacher: Tensor)
         two.append(torch.stack([torch.where(label, warm, 0).sum(1), rest.logsumexp(1)], 1))
         others.append(torch.where(label, EXCLUDED, values / objective.temperature))
     return _divergence(*two) + objective.non_target_weight * _divergence(*others)
+
+
+def _cosine(student: Tensor, other: Tensor) -> Tensor:
+    ours, theirs = ((each.square().sum(1) + TINY).rsqrt() for each in (student, other))
+    return (student * other).sum(1) * ours * theirs
 
 
 def _divergence(student: Tensor, teacher: Tensor) -> Tensor:

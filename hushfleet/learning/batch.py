@@ -24,8 +24,8 @@ from hushfleet.privacy.record import RecordMechanism
 class GradientFunction(Protocol):
     """The only interface to a network: flat parameters and a batch give a loss and its flat gradient.
 
-    `teacher` and `distill` are given if the task's objective distils: logits float32 `[B, C]`, and the weight of the
-    distillation for each sample, float32 `[B]`.
+    `teacher` and `distill` are given if the task's objective distils: the teacher's values float32 `[B, ...]`
+    (`Objective.teacher_values`), and the weight of the distillation for each sample, float32 `[B]`.
 
     Four things are optional. A function with the attribute `takes_part = True` takes a slice `part`, and may leave the
     gradient of other entries at zero. `clipped_sum` sums clipped gradients, into float32 or float64; `squared_sum` sums

@@ -71,7 +71,7 @@ class CohortStep:
     :param masks: dropout, float32 `[active, B, *shape]` each.
     :param sizes: int64 `[active]`, on the device: samples in each client's own batch.
     :param weights: float32 `[active, B]`, 1 for a sample and 0 for padding; None without padding.
-    :param teacher: logits float32 `[active, B, classes]`, and `distill` `[active, B]`, 0 for a client without a
+    :param teacher: its values float32 `[active, B, ...]`, and `distill` `[active, B]`, 0 for a client without a
         teacher; None if no client has one.
     """
 
@@ -152,12 +152,12 @@ class GroupBatches:
     def _teaching(
         self, samples: Sequence[LabelledSamples], teachers: Sequence[Teacher | None]
     ) -> tuple[Tensor, Tensor] | None:
-        """Returns logits of all clients' samples `[n, classes]` and each client's weight `[c]`, on the device."""
-        classes = next((each.logits.shape[1] for each in teachers if each is not None), None)
-        if classes is None:
+        """Returns the teachers' values `[n, ...]` of all clients' samples and each client's weight `[c]`, there."""
+        values = next((each.logits.shape[1] for each in teachers if each is not None), None)
+        if values is None:
             return None
         pairs = list(zip(samples, teachers, strict=True))
-        logits = [np.zeros((len(own), classes)) if each is None else each.logits for own, each in pairs]
+        logits = [np.zeros((len(own), values)) if each is None else each.logits for own, each in pairs]
         weights = np.array([0.0 if each is None else each.weight for _, each in pairs], np.float32)
         return _on(np.concatenate(logits).astype(np.float32), self.device), _on(weights, self.device)
 
