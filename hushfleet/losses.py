@@ -27,7 +27,7 @@ ACCURACY = "accuracy"
 FAULT = "fault"
 """The name of the label of a `Reconstruction`: the column of a CSV file."""
 TINY = 1e-12
-"""Added to a squared norm, so that the cosine of logits that are zero has a gradient."""
+"""The least squared norm in a cosine, so that logits that are zero have a gradient."""
 _PASSES = 3  # over the outputs, in the search for the best constant
 
 
@@ -352,9 +352,10 @@ def _contrastive(
 
 def _cosine(student: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the cosine `[B]` and its derivative by the student's logits."""
-    ours, theirs = (((each**2).sum(1, keepdims=True) + TINY) ** -0.5 for each in (student, other))
+    squares = [(each**2).sum(1, keepdims=True) for each in (student, other)]
+    ours, theirs = (np.maximum(each, TINY) ** -0.5 for each in squares)
     cosine = (student * other).sum(1, keepdims=True) * ours * theirs
-    return cosine[:, 0], ours * (theirs * other - cosine * ours * student)
+    return cosine[:, 0], ours * (theirs * other - (squares[0] >= TINY) * cosine * ours * student)
 
 
 _DIVERGENCES = {"distillation": _plain, "decoupled-distillation": _decoupled, "contrastive": _contrastive}

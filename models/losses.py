@@ -55,7 +55,7 @@ def _decoupled(objective: Objective, logits: Tensor, y: Tensor, teacher: Tensor)
 
 
 def _cosine(student: Tensor, other: Tensor) -> Tensor:
-    ours, theirs = ((each.square().sum(1) + TINY).rsqrt() for each in (student, other))
+    ours, theirs = (each.square().sum(1).clamp(min=TINY).rsqrt() for each in (student, other))
     return (student * other).sum(1) * ours * theirs
 
 
