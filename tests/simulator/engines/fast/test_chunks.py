@@ -55,6 +55,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "accumulate": 2,
         }
     },
+    "own loss": {"model": {"loss": str(Path(__file__).parents[4] / "examples" / "losses.py:focal")}},
     "one-bit": {"wire": {"codec": "one-bit"}},
     "float16": {"wire": {"codec": "float16"}, "privacy": {"noise_multiplier": 0.0}},
     "no noise": {"method": {"name": "dp-fedavg"}, "privacy": {"noise_multiplier": 0.0}},
