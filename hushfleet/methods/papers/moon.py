@@ -19,8 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from hushfleet.array_api import np
 from hushfleet.methods.local import SelfDistillation, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, Temperature, TrainingConfig, Weight, published
 from hushfleet.methods.papers.pfedsd import DistillationScale
