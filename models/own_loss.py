@@ -81,12 +81,10 @@ def checked_digest(objective: Objective, outputs: int) -> str:
                 f"model.loss = {name!r}: values or gradients are NaN or infinite for random logits, or zeros: "
                 "take log_softmax or logsigmoid in place of a logarithm, and add a small number to what a root takes"
             )
-    for found, why in (
-        (_run(loss, name, logits, y), "draws random numbers"),
-        (alone, "gives a sample another loss when other samples are beside it; it may see each sample alone"),
-    ):
-        if not torch.allclose(found, losses, _TOLERANCE, _TOLERANCE):
-            raise BadInput(f"model.loss = {name!r}: {why}")
+    if not torch.equal(_run(loss, name, logits, y), losses):
+        raise BadInput(f"model.loss = {name!r}: draws random numbers")
+    if not torch.allclose(alone, losses, _TOLERANCE, _TOLERANCE):
+        raise BadInput(f"model.loss = {name!r}: gives a sample another loss when other samples are beside it")
     try:
         return digest_of(make_fx(loss)(logits.detach(), y))
     except Exception as error:

@@ -435,15 +435,13 @@ TASK: Rules = {
         "method.name = {method.name!r} is defined for classes alone; take for example 'dp-fedavg' or 'fedper'",
     ),
     "task.warmup-below-rounds": (
-        lambda task: (config := task.method.config()).warmup_rounds >= task.round.rounds and {"config": config},
-        "method.warmup_rounds = {config.warmup_rounds}: must be below round.rounds = {round.rounds}",
+        lambda task: task.method.config().warmup_rounds >= task.round.rounds,
+        "method.warmup_rounds must be below round.rounds = {round.rounds}",
     ),
     "task.accumulate-needs-device": (
-        lambda task: (
-            task.privacy.unit == "record" and (config := task.method.config()).accumulate > 1 and {"config": config}
-        ),
-        "method.accumulate = {config.accumulate}: with privacy.unit = 'record' each record's gradient is computed "
-        "alone, so a larger batch takes no more memory; set method.batch_size, by which steps are charged",
+        lambda task: task.privacy.unit == "record" and task.method.config().accumulate > 1,
+        "method.accumulate: with privacy.unit = 'record' each record's gradient is computed alone, so a larger batch "
+        "takes no more memory; set method.batch_size, by which steps are charged",
     ),
     "task.own-loss-needs-no-teacher": (
         lambda task: task.model.own_loss and task.parts().training.objective.distills,

@@ -93,7 +93,7 @@ class LoadedRun:
     @cached_property
     def _model(self) -> dict[str, str]:
         """The section `model` of the task."""
-        return json.loads(self.folder.task.read_text())["model"]  # type: ignore[no-any-return]
+        return json.loads(self.folder.task.read_text())["model"]
 
     @cached_property
     def objective(self) -> Objective:
