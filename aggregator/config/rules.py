@@ -56,7 +56,7 @@ MODEL: Rules = {
     ),
     "model.targets-need-own-loss": (
         lambda model: model.targets is not None and not model.own_loss,
-        "targets = {targets!r} belong to a loss of your own; loss = {loss!r} has its own",
+        "targets = {targets!r} belong to a loss of your own; leave it out with loss = {loss!r}",
     ),
     "model.tolerance-needs-numbers": (
         lambda model: (model.tolerance is not None) != find_loss(model.standard_loss).of_numbers,
