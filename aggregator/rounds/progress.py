@@ -18,7 +18,7 @@ from hushfleet.aggregator.rounds.round_sum import RoundSum
 from hushfleet.aggregator.rounds.server_half import ServerRound, server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
-from hushfleet.methods.server import ClosedRound, ServerArrays
+from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.wire.format.difference import params_digest
 from hushfleet.wire.format.messages import Phase, RoundPlan, SecurePlan
 
@@ -162,6 +162,9 @@ class TaskProgress:
         return found, server | self.model.vectors_of(found.published)
 
     def _advanced(self, following: NextModel, summary: RoundSummary, collected: RoundSum) -> ServerArrays:
+        server = self._method.server
+        if type(server).advance is ServerHalf.advance:
+            return self._server
         outcome = ClosedRound(
             round=self._prepared.spec.training_number(summary.round),
             before=self.model.params,
@@ -171,5 +174,6 @@ class TaskProgress:
             loss=summary.loss,
             updates=summary.participants,
             devices=self._prepared.task.data.devices,
+            mean=collected.mean(),
         )
-        return self._method.server.advance(self._server, outcome)
+        return server.advance(self._server, outcome)
