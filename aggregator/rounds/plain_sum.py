@@ -10,8 +10,6 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
 from hushfleet.aggregator.payloads.checks import UpdateChecks

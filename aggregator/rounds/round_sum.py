@@ -77,8 +77,8 @@ class RoundSum(ABC):
 
     @abstractmethod
     def totals(self) -> tuple[Array, Array]:
-        """Returns the weighted sum of the sent values and the sum of their weights, float64 `[d]`, after `open` returned
-        True."""
+        """Returns the weighted sum of the sent values and the sum of their weights, float64 `[d]`, after `open`
+        returned True."""
 
     def aggregated(self) -> np.ndarray:
         """Returns the new global vector before it is encoded, float32 `[d]`."""

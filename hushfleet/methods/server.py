@@ -39,8 +39,8 @@ class ClosedRound:
 
 
 def mean_of(sums: Array, weights: Array) -> Array:
-    """Returns the mean of the sent values, float64 `[d]`, from their weighted sum and the sum of the senders' weights; 0
-    where nobody sent one."""
+    """Returns the mean of the sent values, float64 `[d]`, from their weighted sum and the sum of the senders'
+    weights; 0 where nobody sent one."""
     xp = array_api.array_namespace(sums)
     return sums / xp.astype(xp.where(weights > 0, weights, xp.ones_like(weights)), sums.dtype)
 

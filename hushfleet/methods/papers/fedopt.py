@@ -1,7 +1,7 @@
 """FedOpt: the server takes the mean update for a gradient, and moves the model by Adam, Yogi or Adagrad.
 
-Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
-With Delta the mean of the updates of a round, m_0 = 0 and v_0 = tau^2:
+Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: "Adaptive Federated Optimization", ICLR 2021, Algorithm
+2. With Delta the mean of the updates of a round, m_0 = 0 and v_0 = tau^2:
 
     m <- beta_1 m + (1 - beta_1) Delta
     v <- v + Delta^2                                            FedAdagrad
@@ -84,7 +84,7 @@ class Adaptive(ServerHalf):
         """Returns m and v after a round, float32 `[d]`."""
         xp, square = array_namespace(mean), mean * mean
         m, v = xp.zeros_like(mean), xp.full_like(mean, self.tau**2)
-        if state:
+        if "m" in state:
             m, v = (xp.asarray(state[name], device=device(mean)) for name in ("m", "v"))
         m = self.beta_1 * m + (1 - self.beta_1) * mean
         if self.optimizer == "adagrad":

@@ -28,7 +28,7 @@ from hushfleet.models.tracing import export_gradient, export_inference
 from hushfleet.objectives import Objective
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member
 from hushfleet.wire.format.spec import DropoutSpec, PrivacySpec
-from support.methods import train_round
+from support.methods import WITH_RECORDS, train_round
 
 pytestmark = pytest.mark.slow
 
@@ -184,9 +184,11 @@ def assert_same(got: Sequence[Trained], expected: Sequence[Trained], tolerance: 
             np.testing.assert_allclose(one.context.measured, other.context.measured, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("unit", PRIVACY)
 @pytest.mark.parametrize("inputs", INPUTS)
-@pytest.mark.parametrize(("name", "extra"), CASES)
+@pytest.mark.parametrize(
+    ("name", "extra", "unit"),
+    [(*case, unit) for unit in PRIVACY for case in CASES if unit == "device" or case[0] in WITH_RECORDS],
+)
 def test_a_cohort_trains_as_its_members_do_alone(
     name: str, extra: dict[str, Any], inputs: str, unit: str, device: str
 ) -> None:
