@@ -113,5 +113,5 @@ def test_a_newcomer_starts_from_the_global_model_and_all_of_the_change_is_sent()
 
 def test_with_records_it_is_refused() -> None:
     record = replace(PRIVACY, unit="record", clip_norm=1.0, noise_multiplier=1.0, sample_rate=0.1, batches=2)
-    with pytest.raises(PrivacyError, match="fedala.* learns its start by gradients without noise"):
+    with pytest.raises(PrivacyError, match=r"fedala.* learns its start by gradients without noise"):
         make_method("fedala", {}, record, LAYOUT, rounds=2)
