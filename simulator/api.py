@@ -13,7 +13,7 @@ import copy
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -26,9 +26,11 @@ from hushfleet.aggregator.results.events import EventTail
 from hushfleet.data.arrays import Data
 from hushfleet.data.conversion import as_data
 from hushfleet.errors import BadInput, format_value
+from hushfleet.learning import own_metrics
+from hushfleet.learning.own_metrics import Metric, Metrics
 from hushfleet.methods.method import Published
 from hushfleet.output import take_all_characters
-from hushfleet.paths import in_file
+from hushfleet.paths import in_file, is_offered
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import opened, run
@@ -71,6 +73,7 @@ def simulate(
     model: str | nn.Module | Callable[..., nn.Module] | None = None,
     data: Any = None,
     method: str | Published | None = None,
+    metrics: Metrics | Sequence[Metric | str] | None = None,
     quiet: bool = False,
     **options: Any,
 ) -> Run:
@@ -86,6 +89,8 @@ def simulate(
         If it contains the device of each sample, this is the partition.
     :param method: replaces `method.name`: a name, `FILE.py:NAME`, or a `Published`. Only this process knows a
         `Published`, so everything is then computed in this process.
+    :param metrics: replaces `model.metrics`: functions of logits `[n, C]` and labels `[n]` by name, or a list
+        of functions and of `FILE.py:NAME` (`hushfleet.learning.own_metrics`). Functions run in this process alone.
     :param quiet: print nothing.
     :param options: fields of `hushfleet.simulator.options.RunOptions`, which are the options of `hushfleet simulate`,
         such as `out`, `engine`, `seeds` and `resume`.
@@ -95,10 +100,14 @@ def simulate(
     asked_for = _run_options(options)
     with _preparing:
         changed = {**(changes or {}), **_named("model", model), **_named("method", method)}
-        if isinstance(method, Published):
+        if metrics is not None:
+            changed["model.metrics"] = own_metrics.offer(metrics)
+        offered = ["method"] * isinstance(method, Published)
+        offered += ["metric"] * any(map(is_offered, changed.get("model.metrics", ())))
+        if offered:
             if asked_for.engine != "fast" or asked_for.workers > 1:
                 raise BadInput(
-                    "a method of a Python program runs in its process alone; give method='FILE.py:NAME' instead"
+                    f"a {offered[0]} of a Python program runs in its process alone; give 'FILE.py:NAME' instead"
                 )
             asked_for = replace(asked_for, workers=1)
         if data is not None:

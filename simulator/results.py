@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from hushfleet.aggregator.results.device_metrics import read_all_metrics
 from hushfleet.aggregator.results.record import record
-from hushfleet.aggregator.results.result import LocalOnly, PersonalizedHead, Result
+from hushfleet.aggregator.results.result import LocalOnly, PersonalizedHead, Result, last_measured
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.simulator.engines.fast.local_only import DeviceLocalOnly
@@ -52,10 +53,14 @@ def assemble(
         return [[metrics[name].get(round, {}).get(key) for name in names] for round in rounds]
 
     common, local = grid("accuracy_own_common"), grid("accuracy_own_local")
+    own = _own_metrics(metrics, names, rounds)
     counts, chance = simulation.fleet.label_counts, simulation.fleet.chance
     details = base.details.but(
         accuracy_own_common=common,
         accuracy_own_local=local,
+        metrics_own={
+            name: [last_measured(rows, itemgetter(place)) for place in range(len(names))] for name, rows in own.items()
+        },
         personal_share=_means_by_layer(metrics, rounds, "personal_share", len(base.model.layers)),
         clip_weights=_means_by_layer(metrics, rounds, "clip_weights", len(base.model.layers)),
         label_counts=[] if counts is None else [counts[by_name[name].index].tolist() for name in names],
@@ -65,7 +70,11 @@ def assemble(
         local_test_images=[len(by_name[name].local_test) for name in names],
     )
     rows = [
-        row.but(accuracy_own_common=_mean(common[i]), accuracy_own_local=_mean(local[i]))
+        row.but(
+            accuracy_own_common=_mean(common[i]),
+            accuracy_own_local=_mean(local[i]),
+            metrics_own={name: _mean(table[i]) for name, table in own.items()},
+        )
         for i, row in enumerate(base.rounds)
     ]
     full = base.but(rounds=rows, details=details, boards={device.name: device.board for device in fleet})
@@ -102,6 +111,15 @@ def read_metrics(simulation: Simulation, device: str) -> Metrics:
 def metrics_by_device(simulation: Simulation) -> dict[str, Metrics]:
     """Returns the devices' own metrics, by device and round."""
     return read_all_metrics(simulation.folder.devices, [device.name for device in simulation.fleet.devices])
+
+
+def _own_metrics(
+    metrics: dict[str, Metrics], names: Sequence[str], rounds: Sequence[int]
+) -> dict[str, list[list[float | None]]]:
+    """Returns the task's own metrics on own samples by their names, each `[round][device]`."""
+    lines = [[metrics[name].get(round, {}).get("metrics_own", {}) for name in names] for round in rounds]
+    named = dict.fromkeys(key for row in lines for line in row for key in line)
+    return {key: [[line.get(key) for line in row] for row in lines] for key in named}
 
 
 def _personalized_heads(metrics: dict[str, Metrics], names: Sequence[str], last: int) -> list[PersonalizedHead | None]:

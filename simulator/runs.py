@@ -47,9 +47,11 @@ class Run:
     @property
     def rounds(self) -> pd.DataFrame:
         """One row per round, see `hushfleet.aggregator.results.result.RoundRow`."""
-        rows = [self._named(to_builtins(row)) for row in self.result.rounds]
-        names = self._named(dict.fromkeys(RoundRow.__struct_fields__))  # also if no round has closed
-        return pd.DataFrame(rows, columns=list(names)).set_index("round")
+        rows = [_flat(self._named(to_builtins(row))) for row in self.result.rounds]
+        names = self._named(_flat(dict.fromkeys(RoundRow.__struct_fields__)))  # also if no round has closed
+        return pd.DataFrame(
+            rows, columns=list(dict.fromkeys([*names, *(key for row in rows for key in row)]))
+        ).set_index("round")
 
     @property
     def devices(self) -> pd.DataFrame:
@@ -63,6 +65,7 @@ class Run:
             "accuracy_alone_local": details.local_only_local,
             "rounds_accepted": details.rounds_accepted,
             "uplink_bytes": details.uplink_bytes,
+            **{f"{name}_own_local": values for name, values in details.metrics_own.items()},
         }
         known = {name: values for name, values in ends.items() if values}
         frame = pd.DataFrame(self._named(known), index=details.devices)
@@ -167,6 +170,13 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}): {self.summary}"
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a round with a column for each of the task's own metrics."""
+    of_global, own = (row.pop(key) or {} for key in ("metrics", "metrics_own"))
+    named = {f"{name}_global": value for name, value in of_global.items()}
+    return row | named | {f"{name}_own_local": value for name, value in own.items()}
 
 
 def _measured(frame: pd.DataFrame) -> pd.DataFrame:

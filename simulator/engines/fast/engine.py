@@ -191,7 +191,9 @@ def tested_by(simulation: Simulation, runtime: str) -> PreparedTask:
     if prepared.evaluate_global is None or not own:
         return prepared
     run = loaded_run(simulation.folder.path.absolute(), runtime)
-    return replace(prepared, evaluate_global=lambda params: evaluate(run.inference, params, run.common_test))
+    return replace(
+        prepared, evaluate_global=lambda params: evaluate(run.inference, params, run.common_test, run.metrics)
+    )
 
 
 def check_participation(engine: RoundEngine, plan: RoundPlan, *, least: int = 1) -> None:
