@@ -31,6 +31,7 @@ from hushfleet.learning.own_metrics import Metric, Metrics
 from hushfleet.methods.method import Published
 from hushfleet.output import take_all_characters
 from hushfleet.paths import in_file, is_offered
+from hushfleet.simulator.closed_round import ClosedRound, OnRound
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import opened, run
@@ -74,6 +75,7 @@ def simulate(
     data: Any = None,
     method: str | Published | None = None,
     metrics: Metrics | Sequence[Metric | str] | None = None,
+    on_round: OnRound | None = None,
     quiet: bool = False,
     **options: Any,
 ) -> Run:
@@ -91,6 +93,9 @@ def simulate(
         `Published`, so everything is then computed in this process.
     :param metrics: replaces `model.metrics`: functions of logits `[n, C]` and labels `[n]` by name, or a list
         of functions and of `FILE.py:NAME` (`hushfleet.learning.own_metrics`). Functions run in this process alone.
+    :param on_round: called with each closed round (`hushfleet.simulator.closed_round.ClosedRound`) and its model before
+        the next round begins; if it returns False, no further round opens. An exception leaves the run, which
+        `resume=True` continues. Not with `engine="live"`.
     :param quiet: print nothing.
     :param options: fields of `hushfleet.simulator.options.RunOptions`, which are the options of `hushfleet simulate`,
         such as `out`, `engine`, `seeds` and `resume`.
@@ -98,6 +103,10 @@ def simulate(
     """
     take_all_characters()
     asked_for = _run_options(options)
+    if on_round is not None and asked_for.engine == "live":
+        raise BadInput(
+            "on_round does nothing with engine='live', whose aggregator is another process; take 'fast' or 'ray'"
+        )
     with _preparing:
         changed = {**(changes or {}), **_named("model", model), **_named("method", method)}
         if metrics is not None:
@@ -124,7 +133,7 @@ def simulate(
         console = run_console(quiet=quiet)
         simulation = opened(asked, files, asked_for, console)
     loaded_run.cache_clear()  # the folder may have contained another run, and the name may have meant another method
-    run(simulation, asked_for, console=console)
+    run(simulation, asked_for, console=console, on_round=on_round)
     return Run(files.path)
 
 
@@ -140,19 +149,35 @@ def _run_options(options: Mapping[str, Any]) -> RunOptions:
 def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[dict[str, Any]]:
     """Simulates as `simulate` does, and yields the events when they happen. Get the run afterwards by `open_run(out)`.
 
-    Leaving the loop ends the run as Ctrl-C does; `resume=True` continues it.
+    An event `round_close` has the `ClosedRound` with its model as `event["closed"]`, and the next round begins when the
+    loop asks for the next event; not with `engine="live"`. Leaving the loop ends the run as Ctrl-C does; `resume=True`
+    continues it.
 
     Example: `for event in hf.events(task, out="runs/a"): print(event["event"])`
 
     :param options: options of `simulate`.
     """
     failed: list[BaseException] = []
+    closed = dict[int, ClosedRound]()
+    news, goes_on = threading.Event(), threading.Event()
+    given = options.pop("on_round", None)
+
+    def on_round(round: ClosedRound) -> object:
+        answer = None if given is None else given(round)
+        goes_on.clear()
+        closed[round.number] = round
+        news.set()
+        while not goes_on.wait(_LOOK_EVERY_S):  # an interruption is noticed between two waits
+            pass
+        return answer
 
     def work() -> None:
         try:
-            simulate(source, out=out, quiet=True, **options)
+            how = {} if options.get("engine") == "live" else {"on_round": on_round}
+            simulate(source, out=out, quiet=True, **how, **options)
         except BaseException as error:  # it is raised again in the caller's thread
             failed.append(error)
+        news.set()
 
     reader = EventTail(RunFolder(Path(out)).events)
     if reader.path.exists():
@@ -161,12 +186,21 @@ def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[d
     thread.start()
     try:
         while thread.is_alive():
-            thread.join(_LOOK_EVERY_S)
-            yield from reader.read()
+            news.wait(_LOOK_EVERY_S)
+            news.clear()
+            for event in reader.read():
+                steps = event["event"] == "round_close" and options.get("engine") != "live"
+                while steps and event["round"] not in closed and thread.is_alive():
+                    news.wait(_LOOK_EVERY_S)  # the event is written before the function is called
+                    news.clear()
+                yield event | ({"closed": closed.pop(event["round"])} if steps and closed else {})
+                if steps:
+                    goes_on.set()
         if failed:
             raise failed[0]
         yield from reader.read()
     finally:
+        goes_on.set()
         _interrupt(thread)
 
 

@@ -33,16 +33,23 @@ _ACCURACIES = {
 
 
 class Run:
-    """A run that has ended.
+    """A run. If it is still going on, or was interrupted, it has the rounds that had closed when it was opened.
 
     :param folder: folder with `result.json`, `report.html`, `models/` and more, see `hushfleet.simulator.run_folder`.
-    :raises BadInput: there is no result in the folder.
+    :raises BadInput: there is no run in the folder.
     """
 
     def __init__(self, folder: Path | str) -> None:
         self._files = RunFolder(Path(folder))
         self.folder = self._files.path
-        self.result = Result.load(self._files.result)
+        self.finished = self._files.result.exists() or not self._files.task.exists()
+        """Whether the run has ended: all that it leaves is there."""
+        if self.finished:
+            self.result = Result.load(self._files.result)
+        else:
+            from hushfleet.simulator.so_far import result_so_far
+
+            self.result = result_so_far(self._files)
 
     @property
     def rounds(self) -> pd.DataFrame:
@@ -95,6 +102,8 @@ class Run:
     @property
     def summary(self) -> str:
         """The report's own sentences: is federating worth it, and what does its privacy mean?"""
+        if not self.finished:
+            return f"The run has not ended: {len(self.result.rounds)} rounds have closed."
         told = sentences(self.result, judge(self.result))
         return f"{told['answer']} {told['privacy']}"
 
@@ -113,7 +122,9 @@ class Run:
 
         from hushfleet.simulator.model_files import trained_tensors
 
-        return {name: torch.from_numpy(array.copy()) for name, array in trained_tensors(self._files, which).items()}
+        closed = None if self.finished else max((row.round for row in self.result.rounds), default=0)
+        tensors = trained_tensors(self._files, which, closed=closed)
+        return {name: torch.from_numpy(array.copy()) for name, array in tensors.items()}
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -128,7 +139,9 @@ class Run:
         return spec.mean, spec.std
 
     def report(self) -> Path:
-        """Returns the path of the report, one self-contained HTML file."""
+        """Returns the path of the report, one self-contained HTML file. Raises `BadInput` if it was not written."""
+        if not self._files.report.exists():
+            raise BadInput(f"{self.folder} has no report: `hushfleet report {self.folder}` writes it after the run")
         return self._files.report
 
     def plot_accuracy(self, ax: Axes | None = None) -> Axes:
@@ -158,10 +171,10 @@ class Run:
             f"<tr><th>{escape(row.name)}</th><td>{percent(row.found.federated)}</td><td>{percent(row.found.local_only)}</td></tr>"
             for row in judge(self.result).rows
         )
-        return (
-            f"<p>{escape(self.summary)}</p><table><tr><th>{measure}</th><th>federated</th><th>alone</th></tr>{rows}"
-            f'</table><p><a href="{escape(self.report().as_posix())}">report</a></p>'
-        )
+        path = self._files.report
+        link = f'<p><a href="{escape(path.as_posix())}">report</a></p>' if path.exists() else ""
+        head = f"<tr><th>{measure}</th><th>federated</th><th>alone</th></tr>"
+        return f"<p>{escape(self.summary)}</p><table>{head}{rows}</table>{link}"
 
     def _named(self, values: dict[str, Any]) -> dict[str, Any]:
         """Returns the values with "accuracy" in their names replaced by the measure of this run."""
@@ -188,7 +201,10 @@ def _measured(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def open_run(folder: Path | str) -> Run:
-    """Opens a finished run. Raises `BadInput` if there is none."""
+    """Opens a run: a finished one, or one that is going on in another process, with its rounds so far (`Run.finished`).
+
+    :raises BadInput: there is none.
+    """
     return Run(folder)
 
 
