@@ -32,6 +32,7 @@ __all__ = [
     "Run",
     "Task",
     "TrainingConfig",
+    "Workers",
     "compare",
     "events",
     "methods",
@@ -49,6 +50,7 @@ _MODULES = {
     "methods.method": ("Method", "Published", "TrainingConfig", "published"),
     "models.module": ("with_group_norm",),
     "simulator.api": ("Task", "events", "simulate", "task"),
+    "simulator.engines.fast.workers": ("Workers",),
     "simulator.runs": ("Comparison", "Run", "compare", "open_run"),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

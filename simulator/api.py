@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from hushfleet.output import take_all_characters
 from hushfleet.paths import in_file, is_offered
 from hushfleet.simulator.closed_round import ClosedRound, OnRound
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
+from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import opened, run
 from hushfleet.simulator.run_folder import RunFolder, run_path, save_data
@@ -42,7 +44,7 @@ from hushfleet.toml_text import toml_value
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Comparison", "Data", "Run", "Task", "compare", "events", "open_run", "simulate", "task"]
+__all__ = ["Comparison", "Data", "Run", "Task", "Workers", "compare", "events", "open_run", "simulate", "task"]
 
 TaskSource = Task | Path | str | Mapping[str, Any]
 _LOOK_EVERY_S = 0.1
@@ -76,6 +78,8 @@ def simulate(
     method: str | Published | None = None,
     metrics: Metrics | Sequence[Metric | str] | None = None,
     on_round: OnRound | None = None,
+    workers: int | Workers = 0,
+    keep: bool = True,
     quiet: bool = False,
     **options: Any,
 ) -> Run:
@@ -96,13 +100,21 @@ def simulate(
     :param on_round: called with each closed round (`hushfleet.simulator.closed_round.ClosedRound`) and its model before
         the next round begins; if it returns False, no further round opens. An exception leaves the run, which
         `resume=True` continues. Not with `engine="live"`.
+    :param workers: number of processes, as the option; or `Workers`, whose processes stay for further runs.
+    :param keep: False if only the result is wanted: the folder is a temporary one, and no report is written.
     :param quiet: print nothing.
     :param options: fields of `hushfleet.simulator.options.RunOptions`, which are the options of `hushfleet simulate`,
         such as `out`, `engine`, `seeds` and `resume`.
     :raises BadInput: names the value, and says what to do.
     """
     take_all_characters()
-    asked_for = _run_options(options)
+    if not keep:
+        own: dict[str, Any] = {"model": model, "data": data, "method": method, "metrics": metrics, "on_round": on_round}
+        with tempfile.TemporaryDirectory(prefix="hushfleet-") as out:
+            how = {**options, "out": Path(out) / "run", "report": False, "workers": workers, "quiet": quiet}
+            return simulate(source, changes, **own, **how)
+    pool = workers if isinstance(workers, Workers) else None
+    asked_for = _run_options({**options, "workers": workers if pool is None else pool.count})
     if on_round is not None and asked_for.engine == "live":
         raise BadInput(
             "on_round does nothing with engine='live', whose aggregator is another process; take 'fast' or 'ray'"
@@ -121,19 +133,21 @@ def simulate(
             asked_for = replace(asked_for, workers=1)
         if data is not None:
             # With a placeholder for the path, because the run folder depends on the task's name.
-            own = as_data(data)
+            given = as_data(data)
             changed |= {"data.name": "arrays", "data.path": "data.npz"}
-            changed |= {} if own.train_device is None else {"data.partition": "given"}
+            changed |= {} if given.train_device is None else {"data.partition": "given"}
         asked = task(source, changed)
         files = RunFolder(run_path(asked_for.out, asked.name).absolute())
         if data is not None:
             if not asked_for.resume:
-                save_data(own, files)
+                save_data(given, files)
             asked = task(asked, {"data.path": str(files.data)})
         console = run_console(quiet=quiet)
         simulation = opened(asked, files, asked_for, console)
     loaded_run.cache_clear()  # the folder may have contained another run, and the name may have meant another method
-    run(simulation, asked_for, console=console, on_round=on_round)
+    if pool is not None:
+        pool.begin(files.path)
+    run(simulation, asked_for, console=console, workers=pool, on_round=on_round)
     return Run(files.path)
 
 

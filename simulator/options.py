@@ -95,6 +95,7 @@ class RunOptions(Checked):
     local_only: Annotated[bool, Option(help="Also train each device alone, for comparison.")] = True
     seeds: Annotated[AtLeast1, Option(help="Number of runs, with the task's seed and the next ones; shows the mean "
 "and the spread.")] = 1
+    report: Annotated[bool, Option(help="Also write report.html, and the models as ONNX files.")] = True
     sweep: Annotated[str, Option(metavar="S,S,...", help="Noise multipliers at which the run is repeated.")] = ""
     # fmt: on
 

@@ -65,7 +65,7 @@ def run(
 
             others = _other_seeds(simulation, _alike(options, result), console, pool)
             result = with_seeds(result, list(others))
-            write_result(result, simulation.folder)
+            write_result(result, simulation.folder, report=options.report)
     return result
 
 

@@ -97,7 +97,7 @@ class Run:
     @property
     def events(self) -> list[dict[str, Any]]:
         """The events, oldest first; docs/result.md lists their kinds."""
-        return EventTail(self._files.events).read()
+        return EventTail(self._there.events).read()
 
     @property
     def summary(self) -> str:
@@ -122,8 +122,9 @@ class Run:
 
         from hushfleet.simulator.model_files import trained_tensors
 
+        files = self._there
         closed = None if self.finished else max((row.round for row in self.result.rounds), default=0)
-        tensors = trained_tensors(self._files, which, closed=closed)
+        tensors = trained_tensors(files, which, closed=closed)
         return {name: torch.from_numpy(array.copy()) for name, array in tensors.items()}
 
     @property
@@ -135,12 +136,12 @@ class Run:
         """
         from hushfleet.simulator.model_files import spec_of
 
-        spec = spec_of(self._files).model
+        spec = spec_of(self._there).model
         return spec.mean, spec.std
 
     def report(self) -> Path:
         """Returns the path of the report, one self-contained HTML file. Raises `BadInput` if it was not written."""
-        if not self._files.report.exists():
+        if not self._there.report.exists():
             raise BadInput(f"{self.folder} has no report: `hushfleet report {self.folder}` writes it after the run")
         return self._files.report
 
@@ -175,6 +176,12 @@ class Run:
         link = f'<p><a href="{escape(path.as_posix())}">report</a></p>' if path.exists() else ""
         head = f"<tr><th>{measure}</th><th>federated</th><th>alone</th></tr>"
         return f"<p>{escape(self.summary)}</p><table>{head}{rows}</table>{link}"
+
+    @property
+    def _there(self) -> RunFolder:
+        if not self.folder.exists():
+            raise BadInput("the run was not kept (keep=False), and has nothing but its result")
+        return self._files
 
     def _named(self, values: dict[str, Any]) -> dict[str, Any]:
         """Returns the values with "accuracy" in their names replaced by the measure of this run."""

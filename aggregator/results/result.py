@@ -414,7 +414,12 @@ class Result(JsonRecord, frozen=True, kw_only=True):
 
     def save(self, path: Path) -> None:
         """Writes the file completely or not at all. Raises `StoreError`, and `ValueError` if it could not be read."""
-        named = renamed(to_json(self.of(self)), ACCURACY, self.details.measure.lower())
+        plain = to_json(self.of(self))
+        for part in (*plain["rounds"], plain["details"]):
+            for key in ("metrics", "metrics_own"):
+                if not part.get(key, True):  # a task without metrics has the keys of 0.3
+                    del part[key]
+        named = renamed(plain, ACCURACY, self.details.measure.lower())
         write_whole(path, _laid_out(named, 1) + "\n")
 
     @classmethod
