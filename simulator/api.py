@@ -146,7 +146,7 @@ def simulate(
         simulation = opened(asked, files, asked_for, console)
     loaded_run.cache_clear()  # the folder may have contained another run, and the name may have meant another method
     if pool is not None:
-        pool.begin(files.path)
+        pool.begin(files.path, asked_for.device)
     run(simulation, asked_for, console=console, workers=pool, on_round=on_round)
     return Run(files.path)
 

@@ -19,10 +19,11 @@ from hushfleet.aggregator.report.readable import format_seconds
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
 from hushfleet.field_types import MAX_COUNT
+from hushfleet.models.cuda import computing_on
 from hushfleet.simulator.boards import read_boards
 from hushfleet.simulator.closed_round import OnRound
 from hushfleet.simulator.engines import RoundsRunner, engine
-from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, choose_runtime, unavailable
+from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, VMAP, choose_runtime, unavailable
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.options import RunOptions, Runtime, tasks_at
 from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation, repeated
@@ -57,7 +58,7 @@ def run(
     :param workers: processes that exist already; None: started for this run and its other seeds.
     :param on_round: called after each round of the run itself, before the next one begins.
     """
-    with _workers(options) if workers is None else nullcontext(workers) as pool:
+    with computing_on(options.device), _workers(options) if workers is None else nullcontext(workers) as pool:
         result = _run_one(simulation, options, console, pool, on_round)
         if options.seeds > 1:
             from hushfleet.simulator.after_rounds import write_result
@@ -107,7 +108,8 @@ def _run_one(
         engine("live")(simulation, options, watch)
     else:
         with show_progress(console):
-            runtime = choose_runtime(simulation) if options.runtime == AUTO else options.runtime
+            named = VMAP if options.runtime == AUTO and options.device.startswith("cuda") else options.runtime
+            runtime = choose_runtime(simulation) if named == AUTO else named
         spec = simulation.prepared.spec.model
         if reason := unavailable(runtime, spec.name):
             raise BadInput(f"--runtime {runtime} does not go with this task: {reason}")

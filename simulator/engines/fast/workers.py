@@ -76,11 +76,11 @@ class Workers:
         self._processes: set[BaseProcess] = set()
         self._known: set[object] = set()
 
-    def begin(self, folder: Path) -> None:
+    def begin(self, folder: Path, device: str = "") -> None:
         """Begins another run in this folder: processes that have loaded something else by its name are replaced."""
         method = os.environ.get(ALLOWED_FILE, "")
         path = Path(method.rpartition(":")[0])
-        key = method, path.stat().st_mtime_ns if method and path.exists() else 0
+        key = method, path.stat().st_mtime_ns if method and path.exists() else 0, device
         if folder in self._known or (self._known and key not in self._known):
             self.__exit__(None)
             self._known.clear()
