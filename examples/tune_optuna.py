@@ -19,7 +19,7 @@ def search(trials: int, changes: dict[str, object] | None = None, workers: int =
     with hf.Workers(workers) as pool:
 
         def objective(trial: optuna.Trial) -> float:
-            def on_round(round: hf.ClosedRound) -> None:
+            def on_round(round: hf.Round) -> None:
                 trial.report(round.accuracy or 0.0, round.number)
                 if trial.should_prune():
                     raise optuna.TrialPruned

@@ -17,7 +17,7 @@ def trial(config: dict[str, float]) -> None:
     """Runs one trial in one process of Ray; Tune ends it when it asks for the next round."""
     import hushfleet as hf
 
-    def on_round(round: hf.ClosedRound) -> None:
+    def on_round(round: hf.Round) -> None:
         tune.report({"accuracy": round.accuracy or 0.0})
 
     how = {"on_round": on_round, "workers": 1, "keep": False, "local_only": False, "quiet": True}

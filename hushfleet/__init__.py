@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hushfleet.methods.method import Method, Published, TrainingConfig, published
     from hushfleet.models.module import with_group_norm
     from hushfleet.simulator.api import Task, events, simulate, task
-    from hushfleet.simulator.closed_round import ClosedRound
+    from hushfleet.simulator.closed_round import Round
     from hushfleet.simulator.engines.fast.workers import Workers
     from hushfleet.simulator.runs import Comparison, Run, compare, open_run
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 __all__ = [
-    "ClosedRound",
+    "Round",
     "Comparison",
     "Data",
     "Method",
@@ -52,7 +52,7 @@ _MODULES = {
     "data.arrays": ("Data",),
     "methods.method": ("Method", "Published", "TrainingConfig", "published"),
     "models.module": ("with_group_norm",),
-    "simulator.closed_round": ("ClosedRound",),
+    "simulator.closed_round": ("Round",),
     "simulator.api": ("Task", "events", "simulate", "task"),
     "simulator.engines.fast.workers": ("Workers",),
     "simulator.runs": ("Comparison", "Run", "compare", "open_run"),

@@ -32,7 +32,7 @@ from hushfleet.learning.own_metrics import Metric, Metrics
 from hushfleet.methods.method import Published
 from hushfleet.output import take_all_characters
 from hushfleet.paths import in_file, is_offered
-from hushfleet.simulator.closed_round import ClosedRound, OnRound
+from hushfleet.simulator.closed_round import Round, OnRound
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.options import RunOptions
@@ -97,7 +97,7 @@ def simulate(
         `Published`, so everything is then computed in this process.
     :param metrics: replaces `model.metrics`: functions of logits `[n, C]` and labels `[n]` by name, or a list
         of functions and of `FILE.py:NAME` (`hushfleet.learning.own_metrics`). Functions run in this process alone.
-    :param on_round: called with each closed round (`hushfleet.simulator.closed_round.ClosedRound`) and its model before
+    :param on_round: called with each closed round (`hushfleet.simulator.closed_round.Round`) and its model before
         the next round begins; if it returns False, no further round opens. An exception leaves the run, which
         `resume=True` continues. Not with `engine="live"`.
     :param workers: number of processes, as the option; or `Workers`, whose processes stay for further runs.
@@ -163,7 +163,7 @@ def _run_options(options: Mapping[str, Any]) -> RunOptions:
 def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[dict[str, Any]]:
     """Simulates as `simulate` does, and yields the events when they happen. Get the run afterwards by `open_run(out)`.
 
-    An event `round_close` has the `ClosedRound` with its model as `event["closed"]`, and the next round begins when the
+    An event `round_close` has the `Round` with its model as `event["closed"]`, and the next round begins when the
     loop asks for the next event; not with `engine="live"`. Leaving the loop ends the run as Ctrl-C does; `resume=True`
     continues it.
 
@@ -172,11 +172,11 @@ def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[d
     :param options: options of `simulate`.
     """
     failed: list[BaseException] = []
-    closed = dict[int, ClosedRound]()
+    closed = dict[int, Round]()
     news, goes_on = threading.Event(), threading.Event()
     given = options.pop("on_round", None)
 
-    def on_round(round: ClosedRound) -> object:
+    def on_round(round: Round) -> object:
         answer = None if given is None else given(round)
         goes_on.clear()
         closed[round.number] = round

@@ -18,7 +18,7 @@ STOPPED = "the program ended the run after this round (on_round)"
 
 
 @dataclass(frozen=True, eq=False)
-class ClosedRound:
+class Round:
     """A round of a simulation that has closed.
 
     :param number: 1 for the first.
@@ -45,7 +45,7 @@ class ClosedRound:
         return {name: torch.from_numpy(array.copy()) for name, array in self.layout.unflatten(self.params).items()}
 
 
-OnRound = Callable[[ClosedRound], object]
+OnRound = Callable[[Round], object]
 """Is called after each round; no further round opens if it returns False."""
 
 
@@ -57,5 +57,5 @@ def tell(on_round: OnRound | None, engine: RoundEngine, closed: Mapping[str, Any
     if on_round is None:
         return
     numbers = (closed["round"], closed["participants"], closed["accuracy_global"], closed["loss"])
-    if on_round(ClosedRound(*numbers, closed.get("metrics", {}), engine.global_params, engine.layout)) is False:
+    if on_round(Round(*numbers, closed.get("metrics", {}), engine.global_params, engine.layout)) is False:
         engine.progress.ended = STOPPED

@@ -14,7 +14,7 @@ import pytest
 
 import hushfleet as hf
 from hushfleet.errors import BadInput
-from hushfleet.simulator.closed_round import ClosedRound
+from hushfleet.simulator.closed_round import Round
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 
 TASK: dict[str, Any] = {
@@ -31,9 +31,9 @@ HOW = IN_LOOP | {"quiet": True}
 
 @pytest.mark.parametrize("boards", ["", "raspberry-pi-4-4gb"])
 def test_each_round_is_given_with_its_model_before_the_next_begins(tmp_path: Path, boards: str) -> None:
-    given: list[ClosedRound] = []
+    given: list[Round] = []
 
-    def on_round(round: ClosedRound) -> bool:
+    def on_round(round: Round) -> bool:
         events = [event for event in hf.open_run(tmp_path / "a").events if event["event"].startswith("round_")]
         assert (events[-1]["event"], events[-1]["round"]) == ("round_close", round.number)
         given.append(round)
@@ -58,7 +58,7 @@ def test_an_error_of_the_program_leaves_the_run_as_it_is(tmp_path: Path) -> None
     class Pruned(Exception):
         pass
 
-    def on_round(round: ClosedRound) -> None:
+    def on_round(round: Round) -> None:
         raise Pruned
 
     with pytest.raises(Pruned):
