@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 __all__ = [
-    "Round",
     "Comparison",
     "Data",
     "Method",
     "Published",
+    "Round",
     "Run",
     "Task",
     "TrainingConfig",

@@ -32,7 +32,7 @@ from hushfleet.learning.own_metrics import Metric, Metrics
 from hushfleet.methods.method import Published
 from hushfleet.output import take_all_characters
 from hushfleet.paths import in_file, is_offered
-from hushfleet.simulator.closed_round import Round, OnRound
+from hushfleet.simulator.closed_round import OnRound, Round
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.options import RunOptions
