@@ -57,7 +57,7 @@ def _way_of_images(a: int, b: int, c: int) -> str | None:
     """Returns how samples of this shape are read: "", channels first; None if it is not clear."""
     if b == 1:  # a series (C, 1, T), or a vector
         return "" if c == 1 or a <= c else None
-    if a == 1 or (a <= _FEW < c):
+    if a == 1 or a <= _FEW < min(b, c):
         return ""
     if c <= _FEW < min(a, b):
         return "channels last"

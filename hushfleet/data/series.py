@@ -46,7 +46,9 @@ def arranged(
             continue
         said = "several labels or devices" if changes else f"{len(row)} rows, and a sample has {steps} steps"
         if skipped is None:
-            raise BadInput(f"{where}: the record {names[group[row[0]]]!r} has {said}; leave it out, cut it, or pad it")
+            raise BadInput(
+                f"{where}: the record {str(names[group[row[0]]])!r} has {said}; leave it out, cut it, or pad it"
+            )
         skipped.append(f"record {names[group[row[0]]]}: it has {said}")
     places = np.array(kept, np.int64).reshape(-1, steps)
     return values[places].transpose(0, 2, 1), [None if each is None else each[places[:, 0]] for each in fixed]

@@ -147,7 +147,9 @@ def from_table(
                 f"{where}: time_column and record_column are for columns of numbers; {nested[0]!r} has samples"
             )
         times, records = (_texts(table.column(name)).astype(str) if name else None for name in (time, record))
-        seconds = None if times is None else np.array([_time(text, at, where) for at, text in enumerate(times)])
+        seconds = (
+            None if times is None else np.array([_time(text, at, where) for at, text in enumerate(times.tolist())])
+        )
         x, (y, owners) = arranged(x, (y, owners), times=seconds, records=records, where=where)
         if record:
             layout, names = "channels-first", tuple(name for name in names for _ in range(x.shape[2]))
