@@ -30,7 +30,7 @@ _DEVICES = ("device", "client", "client_id", "user", "user_id", "subject")
 _log = logging.getLogger(__name__)
 
 
-class Table(NamedTuple):
+class NamedColumns(NamedTuple):
     """A table of any kind.
 
     :param names: of its columns.
@@ -43,31 +43,31 @@ class Table(NamedTuple):
     classes: Callable[[str], Sequence[str]] = lambda name: ()
 
 
-def table_of(source: Any) -> Table | None:
+def table_of(source: Any) -> NamedColumns | None:
     """Returns the table if this is one."""
     names = getattr(source, "column_names", None)
     if hasattr(source, "features") and isinstance(names, list):  # of datasets
-        return Table(names, source.__getitem__, lambda name: getattr(source.features[name], "names", None) or ())
+        return NamedColumns(names, source.__getitem__, lambda name: getattr(source.features[name], "names", None) or ())
     if isinstance(names, list) and hasattr(source, "to_pandas"):  # of pyarrow
         source = source.to_pandas()
     if is_frame(source):
         called = {one_form(str(key)): key for key in source.columns}
         if len(called) < len(source.columns):
             raise BadInput(f"data: two columns have one name: {sorted(map(str, source.columns))[:8]}; rename one")
-        return Table(list(called), lambda name: source[called[name]])
+        return NamedColumns(list(called), lambda name: source[called[name]])
     return None
 
 
-def table_of_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
+def table_of_rows(rows: Sequence[Mapping[str, Any]]) -> NamedColumns:
     """Returns the table of rows that have names, such as samples of WebDataset. Raises `BadInput`."""
     names = [name for name in rows[0] if not name.startswith("__")]
     for place, row in enumerate(rows):
         if lacking := [name for name in names if name not in row]:
             raise BadInput(f"data: sample {place} (from 0) lacks {lacking[0]!r}, which the first sample has")
-    return Table(names, lambda name: [row[name] for row in rows])
+    return NamedColumns(names, lambda name: [row[name] for row in rows])
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> NamedColumns:
     """Reads a Parquet file, or a tar of WebDataset. Raises `BadInput`."""
     try:
         if path.suffix == ".tar":
@@ -97,7 +97,12 @@ def _rows_of_tar(path: Path) -> list[dict[str, Any]]:
 
 
 def from_table(
-    table: Table, form: SampleForm, outputs: Sequence[str] = (), *, needs_labels: bool = True, where: str = "data"
+    table: NamedColumns,
+    form: SampleForm,
+    outputs: Sequence[str] = (),
+    *,
+    needs_labels: bool = True,
+    where: str = "data",
 ) -> Data:
     """Converts a table.
 
@@ -157,7 +162,7 @@ def from_table(
     return Data(x, y, train_device=owners, class_names=tuple(map(str, classes)), column_names=names, **said)
 
 
-def _named(table: Table, name: str, usual: Sequence[str], key: str, where: str) -> str:
+def _named(table: NamedColumns, name: str, usual: Sequence[str], key: str, where: str) -> str:
     """Returns the column of this name, or the only one with a usual name; else an empty text."""
     if name and one_form(name) not in table.names:
         raise BadInput(f"{where}: no column is called {name!r} ({key}); there are {', '.join(table.names[:16])}")
@@ -169,7 +174,7 @@ def _named(table: Table, name: str, usual: Sequence[str], key: str, where: str) 
     return found[0] if found else ""
 
 
-def _values(table: Table, rest: Sequence[str]) -> list[str]:
+def _values(table: NamedColumns, rest: Sequence[str]) -> list[str]:
     """Returns the columns of values among the rest: one of whole samples with a usual name, or all."""
     known = [name for name in _INPUTS if name in rest and _is_nested(table.column(name))]
     return known if len(known) == 1 else list(rest)
@@ -185,7 +190,7 @@ def _is_nested(column: Any) -> bool:
     )
 
 
-def _frame(table: Table, names: Sequence[str]) -> Any:
+def _frame(table: NamedColumns, names: Sequence[str]) -> Any:
     import pandas as pd
 
     return pd.DataFrame({name: pd.Series(_plain(table.column(name))) for name in names})
