@@ -86,9 +86,9 @@ def test_results_of_several_models_are_those_of_each(count: int, models: int, se
     found = evaluate_models(lambda given, x: np.stack([linear(each, x) for each in given]), params, samples)
     assert len(found) == models
     for each, one in zip(params, found, strict=True):
-        correct, losses, _ = evaluate_each(linear, each, samples)
-        np.testing.assert_array_equal(one.correct, correct)
-        np.testing.assert_array_equal(one.losses, losses)
+        alone = evaluate_each(linear, each, samples)
+        np.testing.assert_array_equal(one.correct, alone.correct)
+        np.testing.assert_array_equal(one.losses, alone.losses)
 
 
 def test_by_hand() -> None:
