@@ -70,7 +70,7 @@ class SecureAggregation(RoundSum):
         self._keys = {membership_list.devices[index]: membership_list.key(index) for index in self.round.cohort}
         self._cost = server.method.cost(terms_of(plan))
         corrections = (self.round.rule.may_miss, self.round.width)
-        self._sums = Masked(np.zeros(self.round.size, np.uint32), np.zeros(corrections, np.uint32))
+        self._sums = Masked(np.zeros(self.round.length, np.uint32), np.zeros(corrections, np.uint32))
         self._included: set[str] = set()
         self._answers: dict[str, np.ndarray] = {}
         self._tried = -1  # this number of answers did not open the sum
@@ -276,14 +276,14 @@ class SecureAggregation(RoundSum):
             values = from_bytes(section, self.round.spec.bits)
         except BadInput as error:
             raise Refusal("malformed", str(error)) from error
-        size, corrections = self.round.size, self._sums.corrections
-        if header.value_count != size or len(values) != size + corrections.size:
+        size, length, corrections = self.round.size, self.round.length, self._sums.corrections
+        if header.value_count != size or len(values) != length + corrections.size:
             raise Refusal(
                 "wrong-shape",
-                f"{header.value_count} values and {len(values)} with corrections; {size} and {size + corrections.size} "
-                "are needed",
+                f"{header.value_count} values and {len(values)} with corrections; {size} and "
+                f"{length + corrections.size} are needed",
             )
-        return Masked(values[:size], values[size:].reshape(corrections.shape))
+        return Masked(values[:length], values[length:].reshape(corrections.shape))
 
 
 def membership_list_of(store: AggregatorStore, *, excluded: Collection[str] = ()) -> MembershipList:

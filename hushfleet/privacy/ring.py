@@ -185,6 +185,7 @@ class Ring:
     :param honest_devices: number of devices among which the noise is divided.
     :param devices: most devices in a sum; a sum of this many must not wrap around.
     :param size: number of values.
+    :param length: number of integers, not below `size`; zeros are added to the values before the rotation.
     :param records: as in `scale_for`.
     :param key: public, 16 bytes; of the round's rotation.
 
@@ -200,18 +201,19 @@ class Ring:
         honest_devices: int,
         devices: int,
         size: int,
+        length: int,
         key: bytes,
         records: int = 0,
     ) -> None:
         if not 0 < clip_norm < math.inf:
             raise PrivacyError(f"the clip norm of a sum of integers must be finite and above zero, got {clip_norm!r}")
-        self.prime, self.size, self._records = prime, size, records
+        self.prime, self.size, self.length, self._records = prime, size, length, records
         self.scale = scale_for(
             prime=prime,
             noise_multiplier=noise_multiplier,
             honest_devices=honest_devices,
             devices=devices,
-            size=size,
+            size=length,
             records=records,
         )
         self.unit = clip_norm / self.scale.steps
@@ -226,19 +228,19 @@ class Ring:
         return self.scale.multiplier
 
     def encode(self, values: np.ndarray, noise: NoiseSource) -> np.ndarray:
-        """Encodes clipped values, float32 `[size]`, as uint32 `[size]`. It draws noise, so it is called once a round.
+        """Encodes clipped values, float32 `[size]`, as uint32 `[length]`. It draws noise, so it is called once a round.
 
         Raises `PrivacyError` for values that are not finite, or were not clipped.
         """
         whole = self._rounded(values, noise)
         if self._share is not None:
-            whole += self._share.sample(self.size, noise)
+            whole += self._share.sample(self.length, noise)
         whole %= self.prime
         return whole.astype(np.uint32)
 
     def decode(self, total: np.ndarray) -> np.ndarray:
-        """Decodes a sum modulo the prime, uint32 `[size]`, to the sum of values, float64 `[size]`."""
-        summed: np.ndarray = self._signs * _hartley(self._centred(total) * self.unit)
+        """Decodes a sum modulo the prime, uint32 `[length]`, to the sum of values, float64 `[size]`."""
+        summed: np.ndarray = self._signs * _hartley(self._centred(total) * self.unit)[: self.size]
         return summed
 
     def suspected_wraps(self, total: np.ndarray) -> int:
@@ -249,18 +251,18 @@ class Ring:
         return int(np.count_nonzero(np.abs(self._centred(total)) > self.prime / 2 * _SUSPECTED / _DEVIATIONS))
 
     def _rounded(self, values: np.ndarray, noise: NoiseSource) -> np.ndarray:
-        """Returns int64 `[size]` with a square norm within the bound; each value is rounded up or down, unbiased."""
+        """Returns int64 `[length]` with a square norm within the bound; each value is rounded up or down, unbiased."""
         if values.shape != (self.size,) or not np.isfinite(values).all():
             raise PrivacyError(
                 f"expected {self.size} finite values, got an array of {values.shape}, or values that are not finite"
             )
-        exact = _hartley(self._signs * values) / self.unit
+        exact = _hartley(np.append(self._signs * values, np.zeros(self.length - self.size))) / self.unit
         if not np.linalg.norm(exact) <= self.scale.steps * max(1, self._records) * (1 + _ROOM):
             raise PrivacyError("values are above the clip norm, and nothing of them may be released")
         lower = np.floor(exact)
         fraction = exact - lower
         for _ in range(_ATTEMPTS):
-            rounded = (lower + ((noise.words(self.size) >> np.uint64(11)) * 2.0**-53 < fraction)).astype(np.int64)
+            rounded = (lower + ((noise.words(self.length) >> np.uint64(11)) * 2.0**-53 < fraction)).astype(np.int64)
             if self._records or int(rounded @ rounded) <= self.scale.bound:
                 return rounded
         raise PrivacyError(f"in {_ATTEMPTS} attempts no rounding was within the bound")
