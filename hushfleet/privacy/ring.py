@@ -69,6 +69,7 @@ _RECORD_ROUNDING = 2.0**-21  # for each of a device's records
 _RECORD_ENOUGH = 2.5e-3
 _ENOUGH = 1e-3  # extra noise below which a finer scale is of no use
 _MOST_EXTRA = 0.01
+_BLOCK = 1 << 14  # values
 _ATTEMPTS = 1000  # one fails with a probability of at most exp(-1/2), in practice hardly ever
 _ROOM = 1e-6
 
@@ -259,12 +260,15 @@ class Ring:
         exact = _hartley(np.append(self._signs * values, np.zeros(self.length - self.size))) / self.unit
         if not np.linalg.norm(exact) <= self.scale.steps * max(1, self._records) * (1 + _ROOM):
             raise PrivacyError("values are above the clip norm, and nothing of them may be released")
-        lower = np.floor(exact)
-        fraction = exact - lower
+        rounded = np.empty(self.length)
         for _ in range(_ATTEMPTS):
-            rounded = (lower + ((noise.words(self.length) >> np.uint64(11)) * 2.0**-53 < fraction)).astype(np.int64)
-            if self._records or int(rounded @ rounded) <= self.scale.bound:
-                return rounded
+            for start in range(0, self.length, _BLOCK):
+                part = exact[start : start + _BLOCK]
+                lower = np.floor(part, out=rounded[start : start + _BLOCK])
+                lower += (noise.words(len(part)) >> np.uint64(11)) * 2.0**-53 < part - lower
+            whole = rounded.astype(np.int64)
+            if self._records or rounded @ rounded < self.scale.bound * (1 - _ROOM) or whole @ whole <= self.scale.bound:
+                return whole
         raise PrivacyError(f"in {_ATTEMPTS} attempts no rounding was within the bound")
 
     def _centred(self, total: np.ndarray) -> np.ndarray:
