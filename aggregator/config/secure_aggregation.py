@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.sections import DataSection, MethodSection, PrivacySection
 from hushfleet.errors import PrivacyError
-from hushfleet.privacy.ring_length import pays
+from hushfleet.privacy.ring_length import is_slow
 from hushfleet.secure.committee import least_honest
 from hushfleet.secure.prime_field import PRIMES
 from hushfleet.wire.format.spec import MAX_SECURE_ROUNDS, SecureSpec
@@ -66,7 +66,7 @@ def spec_of(task: SecureTask, *, noise_multiplier: float, size: int | None) -> S
             f"a sum of round.min_updates = {least} of {task.data.devices} devices, of which a share of "
             f"privacy.honest_fraction = {fraction:g} is honest, may have no honest one: take larger sums"
         )
-    spec = SecureSpec(32, least, honest, fraction, padded=size is not None and pays(size))
+    spec = SecureSpec(32, least, honest, fraction, padded=size is not None and is_slow(size))
     if size is None:
         return spec
     return replace(spec, bits=_bits(task, noise_multiplier, honest=honest, most=most, size=spec.length(size)))

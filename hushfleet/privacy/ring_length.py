@@ -21,16 +21,19 @@ def smooth_length(size: int) -> int:
     return min(each << (-(-size // each) - 1).bit_length() for each in odd)
 
 
-@lru_cache(maxsize=64)
-def pays(size: int) -> bool:
-    """Returns whether `smooth_length` makes the rotation of `size` values much faster, by 2.7 times or more.
+def is_slow(size: int) -> bool:
+    """Returns whether the rotation of `size` values takes 2.7 times as long as that of `smooth_length`, or more.
 
-    >>> pays(582_026), pays(583_200), pays(5_129)
+    >>> is_slow(582_026), is_slow(583_200), is_slow(5_129)
     (True, False, False)
     """
-    if size < _LARGE:
-        return False
+    left = size
     for factor in range(2, _FACTOR):
-        while size % factor == 0:
-            size //= factor
-    return size > 1
+        while left % factor == 0:
+            left //= factor
+    return size >= _LARGE and left > 1
+
+
+def chosen_length(size: int) -> int:
+    """Returns the length that an aggregator chooses for `size` values."""
+    return smooth_length(size) if is_slow(size) else size

@@ -13,7 +13,7 @@ from hushfleet.methods.hush_rule import rule
 from hushfleet.privacy.accountant import epsilon
 from hushfleet.privacy.noise_for import noise_multiplier_for
 from hushfleet.privacy.ring import least_bits
-from hushfleet.privacy.ring_length import pays, smooth_length
+from hushfleet.privacy.ring_length import chosen_length
 from hushfleet.privacy.step import Step
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.prime_field import PRIMES
@@ -79,7 +79,7 @@ def needs(asked: Question, table: GainTable | None = None) -> Needs:
     bits, members, up, answer, honest = 0, 0, values * 3.06 / 8, 0.0, 1
     if not asked.local:
         honest = asked.honest_devices
-        length = smooth_length(values) if pays(values) else values
+        length = chosen_length(values)
         bits = least_bits(
             PRIMES, noise_multiplier=multiplier, honest_devices=honest, devices=asked.devices, size=length
         )

@@ -14,7 +14,7 @@ from hushfleet.errors import PrivacyError
 from hushfleet.privacy.gaussian import epsilon_of_gaussian
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.ring import Ring, Scale, least_bits, scale_for
-from hushfleet.privacy.ring_length import pays, smooth_length
+from hushfleet.privacy.ring_length import is_slow, smooth_length
 from hushfleet.secure.prime_field import PRIMES
 
 KEY = bytes(range(16))
@@ -103,12 +103,11 @@ def test_the_length_is_the_next_one_with_small_factors(size):
     assert smooth_length(size) == length
 
 
-def test_where_a_longer_ring_pays():
-    assert [pays(size) for size in (4_890, 21_840, 44_426, 582_026, smooth_length(582_026))] == [False] * 2 + [
-        True,
-        True,
-        False,
-    ]
+@pytest.mark.parametrize(
+    ("size", "slow"), [(4_890, False), (21_840, False), (44_426, True), (582_026, True), (583_200, False)]
+)
+def test_which_lengths_are_slow(size, slow):
+    assert is_slow(size) is slow
 
 
 def test_a_device_without_an_update_sends_noise_alone():

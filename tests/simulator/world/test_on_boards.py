@@ -208,7 +208,7 @@ def test_buffered_rounds_take_updates_of_earlier_versions(
 def test_secure_aggregation_open_to_the_fast_engines_models(
     padded: bool, short_task: Callable[..., Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secure_aggregation, "pays", lambda size: padded)
+    monkeypatch.setattr(secure_aggregation, "is_slow", lambda size: padded)
     secure = {"method": {"name": "dp-fedavg"}, "privacy": {"accounting": "secure", "delta": 1e-5}}
     (tmp_path / "fast").mkdir()
     (tmp_path / "boards").mkdir()
