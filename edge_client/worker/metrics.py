@@ -77,10 +77,7 @@ def own_metrics(
 
     :param tested: results of its personalized model, by the name of the test.
     """
-    spec, line = round.spec, dict[str, object](round=round.plan.round, loss=trained.loss)
-    for name, result in tested.items():
-        line[f"accuracy_own_{name}"] = result.accuracy
-        line[f"loss_own_{name}"] = result.loss
+    spec, line = round.spec, dict[str, object](round=round.plan.round, loss=trained.loss) | tested_fields(tested)
     mask, layers = trained.context.mask, spec.model.layout.layers
     line["personal_share"] = [np.count_nonzero(mask[layer.start : layer.stop]) / layer.size for layer in layers]
     line["clip_weights"] = _clip_weights(noised.clip_norms, spec.privacy.clip_norm)
@@ -89,6 +86,14 @@ def own_metrics(
     )
     line["train_s"] = float(f"{train_s:.3f}")
     return line
+
+
+def tested_fields(tested: Mapping[str, Evaluation]) -> dict[str, object]:
+    """Returns the fields of tests of a personalized model, by the name of the test."""
+    fields: dict[str, object] = {}
+    for name, result in tested.items():
+        fields |= {f"accuracy_own_{name}": result.accuracy, f"loss_own_{name}": result.loss}
+    return fields
 
 
 def evaluations(
