@@ -138,7 +138,7 @@ class AggregatorStore(SqliteFile):
             self.folder / FILE_NAME, schema=SCHEMA, version=SCHEMA_VERSION, upgrades=UPGRADES, durable=durable,
             exclusive=True, page_bytes=16384, timeout_s=2.0,
         )  # fmt: skip
-        self._ahead: dict[str, tuple[Row, Any, Row]] = {}
+        self._ahead: dict[str, tuple[Row, bytes | None, Row]] = {}
         self._ahead_round = self._ahead_changes = 0
 
     @staticmethod
@@ -158,7 +158,7 @@ class AggregatorStore(SqliteFile):
         finally:
             self._ahead = {}
 
-    def _read(self, device: str) -> tuple[Row, Any, Row] | None:
+    def _read(self, device: str) -> tuple[Row, bytes | None, Row] | None:
         """Returns the rows of a device and of its update that were read ahead."""
         return self._ahead.get(device) if self._ahead and self.changes == self._ahead_changes else None
 

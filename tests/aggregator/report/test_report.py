@@ -107,7 +107,9 @@ def test_a_report_needs_nothing_from_outside_and_runs_no_script_but_its_own(resu
     assert all(value.startswith("#") for _, name, value in page.attributes if name == "href")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", html), "HTML forbids control characters"
     digest = hashlib.sha256(page.scripts[0].encode()).hexdigest()
-    assert digest == "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a", "that of npm's plotly.js-cartesian-dist-min 4.1.1"
+    assert digest == "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a", (
+        "that of npm's plotly.js-cartesian-dist-min 4.1.1"
+    )
     rest = without_plotly(html)
     assert len(html) - 700_000 < len(rest) < len(html) - 600_000, "Plotly is inside, once"
     assert not re.search(r"://|url\(|@import|fetch\(|XMLHttpRequest", rest)
