@@ -224,8 +224,9 @@ class AggregatorStore(SqliteFile):
         """Returns `PublicState.to_bytes()` of the device's stored public state; None for a new device."""
         if (ahead := self._read(device)) is not None:
             return ahead[1]
-        row = self.row("SELECT public_state FROM devices WHERE id = ?", (device,))
-        return None if row is None else row[0]
+        row = self.row("SELECT public_state FROM devices WHERE id = ?", (device,)) or (None,)
+        found: bytes | None = row[0]
+        return found
 
     def put_public_state(self, device: str, *, digest: bytes, state: bytes) -> None:
         """Stores the public state of a device that `add_device` has added."""

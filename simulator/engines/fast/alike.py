@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -162,7 +163,7 @@ class AlikeClients:
         for place, (client, each, end, line) in enumerate(zip(clients, kinds, ends, lines, strict=True)):
             self.total.begin(first + place)
             header, data = each.header_of(client.device)
-            size = self.total.coded_size(header, counts, lambda row=place: found.levels[row])
+            size = self.total.coded_size(header, counts, partial(found.levels.__getitem__, place))
             state = self._state(client, each, end, sha256(data).digest())
             summed = Summed(header, found.measured[place], len(data) + size)
             rows.append(ClientRow(client.device, None, data, summed, state, line | {"train_s": train_s}))

@@ -37,6 +37,10 @@ samples = vars(report_samples)
 sample, bare, QUANTIZED, told_of = samples["sample"], samples["bare"], samples["QUANTIZED"], samples["told"]
 
 
+PLOTLY = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
+"""SHA-256 of `plotly-cartesian.min.js` in npm's plotly.js-cartesian-dist-min 4.1.1."""
+
+
 def without_plotly(html: str) -> str:
     return re.sub('(<script type="application/gzip"[^>]*>)[^<]*', r"\1", html)
 
