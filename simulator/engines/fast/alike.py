@@ -107,6 +107,7 @@ def clients_of(chunk: ClientChunk, published: np.ndarray, total: PartialSum) -> 
         and not run.spec.data_window_s
         and parts.own_training is None
         and type(parts.personal).choose is Personal.choose
+        and type(parts.personal).begin is Personal.begin
         and not run.method.init_state().private
         and hasattr(run.gradient, "descend")
         and compiled_addition() is not None
@@ -203,7 +204,8 @@ class AlikeClients:
         if run.method.parts.reads_own:
             state = device_of(self.chunk, client).load_state(run.spec.task) or state
         samples = LoadedSamples(run.train(client.device), run.gradient, run.inference)
-        local = LocalRound(run.method, state, self.published, kind.context.setting.terms, samples)
+        number = run.spec.training_number(self.chunk.plan.round)
+        local = LocalRound(run.method, state, self.published, kind.context.setting.terms, samples, number)
         order = SeededRandomness(self.chunk.seed, client.index).order(self.chunk.plan.round)
         inputs = Inputs(run.spec.model.dropout, run.spec.augment)
         return OneClient(local, run.method.training, inputs, order)

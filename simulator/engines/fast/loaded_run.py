@@ -23,8 +23,12 @@ from hushfleet.learning.batch import GradientFunction
 from hushfleet.learning.evaluation import Evaluation, LogitsOf
 from hushfleet.learning.graph_session import InferenceGraph
 from hushfleet.learning.linear import LinearGradient
+from hushfleet.learning.own_metrics import Metrics
+from hushfleet.learning.own_metrics import load as load_metrics
 from hushfleet.methods import method_of
 from hushfleet.methods.task_method import TaskMethod
+from hushfleet.models import is_own
+from hushfleet.objectives import Objective
 from hushfleet.paths import in_file
 from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.secure_round import SecureRound
@@ -87,17 +91,27 @@ class LoadedRun:
     def network(self) -> str:
         """The name for `get_model`: devices know a network in a file by the file's name, not by its path."""
         name = self.spec.model.name
-        return json.loads(self.folder.task.read_text())["model"]["name"] if in_file(name) else name
+        return self._model["name"] if in_file(name) else name
+
+    @cached_property
+    def _model(self) -> dict[str, str]:
+        """The section `model` of the task."""
+        return json.loads(self.folder.task.read_text())["model"]
+
+    @cached_property
+    def objective(self) -> Objective:
+        """The objective whose gradient is computed, with the task's own loss if it has one."""
+        loss = self._model["loss"]
+        return replace(self.spec.model.targets.objective(self.method.objective), own=loss if is_own(loss) else "")
 
     @cached_property
     def gradient(self) -> GradientFunction:
         model = self.spec.model
-        objective = model.targets.objective(self.method.objective)
         if self.runtime == ON_DEVICES and model.is_linear:
-            return LinearGradient(model.layout, objective)
+            return LinearGradient(model.layout, self.objective)
         graph = self._graph(model.gradient)
         names, shape = (self.network, model.outputs), model.input_shape
-        return make_gradient(self.runtime, *names, model.layout, graph, objective, input_shape=shape)
+        return make_gradient(self.runtime, *names, model.layout, graph, self.objective, input_shape=shape)
 
     @cached_property
     def inference(self) -> LogitsOf:
@@ -106,6 +120,11 @@ class LoadedRun:
         model = self.spec.model
         own = getattr(self.gradient, "logits", None)
         return own or InferenceGraph(self._graph(model.inference), model.layout)
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The task's own metrics."""
+        return load_metrics(json.loads(self.folder.task.read_text())["model"].get("metrics", ()))
 
     @cached_property
     def features(self) -> FeatureGraph | None:
@@ -212,7 +231,7 @@ class LoadedRun:
             return {}
         local: np.ndarray | LabelledSamples | None = self.local_indices(device)
         local = self.local_test(device) if local is None else local
-        return evaluations(self.inference, own, self.common_test, local)
+        return evaluations(self.inference, own, self.common_test, local, self.metrics)
 
     def _device(self, device: str) -> SimulatedDevice:
         return self._fleet.devices[index_of(device)]

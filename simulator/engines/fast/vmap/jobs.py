@@ -23,6 +23,7 @@ from hushfleet.methods.privatize import Bounds
 from hushfleet.methods.stages import ScaleWhole
 from hushfleet.methods.state import RoundContext
 from hushfleet.models import get_model
+from hushfleet.models.cuda import computing_device
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
@@ -88,10 +89,8 @@ def cohort_trainer(files: LoadedRun) -> CohortTrainer:
     """Returns this process's trainer for a run; the clients' images stay on its device from round to round."""
     spec = files.spec.model
     model = get_model(files.network, classes=spec.outputs, input_shape=spec.input_shape)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return CohortTrainer(
-        TorchGradient(model, device=device, objective=spec.targets.objective(files.method.objective)), device
-    )
+    device = computing_device()
+    return CohortTrainer(TorchGradient(model, device=device, objective=files.objective), device)
 
 
 def released_together(cohort: ClientChunk) -> bool:
@@ -120,7 +119,8 @@ def begun(group: ClientChunk) -> tuple[list[_Begun], list[ClientRow]]:
             refused.append(declined(client, error))
             continue
         rng, noise = own.randomness.order(group.plan.round), own.randomness.noise(group.plan.round)
-        member = Member(round.state(), own.samples(), rng, round.terms, noise)
+        number = group.run.spec.training_number(group.plan.round)
+        member = Member(round.state(), own.samples(), rng, round.terms, noise, number)
         taking_part.append(_Begun(client, round, member, metrics))
     return taking_part, refused
 
