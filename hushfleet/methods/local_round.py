@@ -228,9 +228,9 @@ class OneClient:
         """Trains `params [d]` in place, in one call if the runtime can do so: it gives the same bits."""
         if not self.in_one_call:
             return train_vector(self.training, self.round.context, params, self)
-        descent = self._descent()
+        descent = self.descent()
         if descent.batches:
-            self.loss_sum += self.gradient.descend(descent, params)  # type: ignore[attr-defined]
+            self.loss_sum += float(self.gradient.descend([descent], params[None])[0])  # type: ignore[attr-defined]
             self.seen += sum(map(len, descent.batches))
         return {}
 
@@ -252,7 +252,8 @@ class OneClient:
             and self.config.accumulate == 1
         )
 
-    def _descent(self) -> Descent:
+    def descent(self) -> Descent:
+        """Draws the batches of a training `in_one_call`."""
         training, context, config = self.training, self.round.context, self.config
         parts = [Entries.of(mask, context.layout) for mask in training.order.masks(context)]
         drawn = [(indices, training.order.active(epoch, len(parts))) for epoch, indices in self._drawn()]

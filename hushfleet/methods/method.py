@@ -138,7 +138,7 @@ class Method:
     @property
     def reads_own(self) -> bool:
         """Whether a round may start from, or use, the device's personalized model of its last round."""
-        begins = self.own_training is not None or type(self.personal) is not Personal
+        begins = self.own_training is not None or vars(type(self.personal)).get("reads_own", True)
         return begins or self.training.distillation is not None
 
     @property
