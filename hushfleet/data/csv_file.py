@@ -376,8 +376,5 @@ class _Rows:
 
     def arranging(self) -> dict[str, Any]:
         """Returns the times and records of the lines, as `series.arranged` takes them."""
-        (_, times), (_, records) = (self._texts.get(key, (0, None)) for key in ("times", "records"))
-        return {
-            "times": None if times is None else np.array(list(map(series.time_of, times)), np.float64),
-            "records": None if records is None else np.array(records, object),
-        }
+        found = {key: self._texts.get(key, (0, None))[1] for key in ("times", "records")}
+        return {key: None if texts is None else np.array(texts, object) for key, texts in found.items()}

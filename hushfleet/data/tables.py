@@ -17,7 +17,7 @@ from hushfleet.data.arrays import Data, is_frame, numbers_of
 from hushfleet.data.form import MOST_COLUMNS, SampleForm, one_form
 from hushfleet.data.images import pixels_of, read_image, stacked
 from hushfleet.data.records import unmasked
-from hushfleet.data.series import arranged, time_of
+from hushfleet.data.series import arranged
 from hushfleet.errors import BadInput
 
 _INPUTS = (
@@ -105,39 +105,28 @@ def from_table(table: NamedColumns, form: SampleForm, outputs: Sequence[str] | N
         _named(table, getattr(form, key), usual, key)
         for key, usual in (("device_column", _DEVICES), ("time_column", ()), ("record_column", ()))
     )
-    label = (
-        "" if outputs else _named(table, form.label_column, ("fault",) if outputs is None else _LABELS, "label_column")
-    )
+    usual = ("fault",) if outputs is None else _LABELS
+    label = "" if outputs else _named(table, form.label_column, usual, "label_column")
     if not (label or outputs or outputs is None):
         raise _missing(table, " or ".join(_LABELS), "label_column names it")
     targets = list(map(one_form, outputs or ())) or [label] * bool(label)
     rest = [name for name in table.names if name not in (*targets, device, time, record)]
     values = list(map(one_form, form.columns)) or _values(table, rest)
-    for name in {*values, *targets} - {*table.names}:
+    for name in [name for name in (*values, *targets) if name not in table.names][:1]:
         raise _missing(table, name)
+    if not values:
+        raise BadInput(f"data: no column of values is left beside {', '.join(table.names)}")
     x, is_nested, are_images = _samples(table, values, form.bit_depth)
-    classes = table.classes(label) if label else ()
-    y = (
-        None
-        if not targets
-        else _labels(table, label, form, classes)
-        if label
-        else numbers_of(_frame(table, targets), "data")
-    )
-    owners, times, records = (
-        np.asarray(_decoded(table.column(name))) if name else None for name in (device, time, record)
-    )
     if is_nested and (time or record):
-        raise BadInput(
-            f"data: {time or record!r} arranges rows of numbers, and {values[0]!r} has a whole sample in each row"
-        )
-    seconds = (
-        None if times is None else np.array([_time(text, row) for row, text in enumerate(times.astype(str).tolist())])
+        raise BadInput(f"data: {time or record!r} arranges rows of numbers, and {values[0]!r} has samples in each row")
+    y, classes = _labels(table, label, form) if label else (numbers_of(_frame(table, targets), "data"), ())
+    owners, times, records = (
+        np.asarray(_decoded(table.column(key))) if key else None for key in (device, time, record)
     )
-    x, (y, owners) = arranged(x, (y, owners), times=seconds, records=records, where="data")
-    names = () if is_nested else tuple(name for name in values for _ in range(x.shape[2] if record else 1))
+    x, (y, owners) = arranged(x, (y if targets else None, owners), times=times, records=records, where="data")
     return Data(
-        x, y, train_device=owners, class_names=tuple(map(str, classes)), column_names=names,
+        x, y, train_device=owners, class_names=tuple(map(str, classes)),
+        column_names=() if is_nested else tuple(name for name in values for _ in range(x.shape[2] if record else 1)),
         layout="channels-first" if are_images or record else form.layout, bit_depth=0 if are_images else form.bit_depth,
     )  # fmt: skip
 
@@ -161,8 +150,6 @@ def _missing(table: NamedColumns, name: str, key: str = "columns") -> BadInput:
 def _values(table: NamedColumns, rest: Sequence[str]) -> list[str]:
     """Returns the columns of values among the rest: one of whole samples with a usual name, or all."""
     known = [name for name in _INPUTS if name in rest and _is_nested(table.column(name))]
-    if not rest:
-        raise BadInput(f"data: no column of values is left beside {', '.join(table.names)}")
     return known if len(known) == 1 else list(rest)
 
 
@@ -173,10 +160,11 @@ def _samples(table: NamedColumns, values: Sequence[str], bit_depth: int) -> tupl
         return numbers_of(_frame(table, values), "data"), False, False
     if len(values) > 1:
         raise BadInput(
-            f"data: the column {nested[0]!r} has a whole sample in each row, and there are others: {', '.join(values[:8])}; "
-            "columns names the one that the network takes"
+            f"data: the column {nested[0]!r} has a whole sample in each row, and there are others: "
+            f"{', '.join(values[:8])}; columns names the one that the network takes"
         )
-    return (x := samples_of(table.column(nested[0]), bit_depth, f"data: {nested[0]}"))[0], True, x[1]
+    x, are_images = samples_of(table.column(nested[0]), bit_depth, f"data: {nested[0]}")
+    return x, True, are_images
 
 
 def _is_nested(column: Any) -> bool:
@@ -202,19 +190,13 @@ def _decoded(column: Any) -> list[Any]:
     return [each.decode() if isinstance(each, bytes) else each for each in column]
 
 
-def _labels(table: NamedColumns, name: str, form: SampleForm, classes: Sequence[str]) -> np.ndarray:
-    """Returns labels; whole numbers are names of classes, as in a CSV file, if neither table nor form says otherwise."""
-    cells = _decoded(table.column(name))
+def _labels(table: NamedColumns, name: str, form: SampleForm) -> tuple[np.ndarray, Sequence[str]]:
+    """Returns labels, and the names of their classes if the table has them. If neither it nor the form says otherwise,
+    whole numbers are names of classes, as in a CSV file."""
+    cells, classes = _decoded(table.column(name)), table.classes(name)
     found = samples_of(cells, 0, f"data: {name}")[0] if _is_nested(cells) else np.asarray(cells)
     are_places = classes or form.labels == "numbers" or found.dtype.kind not in "iub"
-    return found if are_places else found.astype(str).astype(object)
-
-
-def _time(text: str, row: int) -> float:
-    try:
-        return time_of(text)
-    except BadInput as error:
-        raise BadInput(f"data: row {row} (from 0): {error}") from error
+    return found if are_places else found.astype(str).astype(object), classes
 
 
 def samples_of(samples: Any, bit_depth: int, where: str) -> tuple[np.ndarray, bool]:
@@ -226,9 +208,7 @@ def samples_of(samples: Any, bit_depth: int, where: str) -> tuple[np.ndarray, bo
     arrays, are_images = [array for array, _ in made], all(is_image for _, is_image in made)
     if len(shapes := {array.shape for array in arrays}) > 1:
         shown = ", ".join(map(str, sorted(shapes)[:4]))
-        raise BadInput(
-            f"{where}: samples must have one shape, and have {shown}; resize images, cut series into windows, pad tokens"
-        )
+        raise BadInput(f"{where}: samples must have one shape, and have {shown}; resize images, cut series, pad tokens")
     return (stacked if are_images else np.stack)(arrays), are_images
 
 
