@@ -38,7 +38,7 @@ _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30
 
 def is_path(key: str, value: str) -> bool:
     """Returns whether this value of the key `key` names a file, and not something that comes with Hushfleet."""
-    return {"features": value.endswith(".onnx"), "name": in_file(value)}.get(key, True)
+    return {"features": value.endswith(".onnx"), "name": in_file(value), "metrics": in_file(value)}.get(key, True)
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class ModelSection(Checked):
         reproduced badly is unusual.
     :param tolerance: for a loss of numbers: an answer is right if every output is at most this far from its target, in
         the target's unit.
+    :param metrics: your own functions of logits and labels, each `path/to/file.py:NAME`: measured for the global model
+        on the public test set, and in a simulation for each personalized model on its device's own test samples.
     :param false_alarms: for `reconstruction`: a board's threshold is chosen so that this share of its normal samples
         lies above it; 0.01 if left out.
     """
@@ -83,6 +85,7 @@ class ModelSection(Checked):
     loss: str = "cross-entropy"
     tolerance: Tolerance | None = None
     false_alarms: Probability | None = None
+    metrics: tuple[str, ...] = ()
 
     rules = rules.MODEL
 
@@ -96,6 +99,8 @@ class ModelSection(Checked):
         ):
             if path is not None and is_path(key, path):  # absolute, as the board's OwnDataSection.path
                 object.__setattr__(self, key, str(expanded(path, key).absolute()))
+        metrics = (str(expanded(each, "metrics").absolute()) if in_file(each) else each for each in self.metrics)
+        object.__setattr__(self, "metrics", tuple(metrics))
 
     @property
     def has_features(self) -> bool:

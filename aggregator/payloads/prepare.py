@@ -24,6 +24,7 @@ from hushfleet.errors import BadInput, Malformed
 from hushfleet.field_types import hints
 from hushfleet.learning.evaluation import Evaluation, evaluate
 from hushfleet.learning.graph_session import InferenceGraph
+from hushfleet.learning.own_metrics import load as load_metrics
 from hushfleet.methods import make_method
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models import get_model
@@ -170,7 +171,14 @@ def prepare(
         features = FeatureGraph(lambda: made, spec.model.features, given=input_shape[0], cache=features_cache)
         blobs.append(made)
 
-    trains = spec.training_rounds > 0
+    is_tested = bool(dataset) and spec.training_rounds > 0
+    metrics = load_metrics(task.model.metrics)
+    if metrics and not (is_tested and dataset and len(dataset.test)):
+        raise BadInput(
+            "model.metrics are measured on the aggregator's public test set, and this task has none (data.path). What "
+            "a model reaches on the boards' own samples is private: boards answer it, noised and charged, where the "
+            "task asks for an [evaluation]"
+        )
 
     @cache  # features take longer than the test
     def common_test() -> LabelledSamples:
@@ -188,7 +196,7 @@ def prepare(
         dataset=dataset,
         inference=inference,
         features=features,
-        evaluate_global=(lambda params: evaluate(inference, params, common_test())) if dataset and trains else None,
+        evaluate_global=(lambda params: evaluate(inference, params, common_test(), metrics)) if is_tested else None,
     )
 
 

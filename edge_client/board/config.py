@@ -304,6 +304,7 @@ class SimulationSection(Checked):
     :param common_test: .npz that every device is tested on.
     :param local_test: .npz of this device's own held-out samples, or of one bit for each common sample.
     :param metrics: JSON lines are appended to it; they are never sent.
+    :param own_metrics: the task's own metrics, `path/to/file.py:NAME`, which are measured on `local_test`.
     :param reconnect_s: first delay of a reconnect.
     :param durable: the store is synced as in the field, for simulated power cuts.
     """
@@ -313,6 +314,7 @@ class SimulationSection(Checked):
     common_test: str | None = None
     local_test: str | None = None
     metrics: str | None = None
+    own_metrics: tuple[str, ...] = ()
     reconnect_s: Positive | None = None
     durable: bool = False
 

@@ -35,7 +35,7 @@ _OFFERED: dict[str, Published] = {}
 # Each method with its file. A board imports only the one that it runs, because all together take two megabytes.
 _PAPERS = (
     *("dp-fedsam", "blur-lus", "ditto", "perfreezeclip", "fedglp-adp", "feddpa", "fedaddp", "dp-fedsim"),
-    *("acdp-pfsd", "pfedsd", "dkd-pfed", "apdp-fl"),
+    *("acdp-pfsd", "pfedsd", "dkd-pfed", "apdp-fl", "fedopt", "fedala"),
 )
 _FILES = {
     **dict.fromkeys(("fedavg", "dp-fedavg", "fedprox"), "fedavg"),

@@ -11,6 +11,7 @@ import torch
 from hushfleet.data.samples import Samples
 from hushfleet.learning.draws import Inputs
 from hushfleet.learning.own_samples import LoadedSamples
+from hushfleet.methods import METHODS
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local_round import LocalRound, Trained
 from hushfleet.methods.privatize import NoisedUpdate
@@ -32,6 +33,10 @@ class Constant:
         return np.full(size, self.value)
 
 
+WITH_RECORDS = [name for name in sorted(METHODS) if name != "fedala"]
+"""The methods that take the unit `record`."""
+
+
 class Fisher:
     """A device's samples, of which nothing but these squared gradients and some counts of labels is asked."""
 
@@ -41,6 +46,11 @@ class Fisher:
     def squared_gradient(self, params: np.ndarray) -> np.ndarray:
         self.asked_at = params
         return self.values
+
+    count = 3
+
+    def gradient(self, params: np.ndarray, indices: np.ndarray) -> tuple[float, np.ndarray]:
+        return 0.0, self.values
 
     def label_counts(self, classes: int) -> np.ndarray:
         return np.arange(classes)
