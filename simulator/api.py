@@ -136,14 +136,14 @@ def simulate(
         if data is not None:
             # With a placeholder for the path, because the run folder depends on the task's name.
             changed |= {"data.path": "data.npz"}
-            own, read = _own_data(data, task(source, changed | {"data.name": "table"}))
+            brought, read = _own_data(data, task(source, changed | {"data.name": "table"}))
             changed |= {"data.name": "arrays", **read}
-            changed |= {} if own.train_device is None else {"data.partition": "given"}
+            changed |= {} if brought.train_device is None else {"data.partition": "given"}
         asked = task(source, changed)
         files = RunFolder(run_path(asked_for.out, asked.name).absolute())
         if data is not None:
             if not asked_for.resume:
-                save_data(own, files)
+                save_data(brought, files)
             asked = task(asked, {"data.path": str(files.data)})
         console = run_console(quiet=quiet)
         simulation = opened(asked, files, asked_for, console)

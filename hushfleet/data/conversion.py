@@ -107,11 +107,9 @@ def _part(source: Any, form: SampleForm, outputs: Sequence[str] | None) -> Data:
         if named := [key for key in _COLUMNS if getattr(form, key)]:
             raise BadInput(f"data: {named[0]} names a column, and (x, y) arrays have none; give the whole table")
         owners = as_array(devices[0]) if devices else None
-        layout = {"layout": form.layout, "bit_depth": form.bit_depth}
-        if isinstance(x, list):
-            x, are_images = samples_of(x, form.bit_depth, "data")
-            layout = {"layout": "channels-first"} if are_images else layout
-        made = Data(x if is_frame(x) else as_array(x), as_array(y), train_device=owners, **layout)
+        x, are_images = samples_of(x, form.bit_depth, "data") if isinstance(x, list) else (x, False)
+        x = x if is_frame(x) else as_array(x)
+        made = _with_form(Data(x, as_array(y), train_device=owners), form, are_images)
     if made.train_x is not None and (kind := made.train_x.dtype.kind) not in "uifb":
         raise BadInput(
             f"data: samples are {made.train_x.dtype}; they must be numbers{', such as abs(x)' * (kind == 'c')}"
@@ -148,6 +146,10 @@ def _from_pairs(items: Sequence[Any], form: SampleForm, classes: tuple[str, ...]
     x, are_images = samples_of([x for x, _ in items], form.bit_depth, "data")
     labels = [label.decode() if isinstance(label, bytes) else label for _, label in items]
     y, _ = samples_of(labels, 0, "data: labels")
-    if are_images:
-        return Data(x, y, class_names=classes, layout="channels-first")
-    return Data(x, y, class_names=classes, layout=form.layout, bit_depth=form.bit_depth)
+    return _with_form(Data(x, y, class_names=classes), form, are_images)
+
+
+def _with_form(data: Data, form: SampleForm, are_images: bool) -> Data:
+    """Returns the data with what the form says of their arrays; images are in our own form already."""
+    layout, bit_depth = ("channels-first", 0) if are_images else (form.layout, form.bit_depth)
+    return replace(data, layout=layout, bit_depth=bit_depth)
