@@ -11,8 +11,10 @@ import torch
 from hushfleet.data.samples import Samples
 from hushfleet.learning.draws import Inputs
 from hushfleet.learning.own_samples import LoadedSamples
+from hushfleet.methods import METHODS
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local_round import LocalRound, Trained
+from hushfleet.methods.method import CountedStepsConfig, PlainSgdConfig
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.state import DeviceState, PublicState, RoundContext
 from hushfleet.methods.task_method import TaskMethod
@@ -44,6 +46,16 @@ class Fisher:
 
     def label_counts(self, classes: int) -> np.ndarray:
         return np.arange(classes)
+
+
+def taken(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings for any method in the form that this one takes: with steps in place of epochs, without momentum."""
+    kind, found = METHODS[name].config, dict(settings)
+    if issubclass(kind, CountedStepsConfig) and "local_epochs" in found:
+        found["local_steps"] = 2 * found.pop("local_epochs")
+    if issubclass(kind, PlainSgdConfig) and name != "fednova":
+        found.pop("momentum", None)
+    return found
 
 
 def context_of(
@@ -96,6 +108,7 @@ def stacked(contexts: list[RoundContext]) -> RoundContext:
         global_params=torch.from_numpy(first.global_params.copy()),
         start=stack([each.start for each in contexts]),
         chosen=None if first.chosen is None else stack([each.chosen for each in contexts]),
+        vectors={name: torch.from_numpy(vector) for name, vector in first.vectors.items()},
     )
 
 

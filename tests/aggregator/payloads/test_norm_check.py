@@ -16,6 +16,7 @@ from hushfleet.wire.format.codecs import codecs
 from support.fleet import LAYOUT
 
 MakeFleet = Callable[..., Any]
+SENDING = sorted({*METHODS} - {"fedbn"})  # the network here has no normalisation layers; what is sent is as fedper's
 UNNOISED = ("fedavg", "fedper", "fedrep", "lg-fedavg")
 
 
@@ -23,7 +24,7 @@ UNNOISED = ("fedavg", "fedper", "fedrep", "lg-fedavg")
     ("method", "codec"),
     [
         (method, codec.name)
-        for method in sorted(METHODS)
+        for method in SENDING
         for codec in codecs()
         if not codec.needs_noise or method not in UNNOISED
     ],
@@ -41,7 +42,7 @@ def test_no_honest_update_of_any_method_is_refused(make_fleet: MakeFleet, method
             fleet.run_round()
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", SENDING)
 def test_no_honest_update_with_noise_in_its_gradients_is_refused(make_fleet: MakeFleet, method: str) -> None:
     unit = {"unit": "record", "sample_rate": 0.1, "delta": 1e-5}
     fleet = make_fleet(method=method, unit=unit, accounting="strict", devices=4)
