@@ -31,7 +31,7 @@ TWO_GRADIENTS = {
     "fedaddp": {},
     "fedglp-adp": {"sequential": True},
     "apfl": {},
-    "pfedme": {"personal_steps": 2},
+    "pfedme": {"own_steps": 2},
 }
 
 

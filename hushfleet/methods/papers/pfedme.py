@@ -40,16 +40,16 @@ class PFedMeConfig(TrainingConfig):
     """Settings of pFedMe; the defaults are the paper's for MNIST.
 
     :param lambda_: the paper's lambda.
-    :param personal_steps: K.
-    :param personal_learning_rate: of the K steps.
+    :param own_steps: K.
+    :param own_learning_rate: of the K steps.
     :param server_learning_rate: beta.
     """
 
     optimizer: Literal["adam", "sgd"] = "sgd"
     learning_rate: LearningRate = 0.005
     lambda_: Annotated[float, Meta(gt=0, le=1000)] = 15.0
-    personal_steps: Annotated[int, Meta(ge=1, le=1000)] = 5
-    personal_learning_rate: LearningRate = 0.05
+    own_steps: Annotated[int, Meta(ge=1, le=1000)] = 5
+    own_learning_rate: LearningRate = 0.05
     server_learning_rate: Annotated[float, Meta(gt=0, le=100)] = 1.0
 
 
@@ -60,9 +60,7 @@ class PFedMeConfig(TrainingConfig):
     summary="a personalized model with a pull to the shared one, which takes steps towards it",
 )
 def pfedme(config: PFedMeConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    envelope = MoreauEnvelope(
-        weight=config.lambda_, steps=config.personal_steps, learning_rate=config.personal_learning_rate
-    )
+    envelope = MoreauEnvelope(weight=config.lambda_, steps=config.own_steps, learning_rate=config.own_learning_rate)
     return Method(training=Sgd(envelope), stages=CLIP_AND_NOISE, server=ScaledMean(config.server_learning_rate))
 
 

@@ -16,8 +16,8 @@ CONFIG = {
     "lambda_": LAMBDA,
     "learning_rate": ETA,
     "server_learning_rate": BETA,
-    "personal_learning_rate": PERSONAL,
-    "personal_steps": K,
+    "own_learning_rate": PERSONAL,
+    "own_steps": K,
     "local_epochs": R,
 }
 
@@ -46,6 +46,6 @@ def test_rounds_are_the_papers(seed: int) -> None:
 
 def test_with_noise_on_records_each_step_is_charged() -> None:
     fleet, privacy = Fleet(0), PrivacySpec("record", "strict", 1.0, 1.0, 0.1, sample_rate=0.5, batches=2)
-    one, more = (fleet.method("pfedme", privacy, **{**CONFIG, "personal_steps": steps}) for steps in (1, K))
+    one, more = (fleet.method("pfedme", privacy, **{**CONFIG, "own_steps": steps}) for steps in (1, K))
     charge = one.charge(RoundTerms())
     assert more.charge(RoundTerms()) == replace(charge, noise_multiplier=charge.noise_multiplier / K**0.5)

@@ -43,7 +43,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "dp-fedsim": [{"max_stretch": 2.0}],
     "fednova": [{"mu": 1.0}],
     "feddyn": [{"alpha": 1.0}],
-    "pfedme": [{"learning_rate": 0.05, "personal_steps": 2}],
+    "pfedme": [{"learning_rate": 0.05, "own_steps": 2}],
     "feddpa": [{"lambda_1": 5.0, "lambda_2": 5.0}, {"personal_epochs": 1}],
     "perfreezeclip": [
         {"local_epochs": 3, "freeze_ratio": 0.5, "max_norm": 1.0},
