@@ -123,6 +123,11 @@ class Method:
         return keeps or self.own_training is not None or self.training.distillation is not None
 
     @property
+    def remembers_sent(self) -> bool:
+        """Whether a device may keep a function of what it has sent."""
+        return type(self.personal).remember is not Personal.remember
+
+    @property
     def evaluates(self) -> bool:
         """Whether a device tests its trained model on its own samples, for a report."""
         return any(isinstance(stage, NumberReport) and stage.evaluates for stage in self.stages)
