@@ -21,8 +21,8 @@ PAGES = {
         for readme in sorted((ROOT / "examples").glob("*/README.md"))
     },
 }
-WIDE = {"reproduction.md", "performance.md"}
-"""Pages whose tables need the room of the table of contents."""
+WIDE = "performance.md"
+"""A page whose tables need the room of the table of contents, as those of papers do."""
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -41,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrites the links of a page; a link to a folder becomes plain text. Wide pages have no table of contents."""
     here = page.file.src_uri
-    if here in WIDE:
+    if here == WIDE or here.startswith("reproduction/"):
         page.meta["hide"] = ["toc"]
 
     def rewritten(match: re.Match[str]) -> str:

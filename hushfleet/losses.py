@@ -33,9 +33,11 @@ class Loss:
     """A loss for targets float32 `[n, outputs]`: the mean of the losses of the outputs.
 
     :cvar measure: the name of a model's score.
+    :cvar epoch: see `hushfleet.methods.Published`.
     """
 
     name: ClassVar[str]
+    epoch: ClassVar[int] = 0
     measure: ClassVar[str] = ACCURACY
     misfit: ClassVar[str]
     """Describes targets that do not `fit`."""

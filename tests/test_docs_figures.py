@@ -20,7 +20,7 @@ from hushfleet.aggregator.planning.gain_errors import WORTH, Way, gain_errors
 from hushfleet.aggregator.planning.gain_table import Accuracies, Estimate
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import paper_names
-from hushfleet.simulator.studies.reproduce.report import write_report
+from hushfleet.simulator.studies.reproduce.report import CLAIMS, write_report
 from support.documents import BLOCKS, ROOT
 
 FIGURES = ROOT / "docs" / "figures"
@@ -209,7 +209,7 @@ def test_the_papers_figures_are_drawn_from_the_cells(tmp_path: Path) -> None:
     """Byte for byte: the same cells give the same file."""
     report = write_report(Kept(ROOT / "docs" / "results"), tmp_path / "reproduction.md")
     assert {*report.points, *report.tables} == {f"{paper}.svg" for paper in paper_names()}
-    for name in {*report.points, *report.tables}:
+    for name in {*report.points, *report.tables, CLAIMS}:
         assert (FIGURES / name).read_bytes() == (tmp_path / "figures" / name).read_bytes(), name
 
 

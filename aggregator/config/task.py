@@ -230,7 +230,7 @@ class Task(Checked):
     def _sample_rate(self, train_samples: int | None) -> float:
         rate = self.privacy.sample_rate
         if train_samples is not None:
-            share = train_samples * (1 - self.data.test_fraction) / self.data.devices
+            share = train_samples * (1 - self.data.share_tested(has_test=False)) / self.data.devices
             try:
                 check_delta(self.delta, max(1, round(share)))
             except PrivacyError as error:
@@ -290,19 +290,24 @@ def files_beside(path: Path) -> list[str]:
     return [name for name in named if not name.startswith("~") and not Path(name).is_absolute()]
 
 
-def _named_files(plain: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields the section tables and keys whose values are names of files."""
+def _named_files(plain: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields the section tables and keys, or lists and places, whose values are names of files."""
     for section, key in (
         ("data", "path"),
         ("model", "features"),
         ("model", "weights"),
         ("model", "start"),
         ("model", "name"),
+        ("model", "metrics"),
         ("season", "classes"),
     ):
         table = plain.get(section) if isinstance(plain, dict) else None
         named = table.get(key) if isinstance(table, dict) else None
-        if isinstance(table, dict) and isinstance(named, str) and is_path(key, named):
+        if isinstance(named, list):
+            yield from (
+                (named, place) for place, each in enumerate(named) if isinstance(each, str) and is_path(key, each)
+            )
+        elif isinstance(table, dict) and isinstance(named, str) and is_path(key, named):
             yield table, key
 
 

@@ -20,6 +20,7 @@ from hushfleet.aggregator.rounds.policy import ClosingRule, Decision
 from hushfleet.aggregator.rounds.round_sum import AnswerCounts, RoundSum
 from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
+from hushfleet.array_api import Array
 from hushfleet.errors import BadInput, BadSignature, Malformed, StoreError, WireError
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.membership_list import MembershipList
@@ -210,12 +211,12 @@ class SecureAggregation(RoundSum):
     def noise_stds(self) -> list[float]:
         return [self._noise_std / self.count] * len(self._counts)
 
-    def aggregated(self) -> np.ndarray:
+    def totals(self) -> tuple[Array, Array]:
         sums, weights = np.zeros((2, self._checks.layout.size))
         if self._total is not None:
             sums[self._shared] = self._total
             weights[self._shared] = self.count
-        return self._server.aggregated(sums, weights)
+        return sums, weights
 
     @property
     def _noise_std(self) -> float:

@@ -62,6 +62,7 @@ class DataSource:
     :param mean: per channel, for pixels in [0, 1]; `std` likewise.
     :param looked_for: the files that it consists of, and where they are expected.
     :param torchvision: what torchvision downloads if files are missing; None: it needs no files.
+    :param epoch: see `hushfleet.methods.Published`.
     """
 
     name: str
@@ -71,6 +72,7 @@ class DataSource:
     std: tuple[float, ...]
     looked_for: str = ""
     torchvision: TorchvisionSet | None = None
+    epoch: int = 0
 
     def is_at_hand(self, data_dir: Path | None = None) -> bool:
         """Returns whether `load` would find the set's files without a download; they are not read."""

@@ -37,6 +37,8 @@ from hushfleet.learning.soft_means import soft_means
 from hushfleet.learning.softmax import fit, log_softmax, rotated
 from hushfleet.params import PRIOR, WEIGHT, ParamLayout
 
+EPOCH = 1
+"""See `hushfleet.methods.Published.epoch`."""
 FOLDS = 5
 HEADS = ((1.0, 0.1), (1.0, 0.03), (1.0, 0.01), (1.0, 0.003), (0.4, 0.0003), (0.0, 0.0003))
 """The fitted heads, along the path: the part of the shared head that each begins with, and its penalty on the distance

@@ -33,10 +33,10 @@ ALLOWED_FILE = "HUSHFLEET_METHOD_FILE"
 _OFFERED: dict[str, Published] = {}
 
 GROUPS = {
-    "baselines": ("fedavg", "fedprox", "fednova", "scaffold", "feddyn"),
+    "baselines": ("fedavg", "fedprox", "fednova", "scaffold", "feddyn", "fedopt"),
     "personalized": (
         *("fedper", "lg-fedavg", "fedrep", "fedbn", "ditto", "pfedme", "apfl"),
-        *("perfreezeclip", "pfedsd", "dkd-pfed"),
+        *("fedala", "perfreezeclip", "pfedsd", "dkd-pfed"),
     ),
     "private": (
         *("dp-fedavg", "blur-lus", "dp-fedsam", "fedglp-adp", "acdp-pfsd", "dp-fedsim"),

@@ -83,8 +83,9 @@ class LocalRound:
         visible: Any = samples if self.record is None else HiddenSamples()
         (global_params, vectors), personal, layout = method.split(published), method.parts.personal, method.layout
         chosen = personal.choose(seen, global_params, visible, layout)
-        start = personal.start(seen, global_params, chosen, visible, layout)
-        self.context = RoundContext(method.setting(terms), seen, global_params, start, chosen, vectors=vectors)
+        start, learned = personal.begin(seen, global_params, chosen, visible, layout)
+        setting = method.setting(terms)
+        self.context = RoundContext(setting, seen, global_params, start, chosen, remembered=learned, vectors=vectors)
 
     def train(self, **how: Any) -> Trained:
         """Trains on samples in memory (`LoadedSamples`): the shared model, then the own one if the method has two.
@@ -113,6 +114,7 @@ class LocalRound:
         :param rest: `step` and `failures` of `Trained`.
         """
         measured = self.samples.evaluate(own) if self.method.parts.evaluates else None
+        remembered = {**self.context.remembered, **remembered}
         context = replace(self.context, measured=measured, remembered=remembered)
         return Trained(context, end, own, loss, *rest)._replace(former=self.state.own)
 
@@ -215,7 +217,7 @@ class OneClient:
 
     def __post_init__(self) -> None:
         assert isinstance(self.round.samples, LoadedSamples)
-        self.samples, self.gradient = self.round.samples.samples, self.round.samples.gradient
+        self.samples, self.gradient = self.round.samples.samples, self.round.samples.gradient_of
         self.config = self.round.method.config
         self.teacher = self.training.teacher(self.round.context, self.round.samples)
 

@@ -158,7 +158,7 @@ class Method:
         )
 
 
-_KEEPING = ("kept", "next_mask", "choose", "start")
+_KEEPING = ("kept", "next_mask", "choose", "start", "begin")
 """The hooks by which a round begins with entries of the device's own."""
 Parts = Callable[[Any, PrivacySpec, int], Method]
 
@@ -181,6 +181,7 @@ class Published:
     :param steps: computes `Steps` from `devices`, `epsilon`, `delta` and perhaps `rounds`, for a task that leaves them
         out; None: the method has no rule.
     :param features: the features that a `linear` model takes if the task names none; None: the samples themselves.
+    :param epoch: rises with each change of the method's results; published cells of an older one have to be run again.
     """
 
     name: str
@@ -190,6 +191,7 @@ class Published:
     parts: Parts
     steps: Callable[..., Steps] | None = None
     features: str | None = None
+    epoch: int = 0
 
 
 def published(
@@ -200,9 +202,10 @@ def published(
     summary: str,
     steps: Callable[..., Steps] | None = None,
     features: str | None = None,
+    epoch: int = 0,
 ) -> Callable[[Parts], Published]:
     """Returns a decorator that turns a function that lists a method's parts into a `Published`."""
-    return lambda parts: Published(name, source, summary, config, parts, steps, features)
+    return lambda parts: Published(name, source, summary, config, parts, steps, features, epoch)
 
 
 CLIP_AND_NOISE: tuple[Stage, ...] = (ClipWhole(), Gaussian())

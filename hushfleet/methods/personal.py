@@ -74,6 +74,13 @@ class Personal:
             return global_params
         return np.where(personal, state.own, global_params)
 
+    def begin(
+        self, state: DeviceState, global_params: Array, chosen: Array | None, samples: OwnSamples, layout: ParamLayout
+    ) -> tuple[Array, PrivateArrays]:
+        """Returns `start`, and private arrays that the device keeps for its next round; for a start that is learned
+        from the device's own samples."""
+        return self.start(state, global_params, chosen, samples, layout), {}
+
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
         """Returns private arrays for the next round."""
         return {}

@@ -158,7 +158,7 @@ class RoundContext:
     :param chosen: bool `[..., d]`, entries that stay the device's own in this round by a choice that never leaves it.
     :param measured: accuracy and loss of the personalized model on the own samples after training, if a stage needs
         them.
-    :param remembered: after training, the private arrays that the training keeps for the next round.
+    :param remembered: the private arrays that the start, and after training the training, keeps for the next round.
     :param vectors: float32 `[d]` each, the vectors that the server half published with the model, by name.
     """
 

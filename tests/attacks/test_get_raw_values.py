@@ -24,7 +24,7 @@ from hushfleet.privacy.noise import NoiseSource, SeededNoise
 from hushfleet.wire.format.spec import PrivacySpec
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
-from support.methods import taken, train_round
+from support.methods import WITH_RECORDS, taken, train_round
 
 _SHAPES = {
     "one.weight": (6, 4),
@@ -111,8 +111,9 @@ def method_of(name: str, unit: str, accounting: str, **settings: Any) -> TaskMet
     return make_method(name, taken(name, settings), privacy, LAYOUT, rounds=ROUNDS)
 
 
-@pytest.mark.parametrize("unit", ["device", "record"])
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize(
+    ("name", "unit"), [*((name, "device") for name in sorted(METHODS)), *((name, "record") for name in WITH_RECORDS)]
+)
 def test_strict_accounting_sends_no_raw_value(name: str, unit: str) -> None:
     method = method_of(name, unit, "strict")
     assert raw_in_headers(method) == set()
@@ -128,8 +129,15 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("unit", ["device", "record"])
-@pytest.mark.parametrize(("name", "settings"), VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "settings", "unit"),
+    [
+        (*each, unit)
+        for unit in ("device", "record")
+        for each in VARIANTS
+        if unit == "device" or each[0] in WITH_RECORDS
+    ],
+)
 def test_what_is_raw_as_published_is_named_and_costs_infinity(name: str, settings: dict[str, Any], unit: str) -> None:
     method = method_of(name, unit, "as-published", **settings)
     named = method.cost(RoundTerms()).raw

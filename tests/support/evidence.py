@@ -116,7 +116,7 @@ class Evidence:
         for recipe in (each for those in self.recipes.values() for each in those if not each.open):
             for cell in cells_of(recipe, seeds=SEEDS, quick=False):
                 self._cells.setdefault(address := _address(cell), cell)
-                if one := kept.of(cell):
+                if one := kept.shown(cell):
                     found[address].append((cell, one))
         self._finished = {address: Finished(*zip(*those, strict=True)) for address, those in found.items()}
 

@@ -35,6 +35,10 @@ class Constant:
         return np.full(size, self.value)
 
 
+WITH_RECORDS = [name for name in sorted(METHODS) if name != "fedala"]
+"""The methods that take the unit `record`."""
+
+
 class Fisher:
     """A device's samples, of which nothing but these squared gradients and some counts of labels is asked."""
 
@@ -44,6 +48,11 @@ class Fisher:
     def squared_gradient(self, params: np.ndarray) -> np.ndarray:
         self.asked_at = params
         return self.values
+
+    count = 3
+
+    def gradient(self, params: np.ndarray, indices: np.ndarray) -> tuple[float, np.ndarray]:
+        return 0.0, self.values
 
     def label_counts(self, classes: int) -> np.ndarray:
         return np.arange(classes)

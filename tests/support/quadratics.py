@@ -100,8 +100,9 @@ class Played:
             self.sent[device] = sent
             sums += sent
             weights += ~done.context.mask
-        after = ServerRound(method, self.model, self.server, fleet.devices).aggregated(sums, weights)
-        closed = ClosedRound(number, self.model, after, (), None, None, len(cohort), fleet.devices)
+        half = ServerRound(method, self.model, self.server, fleet.devices)
+        after, mean = half.aggregated(sums, weights), half.mean(sums, weights)
+        closed = ClosedRound(number, self.model, after, (), None, None, len(cohort), fleet.devices, mean)
         self.server, self.model = method.server.advance(self.server, closed), after
 
 

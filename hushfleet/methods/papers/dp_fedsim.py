@@ -98,6 +98,7 @@ class DPFedSimConfig(TrainingConfig):
     DPFedSimConfig,
     source="DP-FedSim: adaptive differential privacy and similarity model aggregation",
     summary="start kept by Fisher values, clip norms by each layer's spread, mean weighed by similarity",
+    epoch=1,
 )
 def dp_fedsim(config: DPFedSimConfig, privacy: PrivacySpec, rounds: int) -> Method:
     stretch = config.max_stretch if privacy.as_published else config.strict_stretch

@@ -75,6 +75,7 @@ class FedADDPConfig(FedDPAConfig):
     FedADDPConfig,
     source="Guo et al., ICA3PP 2024, by its public code",
     summary="FedDPA with a clip threshold and noise for each parameter, by its own size",
+    epoch=1,
 )
 def fedaddp(config: FedADDPConfig, privacy: PrivacySpec, rounds: int) -> Method:
     as_published = privacy.unit == "device" and privacy.as_published

@@ -76,6 +76,7 @@ class FedDPAConfig(TrainingConfig):
     FedDPAConfig,
     source="Yang, Huang, Ye, NeurIPS 2023",
     summary="parameters with high Fisher values start from the device's own; each part has its own penalty",
+    epoch=1,
 )
 def feddpa(config: FedDPAConfig, privacy: PrivacySpec, rounds: int) -> Method:
     penalties = LengthPenalties(config.lambda_1, config.lambda_2)

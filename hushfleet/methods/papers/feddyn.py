@@ -89,6 +89,5 @@ class Dynamic(ServerHalf):
         return after - h / self.alpha
 
     def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
-        share, h = closed.updates / closed.devices, state.get("h", 0.0)
-        moved = closed.after.astype(np.float64) - closed.before  # the rounded model, as devices have it
-        return {"h": h - self.alpha * share * (moved + h / self.alpha) / (1 + share)}
+        share = self.alpha * closed.updates / closed.devices
+        return {"h": state.get("h", 0.0) - share * closed.mean.astype(np.float64)}

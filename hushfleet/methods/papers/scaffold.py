@@ -94,6 +94,5 @@ class Control(ScaledMean):
 
     def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
         control = state.get("control", np.zeros_like(closed.before))
-        mean = (closed.after - closed.before) / np.float32(self.learning_rate)
         share = np.float32(closed.updates / closed.devices)
-        return {"control": control - share * (control + mean / np.float32(self.length))}
+        return {"control": control - share * (control + closed.mean / np.float32(self.length))}

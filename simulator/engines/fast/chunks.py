@@ -246,7 +246,7 @@ def trainer_of(
         if evaluate and not run.spec.model.chooses_head and not isinstance(trained.own, NotKept):
             local: Any = run.local_indices(device)
             local = run.local_test(device) if local is None else local
-            tested = evaluations(run.inference, trained.own, run.common_test, local)
+            tested = evaluations(run.inference, trained.own, run.common_test, local, run.metrics)
         keep(own_metrics(round, trained, noised, tested, train_s=time.monotonic() - began))
 
     trainer = Trainer(

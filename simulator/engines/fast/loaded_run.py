@@ -22,6 +22,8 @@ from hushfleet.learning.batch import GradientFunction
 from hushfleet.learning.evaluation import LogitsOf
 from hushfleet.learning.graph_session import InferenceGraph
 from hushfleet.learning.linear import LinearGradient
+from hushfleet.learning.own_metrics import Metrics
+from hushfleet.learning.own_metrics import load as load_metrics
 from hushfleet.methods import method_of
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.paths import in_file
@@ -105,6 +107,11 @@ class LoadedRun:
         model = self.spec.model
         own = getattr(self.gradient, "logits", None)
         return own or InferenceGraph(self._graph(model.inference), model.layout)
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The task's own metrics."""
+        return load_metrics(json.loads(self.folder.task.read_text())["model"].get("metrics", ()))
 
     @cached_property
     def features(self) -> FeatureGraph | None:

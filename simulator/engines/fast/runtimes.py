@@ -19,7 +19,7 @@ from hushfleet.learning.graph_session import GradientGraph
 from hushfleet.learning.optim import Optimizer
 from hushfleet.learning.optim import make_optimizer as make_numpy_optimizer
 from hushfleet.models import get_model, is_own, native
-from hushfleet.models.cuda import sees_cuda
+from hushfleet.models.cuda import computing_device, sees_cuda
 from hushfleet.models.native.release import add_scaled
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 from hushfleet.params import ParamLayout
@@ -106,7 +106,7 @@ def make_gradient(
 
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False  # full float32
-    device = "cuda" if runtime == VMAP and torch.cuda.is_available() else "cpu"
+    device = computing_device() if runtime == VMAP else "cpu"
     return TorchGradient(network, device=device, objective=objective)
 
 

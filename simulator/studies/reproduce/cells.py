@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.data.sets import SOURCES
 from hushfleet.errors import BadInput
+from hushfleet.learning import personalized_head
+from hushfleet.losses import LOSSES
 from hushfleet.methods import METHODS
 from hushfleet.simulator.studies.reproduce.recipe import (
     LAST_ROUNDS,
@@ -116,10 +118,29 @@ class Cell:
 
     @cached_property
     def digest(self) -> str:
-        """The digest of the settings that are run. Cells with the same digest share a result, also across tables."""
+        """The digest of the settings and the code that are run. Cells with the same digest share a result, also across
+        tables."""
+        return self.digest_at(self.epochs)
+
+    @cached_property
+    def epochs(self) -> dict[str, int]:
+        """The epochs of the code that determines the result; those that are 0 are left out."""
+        method, model = self.plain.get("method", {}).get("name"), self.plain.get("model", {})
+        found = {
+            "data": SOURCES[self.data_set].epoch,
+            "loss": LOSSES[model.get("loss", "cross-entropy")].epoch,
+            "method": METHODS[method].epoch if method in METHODS else 0,
+            "own head": personalized_head.EPOCH if model.get("name") == "linear" else 0,
+        }
+        return {name: epoch for name, epoch in found.items() if epoch}
+
+    def digest_at(self, epochs: Mapping[str, int]) -> str:
+        """Returns the digest of the same settings with code of these epochs."""
         plain = {name: value for name, value in self.plain.items() if name != "name"}
         if self.row.alone:
             plain["alone"] = True
+        if epochs:
+            plain["epochs"] = epochs
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:20]
 
     def task(self) -> Task:

@@ -37,7 +37,7 @@ def reproduce(
         page = checked_file(options.out or PAGE)
         from hushfleet.simulator.studies.reproduce.command import write_page
 
-        write_page(options.results, page)
+        write_page(options.published, page)
         return
     out, _ = checked_folder(options.out or OUT), checked_folder(options.runs, "--runs")
     if options.list_all or paper is None:

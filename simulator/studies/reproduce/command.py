@@ -49,7 +49,7 @@ def run_table(recipe: Recipe, out: Path, options: ReproduceOptions) -> None:
         typer.echo(json.dumps(cells[0].plain, indent=1))
         return
     console = Console()
-    kept, missing = Kept(out, options.results), missing_data({cell.data_set for cell in cells}, options.data_dir)
+    kept, missing = Kept(out, options.published), missing_data({cell.data_set for cell in cells}, options.data_dir)
     for name, why in missing.items():
         console.print(f"[yellow]{name} is not here[/]: {escape(why)}", highlight=False)
     failures: dict[str, str] = {}

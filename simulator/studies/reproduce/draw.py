@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -15,6 +15,8 @@ from hushfleet.simulator.studies.reproduce.table import PaperTable
 
 _PRINTED, _OURS = "#8a8a8a", "#1b6ca8"
 _MARKS = "os^Dv"
+_HOLDS = {"yes": "#2a8f4d", "partly": "#d9a400", "no": "#b3261e", "open": _PRINTED}
+"""What was found of a claim, with its colour."""
 # Text is stored as text, and the same numbers give the same bytes.
 _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "hushfleet", "font.size": 8}
 
@@ -55,6 +57,28 @@ def draw_paper(points: Sequence[Point], path: Path) -> None:
         axes[0].set_ylabel("ours, %")
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=1, frameon=False)
+        _settle(figure)
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
+
+
+def draw_claims(papers: Mapping[str, Sequence[str]], path: Path) -> None:
+    """Writes an SVG: a line for each paper, and a dot for each of its claims, under what was found."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7, 0.7 + 0.34 * len(papers)), layout="constrained")
+        axes = figure.subplots()
+        for line, found in enumerate(papers.values()):
+            for at, (holds, colour) in enumerate(_HOLDS.items()):
+                count = found.count(holds)
+                places = [at + 0.11 * (each - (count - 1) / 2) for each in range(count)]
+                axes.scatter(places, [line] * count, s=60, color=colour)
+        axes.set_yticks(range(len(papers)), papers)
+        axes.set_xticks(range(len(_HOLDS)), _HOLDS)
+        axes.set(xlim=(-0.5, len(_HOLDS) - 0.5), ylim=(len(papers) - 0.5, -0.5))
+        axes.xaxis.tick_top()
+        axes.tick_params(length=0)
+        axes.set_xticks([at + 0.5 for at in range(len(_HOLDS) - 1)], minor=True)
+        axes.grid(which="minor", axis="x", alpha=0.25)
+        axes.spines[:].set_visible(False)
         _settle(figure)
         figure.savefig(path, metadata={"Date": None, "Creator": None})
 

@@ -7,7 +7,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ CELLS = "cells"
 class KeptCell:
     """A finished cell.
 
-    :param digest: the digest of the task that was run; see `Cell.digest`.
+    :param digest: the digest of what was run; see `Cell.digest`. `epochs`: see `Cell.epochs`.
     :param accuracies: by metric, one value per round, None if it was not measured; fractions of 1. Also `round_time`,
         one value for all rounds.
     :param epsilon_server: epsilon of the noised values, for the device that has spent most; a paper's accounting covers
@@ -64,6 +64,7 @@ class KeptCell:
     commit: str | None = None
     digests: dict[str, str] | None = None
     largest_stretch: float | None = None
+    epochs: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def raw_values(self) -> tuple[str, ...]:
@@ -141,6 +142,7 @@ class Kept:
     def __init__(self, *folders: Path) -> None:
         self.out = folders[0]
         self._by_digest: defaultdict[str, list[KeptCell]] = defaultdict(list)
+        self._epochs: list[dict[str, int]] = []
         paths = (path.resolve() for folder in folders for path in sorted((folder / CELLS).glob("**/*.json")))
         for path in dict.fromkeys(paths):
             self.add(KeptCell.load(path))
@@ -150,10 +152,25 @@ class Kept:
 
     def add(self, kept: KeptCell) -> None:
         self._by_digest[kept.digest].append(kept)
+        if kept.epochs not in self._epochs:
+            self._epochs.append(kept.epochs)
 
     def of(self, cell: Cell) -> KeptCell | None:
         """Returns a result of the same run with the accuracy for the cell's table; None if none, or if left open."""
-        found = [] if cell.left_open else self._by_digest.get(cell.digest, [])
+        return None if cell.left_open else self._first(cell, cell.digest)
+
+    def stale(self, cell: Cell) -> KeptCell | None:
+        """Returns a result of the same settings by older code, if there is none by this version's."""
+        if cell.left_open or self.of(cell):
+            return None
+        return self._first(cell, *map(cell.digest_at, self._epochs))
+
+    def shown(self, cell: Cell) -> KeptCell | None:
+        """Returns the cell's result, by older code if there is none by this version's."""
+        return self.of(cell) or self.stale(cell)
+
+    def _first(self, cell: Cell, *digests: str) -> KeptCell | None:
+        found = (kept for digest in digests for kept in self._by_digest.get(digest, ()))
         taken = cell.metric, cell.recipe.window, cell.round
         return next((kept for kept in found if kept.value(*taken) is not None), None)
 

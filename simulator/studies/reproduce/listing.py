@@ -21,7 +21,7 @@ _REASON_LENGTH = 100
 
 def show_list(papers: Sequence[str], out: Path, options: ReproduceOptions) -> None:
     """Prints a table for each paper: what it has, how much of it is finished, and what is missing here."""
-    console, kept = Console(), Kept(out, options.results)
+    console, kept = Console(), Kept(out, options.published)
     for name in papers:
         console.print(_of_paper(name, kept, options))
 
@@ -52,7 +52,8 @@ def _line(recipe: Recipe, kept: Kept, options: ReproduceOptions) -> Iterator[str
     lacking = [*recipe.needs, *(f"{name}: not at hand" for name in missing)]
     of_each_seed = {(cell.place, cell.reading and cell.reading.id): cell for cell in left}
     lacking += [_short(why) for cell in of_each_seed.values() if (why := cell.open_by_recipe)]
-    yield f"{len(finished)}/{len(cells)}"
+    stale = sum(kept.stale(cell) is not None for cell in left)
+    yield f"{len(finished)}/{len(cells)}" + (f", {stale} stale" if stale else "")
     yield format_seconds(sum(one.seconds for one in finished)) if finished else ""
     yield "; ".join(dict.fromkeys(lacking))
 

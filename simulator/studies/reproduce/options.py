@@ -12,6 +12,7 @@ from hushfleet.simulator.options import DataDir
 
 OUT, RUNS = Path("runs/reproduce"), Path("runs/reproduce-cells")
 PAGE = Path("docs/reproduction.md")
+RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +34,16 @@ class ReproduceOptions:
     whole_page: Annotated[bool, Option("--report", help="Write the page of all published cells: --out, by default "
 "docs/reproduction.md.")] = False
     out: Annotated[Path | None, Option(help="Folder of cells and reports; default: runs/reproduce.")] = None
-    results: Annotated[Path, Option(help="Folder of published cells, which count as finished.")] = Path("docs/results")
+    results: Annotated[Path | None, Option(help="Folder of published cells, which count as finished; default: "
+"docs/results beside this program's source.")] = None
     runs: Annotated[Path, Option(help="Folder of running cells.")] = RUNS
     jobs: Annotated[Count, Option(help="Number of parallel cells; 0: by cores and free memory.")] = 0
     max_cells: Annotated[Count | None, Option(help="Largest number of cells to run; 0 only makes the report.")] = None
     runtime: Annotated[str, Option(help="Runtime that computes gradients; default: the quickest here.")] = ""
     show_task: Annotated[bool, Option("--show-task", help="Print the first cell's task file and stop.")] = False
     # fmt: on
+
+    @property
+    def published(self) -> Path:
+        """The folder of published cells."""
+        return self.results or RESULTS

@@ -226,7 +226,7 @@ class PaperClaim(_Table, frozen=True, kw_only=True):
     """
 
     claim: str
-    holds: Literal["yes", "partly", "no", "not testable yet"]
+    holds: Literal["yes", "partly", "no", "open"]
     numbers: str
     seeds: str
     obstacle: str
@@ -242,11 +242,13 @@ class Objection(_Table, frozen=True, kw_only=True):
 class Paper(_Table, frozen=True, kw_only=True, rename=_SINGULAR):
     """The content of `paper.toml`, which all tables of the paper share.
 
+    :param summary: what holds of it, in one sentence.
     :param contradictions: contradictions that the paper's text shows without a run.
     """
 
     name: str
     source: str
+    summary: str
     method: str = ""
     claims: Annotated[tuple[PaperClaim, ...], Meta(max_length=5)] = ()
     contradictions: tuple[str, ...] = ()

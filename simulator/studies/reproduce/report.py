@@ -1,7 +1,8 @@
-"""Makes the page of all results, in Markdown: each table of a paper, the verdicts, and which claims of each paper hold.
+"""Makes the pages of all results, in Markdown: first what holds of each paper, then a page a paper with claims, tables
+and verdicts.
 
-`reproduction.md.j2` has the page's own text. The sentences on results are in the recipes; a test compares their numbers
-with the cells (`tests/simulator/studies/reproduce/references.json`).
+`reproduction.md.j2` and `paper.md.j2` have the pages' own text. The sentences on results are in the recipes; a test
+compares their numbers with the cells (`tests/simulator/studies/reproduce/references.json`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pandas as pd
 
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
-from hushfleet.simulator.studies.reproduce.draw import Point, draw, draw_paper, with_own_runs
+from hushfleet.simulator.studies.reproduce.draw import Point, draw, draw_claims, draw_paper, with_own_runs
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import (
     METRICS,
@@ -36,7 +37,7 @@ from hushfleet.simulator.studies.reproduce.table import CellProgress, PaperTable
 from hushfleet.simulator.studies.reproduce.verdict import ELSEWHERE, FAR, LEAD, NEAR, verdict
 from hushfleet.simulator.studies.templates import filled
 
-FIGURES = "figures"
+FIGURES, PAGES, CLAIMS = "figures", "reproduction", "claims.svg"
 SEEDS = 5
 """Number of seeds (0, 1, ...) that are looked for."""
 _MEASURED = {
@@ -46,15 +47,16 @@ _MEASURED = {
     "accuracy_global": "the global model",
     "round_time": METRICS["round_time"],
 }
-_MAY_STAND_ABOVE = ("data", "reading", "at", "seeds", "noise", "ε server", "ε release", "why")
-_CLAIMS = ["", "claim", "holds?", "numbers", "seeds", "what stands in the way"]
+_MAY_STAND_ABOVE = ("data", "reading", "at", "seeds", "ε server", "ε release", "why")
+_CLAIMS = ["claim", "holds?", "numbers", "seeds", "what stands in the way"]
 _COUNTS = ["numbers printed", "run", "reproduced", "order only", "not"]
 
 
 class ReproductionReport:
-    """The page.
+    """The pages.
 
-    :param text: in Markdown.
+    :param text: the first page, in Markdown.
+    :param pages: a page for each paper, by its name in `--list`.
     :param tables: the tables that are drawn, which have no printed numbers, by the name of the figure.
     :param points: the finished numbers of each paper beside the printed ones, by the name of the figure.
     """
@@ -63,32 +65,36 @@ class ReproductionReport:
         self._kept = kept
         self.tables: dict[str, PaperTable] = {}
         self.points = defaultdict[str, list[Point]](list)
-        told = [(load_paper(name), load_recipes(name)) for name in papers]
-        claims, counts, sections = [], [], []
-        for paper, recipes in sorted(told, key=lambda each: (not each[0].method, each[0].name)):
-            section, count = self._paper(paper, recipes)
-            sections.append(section)
-            link = f"[{paper.name}](#{paper.name.lower().replace(' ', '-')})"
-            for at, each in enumerate(paper.claims):
-                line = each.claim, f"**{each.holds}**", each.numbers, each.seeds, each.obstacle
-                claims.append(["" if at else link, *line])
-            if paper.method:
-                counts.append([link, *(count[each] for each in _COUNTS)])
-        text = filled(
-            __name__,
-            "reproduction.md.j2",
-            claims=markdown(pd.DataFrame(claims, columns=_CLAIMS)),
-            counts=markdown(pd.DataFrame(counts, columns=["", *_COUNTS])),
-            near=f"{NEAR:g}",
-            lead=f"{LEAD[0]:g}",
-            far=f"{FAR:g}",
-            elsewhere=ELSEWHERE,
-            cells=len(all_kept := list(kept)),
-            named=sum("processor" in one.versions for one in all_kept),
-            digests=sum(one.digests is not None for one in all_kept),
-            papers=sections,
+        self.pages = dict[str, str]()
+        told = [(name, load_paper(name)) for name in papers]
+        self.papers = dict(sorted(told, key=lambda each: (not each[1].method, each[1].name)))
+        rows = dict[str, Counter[str]]()
+        for name, paper in self.papers.items():
+            section, rows[name] = self._paper(paper, load_recipes(name))
+            self.pages[name] = _tidy(filled(__name__, "paper.md.j2", **section))
+        judged = {name: counts for name, counts in rows.items() if self.papers[name].method}
+        best = max(judged, key=lambda name: _in_order(judged[name]))
+        counts = [[self._link(name), *(count[each] for each in _COUNTS)] for name, count in judged.items()]
+        self.text = _tidy(
+            filled(
+                __name__,
+                "reproduction.md.j2",
+                papers=[(self._link(name), paper.summary) for name, paper in self.papers.items()],
+                counts=markdown(pd.DataFrame(counts, columns=["", *_COUNTS])),
+                best=self.papers[best].name,
+                best_share=f"{_in_order(judged[best]):.0%}".replace("%", " %"),
+                near=f"{NEAR:g}",
+                lead=f"{LEAD[0]:g}",
+                far=f"{FAR:g}",
+                elsewhere=ELSEWHERE,
+                cells=len(all_kept := list(kept)),
+                named=sum("processor" in one.versions for one in all_kept),
+                digests=sum(one.digests is not None for one in all_kept),
+            )
         )
-        self.text = re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+    def _link(self, name: str) -> str:
+        return f"[{self.papers[name].name}]({PAGES}/{name}.md)"
 
     def _paper(self, paper: Paper, recipes: Sequence[Recipe]) -> tuple[dict[str, Any], Counter[str]]:
         """Returns the section of a paper as the template takes it, and the count of its numbers."""
@@ -110,8 +116,11 @@ class ReproductionReport:
             numbers = places[places.paper.notna()]
             if len(numbers) and recipe.metric != "round_time":
                 self.points[figure] += [_point(recipe, each) for each in _each(numbers)]
+        claims = [[each.claim, f"**{each.holds}**", each.numbers, each.seeds, each.obstacle] for each in paper.claims]
         section = {
             "name": paper.name,
+            "summary": paper.summary,
+            "claims": markdown(pd.DataFrame(claims, columns=_CLAIMS)),
             "source": paper.source,
             "figure": figure if figure in self.points else "",
             "contradictions": paper.contradictions,
@@ -143,7 +152,7 @@ class ReproductionReport:
 
     def _finished(self, recipe: Recipe) -> list[Cell]:
         """Returns the finished cells of one table, with all seeds."""
-        return [cell for cell in cells_of(recipe, seeds=SEEDS, quick=False) if self._kept.of(cell)]
+        return [cell for cell in cells_of(recipe, seeds=SEEDS, quick=False) if self._kept.shown(cell)]
 
     def _fold(self, paper: Paper, table: PaperTable, places: pd.DataFrame, told: set[str]) -> dict[str, Any]:
         """Returns a table as the template takes it.
@@ -184,6 +193,16 @@ class ReproductionReport:
         }
 
 
+def _tidy(text: str) -> str:
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def _in_order(counts: Counter[str]) -> float:
+    """Returns the share of the verdicts that are reproduced or in order."""
+    good = counts["reproduced"] + counts["order only"]
+    return good / max(1, good + counts["not"])
+
+
 def _each(places: pd.DataFrame) -> Iterator[Any]:
     """Yields each place, whose fields are the columns."""
     return iter(places.itertuples())
@@ -217,8 +236,7 @@ def _lines(recipe: Recipe, places: pd.DataFrame) -> tuple[str, str, list[str]]:
                 "method": place.method,
                 "paper": "" if math.isnan(place.paper) else f"{place.paper:.2f}",
                 "ours": _mean_and_spread(place),
-                "seeds": len(place.seeds),
-                "noise": f"{place.noise:.3g}" if place.noise > 0 else "",
+                "seeds": f"{len(place.seeds)}, {place.stale} stale" if place.stale else len(place.seeds),
                 "ε server": server,
                 "ε release": release,
                 "verdict": "" if math.isnan(place.paper) else place.verdict or ("outside" if place.outside else "open"),
@@ -232,14 +250,20 @@ def _lines(recipe: Recipe, places: pd.DataFrame) -> tuple[str, str, list[str]]:
 
 
 def write_report(kept: Kept, page: Path) -> ReproductionReport:
-    """Writes the page, and its figures into `figures/` beside it. Raises `BadInput`, `StoreError`."""
-    report = ReproductionReport(kept, paper_names())
-    (page.parent / FIGURES).mkdir(parents=True, exist_ok=True)
+    """Writes the page, and figures and papers' pages into folders beside it. Raises `BadInput`, `StoreError`."""
+    report, figures = ReproductionReport(kept, paper_names()), page.parent / FIGURES
+    for folder in (figures, page.parent / PAGES):
+        folder.mkdir(parents=True, exist_ok=True)
     for name, table in report.tables.items():
-        draw(table, page.parent / FIGURES / name)
+        draw(table, figures / name)
     for name, points in report.points.items():
-        draw_paper(points, page.parent / FIGURES / name)
+        draw_paper(points, figures / name)
+    draw_claims(
+        {paper.name: [each.holds for each in paper.claims] for paper in report.papers.values()}, figures / CLAIMS
+    )
     write_whole(page, report.text)
+    for name, text in report.pages.items():
+        write_whole(page.parent / PAGES / f"{name}.md", text)
     return report
 
 
@@ -295,7 +319,8 @@ def _side_by_side(places: pd.DataFrame) -> tuple[str, str]:
     most = places.seeds.map(len).max()
 
     def word(place: Any) -> str:
-        return _mean_and_spread(place, 1) + (f" ({len(place.seeds)})" if 0 < len(place.seeds) < most else "")
+        fewer = f" ({len(place.seeds)})" if 0 < len(place.seeds) < most else ""
+        return _mean_and_spread(place, 1) + fewer + " stale" * bool(place.stale)
 
     columns = {
         f"{block.title.iloc[0]}, {at}": lines.set_index("method")

@@ -68,18 +68,19 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
     if cell.metric == "round_time":
         return _run_times(cell, folder, data_dir=data_dir, runtime=runtime)
     task, run = cell.task(), RunFolder(folder / RUN)
-    if run.path.exists() and not (run.task.exists() and load_task(run.task) == task):
-        shutil.rmtree(run.path)  # it was interrupted before it was complete, or its recipe has changed since
+    measured: dict[str, Any] = {"next_local": {}, "processor_s": 0.0, "epochs": cell.epochs}
+    if (file := run.path / _MEASURED).exists():
+        measured |= json.loads(file.read_text())
+    same = run.task.exists() and load_task(run.task) == task and measured["epochs"] == cell.epochs
+    if run.path.exists() and not same:
+        shutil.rmtree(run.path)  # it was interrupted before it was complete, or recipe or code have changed since
+        return run_cell(cell, folder, data_dir=data_dir, runtime=runtime, workers=workers)
     simulation = go_on(run.path, data_dir=data_dir) if run.task.exists() else begin(task, run.path, data_dir=data_dir)
     runtime = runtime or (VMAP if cell.group.gpu else quickest(task.model.name))
     if cell.row.alone:
         return _run_local_only(cell, simulation, runtime=runtime, workers=workers)
     # Personalized models are tested only if a table needs it, because tests can take longer than training.
     every, last = task.round.rounds, cell.evaluate_last
-    file = run.path / _MEASURED
-    measured: dict[str, Any] = {"next_local": {}, "processor_s": 0.0}
-    if file.exists():
-        measured |= json.loads(file.read_text())
     next_local, before_s = measured["next_local"], measured["processor_s"] - time.process_time()
     with Workers(workers) as pool, EventLog(run.events) as events:
 
@@ -201,6 +202,7 @@ def _kept(
     return KeptCell(
         cell=cell.key,
         digest=cell.digest,
+        epochs=cell.epochs,
         quick=cell.quick,
         task=cell.plain,
         accuracies={name: [rounded(value) for value in values] for name, values in accuracies.items()},

@@ -18,7 +18,7 @@ NOT_RUN = "not run yet"
 _PLACE = ["block", "group", "reading", "row", "column", "nth", "title", "metric"]
 _NOT_IN_JSON = [
     *("block", "group", "reading", "nth", "title", "metric", "data", "meaning", "only_order", "other_data"),
-    *("method", "at", "runs", "least_server", "least_release", "noise"),
+    *("method", "at", "runs", "least_server", "least_release"),
 ]
 
 
@@ -29,7 +29,8 @@ class PaperTable:
     :param places: a line for each row and column of the paper's table, under each reading of each group; both together
         are a `block` (its number; `title`). Accuracies are in percent, None or NaN if there is no number: `paper`,
         `ours` (mean over seeds), `spread` (standard deviation, with two seeds or more), `difference`, `values` (by
-        seed), `seeds` (the finished ones out of `asked`), `runs` (their digests), `chance` (by guessing), `outside`
+        seed), `seeds` (the finished ones out of `asked`), `stale` (how many of
+        them older code has run), `runs` (their digests), `chance` (by guessing), `outside`
         (not in the order), `paper_epsilon`, `epsilon_server`, `epsilon_release`, `raw_values` (what the method sends
         without noise, in words: then both epsilons are infinite, and `noised_server` and `noised_release` are the
         epsilons of the noised values alone, as papers count), `open` (the reason if there is no number). `group`,
@@ -175,7 +176,7 @@ def _columns(recipe: Recipe, group: RowGroup, cells: Sequence[Cell]) -> list[Tab
 
 def _runs(cell: Cell, columns: Sequence[TableColumn], progress: CellProgress) -> Iterator[dict[str, Any]]:
     """Yields the values of a cell for each column that it is in."""
-    recipe, one = cell.recipe, progress.kept.of(cell)
+    recipe, one = cell.recipe, progress.kept.shown(cell)
     for column in columns if cell.column is None else (cell.column,):
         value = one.value(cell.metric, recipe.window, recipe.round_of(cell.group, column.id)) if one else None
         yield {
@@ -186,11 +187,11 @@ def _runs(cell: Cell, columns: Sequence[TableColumn], progress: CellProgress) ->
             "paper": recipe.paper_value(cell.group, cell.row.id, column.id),
             "paper_epsilon": None if cell.row.same_in_all_columns else column.paper_epsilon,
             "seed": cell.seed if one else None,
+            "stale": one is not None and one.digest != cell.digest,
             "digest": cell.digest if one else None,
             "value": None if value is None else 100 * value,
             "server": one.epsilon_server if one else None,
             "release": one.epsilon_release if one else None,
-            "noise": one.noise(cell) if one else None,
             "raw": one.raw_values if one else (),
             "chance": cell.chance,
             "outside": bool(cell.row.outside),
@@ -214,11 +215,12 @@ _COMBINED: dict[str, tuple[str, Any]] = {
     "values": ("value", lambda values: tuple(values.dropna())),
     "seeds": ("seed", lambda seeds: tuple(int(seed) for seed in seeds.dropna())),
     "runs": ("digest", lambda digests: tuple(digests.dropna())),
+    "stale": ("stale", "sum"),
     "asked": ("seed", "size"),
     **{f"noised_{view}": (view, "max") for view in ("server", "release")},
     **{f"least_{view}": (view, "min") for view in ("server", "release")},
     "raw_values": ("raw", lambda raw: tuple(dict.fromkeys(words for each in raw for words in each))),
-    **{name: (name, _first) for name in ("paper_epsilon", "noise", "chance", "outside")},
+    **{name: (name, _first) for name in ("paper_epsilon", "chance", "outside")},
     "open": ("open", _why),
 }
 
@@ -230,5 +232,5 @@ def _labels(recipe: Recipe, cells: Sequence[Cell], kept: Kept, *, quick: bool) -
     for group in recipe.groups:
         if any(cell.group.id == group.id for cell in cells):
             yield from (f"{group.title}: {words}" for words in group.substitutions)
-    if seeds := {cell.seed for cell in cells if kept.of(cell)}:
+    if seeds := {cell.seed for cell in cells if kept.shown(cell)}:
         yield "one seed" if len(seeds) == 1 else f"up to {len(seeds)} seeds"

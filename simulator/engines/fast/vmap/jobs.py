@@ -25,6 +25,7 @@ from hushfleet.methods.privatize import Bounds
 from hushfleet.methods.stages import ClipLayers, ClipWhole, Gaussian, LayerBounds
 from hushfleet.methods.state import RoundContext
 from hushfleet.models import get_model
+from hushfleet.models.cuda import computing_device
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
@@ -89,7 +90,7 @@ def cohort_trainer(files: LoadedRun) -> CohortTrainer:
     """Returns this process's trainer for a run; the clients' images stay on its device from round to round."""
     spec = files.spec.model
     model = get_model(files.network, classes=spec.outputs, input_shape=spec.input_shape)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = computing_device()
     return CohortTrainer(
         TorchGradient(model, device=device, objective=spec.targets.objective(files.method.objective)), device
     )

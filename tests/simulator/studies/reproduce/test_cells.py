@@ -39,7 +39,7 @@ from hushfleet.simulator.studies.reproduce.verdict import ELSEWHERE
 
 pytestmark = pytest.mark.slow
 
-PAPER = 'name = "Our own"\nsource = "Nobody, nowhere"\n'
+PAPER = 'name = "Our own"\nsummary = "Nothing holds."\nsource = "Nobody, nowhere"\n'
 TABLE = """
 title = "Two methods and a noise"
 claim = "Noise costs something."

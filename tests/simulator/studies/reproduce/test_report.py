@@ -23,7 +23,7 @@ from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.simulator.studies import reproduce
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper, load_recipes, paper_names
-from hushfleet.simulator.studies.reproduce.report import FIGURES, ReproductionReport
+from hushfleet.simulator.studies.reproduce.report import FIGURES, PAGES, ReproductionReport
 from hushfleet.simulator.studies.reproduce.verdict import verdict
 from support.evidence import REFERENCE, Evidence, Unsupported
 
@@ -36,7 +36,7 @@ REFERENCES = json.loads(Path(__file__).with_name("references.json").read_text("u
 QUOTED = {"78.93", "87.70", "0.097", "0.103", "0.25", "0.30", "0.34", "0.45"}
 """What papers print elsewhere: DP-FedSim's text, FedRep's own number, FedGLP-ADP's betas of Table 3; and weights of a
 check that is no cell."""
-PROSE = ("findings", "claim", "contradictions", "objection", "why", "note", "readings_text")
+PROSE = ("summary", "findings", "claim", "contradictions", "objection", "why", "note", "readings_text")
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,25 @@ def evidence() -> Evidence:
 
 def test_the_published_page_is_what_the_published_cells_say(evidence: Evidence) -> None:
     report = ReproductionReport(evidence.kept, paper_names())
-    page = (DOCS / "reproduction.md").read_text("utf-8")
-    assert page == report.text, "write it anew: hushfleet reproduce --report"
-    for name in re.findall(rf"\({FIGURES}/(.*?)\)", page):
-        assert (DOCS / FIGURES / name).exists()
-    assert "<summary><b>Table 6.</b> FedGLP-ADP takes" in page, "times of runs whose accuracies stand above"
+    pages = {"reproduction.md": report.text, **{f"{PAGES}/{name}.md": text for name, text in report.pages.items()}}
+    for name, text in pages.items():
+        assert (DOCS / name).read_text("utf-8") == text, "write them anew: hushfleet reproduce --report"
+        for figure in re.findall(rf"\((?:\.\./)?{FIGURES}/(.*?)\)", text):
+            assert (DOCS / FIGURES / figure).exists()
+    table_6 = "<summary><b>Table 6.</b> FedGLP-ADP takes"
+    assert table_6 in report.pages["fedglp-adp"], "times of runs whose accuracies stand above"
+    assert words(report.text) <= 700, "a minute"
+
+
+def test_a_claim_is_read_at_a_glance() -> None:
+    for paper in map(load_paper, paper_names()):
+        for claim in paper.claims:
+            for cell in (claim.claim, claim.numbers, claim.obstacle):
+                assert words(cell) <= 25, cell
+
+
+def words(text: str) -> int:
+    return sum(bool(re.search(r"\w", word)) for word in text.split())
 
 
 def test_numbers_of_the_prose_are_references() -> None:
@@ -111,7 +125,7 @@ def written() -> Iterator[tuple[str, str]]:
     for paper in paper_names():
         recipes = load_recipes(paper)
         told = load_paper(paper)
-        yield from ((paper, sentence) for sentence in told.contradictions)
+        yield from ((paper, sentence) for sentence in (told.summary, *told.contradictions))
         yield from ((paper, sentence) for each in told.claims for sentence in (each.numbers, each.seeds, each.obstacle))
         yield from ((paper, sentence) for each in told.objections for sentence in (each.objection, each.answer))
         yield from ((paper, sentence) for recipe in recipes for sentence in recipe.findings)
@@ -254,7 +268,8 @@ def lines_of(tmp_path: Path, paper: str, *cells: str) -> dict[str, list[str]]:
         to = tmp_path / "cells" / paper / f"{cell}.json"
         to.parent.mkdir(parents=True)
         shutil.copy(CELLS / paper / f"{cell}.json", to)
-    page = ReproductionReport(Kept(tmp_path), [paper]).text
+    report = ReproductionReport(Kept(tmp_path), [paper])
+    page = report.text + report.pages[paper]
     lines = [[word.strip() for word in line.strip("|").split("|")] for line in page.split("\n") if "|" in line]
     return {word: line for line in lines for word in line[:3]}
 
@@ -269,7 +284,7 @@ def test_a_reading_of_a_method_is_judged_among_the_other_methods_of_its_table(tm
     assert lines["personal part first, two gradients"][1:3] == ["49.87", "48.51"]  # 3.12 points above
     assert lines["personal part first, two gradients"][-1] == "order only: 3.1 above DP-FedAvg, printed 7.3"
     # the readings are of a number that Table 2 has; of Tables 1 to 6 and Fig. 3 one number is run
-    assert lines["[FedGLP-ADP](#fedglp-adp)"][1:6] == ["113", "1", "1", "1", "1"]
+    assert lines["[FedGLP-ADP](reproduction/fedglp-adp.md)"][1:6] == ["113", "1", "1", "1", "1"]
 
 
 def test_noise_is_in_clip_norms_where_it_follows_them(evidence: Evidence) -> None:
@@ -338,7 +353,8 @@ def test_a_number_is_that_of_the_round_that_the_paper_prints(evidence: Evidence,
 
 def test_each_fold_says_by_itself_what_is_not_as_in_the_paper() -> None:
     """Readers open one of them, and not those above it."""
-    folds = re.findall(r"<details markdown>.*?</details>", (DOCS / "reproduction.md").read_text("utf-8"), re.DOTALL)
+    pages = "".join(path.read_text("utf-8") for path in (DOCS / PAGES).glob("*.md"))
+    folds = re.findall(r"<details markdown>.*?</details>", pages, re.DOTALL)
     assert len(folds) > 15
     of_cifar = [fold for fold in folds if re.search(r"CIFAR-10 \||\| CIFAR-10,|data: CIFAR-10[;.]", fold)]
     assert len(of_cifar) > 8

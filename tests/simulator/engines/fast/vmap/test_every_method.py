@@ -28,7 +28,7 @@ from hushfleet.models.tracing import export_gradient, export_inference
 from hushfleet.objectives import Objective
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member
 from hushfleet.wire.format.spec import DropoutSpec, PrivacySpec
-from support.methods import taken, train_round
+from support.methods import WITH_RECORDS, taken, train_round
 
 pytestmark = pytest.mark.slow
 
@@ -170,11 +170,16 @@ def together(
     return trainer.train(method, members, params, inputs=inputs)
 
 
-def assert_same(got: Sequence[Trained], expected: Sequence[Trained], tolerance: float) -> None:
-    """What training has changed is compared, so that the start cannot hide an error."""
+def assert_same(
+    got: Sequence[Trained], expected: Sequence[Trained], tolerance: float, *, start_tolerance: float = 0.0
+) -> None:
+    """What training has changed is compared, so that the start cannot hide an error.
+
+    :param start_tolerance: of a start that gradients have moved.
+    """
     for one, other in zip(got, expected, strict=True):
         start = other.context.start
-        np.testing.assert_array_equal(one.context.start, start)
+        np.testing.assert_allclose(one.context.start, start, rtol=0, atol=start_tolerance)
         moved = np.abs(other.end - start).max()
         assert moved > 1e-4
         assert np.abs(one.end - other.end).max() <= tolerance * moved
@@ -191,9 +196,11 @@ def assert_same(got: Sequence[Trained], expected: Sequence[Trained], tolerance: 
             np.testing.assert_allclose(one.context.measured, other.context.measured, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("unit", PRIVACY)
 @pytest.mark.parametrize("inputs", INPUTS)
-@pytest.mark.parametrize(("name", "extra"), CASES)
+@pytest.mark.parametrize(
+    ("name", "extra", "unit"),
+    [(*case, unit) for unit in PRIVACY for case in CASES if unit == "device" or case[0] in WITH_RECORDS],
+)
 def test_a_cohort_trains_as_its_members_do_alone(
     name: str, extra: dict[str, Any], inputs: str, unit: str, device: str
 ) -> None:
@@ -226,4 +233,4 @@ def test_the_devices_own_graphs_take_the_same_step(name: str, extra: dict[str, A
         "logits_of": InferenceGraph(inference(), LAYOUT),
     }
     expected = [alone(method, state, params, index, 4, 2, inputs=how, **onnx) for index, state in enumerate(states)]
-    assert_same(got, expected, tolerance=1e-4)
+    assert_same(got, expected, tolerance=1e-4, start_tolerance=1e-6 if name == "fedala" else 0.0)
