@@ -39,8 +39,9 @@ def test_tokens_are_whole_numbers_below_the_vocabulary_whatever_the_type_of_the_
     with pytest.raises(BadInput, match=r"number 1 .* value 200: its values are no tokens, whole numbers from 0 to 199"):
         fitted(np.array([[0, 199], [7, 200]], kind), y, NAMES, form=form, where=WHERE)
     skipped = list[str]()
-    fitted(np.array([[0, 0.5], [-1, 0]]), y, NAMES, form=form, where=WHERE, skipped=skipped)
-    assert len(skipped) == 2
+    x = np.array([[0, 0.5], [-1, 0], [3, 4]])
+    found = fitted(x, np.array(["sit", "walk", "sit"]), NAMES, form=form, where=WHERE, skipped=skipped)
+    assert (len(skipped), found.images.ravel().tolist()) == (2, [3, 4])
 
 
 @pytest.mark.parametrize(
