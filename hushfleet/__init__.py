@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hushfleet.methods.method import Method, Published, TrainingConfig, published
     from hushfleet.models.module import with_group_norm
     from hushfleet.simulator.api import Task, events, simulate, task
+    from hushfleet.simulator.closed_round import Round
+    from hushfleet.simulator.engines.fast.workers import Workers
     from hushfleet.simulator.runs import Comparison, Run, compare, open_run
 
 # ONNX Runtime reads this variable at import. Without it, ONNX Runtime sends telemetry to its vendor over the internet:
@@ -29,9 +31,11 @@ __all__ = [
     "Data",
     "Method",
     "Published",
+    "Round",
     "Run",
     "Task",
     "TrainingConfig",
+    "Workers",
     "compare",
     "events",
     "methods",
@@ -48,7 +52,9 @@ _MODULES = {
     "data.arrays": ("Data",),
     "methods.method": ("Method", "Published", "TrainingConfig", "published"),
     "models.module": ("with_group_norm",),
+    "simulator.closed_round": ("Round",),
     "simulator.api": ("Task", "events", "simulate", "task"),
+    "simulator.engines.fast.workers": ("Workers",),
     "simulator.runs": ("Comparison", "Run", "compare", "open_run"),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

@@ -3,7 +3,6 @@ report."""
 
 from __future__ import annotations
 
-from hushfleet.aggregator.report.render import write_report
 from hushfleet.aggregator.results.result import Result
 from hushfleet.simulator.answers import with_answers
 from hushfleet.simulator.engines.fast.local_only import train_local_only
@@ -34,13 +33,17 @@ def finished(
     result = assemble(simulation, engine=options.engine, local_only_models=alone, runtime=runtime)
     if trains:
         result = with_answers(result, simulation, workers, alone, runtime=runtime)
-        write_models(simulation)
+        if options.report:
+            write_models(simulation)
     result = with_sweep(result, points)
-    write_result(result, simulation.folder)
+    write_result(result, simulation.folder, report=options.report)
     return result
 
 
-def write_result(result: Result, folder: RunFolder) -> None:
-    """Writes `result.json` and the report."""
+def write_result(result: Result, folder: RunFolder, *, report: bool) -> None:
+    """Writes `result.json` and perhaps the report."""
     result.save(folder.result)
-    write_report(result, folder.report)
+    if report:
+        from hushfleet.aggregator.report.render import write_report  # loads the plots
+
+        write_report(result, folder.report)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -24,12 +25,17 @@ from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.aggregator.report.notebook import run_console
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.data.arrays import Data
-from hushfleet.data.conversion import as_data
+from hushfleet.data.conversion import READ, converted
+from hushfleet.data.form import ANY_FORM
 from hushfleet.errors import BadInput, format_value
+from hushfleet.learning import own_metrics
+from hushfleet.learning.own_metrics import Metric, Metrics
 from hushfleet.methods.method import Published
 from hushfleet.output import take_all_characters
-from hushfleet.paths import in_file
+from hushfleet.paths import in_file, is_offered
+from hushfleet.simulator.closed_round import OnRound, Round
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
+from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import opened, run
 from hushfleet.simulator.run_folder import RunFolder, run_path, save_data
@@ -37,9 +43,9 @@ from hushfleet.simulator.runs import Comparison, Run, compare, open_run
 from hushfleet.toml_text import toml_value
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-__all__ = ["Comparison", "Data", "Run", "Task", "compare", "events", "open_run", "simulate", "task"]
+__all__ = ["Comparison", "Data", "Run", "Task", "Workers", "compare", "events", "open_run", "simulate", "task"]
 
 TaskSource = Task | Path | str | Mapping[str, Any]
 _LOOK_EVERY_S = 0.1
@@ -71,6 +77,11 @@ def simulate(
     model: str | nn.Module | Callable[..., nn.Module] | None = None,
     data: Any = None,
     method: str | Published | None = None,
+    loss: str | Callable[[Tensor, Tensor], Tensor] | None = None,
+    metrics: Metrics | Sequence[Metric | str] | None = None,
+    on_round: OnRound | None = None,
+    workers: int | Workers = 0,
+    keep: bool = True,
     quiet: bool = False,
     **options: Any,
 ) -> Run:
@@ -81,42 +92,80 @@ def simulate(
     :param source: task, as for `task`; the same for `changes`.
     :param model: replaces `model.name`: a name, `FILE.py:NAME`, or a network, or a class or function that makes one
         (`hushfleet.models.module.model_of`).
-    :param data: replaces `data.name`: (x, y) arrays, `Data`, a PyTorch or Hugging Face data set
-        (`hushfleet.data.conversion.as_data`). It is written into the run folder; a resumed run reads it from there.
-        If it contains the device of each sample, this is the partition.
+    :param data: replaces `data.name`: (x, y) arrays, a table with named columns, `Data`, a PyTorch or Hugging Face data
+        set (`hushfleet.data.conversion.as_data`); `data.label_column` and the like name the columns. It is written into
+        the run folder; a resumed run reads it from there. If it contains the device of each sample, this is the
+        partition.
     :param method: replaces `method.name`: a name, `FILE.py:NAME`, or a `Published`. Only this process knows a
         `Published`, so everything is then computed in this process.
+    :param loss: replaces `model.loss`: a name, `FILE.py:NAME`, or a function of logits `[B, C]` and targets that
+        returns one loss for each sample, float32 `[B]`.
+    :param metrics: replaces `model.metrics`: functions of logits `[n, C]` and labels `[n]` by name, or a list
+        of functions and of `FILE.py:NAME` (`hushfleet.learning.own_metrics`). Functions run in this process alone.
+    :param on_round: called with each closed round (`hushfleet.simulator.closed_round.Round`) and its model before
+        the next round begins; if it returns False, no further round opens. An exception leaves the run, which
+        `resume=True` continues. Not with `engine="live"`.
+    :param workers: number of processes, as the option; or `Workers`, whose processes stay for further runs.
+    :param keep: False if only the result is wanted: the folder is a temporary one, and no report is written.
     :param quiet: print nothing.
     :param options: fields of `hushfleet.simulator.options.RunOptions`, which are the options of `hushfleet simulate`,
         such as `out`, `engine`, `seeds` and `resume`.
     :raises BadInput: names the value, and says what to do.
     """
     take_all_characters()
-    asked_for = _run_options(options)
+    if not keep:
+        parts: dict[str, Any] = {"model": model, "data": data, "method": method, "loss": loss}
+        parts |= {"metrics": metrics, "on_round": on_round}
+        with tempfile.TemporaryDirectory(prefix="hushfleet-") as out:
+            how = {**options, "out": Path(out) / "run", "report": False, "workers": workers, "quiet": quiet}
+            return simulate(source, changes, **parts, **how)
+    pool = workers if isinstance(workers, Workers) else None
+    asked_for = _run_options({**options, "workers": workers if pool is None else pool.count})
+    if on_round is not None and asked_for.engine == "live":
+        raise BadInput(
+            "on_round does nothing with engine='live', whose aggregator is another process; take 'fast' or 'ray'"
+        )
     with _preparing:
-        changed = {**(changes or {}), **_named("model", model), **_named("method", method)}
-        if isinstance(method, Published):
+        changed = {**(changes or {}), **_named("model.name", model), **_named("method.name", method)}
+        changed |= _named("model.loss", loss)
+        if metrics is not None:
+            changed["model.metrics"] = own_metrics.offer(metrics)
+        offered = ["method"] * isinstance(method, Published)
+        offered += ["metric"] * any(map(is_offered, changed.get("model.metrics", ())))
+        if offered:
             if asked_for.engine != "fast" or asked_for.workers > 1:
                 raise BadInput(
-                    "a method of a Python program runs in its process alone; give method='FILE.py:NAME' instead"
+                    f"a {offered[0]} of a Python program runs in its process alone; give 'FILE.py:NAME' instead"
                 )
             asked_for = replace(asked_for, workers=1)
         if data is not None:
             # With a placeholder for the path, because the run folder depends on the task's name.
-            own = as_data(data)
-            changed |= {"data.name": "arrays", "data.path": "data.npz"}
-            changed |= {} if own.train_device is None else {"data.partition": "given"}
+            changed |= {"data.path": "data.npz"}
+            brought, read = _own_data(data, task(source, changed | {"data.name": "table"}))
+            changed |= {"data.name": "arrays", **read}
+            changed |= {} if brought.train_device is None else {"data.partition": "given"}
         asked = task(source, changed)
         files = RunFolder(run_path(asked_for.out, asked.name).absolute())
         if data is not None:
             if not asked_for.resume:
-                save_data(own, files)
+                save_data(brought, files)
             asked = task(asked, {"data.path": str(files.data)})
         console = run_console(quiet=quiet)
         simulation = opened(asked, files, asked_for, console)
     loaded_run.cache_clear()  # the folder may have contained another run, and the name may have meant another method
-    run(simulation, asked_for, console=console)
+    if pool is not None:
+        pool.begin(files.path, asked_for.device)
+    run(simulation, asked_for, console=console, workers=pool, on_round=on_round)
     return Run(files.path)
+
+
+def _own_data(data: Any, asked: Task) -> tuple[Data, dict[str, Any]]:
+    """Converts a program's data by the words of the task, and returns the keys that are thereby done."""
+    form = asked.data.form
+    if isinstance(data, Data):
+        return data, {}
+    done = {f"data.{key}": getattr(ANY_FORM, key) for key in READ if getattr(form, key)}
+    return converted(data, form, asked.targets.columns(asked.class_names)), done
 
 
 def _run_options(options: Mapping[str, Any]) -> RunOptions:
@@ -131,19 +180,35 @@ def _run_options(options: Mapping[str, Any]) -> RunOptions:
 def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[dict[str, Any]]:
     """Simulates as `simulate` does, and yields the events when they happen. Get the run afterwards by `open_run(out)`.
 
-    Leaving the loop ends the run as Ctrl-C does; `resume=True` continues it.
+    An event `round_close` has the `Round` with its model as `event["closed"]`, and the next round begins when the
+    loop asks for the next event; not with `engine="live"`. Leaving the loop ends the run as Ctrl-C does; `resume=True`
+    continues it.
 
     Example: `for event in hf.events(task, out="runs/a"): print(event["event"])`
 
     :param options: options of `simulate`.
     """
     failed: list[BaseException] = []
+    closed = dict[int, Round]()
+    news, goes_on = threading.Event(), threading.Event()
+    given = options.pop("on_round", None)
+
+    def on_round(round: Round) -> object:
+        answer = None if given is None else given(round)
+        goes_on.clear()
+        closed[round.number] = round
+        news.set()
+        while not goes_on.wait(_LOOK_EVERY_S):  # an interruption is noticed between two waits
+            pass
+        return answer
 
     def work() -> None:
         try:
-            simulate(source, out=out, quiet=True, **options)
+            how = {} if options.get("engine") == "live" else {"on_round": on_round}
+            simulate(source, out=out, quiet=True, **how, **options)
         except BaseException as error:  # it is raised again in the caller's thread
             failed.append(error)
+        news.set()
 
     reader = EventTail(RunFolder(Path(out)).events)
     if reader.path.exists():
@@ -152,12 +217,21 @@ def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[d
     thread.start()
     try:
         while thread.is_alive():
-            thread.join(_LOOK_EVERY_S)
-            yield from reader.read()
+            news.wait(_LOOK_EVERY_S)
+            news.clear()
+            for event in reader.read():
+                steps = event["event"] == "round_close" and options.get("engine") != "live"
+                while steps and event["round"] not in closed and thread.is_alive():
+                    news.wait(_LOOK_EVERY_S)  # the event is written before the function is called
+                    news.clear()
+                yield event | ({"closed": closed.pop(event["round"])} if steps and closed else {})
+                if steps:
+                    goes_on.set()
         if failed:
             raise failed[0]
         yield from reader.read()
     finally:
+        goes_on.set()
         _interrupt(thread)
 
 
@@ -173,21 +247,21 @@ def _interrupt(thread: threading.Thread) -> None:
     thread.join()
 
 
-def _named(section: str, given: Any) -> dict[str, str]:
-    """Returns the task key and its value for a model or method given as an argument."""
+def _named(key: str, given: Any) -> dict[str, str]:
+    """Returns the task key and its value for a model, method or loss given as an argument."""
     if given is None:
         return {}
     if isinstance(given, Published):
         name = methods.offer(given)
     elif not isinstance(given, str):
-        from hushfleet.models.module import offer  # imports PyTorch
+        from hushfleet.models import module, own_loss  # import PyTorch
 
-        name = offer(given)
+        name = own_loss.offer(given) if key == "model.loss" else module.offer(given)
     elif in_file(given):
-        name = methods.allow_file(given) if section == "method" else str(Path(given).absolute())
+        name = methods.allow_file(given) if key == "method.name" else str(Path(given).absolute())
     else:
         name = given
-    return {f"{section}.name": name}
+    return {key: name}
 
 
 def _toml(value: Any) -> str:

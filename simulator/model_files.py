@@ -65,18 +65,23 @@ def spec_of(folder: RunFolder) -> TaskSpec:
     return TaskSpec.from_bytes(folder.package.read_bytes())
 
 
-def trained_tensors(folder: RunFolder, which: str) -> dict[str, np.ndarray]:
+def trained_tensors(folder: RunFolder, which: str, *, closed: int | None = None) -> dict[str, np.ndarray]:
     """Returns the parameters by name, in the network's order: of the global model, or of a device's prediction model.
 
     :param which: "global", or a device's name.
+    :param closed: the last closed round, of a run whose process has locked its store; None: read from the store.
 
     Raises `BadInput` if there is no such model.
     """
     spec = spec_of(folder)
     if which == "global":
-        with AggregatorStore(folder.aggregator, durable=False) as store:
-            params = Checkpoints(folder.aggregator, spec.model.layout).read(store.last_closed_round)
+        if closed is None:
+            with AggregatorStore(folder.aggregator, durable=False) as store:
+                closed = store.last_closed_round
+        params = Checkpoints(folder.aggregator, spec.model.layout).read(closed)
         return dict(spec.model.layout.unflatten(params))
+    if closed is not None:
+        raise BadInput(f"the run in {folder.path} has not ended; until then it has the model 'global' alone")
     devices = json.loads(folder.task.read_text())["data"]["devices"]
     there = [name for name in device_names(devices) if folder.has_store(name)]
     if which not in there:

@@ -90,11 +90,14 @@ class RunOptions(Checked):
     runtime: Annotated[Runtime, Option(help="Runtime that computes gradients in the fast engine. onnx: as on devices, "
 "with the live engine's model; auto: onnx for short runs; for long ones vmap on CUDA, else compiled kernels where the "
 "network has them.")] = "auto"
+    device: Annotated[str, Option(metavar="cpu|cuda|cuda:N", help="Where the fast engine's runtime vmap computes; default: on CUDA "
+"where there is one.")] = ""
     evaluate_every: Annotated[AtLeast1, Option(help="Fast engine: number of rounds between tests of personalized "
 "models.")] = 1
     local_only: Annotated[bool, Option(help="Also train each device alone, for comparison.")] = True
     seeds: Annotated[AtLeast1, Option(help="Number of runs, with the task's seed and the next ones; shows the mean "
 "and the spread.")] = 1
+    report: Annotated[bool, Option(help="Also write report.html, and the models as ONNX files.")] = True
     sweep: Annotated[str, Option(metavar="S,S,...", help="Noise multipliers at which the run is repeated.")] = ""
     # fmt: on
 
@@ -121,6 +124,11 @@ class RunOptions(Checked):
                 )
         if self.engine == "live" and self.runtime not in ("auto", "onnx"):
             raise BadInput(f"--runtime {self.runtime} does nothing with --engine live, whose devices run onnx")
+        if self.device.startswith("cuda") and self.runtime not in ("auto", "vmap"):
+            raise BadInput(
+                f"--device {self.device} does nothing with --runtime {self.runtime}, which computes on the processor: "
+                "take vmap"
+            )
         self.noise_multipliers  # noqa: B018 - raises before anything is started
 
     @property
@@ -159,6 +167,7 @@ def tasks_at(task: Task, multipliers: Sequence[float], *, clocked: bool) -> dict
 
 _ENGINES: dict[str, tuple[Engine, ...]] = {
     "broker": ("live",),
+    "device": ("fast",),
     "own_processes": ("live",),
     "evaluate_every": ("fast", "ray"),
     "ray_address": ("ray",),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from hushfleet.aggregator.results.device_metrics import read_all_metrics
 from hushfleet.aggregator.results.record import record
-from hushfleet.aggregator.results.result import LocalOnly, PersonalizedHead, Result
+from hushfleet.aggregator.results.result import LocalOnly, PersonalizedHead, Result, last_measured
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.simulator.engines.fast.local_only import DeviceLocalOnly
@@ -47,15 +48,8 @@ def assemble(
     metrics = metrics_by_device(simulation)
     names = base.details.devices
     rounds = [row.round for row in base.rounds]
-
-    def grid(key: str) -> list[list[float | None]]:
-        return [[metrics[name].get(round, {}).get(key) for name in names] for round in rounds]
-
-    common, local = grid("accuracy_own_common"), grid("accuracy_own_local")
     counts, chance = simulation.fleet.label_counts, simulation.fleet.chance
     details = base.details.but(
-        accuracy_own_common=common,
-        accuracy_own_local=local,
         personal_share=_means_by_layer(metrics, rounds, "personal_share", len(base.model.layers)),
         clip_weights=_means_by_layer(metrics, rounds, "clip_weights", len(base.model.layers)),
         label_counts=[] if counts is None else [counts[by_name[name].index].tolist() for name in names],
@@ -64,12 +58,34 @@ def assemble(
         common_test_images=len(simulation.fleet.common_test),
         local_test_images=[len(by_name[name].local_test) for name in names],
     )
+    full = base.but(details=details, boards={device.name: device.board for device in fleet})
+    return with_baseline(Result.of(with_own(full, metrics)), local_only_models)
+
+
+def with_own(result: Result, metrics: Mapping[str, Metrics]) -> Result:
+    """Adds what devices have measured of their personalized models.
+
+    :param metrics: their lines, by device and round.
+    """
+    names, rounds = result.details.devices, [row.round for row in result.rounds]
+
+    def grid(key: str) -> list[list[Any]]:
+        return [[metrics[name].get(round, {}).get(key) for name in names] for round in rounds]
+
+    common, local, lines = grid("accuracy_own_common"), grid("accuracy_own_local"), grid("metrics_own")
+    named = dict.fromkeys(key for row in lines for line in row for key in line or ())
+    own = {key: [[(line or {}).get(key) for line in row] for row in lines] for key in named}
+    last = {key: [last_measured(table, itemgetter(at)) for at in range(len(names))] for key, table in own.items()}
     rows = [
-        row.but(accuracy_own_common=_mean(common[i]), accuracy_own_local=_mean(local[i]))
-        for i, row in enumerate(base.rounds)
+        row.but(
+            accuracy_own_common=_mean(common[i]),
+            accuracy_own_local=_mean(local[i]),
+            metrics_own={name: _mean(table[i]) for name, table in own.items()},
+        )
+        for i, row in enumerate(result.rounds)
     ]
-    full = base.but(rounds=rows, details=details, boards={device.name: device.board for device in fleet})
-    return with_baseline(Result.of(full), local_only_models)
+    details = result.details.but(accuracy_own_common=common, accuracy_own_local=local, metrics_own=last)
+    return result.but(rounds=rows, details=details)
 
 
 def with_baseline(result: Result, local_only_models: Sequence[DeviceLocalOnly]) -> Result:

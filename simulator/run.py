@@ -19,9 +19,11 @@ from hushfleet.aggregator.report.readable import format_seconds
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
 from hushfleet.field_types import MAX_COUNT
+from hushfleet.models.cuda import computing_on
 from hushfleet.simulator.boards import read_boards
+from hushfleet.simulator.closed_round import OnRound
 from hushfleet.simulator.engines import RoundsRunner, engine
-from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, choose_runtime, unavailable
+from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, VMAP, choose_runtime, unavailable
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.options import RunOptions, Runtime, tasks_at
 from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation, repeated
@@ -43,20 +45,28 @@ def opened(task: Task, folder: RunFolder, options: RunOptions, console: Console)
         return open_simulation(task, folder.path, data_dir=options.data_dir, mix=mix, resume=options.resume)
 
 
-def run(simulation: Simulation, options: RunOptions, *, console: Console, workers: WorkerPool | None = None) -> Result:
+def run(
+    simulation: Simulation,
+    options: RunOptions,
+    *,
+    console: Console,
+    workers: WorkerPool | None = None,
+    on_round: OnRound | None = None,
+) -> Result:
     """Runs the rounds, the baseline, the sweep and the other seeds; writes models, `result.json` and `report.html`.
 
     :param workers: processes that exist already; None: started for this run and its other seeds.
+    :param on_round: called after each round of the run itself, before the next one begins.
     """
-    with _workers(options) if workers is None else nullcontext(workers) as pool:
-        result = _run_one(simulation, options, console, pool)
+    with computing_on(options.device), _workers(options) if workers is None else nullcontext(workers) as pool:
+        result = _run_one(simulation, options, console, pool, on_round)
         if options.seeds > 1:
             from hushfleet.simulator.after_rounds import write_result
             from hushfleet.simulator.sweep import with_seeds
 
             others = _other_seeds(simulation, _alike(options, result), console, pool)
             result = with_seeds(result, list(others))
-            write_result(result, simulation.folder)
+            write_result(result, simulation.folder, report=options.report)
     return result
 
 
@@ -81,7 +91,13 @@ def _other_seeds(
         yield _run_one(other, options, console, workers)
 
 
-def _run_one(simulation: Simulation, options: RunOptions, console: Console, workers: WorkerPool) -> Result:
+def _run_one(
+    simulation: Simulation,
+    options: RunOptions,
+    console: Console,
+    workers: WorkerPool,
+    on_round: OnRound | None = None,
+) -> Result:
     for note in notes_of(simulation.task):
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     for words in _not_played(simulation, options):
@@ -92,13 +108,15 @@ def _run_one(simulation: Simulation, options: RunOptions, console: Console, work
         engine("live")(simulation, options, watch)
     else:
         with show_progress(console):
-            runtime = choose_runtime(simulation) if options.runtime == AUTO else options.runtime
+            named = VMAP if options.runtime == AUTO and options.device.startswith("cuda") else options.runtime
+            runtime = choose_runtime(simulation) if named == AUTO else named
         spec = simulation.prepared.spec.model
-        if reason := unavailable(runtime, spec.name):
+        if reason := unavailable(runtime, spec.name, simulation.task.model.own_loss):
             raise BadInput(f"--runtime {runtime} does not go with this task: {reason}")
         console.print(f"gradients by {runtime}", style="bright_black", highlight=False)
         with watch:
-            seconds = _rounds(simulation, workers, options, runtime)(simulation, evaluate_every=options.evaluate_every)
+            runner, every = _rounds(simulation, workers, options, runtime), options.evaluate_every
+            seconds = runner(simulation, evaluate_every=every, on_round=on_round)
         if seconds is not None:
             taken = f"the fleet would have taken {format_seconds(seconds)} on these boards"
             console.print(taken, highlight=False)

@@ -33,23 +33,32 @@ _ACCURACIES = {
 
 
 class Run:
-    """A run that has ended.
+    """A run. If it is still going on, or was interrupted, it has the rounds that had closed when it was opened.
 
     :param folder: folder with `result.json`, `report.html`, `models/` and more, see `hushfleet.simulator.run_folder`.
-    :raises BadInput: there is no result in the folder.
+    :raises BadInput: there is no run in the folder.
     """
 
     def __init__(self, folder: Path | str) -> None:
         self._files = RunFolder(Path(folder))
         self.folder = self._files.path
-        self.result = Result.load(self._files.result)
+        self.finished = self._files.result.exists() or not self._files.task.exists()
+        """Whether the run has ended: all that it leaves is there."""
+        if self.finished:
+            self.result = Result.load(self._files.result)
+        else:
+            from hushfleet.simulator.so_far import result_so_far
+
+            self.result = result_so_far(self._files)
 
     @property
     def rounds(self) -> pd.DataFrame:
         """One row per round, see `hushfleet.aggregator.results.result.RoundRow`."""
-        rows = [self._named(to_builtins(row)) for row in self.result.rounds]
-        names = self._named(dict.fromkeys(RoundRow.__struct_fields__))  # also if no round has closed
-        return pd.DataFrame(rows, columns=list(names)).set_index("round")
+        rows = [_flat(self._named(to_builtins(row))) for row in self.result.rounds]
+        names = self._named(_flat(dict.fromkeys(RoundRow.__struct_fields__)))  # also if no round has closed
+        return pd.DataFrame(
+            rows, columns=list(dict.fromkeys([*names, *(key for row in rows for key in row)]))
+        ).set_index("round")
 
     @property
     def devices(self) -> pd.DataFrame:
@@ -63,6 +72,7 @@ class Run:
             "accuracy_alone_local": details.local_only_local,
             "rounds_accepted": details.rounds_accepted,
             "uplink_bytes": details.uplink_bytes,
+            **{f"{name}_own_local": values for name, values in details.metrics_own.items()},
         }
         known = {name: values for name, values in ends.items() if values}
         frame = pd.DataFrame(self._named(known), index=details.devices)
@@ -87,11 +97,13 @@ class Run:
     @property
     def events(self) -> list[dict[str, Any]]:
         """The events, oldest first; docs/result.md lists their kinds."""
-        return EventTail(self._files.events).read()
+        return EventTail(self._there.events).read()
 
     @property
     def summary(self) -> str:
         """The report's own sentences: is federating worth it, and what does its privacy mean?"""
+        if not self.finished:
+            return f"The run has not ended: {len(self.result.rounds)} rounds have closed."
         told = sentences(self.result, judge(self.result))
         return f"{told['answer']} {told['privacy']}"
 
@@ -110,7 +122,10 @@ class Run:
 
         from hushfleet.simulator.model_files import trained_tensors
 
-        return {name: torch.from_numpy(array.copy()) for name, array in trained_tensors(self._files, which).items()}
+        files = self._there
+        closed = None if self.finished else max((row.round for row in self.result.rounds), default=0)
+        tensors = trained_tensors(files, which, closed=closed)
+        return {name: torch.from_numpy(array.copy()) for name, array in tensors.items()}
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -121,11 +136,13 @@ class Run:
         """
         from hushfleet.simulator.model_files import spec_of
 
-        spec = spec_of(self._files).model
+        spec = spec_of(self._there).model
         return spec.mean, spec.std
 
     def report(self) -> Path:
-        """Returns the path of the report, one self-contained HTML file."""
+        """Returns the path of the report, one self-contained HTML file. Raises `BadInput` if it was not written."""
+        if not self._there.report.exists():
+            raise BadInput(f"{self.folder} has no report: `hushfleet report {self.folder}` writes it after the run")
         return self._files.report
 
     def plot_accuracy(self, ax: Axes | None = None) -> Axes:
@@ -155,10 +172,16 @@ class Run:
             f"<tr><th>{escape(row.name)}</th><td>{percent(row.found.federated)}</td><td>{percent(row.found.local_only)}</td></tr>"
             for row in judge(self.result).rows
         )
-        return (
-            f"<p>{escape(self.summary)}</p><table><tr><th>{measure}</th><th>federated</th><th>alone</th></tr>{rows}"
-            f'</table><p><a href="{escape(self.report().as_posix())}">report</a></p>'
-        )
+        path = self._files.report
+        link = f'<p><a href="{escape(path.as_posix())}">report</a></p>' if path.exists() else ""
+        head = f"<tr><th>{measure}</th><th>federated</th><th>alone</th></tr>"
+        return f"<p>{escape(self.summary)}</p><table>{head}{rows}</table>{link}"
+
+    @property
+    def _there(self) -> RunFolder:
+        if not self.folder.exists():
+            raise BadInput("the run was not kept (keep=False), and has nothing but its result")
+        return self._files
 
     def _named(self, values: dict[str, Any]) -> dict[str, Any]:
         """Returns the values with "accuracy" in their names replaced by the measure of this run."""
@@ -167,6 +190,13 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}): {self.summary}"
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a round with a column for each of the task's own metrics."""
+    of_global, own = (row.pop(key) or {} for key in ("metrics", "metrics_own"))
+    named = {f"{name}_global": value for name, value in of_global.items()}
+    return row | named | {f"{name}_own_local": value for name, value in own.items()}
 
 
 def _measured(frame: pd.DataFrame) -> pd.DataFrame:
@@ -178,7 +208,10 @@ def _measured(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def open_run(folder: Path | str) -> Run:
-    """Opens a finished run. Raises `BadInput` if there is none."""
+    """Opens a run: a finished one, or one that is going on in another process, with its rounds so far (`Run.finished`).
+
+    :raises BadInput: there is none.
+    """
     return Run(folder)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from hushfleet.data.form import OWN_DATA, form_rules, one_form
+from hushfleet.data.form import OWN_DATA, TABLES, form_rules, one_form
 from hushfleet.errors import HushfleetError
 from hushfleet.losses import LOSSES, find_loss
 from hushfleet.methods.server import ServerHalf
@@ -54,22 +54,26 @@ MODEL: Rules = {
         "weights = {weights!r}: are those of the fixed layers, and need share = 'head' or features such as "
         "'torchvision:mobilenet_v3_small'",
     ),
+    "model.targets-need-own-loss": (
+        lambda model: model.targets is not None and not model.own_loss,
+        "targets = {targets!r} belong to a loss of your own; leave it out with loss = {loss!r}",
+    ),
     "model.tolerance-needs-numbers": (
-        lambda model: (model.tolerance is not None) != find_loss(model.loss).of_numbers,
+        lambda model: (model.tolerance is not None) != find_loss(model.standard_loss).of_numbers,
         f"tolerance and a loss of numbers ({_OF_NUMBERS}) need each other, and loss = {{loss!r}} has tolerance = "
         "{tolerance}; it is how far a prediction may be from its target and still count as right, for example 0.5",
     ),
     "model.false-alarms-need-reconstruction": (
-        lambda model: model.false_alarms is not None and not find_loss(model.loss).of_inputs,
+        lambda model: model.false_alarms is not None and not find_loss(model.standard_loss).of_inputs,
         "false_alarms = {false_alarms:g} belongs to loss = 'reconstruction'; leave it out",
     ),
     "model.reconstruction-needs-layers": (
-        lambda model: find_loss(model.loss).of_inputs and (model.name == "linear" or model.share == "head"),
+        lambda model: find_loss(model.standard_loss).of_inputs and (model.name == "linear" or model.share == "head"),
         "loss = 'reconstruction' needs a network with a narrow layer, which one layer (name = 'linear', share = "
         "'head') does not have; take name = 'autoencoder', or your own with one output for each value of a sample",
     ),
     "model.autoencoder-needs-reconstruction": (
-        lambda model: model.name == "autoencoder" and not find_loss(model.loss).of_inputs,
+        lambda model: model.name == "autoencoder" and not find_loss(model.standard_loss).of_inputs,
         "name = 'autoencoder' gives its input back; set loss = 'reconstruction', not {loss!r}",
     ),
 }
@@ -154,8 +158,8 @@ DATA: Rules = {
         "target_mean has {target_mean!n} values, for {class_names!n} outputs",
     ),
     "data.given-needs-owners": (
-        lambda data: data.partition == "given" and data.name not in ("arrays", "csv"),
-        "partition = 'given' goes with name = 'arrays' or 'csv', which can say whose a sample is",
+        lambda data: data.partition == "given" and data.name not in ("arrays", *TABLES),
+        "partition = 'given' goes with name = 'arrays' or 'table', which can say whose a sample is",
     ),
     **form_rules("data", lambda data: data.name),
 }
@@ -336,7 +340,7 @@ def _corrupt_committee(task: Any) -> dict[str, int]:
 def _without_classes(broken: Callable[[Any], object], sentence: str) -> Rule:
     """Returns a rule for losses without classes."""
     return (
-        lambda task: not find_loss(task.model.loss).of_classes and broken(task),
+        lambda task: not find_loss(task.model.standard_loss).of_classes and broken(task),
         f"model.loss = {{model.loss!r}} has no classes, and {sentence}",
     )
 
@@ -403,32 +407,42 @@ TASK: Rules = {
     "task.no-noise-for-epsilon": _no_noise("epsilon"),
     "task.no-noise-for-noise-multiplier": _no_noise("noise_multiplier"),
     "task.target-mean-needs-numbers": (
-        lambda task: task.data.target_mean and not find_loss(task.model.loss).of_numbers,
+        lambda task: task.data.target_mean and not find_loss(task.model.standard_loss).of_numbers,
         f"data.target_mean and data.target_std belong to a model.loss of numbers ({_OF_NUMBERS})",
     ),
     "task.loss-data-with-classes": _without_classes(
-        lambda task: task.data.name not in ("arrays", "csv"),
-        "data.name = {data.name!r} has classes; take 'arrays' or 'csv'",
+        lambda task: task.data.name not in ("arrays", *TABLES),
+        "data.name = {data.name!r} has classes; take 'arrays' or 'table'",
     ),
     "task.loss-partition-by-classes": _without_classes(
         lambda task: task.data.partition not in ("iid", "given"),
         "data.partition = {data.partition!r} deals samples out by their classes; take 'iid', or 'given' with your own",
-    ),
-    "task.loss-test-by-classes": _without_classes(
-        lambda task: task.data.test_fraction == 0,
-        "data.test_fraction = 0 draws test parts by the shares of classes; set for example 0.2",
     ),
     "task.loss-unlabelled": _without_classes(
         lambda task: task.data.unlabelled > 0,
         "data.unlabelled = {data.unlabelled} is for personalized heads, which classes alone have; leave it out",
     ),
     "task.loss-augmented-input": _without_classes(
-        lambda task: find_loss(task.model.loss).of_inputs and task.data.augment != "none",
+        lambda task: find_loss(task.model.standard_loss).of_inputs and task.data.augment != "none",
         "data.augment = {data.augment!r} changes the input and not the target; take 'none'",
     ),
     "task.loss-method-of-classes": _without_classes(
         lambda task: task.parts().of_classes,
         "method.name = {method.name!r} is defined for classes alone; take for example 'dp-fedavg' or 'fedper'",
+    ),
+    "task.warmup-below-rounds": (
+        lambda task: task.method.config().warmup_rounds >= task.round.rounds,
+        "method.warmup_rounds must be below round.rounds = {round.rounds}",
+    ),
+    "task.accumulate-needs-device": (
+        lambda task: task.privacy.unit == "record" and task.method.config().accumulate > 1,
+        "method.accumulate: with privacy.unit = 'record' each record's gradient is computed alone, so a larger batch "
+        "takes no more memory; set method.batch_size, by which steps are charged",
+    ),
+    "task.own-loss-needs-no-teacher": (
+        lambda task: task.model.own_loss and task.parts().training.objective.distills,
+        "model.loss = {model.loss!r}: method.name = {method.name!r} teaches by a loss of its own; take another method, "
+        "or the loss 'cross-entropy'",
     ),
     "task.augment-needs-images": (
         lambda task: (
@@ -509,7 +523,10 @@ TASK: Rules = {
     "task.statistic-trains-none": (  # a task that reconstructs has samples without labels, and no linear model
         lambda task: (
             task.statistic
-            and (task.model.has_features or (task.model.name != "linear" and not find_loss(task.model.loss).of_inputs))
+            and (
+                task.model.has_features
+                or (task.model.name != "linear" and not find_loss(task.model.standard_loss).of_inputs)
+            )
         ),
         "model: a statistic trains none; write name = 'linear', and nothing else",
     ),

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from hushfleet.aggregator.config import rules
-from hushfleet.data.form import OWN_DATA, PUBLIC_DATA, Columns, DecimalMark, LabelKind, SampleForm, ValueKind
+from hushfleet.data import form as forms
+from hushfleet.data.form import OWN_DATA, PUBLIC_DATA, SampleForm
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
 from hushfleet.errors import HushfleetError
 from hushfleet.faults import Fault, faults
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig
-from hushfleet.paths import expanded, in_file
+from hushfleet.objectives import TARGETS
+from hushfleet.paths import expanded, in_file, is_offered
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.refusals import missing
 from hushfleet.schema import AtLeast1, Checked, Finite, Fraction, PositiveOrInf, Probability, Share, from_plain, require
@@ -37,7 +39,8 @@ _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30
 
 def is_path(key: str, value: str) -> bool:
     """Returns whether this value of the key `key` names a file, and not something that comes with Hushfleet."""
-    return {"features": value.endswith(".onnx"), "name": in_file(value)}.get(key, True)
+    taken = {"features": value.endswith(".onnx"), **dict.fromkeys(("name", "loss", "metrics"), in_file(value))}
+    return taken.get(key, True)
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,14 @@ class ModelSection(Checked):
         mean of the others, and devices keep their own parts. Network and features must be the same.
     :param loss: `cross-entropy`, one of several classes; `binary`, yes or no for each output (multi-label); `squared`
         or `huber`, numbers (regression); `reconstruction`, the input itself, without labels: an input that is
-        reproduced badly is unusual.
+        reproduced badly is unusual; or your own, `path/to/file.py:NAME`: a function of logits and targets that returns
+        one loss for each sample (`hushfleet.models.own_loss`).
+    :param targets: of your own loss: `classes`, `labels` (yes or no for each output), `numbers` or `inputs`. Reports
+        and scores are those of `cross-entropy`, `binary`, `squared` and `reconstruction`. Left out: `classes`.
     :param tolerance: for a loss of numbers: an answer is right if every output is at most this far from its target, in
         the target's unit.
+    :param metrics: your own functions of logits and labels, each `path/to/file.py:NAME`: measured for the global model
+        on the public test set, and in a simulation for each personalized model on its device's own test samples.
     :param false_alarms: for `reconstruction`: a board's threshold is chosen so that this share of its normal samples
         lies above it; 0.01 if left out.
     """
@@ -80,8 +88,10 @@ class ModelSection(Checked):
     weights: str | None = None
     start: str | None = None
     loss: str = "cross-entropy"
+    targets: Literal["classes", "labels", "numbers", "inputs"] | None = None
     tolerance: Tolerance | None = None
     false_alarms: Probability | None = None
+    metrics: tuple[str, ...] = ()
 
     rules = rules.MODEL
 
@@ -92,9 +102,23 @@ class ModelSection(Checked):
             ("weights", self.weights),
             ("start", self.start),
             ("name", self.name),
+            ("loss", self.loss),
         ):
             if path is not None and is_path(key, path):  # absolute, as the board's OwnDataSection.path
                 object.__setattr__(self, key, str(expanded(path, key).absolute()))
+        metrics = (str(expanded(each, "metrics").absolute()) if in_file(each) else each for each in self.metrics)
+        object.__setattr__(self, "metrics", tuple(metrics))
+
+    @property
+    def own_loss(self) -> str:
+        """The name of the task's own loss; empty if there is none."""
+        return self.loss if in_file(self.loss) or is_offered(self.loss) else ""
+
+    @property
+    def standard_loss(self) -> str:
+        """The loss of `hushfleet.losses` by which models are tested; its targets are learned."""
+        of_own = (name for name, targets in TARGETS.items() if targets == (self.targets or "classes"))
+        return next(of_own) if self.own_loss else self.loss
 
     @property
     def has_features(self) -> bool:
@@ -239,15 +263,16 @@ class DataSection(Checked):
     """`[data]`: the data set, and how a simulation divides it among devices.
 
     :param name: a public data set; or your own data: `folder`, class folders of images; `arrays`, an `.npz` file with
-        train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`); `csv`, columns `label`, perhaps
-        `device`, and values. In the field give `class_names` and `input_shape`.
+        train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`); `table` or `csv`, columns `label`,
+        perhaps `device`, and values, in CSV or Parquet. In the field give `class_names` and `input_shape`.
     :param devices: number of devices.
     :param partition: how a simulation deals samples out; with `given` the file says whose each sample is.
     :param alpha: for `dirichlet-class` and `dirichlet-device`: the larger, the more alike the devices are.
     :param classes_per_device: for `pathological`.
     :param test_fraction: share of a device's samples that it is tested on. With 0 it trains on its whole share, and its
-        test part is drawn from the common test set by its label shares.
-    :param min_samples: of a device.
+        test part is drawn from the common test set by its label shares. Left out, 0.2; with your own data that have a
+        test part, 0.
+    :param min_samples: of a device; with one sample it trains on it, and is tested as with `test_fraction = 0`.
     :param limit: use only this many training samples.
     :param unlabelled: number of additional images of each simulated device, with its own mix of classes but without
         labels, drawn from the training images that `limit` leaves out. They help its personalized head after the last
@@ -256,9 +281,9 @@ class DataSection(Checked):
     :param window: such as `30d`: a board trains only on the samples that arrived in the current window, so that a
         person who appears in one window is protected by the epsilon of that window (docs/privacy.md). In a simulation
         all samples have arrived in the current window.
-    :param path: of your own data: the folder with `train/<class>/*` and `test/<class>/*`, the file, or for `csv` a
-        folder with `train.csv` and `test.csv`; in the field the aggregator's public test set. A relative path starts at
-        the task file's folder (in an override: at the working directory).
+    :param path: of your own data: the folder with `train/<class>/*` and `test/<class>/*`, the file, or for `table` a
+        folder with `train.csv` and `test.csv`, or `.parquet`; in the field the aggregator's public test set. A relative
+        path starts at the task file's folder (in an override: at the working directory).
     :param class_names: the meaning of labels 0, 1, ...; for other losses the names of the outputs, which are the
         columns of the targets in CSV files.
     :param input_shape: channels, height, width of a sample.
@@ -273,6 +298,13 @@ class DataSection(Checked):
     :param decimal: the decimal mark of CSV files.
     :param labels: whether labels are `names` of classes or `numbers` from 0.
     :param values: whether values are `pixels` from 0 to 255 or `numbers`.
+    :param label_column: the column of labels of a table; left out, `label`.
+    :param device_column: the column that names each sample's device, for partition `given`; left out, `device`.
+    :param time_column: a column of times: rows are sorted by it.
+    :param record_column: a column of records: rows with the same entry are the steps of one sample, a series.
+    :param layout: whether arrays have the axis of channels first or last; left out, the shape decides where it can.
+    :param bit_depth: 9 to 16: pixels are whole numbers of so many bits, and are divided by the largest of them, as in
+        medical images; 8: images with 16 bits are cut to bytes. Left out, images with 16 bits are divided by 65535.
     """
 
     name: DataSetName
@@ -280,8 +312,8 @@ class DataSection(Checked):
     partition: Partition = "iid"
     alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     classes_per_device: AtLeast1 | None = None
-    test_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.2
-    min_samples: Annotated[int, Meta(ge=2)] = 10
+    test_fraction: Annotated[float, Meta(ge=0, lt=1)] | None = None
+    min_samples: AtLeast1 = 10
     limit: AtLeast1 | None = None
     unlabelled: Annotated[int, Meta(ge=0, le=10_000)] = 0
     augment: Augment = "none"
@@ -293,10 +325,16 @@ class DataSection(Checked):
     std: tuple[_Deviation, ...] = ()
     target_mean: tuple[Finite, ...] = ()
     target_std: tuple[_Deviation, ...] = ()
-    columns: Columns = ()
-    decimal: DecimalMark = ""
-    labels: LabelKind = ""
-    values: ValueKind = ""
+    columns: forms.Columns = ()
+    decimal: forms.DecimalMark = ""
+    labels: forms.LabelKind = ""
+    values: forms.ValueKind = ""
+    label_column: forms.ColumnName = ""
+    device_column: forms.ColumnName = ""
+    time_column: forms.ColumnName = ""
+    record_column: forms.ColumnName = ""
+    layout: forms.LayoutKind = ""
+    bit_depth: forms.BitDepth = 0
 
     rules = rules.DATA
 
@@ -308,7 +346,11 @@ class DataSection(Checked):
     @property
     def form(self) -> SampleForm:
         """How samples are written in tables."""
-        return SampleForm(self.columns, self.decimal, self.labels, self.values)
+        return SampleForm.of(self)
+
+    def share_tested(self, has_test: bool) -> float:
+        """Returns the share of a device's samples that it is tested on: by default none if there is a test part."""
+        return (0.0 if has_test else 0.2) if self.test_fraction is None else self.test_fraction
 
     @property
     def window_s(self) -> int:

@@ -147,8 +147,8 @@ class Task(Checked):
     @property
     def targets(self) -> Targets:
         model, section = self.model, self.data
-        false_alarms = (model.false_alarms or FALSE_ALARMS) if find_loss(model.loss).of_inputs else None
-        return Targets(model.loss, model.tolerance, section.target_mean, section.target_std, false_alarms)
+        false_alarms = (model.false_alarms or FALSE_ALARMS) if find_loss(model.standard_loss).of_inputs else None
+        return Targets(model.standard_loss, model.tolerance, section.target_mean, section.target_std, false_alarms)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -230,7 +230,7 @@ class Task(Checked):
     def _sample_rate(self, train_samples: int | None) -> float:
         rate = self.privacy.sample_rate
         if train_samples is not None:
-            share = train_samples * (1 - self.data.test_fraction) / self.data.devices
+            share = train_samples * (1 - self.data.share_tested(has_test=False)) / self.data.devices
             try:
                 check_delta(self.delta, max(1, round(share)))
             except PrivacyError as error:
@@ -264,10 +264,10 @@ class Task(Checked):
                 "in the field give privacy.noise_multiplier instead"
             )
         config = self.method.config()
-        per_device = math.ceil(train_samples / self.data.devices / config.batch_size)
+        per_device = math.ceil(train_samples / self.data.devices / config.step_size)
         return find(
             steps=self.round.rounds * self.data.devices * (config.local_steps or per_device * config.local_epochs),
-            sample_rate=config.batch_size / train_samples,
+            sample_rate=config.step_size / train_samples,
         )
 
 
@@ -290,19 +290,25 @@ def files_beside(path: Path) -> list[str]:
     return [name for name in named if not name.startswith("~") and not Path(name).is_absolute()]
 
 
-def _named_files(plain: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields the section tables and keys whose values are names of files."""
+def _named_files(plain: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields the section tables and keys, or lists and places, whose values are names of files."""
     for section, key in (
         ("data", "path"),
         ("model", "features"),
         ("model", "weights"),
         ("model", "start"),
         ("model", "name"),
+        ("model", "loss"),
+        ("model", "metrics"),
         ("season", "classes"),
     ):
         table = plain.get(section) if isinstance(plain, dict) else None
         named = table.get(key) if isinstance(table, dict) else None
-        if isinstance(table, dict) and isinstance(named, str) and is_path(key, named):
+        if isinstance(named, list):
+            yield from (
+                (named, place) for place, each in enumerate(named) if isinstance(each, str) and is_path(key, each)
+            )
+        elif isinstance(table, dict) and isinstance(named, str) and is_path(key, named):
             yield table, key
 
 

@@ -59,7 +59,8 @@ class UpdateChecks:
         self.update_format = update_format
         self.layout = spec.model.layout
         self._store = store
-        values = self.layout.size * (MOST_PARTS if spec.privacy.secure is not None else 1)
+        secure, values = spec.privacy.secure, self.layout.size
+        values = values if secure is None else secure.length(values) * MOST_PARTS
         self.max_bytes = max_update_bytes(values)
         self._last_read = self.newcomer = method.init_state().public
         self._last_sent: tuple[np.ndarray, np.ndarray, tuple[int, ...]] | None = None
@@ -79,9 +80,9 @@ class UpdateChecks:
         return self.newcomer if stored is None else self.read_state(stored)
 
     def read_state(self, data: bytes) -> PublicState:
-        """Reads a device's public state; the masks of most devices are those of the device before. Raises
-        `Malformed`."""
-        self._last_read = PublicState.from_bytes(data, size=self.layout.size, like=self._last_read)
+        """Reads a device's public state; most have that of the device before, or its mask. Raises `Malformed`."""
+        if data != self._last_read.to_bytes():
+            self._last_read = PublicState.from_bytes(data, size=self.layout.size, like=self._last_read)
         return self._last_read
 
     def sent_by(self, public: PublicState) -> np.ndarray:

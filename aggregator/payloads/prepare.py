@@ -18,18 +18,19 @@ from hushfleet.aggregator.config.question import question_of
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.payloads.public_data import load_public, normalisation
 from hushfleet.aggregator.payloads.start import EarlierModel
-from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, SampleForm, ValueKind
+from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, TABLES, SampleForm, ValueKind
 from hushfleet.data.samples import DataSet, LabelledSamples
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.field_types import hints
 from hushfleet.learning.evaluation import Evaluation, evaluate
 from hushfleet.learning.graph_session import InferenceGraph
+from hushfleet.learning.own_metrics import load as load_metrics
 from hushfleet.methods import make_method
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.models.model import Model
-from hushfleet.params import MAX_PARAMS, MAX_TENSORS
+from hushfleet.params import MAX_PARAMS, MAX_TENSORS, is_linear
 from hushfleet.progress import doing
 from hushfleet.schema import from_plain
 from hushfleet.wire.format.chunks import MAX_BLOB_BYTES, MAX_CHUNKS, chunk_count
@@ -111,15 +112,19 @@ def prepare(
     name = task.model.name if task.model.share == "all" else "linear"
     by_record = task.privacy.unit == "record"
     outputs = task.targets.outputs(class_names, input_shape)
-    model = get_model(name, classes=outputs, input_shape=taken, loss=task.model.loss, by_record=by_record)
+    model = get_model(name, classes=outputs, input_shape=taken, loss=task.model.standard_loss, by_record=by_record)
     _check_shape(task, model.input_shape, taken)
     _check_layout(task, model)
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
     sent = model.layout.size - int(np.count_nonzero(task.parts().personal.mask(model.layout)))
-    privacy = task.privacy_spec(train_samples=train_samples or None, size=sent)
+    trained = replace(
+        task, data=replace(task.data, test_fraction=task.data.share_tested(dataset is not None and dataset.has_test))
+    )
+    privacy = trained.privacy_spec(train_samples=train_samples or None, size=sent)
     method = make_method(task.method.name, task.method.settings, privacy, model.layout, rounds=task.round.rounds)
     _check_published(task, method)
-    graphs = export_graphs(model, objective=task.targets.objective(method.objective))
+    objective = replace(task.targets.objective(method.objective), own=task.model.own_loss)
+    graphs = export_graphs(model, objective=objective)
     spec = TaskSpec(
         task=f"{task.name}-{run_id or os.urandom(4).hex()}",
         rounds=task.total_rounds,
@@ -140,6 +145,7 @@ def prepare(
             features=None if extractor is None else extractor.spec,
             targets=task.targets,
             form=_form(task, dataset),
+            closed_form=not (objective.own and is_linear(model.layout)),
         ),
         memory_mib=_memory_mib(model, extractor, vectors=len(method.server.vectors)),
         augment=task.data.augment,
@@ -167,7 +173,14 @@ def prepare(
         features = FeatureGraph(lambda: made, spec.model.features, given=input_shape[0], cache=features_cache)
         blobs.append(made)
 
-    trains = spec.training_rounds > 0
+    is_tested = bool(dataset) and spec.training_rounds > 0
+    metrics = load_metrics(task.model.metrics)
+    if metrics and not (is_tested and dataset and len(dataset.test)):
+        raise BadInput(
+            "model.metrics are measured on the aggregator's public test set, and this task has none (data.path). What "
+            "a model reaches on the boards' own samples is private: boards answer it, noised and charged, where the "
+            "task asks for an [evaluation]"
+        )
 
     @cache  # features take longer than the test
     def common_test() -> LabelledSamples:
@@ -185,7 +198,7 @@ def prepare(
         dataset=dataset,
         inference=inference,
         features=features,
-        evaluate_global=(lambda params: evaluate(inference, params, common_test())) if dataset and trains else None,
+        evaluate_global=(lambda params: evaluate(inference, params, common_test(), metrics)) if is_tested else None,
     )
 
 
@@ -260,14 +273,15 @@ def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
         shape, names = section.input_shape, section.class_names
         from hushfleet.data.folder import load_folder_set
 
-        return load_folder_set(section.path, input_shape=shape, class_names=names, mean=mean, std=std)
+        depth = section.bit_depth
+        return load_folder_set(section.path, input_shape=shape, class_names=names, mean=mean, std=std, bit_depth=depth)
     if section.name in OWN_DATA:
         return _load_own(task)
     return load_public(task, data_dir)
 
 
 def _load_own(task: Task) -> DataSet | None:
-    """Loads `arrays` and `csv`."""
+    """Loads `arrays` and tables."""
     section, targets = task.data, task.targets
     path, shape, names = section.path, section.input_shape, task.class_names
     if path is None:
@@ -281,12 +295,23 @@ def _load_own(task: Task) -> DataSet | None:
     else:
         from hushfleet.data.csv_file import LABEL, CsvLayout, load_csv_set
 
-        names = names or ((LABEL,) if not targets.are_classes else ())
+        names = names or ((section.label_column or LABEL,) if not targets.are_classes else ())
         outputs = () if targets.are_classes else names
-        data = load_csv_set(path, CsvLayout(section.form, shape, outputs, series=targets.are_inputs))
+        if (files := _parquet(path)) is None:
+            data = load_csv_set(path, CsvLayout(section.form, shape, outputs, series=targets.are_inputs))
+        else:
+            from hushfleet.data.conversion import converted
+
+            data = converted(files, section.form, targets.columns(names))
     normal = {"mean": section.mean, "std": section.std}
     dataset = data.dataset(
-        section.name, class_names=names, **normal, targets=targets, form=section.form, where=str(path)
+        section.name,
+        class_names=names,
+        **normal,
+        targets=targets,
+        form=section.form,
+        input_shape=shape,
+        where=str(path),
     )
     if not section.mean:
         advise_normalisation((dataset.train if len(dataset.train) else dataset.test).images, str(path))
@@ -297,10 +322,18 @@ def _load_own(task: Task) -> DataSet | None:
     return dataset
 
 
+def _parquet(path: Path) -> Path | dict[str, Path] | None:
+    """Returns the Parquet file, or those of a folder by their parts; None: there are none."""
+    files = {part: file for part in ("train", "test") if (file := path / f"{part}.parquet").exists()}
+    return path if path.suffix == ".parquet" else files or None
+
+
 def _form(task: Task, dataset: DataSet | None) -> SampleForm:
     """Returns how boards read tables: as the task says; columns, by default, as the aggregator's own file has them."""
-    names = dict.fromkeys(dataset.column_names) if dataset is not None and task.data.name == "csv" else {}
-    return task.data.form.merged(SampleForm(tuple(names) if len(names) <= MOST_COLUMNS else ()))
+    names = dict.fromkeys(dataset.column_names) if dataset is not None and task.data.name in TABLES else {}
+    is_deep = dataset is not None and task.data.name == "folder" and dataset.test.images.dtype != np.uint8
+    columns = tuple(names) if len(names) <= MOST_COLUMNS else ()
+    return task.data.form.merged(SampleForm(columns, bit_depth=16 * is_deep))
 
 
 def _with_values(spec: TaskSpec, dataset: DataSet | None, name: str) -> TaskSpec:
@@ -308,7 +341,7 @@ def _with_values(spec: TaskSpec, dataset: DataSet | None, name: str) -> TaskSpec
 
     One sample of another type changes the type of its array, and must not change how a board reads the others.
     """
-    if not spec.by_content or spec.model.form.values:
+    if not spec.by_content or spec.model.form.values or spec.model.form.bit_depth:
         return spec
     if dataset is None:
         if name == "arrays":

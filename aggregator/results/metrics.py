@@ -17,7 +17,7 @@ from hushfleet.privacy.terms import Accountant
 
 # A signal is reported only if noise alone is unlikely to show one of this size.
 _VISIBLE_DEVIATIONS = 2.0
-_OF_A_RESULT = ("accuracy_own_common", "accuracy_own_local", "opened_at", "closed_at")
+_OF_A_RESULT = ("accuracy_own_common", "accuracy_own_local", "opened_at", "closed_at", "metrics_own")
 
 
 class RoundSummary(RoundRow, frozen=True, kw_only=True):
@@ -44,7 +44,8 @@ class RoundSummary(RoundRow, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain values, for the store and the log, without those that only a result has."""
-        return {name: value for name, value in asdict(self).items() if name not in _OF_A_RESULT}
+        left_out = _OF_A_RESULT if self.metrics else (*_OF_A_RESULT, "metrics")
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 def snr_db(updates: Iterable[UpdateRow]) -> float | None:

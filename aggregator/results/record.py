@@ -11,7 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
+from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.results.answers import StatisticRow, statistic_of
 from hushfleet.aggregator.results.events import iterate_events
@@ -91,31 +93,16 @@ def record(
         reasons[code] = reason
     seen = privacy.keys() | {row.device for row in store.devices()}
     names = sorted(seen | declines.keys() | set(fleet))
-    noise_multiplier = prepared.method.noise_multiplier(RoundTerms())
     outcomes = Outcomes(iterate_events(store.folder / EVENTS_NAME), accepted=accepted_in, declined=declined_in)
     return Result(
-        task=spec.task,
+        **about(task, spec, noise_multiplier=prepared.method.noise_multiplier(RoundTerms())),
         recorded_at=_utc(time.time()),
         federation=federation,
-        method=title_of(spec.method),
-        dataset=task.data.name,
-        partition=task.partition_label,
         devices=max(len(names), 1),
         seed=seed,
         engine=engine,
-        model=ModelInfo(
-            name=spec.model.name,
-            parameters=spec.model.layout.size,
-            layers=[(layer.name, layer.size) for layer in spec.model.layout.layers],
-        ),
-        accounting=spec.privacy.accounting,
-        trust=TRUST[spec.privacy.accounting],
         sums=_sums_info(spec.privacy.secure, sums),
         assumption=_assumption(spec, store),
-        accountant=accountant,
-        clip_norm=spec.privacy.clip_norm,
-        noise_multiplier=noise_multiplier,
-        wire=_wire_info(spec.wire, noised=noise_multiplier > 0 and spec.privacy.unit == "device"),
         boards={row.device: row.board for row in store.devices() if row.board},
         rounds=[
             RoundRow.of(summary.but(**(_times(row) if engine == "field" else {})))
@@ -157,6 +144,28 @@ def record(
         versions=versions(),
         rerun=rerun(prepared, runtime=runtime),
     )
+
+
+def about(task: Task, spec: TaskSpec, *, noise_multiplier: float) -> dict[str, Any]:
+    """Returns the fields of a result that are known before the first round.
+
+    :param noise_multiplier: the method's own, 0 without noise.
+    """
+    privacy, layout = spec.privacy, spec.model.layout
+    layers = [(layer.name, layer.size) for layer in layout.layers]
+    return {
+        "task": spec.task,
+        "method": title_of(spec.method),
+        "dataset": task.data.name,
+        "partition": task.partition_label,
+        "model": ModelInfo(name=spec.model.name, parameters=layout.size, layers=layers),
+        "accounting": privacy.accounting,
+        "trust": TRUST[privacy.accounting],
+        "accountant": privacy.accountant,
+        "clip_norm": privacy.clip_norm,
+        "noise_multiplier": noise_multiplier,
+        "wire": _wire_info(spec.wire, noised=noise_multiplier > 0 and privacy.unit == "device"),
+    }
 
 
 def _counts(outcomes: Mapping[Outcome, int] | None) -> dict[str, int | None]:

@@ -28,7 +28,7 @@ from hushfleet.wire.format.spec import Form
 
 SCHEMA: Literal[1] = 1
 _encode = json.JSONEncoder(allow_nan=False).encode
-_KEYED_BY_DEVICE = ("boards", "refusals", "declines", "faults", "in_vain")
+_KEYED_BY_OTHERS = ("boards", "refusals", "declines", "faults", "in_vain", "metrics", "metrics_own")
 
 
 class ModelInfo(JsonRecord, frozen=True):
@@ -44,6 +44,8 @@ class RoundRow(JsonRecord, frozen=True, kw_only=True):
 
     :param participants: updates in the new global model, each from a different device except in buffered rounds; 0 if
         there were too few updates.
+    :param metrics: of the task's own metrics, the numbers of the global model on the common test; `metrics_own`: the
+        means over devices of those of the personalized models on own samples.
     :param downlink_bytes: total bytes of the global model that they had to fetch, see `model_step.download_bytes`.
     :param snr_db: signal over noise, pooled over all updates; None without noise or visible signal.
     :param opened_at: time in UTC; None in a simulation.
@@ -59,6 +61,8 @@ class RoundRow(JsonRecord, frozen=True, kw_only=True):
     accuracy_own_local: Fraction = None
     accuracy_global: Fraction = None
     loss: Measured = None
+    metrics: dict[str, Measured] = {}
+    metrics_own: dict[str, Measured] = {}
     uplink_bytes: Count
     downlink_bytes: Count
     snr_db: Measured = None
@@ -279,12 +283,14 @@ class Details(JsonRecord, frozen=True):
 
     :param score: what an accuracy counts if targets are no classes, such as "within 0.5 of the target"; empty: classes.
     :param measure: the name of the score. In the file it replaces "accuracy" in keys that begin with "accuracy_".
+    :param metrics_own: of the task's own metrics, the last number of each device on its own samples.
     :param chance: for such targets, the accuracy of the best constant answer on all samples, and on own samples.
     """
 
     devices: list[str] = []
     accuracy_own_common: RoundsByDevice = []
     accuracy_own_local: RoundsByDevice = []
+    metrics_own: dict[str, list[Measured]] = {}
     local_only_common: Annotated[list[Fraction], _by("devices")] = []
     local_only_local: Annotated[list[Fraction], _by("devices")] = []
     own_heads: Annotated[list[PersonalizedHead | None], _by("devices")] = []
@@ -395,6 +401,8 @@ class Result(JsonRecord, frozen=True, kw_only=True):
         sizes = {"rounds": len(self.rounds), "devices": devices, "layers": layers, "classes": classes}
         for name, by in _sizes().items():
             _check_shape(name, getattr(detail, name), *(sizes[each] for each in by))
+        for name, values in detail.metrics_own.items():
+            _check_shape(f"metrics_own.{name}", values, devices)
         if any(each.label >= len(detail.class_names) for each in detail.examples):
             raise ValueError("details.examples has a label that is none of details.class_names")
         if sum(size for _, size in self.model.layers) != self.model.parameters:
@@ -406,7 +414,12 @@ class Result(JsonRecord, frozen=True, kw_only=True):
 
     def save(self, path: Path) -> None:
         """Writes the file completely or not at all. Raises `StoreError`, and `ValueError` if it could not be read."""
-        named = renamed(to_json(self.of(self)), ACCURACY, self.details.measure.lower())
+        plain = to_json(self.of(self))
+        for part in (*plain["rounds"], plain["details"]):
+            for key in ("metrics", "metrics_own"):
+                if not part.get(key, True):  # a task without metrics has the keys of 0.3
+                    del part[key]
+        named = renamed(plain, ACCURACY, self.details.measure.lower())
         write_whole(path, _laid_out(named, 1) + "\n")
 
     @classmethod
@@ -445,7 +458,7 @@ def write_whole(path: Path, text: str) -> None:
 
 def renamed(value: Any, old: str, new: str) -> Any:
     """Returns a JSON value in which `new` replaces `old` in all keys that begin with `old` and an underscore, but not
-    in the names of devices."""
+    in the names of devices and of metrics."""
     if isinstance(value, list) and old != new:
         return [renamed(item, old, new) for item in value]
     if not isinstance(value, dict) or old == new:
@@ -453,7 +466,7 @@ def renamed(value: Any, old: str, new: str) -> Any:
     begin, found = f"{old}_", {}
     for name, item in value.items():
         key = f"{new}_{name.removeprefix(begin)}" if name.startswith(begin) else name
-        found[key] = item if name in _KEYED_BY_DEVICE else renamed(item, old, new)
+        found[key] = item if name in _KEYED_BY_OTHERS else renamed(item, old, new)
     return found
 
 

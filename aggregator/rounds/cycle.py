@@ -224,7 +224,8 @@ class RoundCycle:
 
     def _end(self, now: float) -> None:
         """Ends the task after the schedule's last day; no model contains the updates of an open round."""
-        self._engine.progress.ended = True
+        until = self._engine.prepared.task.schedule.until
+        self._engine.progress.ended = f"no round opens after {until} (schedule.until)"
         self._log.note("finished", **finished_fields(self._engine))
         self.announce()
 

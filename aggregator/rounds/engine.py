@@ -14,12 +14,11 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hushfleet.aggregator.payloads.checked_update import CheckedUpdate, Refusal
-from hushfleet.aggregator.payloads.exact_sum import ExactSum
 from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.rounds.admission import is_new
 from hushfleet.aggregator.rounds.kinds import RoundKind, RoundKinds
@@ -201,7 +200,8 @@ class RoundEngine:
         chosen = choose_cohort(present, size=self._rules.cohort_size, seed=self.prepared.task.seed, round=number)
         if not chosen:
             raise BadInput(f"round {number} cannot be opened: no device is present")
-        plan = self.progress.plan(number, {device: self._held(device) for device in chosen})
+        with self.store.read_ahead(number, chosen):
+            plan = self.progress.plan(number, {device: self._held(device) for device in chosen})
         with self.store.transaction():
             if plan.max_staleness:
                 self.store.put_controls(number, plan.controls, since=number - plan.max_staleness)
@@ -264,6 +264,14 @@ class RoundEngine:
         answer, are read after the updates before them are stored.
         """
         updates = [CheckedUpdate(device, data) for device, data in items]
+        if len(updates) == 1 or self._plan is None:
+            self._accept(updates)
+        else:
+            with self.store.read_ahead(self._plan.round, (update.device for update in updates)):
+                self._accept(updates)
+        return updates
+
+    def _accept(self, updates: Sequence[CheckedUpdate]) -> None:
         new: dict[str, CheckedUpdate] = {}
         for update in updates:
             is_of_member = is_answer(update.data)
@@ -280,7 +288,6 @@ class RoundEngine:
             except StoreFull as error:
                 update.refuse("store-full", str(error))
         self._add(new.values())
-        return updates
 
     def _check(self, update: CheckedUpdate) -> bool:
         """Checks an update; returns whether it is a new one. Raises `Refusal`."""
@@ -324,11 +331,9 @@ class RoundEngine:
         self._sum.take_answer(update)
         update.acknowledge("accepted")
 
-    def merge(self, partial: ExactSum) -> None:
-        """Adds a partial sum of the values of accepted updates. FOR SIMULATION ONLY."""
-        collected = self._open_sum
-        assert isinstance(collected, PlainSum)
-        collected.merge(partial)
+    def merge(self, partial: Any) -> None:
+        """Adds a partial sum of the values of accepted updates, as the round's sum has it. FOR SIMULATION ONLY."""
+        self._open_sum.merge(partial)
 
     def admit(self, update: CheckedUpdate) -> bool:
         """Returns whether an offered update or answer may be sent at present; if not, its `code` says why."""

@@ -10,8 +10,6 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
 from hushfleet.aggregator.payloads.checks import UpdateChecks
@@ -21,6 +19,7 @@ from hushfleet.aggregator.payloads.robust import robust_sums
 from hushfleet.aggregator.rounds.round_sum import RoundSum
 from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.array_api import Array
 from hushfleet.wire.format.messages import RoundPlan
 
 
@@ -95,11 +94,10 @@ class PlainSum(RoundSum):
         of_aggregate = least_noise_stds if self._sums is None else aggregate_noise_stds
         return of_aggregate(self._noise.values(), layers=len(self._layout.layers))
 
-    def aggregated(self) -> np.ndarray:
+    def totals(self) -> tuple[Array, Array]:
         if self._sums is not None:
-            return self._server.aggregated(self._sums.sums, self._sums.weights)
-        found = robust_sums(self._rules, self._stored, devices=len(self._noise), size=self._layout.size)
-        return self._server.aggregated(*found)
+            return self._sums.sums, self._sums.weights
+        return robust_sums(self._rules, self._stored, devices=len(self._noise), size=self._layout.size)
 
     def _stored(self) -> Iterator[CheckedUpdate]:
         """Yields the accepted updates, decoded from their bytes, in the order of the devices' names."""

@@ -18,7 +18,7 @@ from hushfleet.aggregator.rounds.round_sum import RoundSum
 from hushfleet.aggregator.rounds.server_half import ServerRound, server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
-from hushfleet.methods.server import ClosedRound, ServerArrays
+from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.wire.format.difference import params_digest
 from hushfleet.wire.format.messages import Phase, RoundPlan, SecurePlan
 
@@ -30,7 +30,7 @@ class TaskProgress:
     """The progress of a task, read from the store at its creation. Raises `StoreError` if the store is damaged.
 
     `trained_on` is, for each device, SHA-256 of the model on which its last accepted update was trained. The caller
-    sets `ended` if no further round opens, for example because of a calendar.
+    sets `ended`, a reason in words, if no further round opens, for example because of a calendar.
     """
 
     def __init__(self, store: AggregatorStore, prepared: PreparedTask) -> None:
@@ -47,13 +47,13 @@ class TaskProgress:
         self.trained_on: dict[str, bytes] = store.held_models(until=self.closed_rounds)
         metrics = [row.metrics or {} for row in store.rounds()[: self.closed_rounds]]
         self._accuracies: list[float | None] = [each.get("accuracy_global") for each in metrics]
-        self.ended = False
+        self.ended = ""
 
     @property
     def finished(self) -> bool:
         """True if all rounds are closed, the model has not improved for `patience` rounds, or no round will open."""
         rules, closed = self._prepared.task.round, self.closed_rounds >= self._prepared.spec.rounds
-        return closed or self.ended or rises_no_more(self._accuracies, rules.patience)
+        return closed or bool(self.ended) or rises_no_more(self._accuracies, rules.patience)
 
     @property
     def no_round(self) -> RoundPlan:
@@ -92,7 +92,7 @@ class TaskProgress:
     @property
     def server_half(self) -> ServerRound:
         """The method's server half for the next round, or the open one."""
-        return ServerRound(self._method, self.model.params, self._server)
+        return ServerRound(self._method, self.model.params, self._server, self._prepared.task.data.devices)
 
     def next_model(self, round: int, collected: RoundSum | None) -> NextModel:
         """Returns the model that devices get after the open round; after the last training, the method's final model.
@@ -162,6 +162,9 @@ class TaskProgress:
         return found, server | self.model.vectors_of(found.published)
 
     def _advanced(self, following: NextModel, summary: RoundSummary, collected: RoundSum) -> ServerArrays:
+        server = self._method.server
+        if type(server).advance is ServerHalf.advance:
+            return self._server
         outcome = ClosedRound(
             round=self._prepared.spec.training_number(summary.round),
             before=self.model.params,
@@ -171,5 +174,6 @@ class TaskProgress:
             loss=summary.loss,
             updates=summary.participants,
             devices=self._prepared.task.data.devices,
+            mean=collected.mean(),
         )
-        return self._method.server.advance(self._server, outcome)
+        return server.advance(self._server, outcome)

@@ -53,8 +53,7 @@ def finished_fields(engine: RoundEngine) -> dict[str, Any]:
     if engine.closed_rounds >= engine.spec.rounds:
         return {}
     if engine.progress.ended:
-        until = engine.prepared.task.schedule.until
-        return {"reason": f"no round opens after {until} (schedule.until)"}
+        return {"reason": engine.progress.ended}
     patience = engine.prepared.task.round.patience
     return {"reason": f"for {patience} rounds the accuracy on the common test set was not above its best (patience)"}
 

@@ -12,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hushfleet.aggregator.payloads.checked_update import CheckedUpdate
+from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
+from hushfleet.array_api import Array
 from hushfleet.privacy.charge import Charge
 from hushfleet.wire.format.messages import RoundPlan
 
@@ -33,6 +35,7 @@ class RoundSum(ABC):
     """
 
     _plan: RoundPlan
+    _server: ServerRound
     cohort: Collection[str]
     answers = AnswerCounts()
     suspected_wraps = 0
@@ -73,8 +76,17 @@ class RoundSum(ABC):
         """The standard deviation of the aggregate's noise, in each layer."""
 
     @abstractmethod
+    def totals(self) -> tuple[Array, Array]:
+        """Returns the weighted sum of the sent values and the sum of their weights, float64 `[d]`, after `open`
+        returned True."""
+
     def aggregated(self) -> np.ndarray:
-        """Returns the new global vector before it is encoded, float32 `[d]`, after `open` returned True."""
+        """Returns the new global vector before it is encoded, float32 `[d]`."""
+        return self._server.aggregated(*self.totals())
+
+    def mean(self) -> np.ndarray:
+        """Returns the mean of the sent values, float32 `[d]`."""
+        return self._server.mean(*self.totals())
 
 
 def commit(store: AggregatorStore, update: CheckedUpdate, charge: Charge, *, summed_in: int) -> None:

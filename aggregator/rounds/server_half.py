@@ -11,7 +11,7 @@ import numpy as np
 from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.errors import HushfleetError, StoreError
-from hushfleet.methods.server import ServerArrays
+from hushfleet.methods.server import ServerArrays, mean_of
 from hushfleet.methods.task_method import TaskMethod
 
 
@@ -21,11 +21,13 @@ class ServerRound:
 
     :param before: the global vector float32 `[d]` of the round.
     :param state: the state that it has kept from the round before.
+    :param devices: number of devices of the task.
     """
 
     method: TaskMethod
     before: np.ndarray
     state: ServerArrays
+    devices: int = 0
 
     def controls(self, round: int) -> dict[str, float]:
         """Returns the numbers that the plan of this round gives to devices."""
@@ -43,11 +45,21 @@ class ServerRound:
         """
         xp = array_api.array_namespace(sums)
         before = xp.asarray(self.before.astype(np.float64), device=array_api.device(sums))
-        after = xp.astype(self.method.server.aggregate(self.state, before, sums, weights), xp.float32)
-        params = np.asarray(array_api.to_device(after, "cpu"))
+        state = {**self.state, "devices": np.array(self.devices)}
+        params = _on_host(self.method.server.aggregate(state, before, sums, weights))
         if not np.isfinite(params).all():
             raise HushfleetError(f"{self.method.name}.aggregate gave values that are not finite")
         return params
+
+    def mean(self, sums: Array, weights: Array) -> np.ndarray:
+        """Returns the mean of the sent values, float32 `[d]`; parameters as for `aggregated`."""
+        return _on_host(mean_of(sums, weights))
+
+
+def _on_host(vector: Array) -> np.ndarray:
+    """Returns the vector as float32 in NumPy."""
+    xp = array_api.array_namespace(vector)
+    return np.asarray(array_api.to_device(xp.astype(vector, xp.float32), "cpu"))
 
 
 def server_state_to_bytes(state: ServerArrays) -> bytes:

@@ -47,7 +47,7 @@ def summarise(
     terms = RoundTerms(plan.noise_split, plan.controls)
     charge = method.charge(terms)
     participants = len(updates) if changed else 0
-    accuracy, loss = (_measured(value) for value in evaluate(params)) if evaluate else (None, None)
+    found = evaluate(params) if evaluate else Evaluation(math.nan, math.nan)
     values, stds = _answer(question, answer)
     answers = AnswerCounts() if collected is None else collected.answers
     size = params.size if question is None else method.layout.size
@@ -59,8 +59,9 @@ def summarise(
         downlink_bytes=_downlink_bytes(plan, held, store),
         snr_db=snr_db(updates),
         wall_s=wall_s,
-        accuracy_global=accuracy,
-        loss=loss,
+        accuracy_global=_measured(found.accuracy),
+        loss=_measured(found.loss),
+        metrics=dict(found.metrics),
         multiplier_release=_multiplier_release(method, rules, terms, store, plan.round, participants),
         eq20_bytes=eq20_bytes([update.shared for update in updates], size),
         float32_bytes=4 * size * len(updates),

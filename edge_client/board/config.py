@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from hushfleet.at_need import at_need
-from hushfleet.data.form import Columns, DecimalMark, LabelKind, OwnData, SampleForm, ValueKind, form_rules
+from hushfleet.data import form as forms
+from hushfleet.data.form import OwnData, SampleForm, form_rules
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.storage.state_files import STORE, TLS_CERTIFICATE, TLS_KEY
 from hushfleet.errors import BadInput, format_value
@@ -161,6 +162,13 @@ class OwnDataSection(Checked):
     :param decimal: the decimal mark of CSV files. This key and the ones around it replace what the task says.
     :param labels: whether labels are `names` of classes or `numbers` from 0.
     :param values: whether values are `pixels` from 0 to 255 or `numbers`.
+    :param label_column: how this board's CSV files call the column of labels; likewise `device_column`, `time_column`
+        and `record_column`.
+    :param device_column: a column that is no value: all lines of a board are its own.
+    :param time_column: a column of times, by which lines are sorted.
+    :param record_column: lines with the same entry are the steps of one sample.
+    :param layout: whether arrays have the axis of channels first or last.
+    :param bit_depth: 9 to 16: pixels are whole numbers of so many bits.
     """
 
     kind: OwnData
@@ -170,10 +178,16 @@ class OwnDataSection(Checked):
     inbox: str | None = None
     keep: str | None = None
     max_mib: Count = 0
-    columns: Columns = ()
-    decimal: DecimalMark = ""
-    labels: LabelKind = ""
-    values: ValueKind = ""
+    columns: forms.Columns = ()
+    decimal: forms.DecimalMark = ""
+    labels: forms.LabelKind = ""
+    values: forms.ValueKind = ""
+    label_column: forms.ColumnName = ""
+    device_column: forms.ColumnName = ""
+    time_column: forms.ColumnName = ""
+    record_column: forms.ColumnName = ""
+    layout: forms.LayoutKind = ""
+    bit_depth: forms.BitDepth = 0
 
     rules = {
         "data.inbox-needs-folder": (
@@ -201,8 +215,7 @@ class OwnDataSection(Checked):
 
     def here(self, model: ModelSpec) -> ModelSpec:
         """Returns a task's model with the form of samples that this board's files have."""
-        own = SampleForm(self.columns, self.decimal, self.labels, self.values)
-        return replace(model, form=own.merged(model.form))
+        return replace(model, form=SampleForm.of(self).merged(model.form))
 
 
 @dataclass(frozen=True)
@@ -291,6 +304,7 @@ class SimulationSection(Checked):
     :param common_test: .npz that every device is tested on.
     :param local_test: .npz of this device's own held-out samples, or of one bit for each common sample.
     :param metrics: JSON lines are appended to it; they are never sent.
+    :param own_metrics: the task's own metrics, `path/to/file.py:NAME`, which are measured on `local_test`.
     :param reconnect_s: first delay of a reconnect.
     :param durable: the store is synced as in the field, for simulated power cuts.
     """
@@ -300,6 +314,7 @@ class SimulationSection(Checked):
     common_test: str | None = None
     local_test: str | None = None
     metrics: str | None = None
+    own_metrics: tuple[str, ...] = ()
     reconnect_s: Positive | None = None
     durable: bool = False
 

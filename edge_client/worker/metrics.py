@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,8 @@ from hushfleet.data.samples import LabelledSamples, inputs_of
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
 from hushfleet.edge_client.worker.trainer import DeviceRound
-from hushfleet.learning.evaluation import Evaluation, LogitsOf, evaluate, evaluate_each
+from hushfleet.learning.evaluation import NO_METRICS, Evaluation, LogitsOf, evaluate, evaluate_each
+from hushfleet.learning.own_metrics import Metrics, load
 from hushfleet.methods.local_round import Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.plain_json import to_json
@@ -37,12 +38,14 @@ class MetricsFile:
     :param common_test: .npz that all devices share.
     :param local_test: this device's own held-out samples, or one bit for each image of the common test.
     :param features: computes the features of these images, if the task trains on features.
+    :param metrics: the task's own metrics.
     """
 
     path: Path
     common_test: Path | None
     local_test: Path | None
     features: FeatureGraph | None = None
+    metrics: Metrics = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: DeviceConfig, features: FeatureGraph | None = None) -> MetricsFile | None:
@@ -51,7 +54,7 @@ class MetricsFile:
         if section is None or section.metrics is None:
             return None
         common, local = (None if test is None else Path(test) for test in (section.common_test, section.local_test))
-        return cls(Path(section.metrics), common, local, features)
+        return cls(Path(section.metrics), common, local, features, load(section.own_metrics))
 
     def write(self, round: DeviceRound, trained: Trained, noised: NoisedUpdate, *, train_s: float) -> None:
         """Appends one line about the device's personalized model after local training, before aggregation."""
@@ -64,7 +67,7 @@ class MetricsFile:
         indices = None if self.local_test is None or self.common_test is None else load_indices(self.local_test)
         common = None if self.common_test is None else self._load(self.common_test, model)
         local = self._load(self.local_test, model) if self.local_test is not None and indices is None else indices
-        return evaluations(logits_of, trained.own, common, local)
+        return evaluations(logits_of, trained.own, common, local, self.metrics)
 
     def _load(self, path: Path, model: ModelSpec) -> LabelledSamples:
         return inputs_of(load_arrays(path, model), self.features)
@@ -78,9 +81,7 @@ def own_metrics(
     :param tested: results of its personalized model, by the name of the test.
     """
     spec, line = round.spec, dict[str, object](round=round.plan.round, loss=trained.loss)
-    for name, result in tested.items():
-        line[f"accuracy_own_{name}"] = result.accuracy
-        line[f"loss_own_{name}"] = result.loss
+    line |= tested_fields(tested)
     mask, layers = trained.context.mask, spec.model.layout.layers
     line["personal_share"] = [np.count_nonzero(mask[layer.start : layer.stop]) / layer.size for layer in layers]
     line["clip_weights"] = _clip_weights(noised.clip_norms, spec.privacy.clip_norm)
@@ -91,21 +92,35 @@ def own_metrics(
     return line
 
 
+def tested_fields(tested: Mapping[str, Evaluation]) -> dict[str, object]:
+    """Returns the fields of a device's line for the results of its personalized model, by the name of the test."""
+    fields = dict[str, object]()
+    for name, result in tested.items():
+        fields |= {f"accuracy_own_{name}": result.accuracy, f"loss_own_{name}": result.loss}
+        fields |= {"metrics_own": dict(result.metrics)} if result.metrics else {}
+    return fields
+
+
 def evaluations(
-    logits_of: LogitsOf, own: np.ndarray, common: LabelledSamples | None, local: LabelledSamples | np.ndarray | None
+    logits_of: LogitsOf,
+    own: np.ndarray,
+    common: LabelledSamples | None,
+    local: LabelledSamples | np.ndarray | None,
+    metrics: Metrics = NO_METRICS,
 ) -> dict[str, Evaluation]:
     """Returns the results of a personalized model on the common test and on the device's own.
 
     :param local: the own test, or its indices in the common one.
+    :param metrics: measured on the own test.
     """
     results: dict[str, Evaluation] = {}
     if common is not None:
-        outcomes = evaluate_each(logits_of, own, common)
+        outcomes = evaluate_each(logits_of, own, common, keep_logits=bool(metrics))
         results["common"] = outcomes.mean()
         if isinstance(local, np.ndarray):
-            results["local"] = outcomes.take(local).mean()
+            results["local"] = outcomes.take(local).mean(metrics)
     if local is not None and not isinstance(local, np.ndarray):
-        results["local"] = evaluate(logits_of, own, local)
+        results["local"] = evaluate(logits_of, own, local, metrics)
     return results
 
 

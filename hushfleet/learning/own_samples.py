@@ -17,15 +17,24 @@ _SQUARES_BATCH = 32
 
 
 class Teacher(NamedTuple):
-    """The teacher of a distillation: its logits float32 `[n, C]` of the own samples, and the weight in [0, 1]
-    of the distillation relative to the cross-entropy."""
+    """The teacher of a distillation: its values of the own samples, float32 `[n, ...]` (`Objective.teacher_values`),
+    and the weight in [0, 1] of the distillation relative to the cross-entropy."""
 
     logits: np.ndarray
     weight: float
 
 
 class OwnSamples(Protocol):
-    """The device's own samples, with the operations that a method may use."""
+    """The device's own samples, with the operations that a method may use.
+
+    :param count: their number.
+    """
+
+    count: int
+
+    def gradient(self, params: Array, indices: np.ndarray) -> tuple[float, Array]:
+        """Returns mean loss and mean gradient, float32 `[d]`, at `params [d]` of the samples at these indices, int
+        `[b]`, without dropout, augmentation and penalties."""
 
     def squared_gradient(self, params: Array) -> Array:
         """Returns the mean over the samples of each sample's squared gradient, float32 `[d]`: the diagonal of the
@@ -51,18 +60,23 @@ class LoadedSamples:
     def __init__(
         self, samples: LabelledSamples, gradient: GradientFunction, logits_of: LogitsOf, *, by_record: bool = False
     ) -> None:
-        self.samples, self.gradient, self._logits_of = samples, gradient, logits_of
+        self.samples, self.gradient_of, self._logits_of = samples, gradient, logits_of
         self._by_record = by_record
+        self.count = len(samples)
+
+    def gradient(self, params: Array, indices: np.ndarray) -> tuple[float, Array]:
+        batch = self.samples.take(indices)
+        return self.gradient_of(params, batch.x, batch.y, out=np.empty_like(params))
 
     def squared_gradient(self, params: Array) -> Array:
         """Computes it in batches: memory does not grow with the data."""
-        at_once = getattr(self.gradient, "squared_sum", None)  # a runtime that never stores single gradients
+        at_once = getattr(self.gradient_of, "squared_sum", None)  # a runtime that never stores single gradients
         step = 1 if at_once is None else _SQUARES_BATCH
         total, one = np.zeros_like(params), np.empty_like(params)
         for start in range(0, len(self.samples), step):
             batch = self.samples.take(slice(start, start + step))
             if at_once is None:
-                self.gradient(params, batch.x, batch.y, out=one)
+                self.gradient_of(params, batch.x, batch.y, out=one)
                 one *= one
             else:
                 one = at_once(params, batch.x, batch.y)

@@ -13,15 +13,17 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.errors import GraphRefused
 from hushfleet.learning.batch import Batch, ClientBatch, Descent, NoisedBatch
 from hushfleet.learning.draws import Inputs, drawn_batches, drawn_inputs, epochs
 from hushfleet.learning.entries import ALL, Entries
-from hushfleet.learning.optim import Optimizer, make_optimizer
+from hushfleet.learning.optim import Optimizer, decay_weights, make_optimizer
 from hushfleet.learning.own_samples import HiddenSamples, LoadedSamples, OwnSamples, distillation_inputs
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local import GradientRule, Pull, Sgd
+from hushfleet.methods.method import TrainingConfig
 from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.params import copied
@@ -72,19 +74,28 @@ class LocalRound:
     :param state: the device's state from its last round.
     :param published: float32 `[published_size]`, as `TaskMethod.split` takes it; read-only.
     :param samples: the device's own samples. With the unit `record` the method's choices do not see them.
+    :param number: the round's number among the rounds that train, from 1 on.
     """
 
     def __init__(
-        self, method: TaskMethod, state: DeviceState, published: Array, terms: RoundTerms, samples: OwnSamples
+        self,
+        method: TaskMethod,
+        state: DeviceState,
+        published: Array,
+        terms: RoundTerms,
+        samples: OwnSamples,
+        number: int = 1,
     ) -> None:
         self.method, self.state, self.samples = method, state, samples
+        self.config = method.config_in(number)
         self.record = method.record_mechanism(terms)
         seen = replace(state, own=None) if method.personalized_model_has_no_noise else state
         visible: Any = samples if self.record is None else HiddenSamples()
         (global_params, vectors), personal, layout = method.split(published), method.parts.personal, method.layout
         chosen = personal.choose(seen, global_params, visible, layout)
-        start = personal.start(seen, global_params, chosen, visible, layout)
-        self.context = RoundContext(method.setting(terms), seen, global_params, start, chosen, vectors=vectors)
+        start, learned = personal.begin(seen, global_params, chosen, visible, layout)
+        setting = method.setting(terms)
+        self.context = RoundContext(setting, seen, global_params, start, chosen, remembered=learned, vectors=vectors)
 
     def train(self, **how: Any) -> Trained:
         """Trains on samples in memory (`LoadedSamples`): the shared model, then the own one if the method has two.
@@ -93,8 +104,8 @@ class LocalRound:
         """
         training, second = self.method.training, self.method.parts.own_training
         client = OneClient(self, training, record=self.record, **how)
-        own = end = copied(self.context.start)
-        remembered = client.train(end)
+        end = copied(self.context.start)
+        own, remembered = client.train(end)
         if second is not None:
             begin = self.context.global_params if self.state.own is None else self.state.own
             own = copied(begin)
@@ -113,6 +124,7 @@ class LocalRound:
         :param rest: `step` and `failures` of `Trained`.
         """
         measured = self.samples.evaluate(own) if self.method.parts.evaluates else None
+        remembered = {**self.context.remembered, **remembered}
         context = replace(self.context, measured=measured, remembered=remembered)
         return Trained(context, end, own, loss, *rest)._replace(former=self.state.own)
 
@@ -129,7 +141,12 @@ class BatchStep(NamedTuple):
 
 
 class Executor(Protocol):
-    """The implementation that runs one local training."""
+    """The implementation that runs one local training.
+
+    :cvar config: with the learning rate of the round.
+    """
+
+    config: TrainingConfig
 
     def steps(self) -> Iterator[BatchStep]:
         """Draws the batches of the training, in order."""
@@ -144,8 +161,11 @@ class Executor(Protocol):
         """Records a batch's mean loss."""
 
 
-def train_vector(training: Sgd, context: RoundContext, params: Array, executor: Executor) -> PrivateArrays:
-    """Trains `params [..., d]` in place; returns the arrays `[..., n]` to keep for the next round."""
+def train_vector(
+    training: Sgd, context: RoundContext, params: Array, executor: Executor
+) -> tuple[Array, PrivateArrays]:
+    """Trains `params [..., d]` in place; returns the device's personalized model, by default `params` itself, and the
+    arrays `[..., n]` to keep for the next round."""
     entries = [Entries.of(mask, context.layout) for mask in training.order.masks(context)]
     optimizers = [executor.optimizer() for _ in entries]
     moved = entries[0] if len(entries) == 1 else ALL  # several parts together are the whole vector
@@ -153,19 +173,28 @@ def train_vector(training: Sgd, context: RoundContext, params: Array, executor: 
     for step in executor.steps():
         batch, at = step.batch, params[step.rows]
         batch.moved = moved
-        now, memory = _first(context, step.rows), {name: array[step.rows] for name, array in memory.items()}
+        now, seen = _first(context, step.rows), {name: array[step.rows] for name, array in memory.items()}
         if training.order.resets and step.epoch > epoch:
             training.order.reset(now, at)
         epoch = step.epoch
         active = training.order.active(step.epoch, len(entries))
         for number in active:
             batch.part, batch.entries = number, entries[number]
-            loss, gradient, memory = training.gradient(now, at, batch, memory)
+            loss, gradient, seen = training.gradient(now, at, batch, seen)
             if number == active[0]:
                 executor.count_loss(step, loss)
             training.add_penalties(now, at, gradient)
+            decay_weights(executor.config, at, gradient, entries[number])
             executor.move(optimizers[number], at, gradient, entries[number])
-    return _lasting(training, memory)
+        memory = seen if step.rows is ... else {name: _joined(memory.get(name), seen[name]) for name in seen}
+    return training.gradient.own_model(params, memory), _lasting(training, memory)
+
+
+def _joined(before: Array | None, first: Array) -> Array:
+    """Returns the array of the clients that still train, and after it the rows of those that do not."""
+    if before is None or len(before) == len(first) or before.shape[1:] != first.shape[1:]:
+        return first
+    return array_api.array_namespace(first).concat((first, before[len(first) :]))
 
 
 def _lasting(training: Sgd, arrays: PrivateArrays) -> PrivateArrays:
@@ -204,19 +233,19 @@ class OneClient:
 
     def __post_init__(self) -> None:
         assert isinstance(self.round.samples, LoadedSamples)
-        self.samples, self.gradient = self.round.samples.samples, self.round.samples.gradient
-        self.config = self.round.method.config
+        self.samples, self.gradient = self.round.samples.samples, self.round.samples.gradient_of
+        self.config = self.round.config
         self.teacher = self.training.teacher(self.round.context, self.round.samples)
 
-    def train(self, params: np.ndarray) -> PrivateArrays:
-        """Trains `params [d]` in place, in one call if the runtime can do so: it gives the same bits."""
+    def train(self, params: np.ndarray) -> tuple[np.ndarray, PrivateArrays]:
+        """Does `train_vector` for `params [d]`, in one call if the runtime can do so: it gives the same bits."""
         if not self.in_one_call:
             return train_vector(self.training, self.round.context, params, self)
-        descent = self._descent()
+        descent = self.descent()
         if descent.batches:
-            self.loss_sum += self.gradient.descend(descent, params)  # type: ignore[attr-defined]
+            self.loss_sum += float(self.gradient.descend([descent], params[None])[0])  # type: ignore[attr-defined]
             self.seen += sum(map(len, descent.batches))
-        return {}
+        return params, {}
 
     @property
     def in_one_call(self) -> bool:
@@ -232,9 +261,12 @@ class OneClient:
             and type(training.gradient) is GradientRule
             and all(type(penalty) is Pull for penalty in training.penalties)
             and not training.order.resets
+            and not self.config.weight_decay
+            and self.config.accumulate == 1
         )
 
-    def _descent(self) -> Descent:
+    def descent(self) -> Descent:
+        """Draws the batches of a training `in_one_call`."""
         training, context, config = self.training, self.round.context, self.config
         parts = [Entries.of(mask, context.layout) for mask in training.order.masks(context)]
         drawn = [(indices, training.order.active(epoch, len(parts))) for epoch, indices in self._drawn()]
@@ -280,7 +312,7 @@ class OneClient:
         """Yields the epoch of each batch, and the places of its samples."""
         count = len(self.samples)
         for epoch, batches in enumerate(epochs(count, self.config, self.record)):
-            for indices in drawn_batches(count, self.config.batch_size, batches, self.record, self.rng):
+            for indices in drawn_batches(count, self.config.step_size, batches, self.record, self.rng):
                 yield epoch, indices
 
     def _batch(self, indices: np.ndarray, out: np.ndarray) -> Batch:
@@ -289,6 +321,7 @@ class OneClient:
         learned = distillation_inputs(self.teacher, indices) if self.training.objective.distills else {}
         batch = ClientBatch(self.gradient, x, y, masks, learned, out, self.scratch, self.failures)
         if self.record is None:
+            batch.at_once = self.config.batch_size
             return batch
         assert self.noise is not None
         batch.subsets = self.record.subsets(len(y), self.rng)

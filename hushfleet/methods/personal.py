@@ -26,6 +26,8 @@ class Personal:
     """Whether it is defined only for classes."""
     begins_alike: ClassVar[bool] = True
     """Whether all devices start from the global model's entries. Derived classes must set it themselves."""
+    reads_own: ClassVar[bool] = False
+    """Whether a round may use the personalized model of the last one. Its hooks say so for a class that does not."""
 
     @property
     def same_for_all(self) -> bool:
@@ -73,6 +75,13 @@ class Personal:
         if state.own is None or not personal.any():
             return global_params
         return np.where(personal, state.own, global_params)
+
+    def begin(
+        self, state: DeviceState, global_params: Array, chosen: Array | None, samples: OwnSamples, layout: ParamLayout
+    ) -> tuple[Array, PrivateArrays]:
+        """Returns `start`, and private arrays that the device keeps for its next round; for a start that is learned
+        from the device's own samples."""
+        return self.start(state, global_params, chosen, samples, layout), {}
 
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
         """Returns private arrays for the next round."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from hushfleet import array_api
@@ -24,6 +24,7 @@ class ClosedRound:
     :param loss: the same for the loss.
     :param updates: number of updates in `after`.
     :param devices: number of devices of the task.
+    :param mean: float32 `[d]`, the weighted mean of the sent values, before `aggregate`; 0 where nobody sent one.
     """
 
     round: int
@@ -34,6 +35,14 @@ class ClosedRound:
     loss: float | None
     updates: int = 0
     devices: int = 0
+    mean: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+
+
+def mean_of(sums: Array, weights: Array) -> Array:
+    """Returns the mean of the sent values, float64 `[d]`, from their weighted sum and the sum of the senders'
+    weights; 0 where nobody sent one."""
+    xp = array_api.array_namespace(sums)
+    return sums / xp.astype(xp.where(weights > 0, weights, xp.ones_like(weights)), sums.dtype)
 
 
 @dataclass(frozen=True)
@@ -76,11 +85,11 @@ class ServerHalf:
 
         A parameter that nobody shared keeps its value.
 
-        :param state: of the server half, NumPy; the vectors may be tensors on an accelerator.
+        :param state: of the server half, NumPy, and `devices`, the number of devices of the task; the vectors may be
+            tensors on an accelerator.
         """
         xp = array_api.array_namespace(global_params)
-        mean = sums / xp.astype(xp.where(weights > 0, weights, xp.ones_like(weights)), sums.dtype)
-        return global_params + xp.astype(mean, global_params.dtype)
+        return global_params + xp.astype(mean_of(sums, weights), global_params.dtype)
 
     def final(self, state: ServerArrays, last: np.ndarray) -> np.ndarray:
         """Returns the final global vector of the task, float32 `[d]`.
@@ -92,3 +101,13 @@ class ServerHalf:
     def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
         """Returns the state after a round; a function of its arguments only, because a killed server repeats it."""
         return state
+
+
+@dataclass(frozen=True)
+class ScaledMean(ServerHalf):
+    """Moves the global model by the mean of the sent values times a learning rate."""
+
+    learning_rate: float = 1.0
+
+    def aggregate(self, state: ServerArrays, global_params: Array, sums: Array, weights: Array) -> Array:
+        return super().aggregate(state, global_params, self.learning_rate * sums, weights)

@@ -72,8 +72,7 @@ class PublicState:
 
     def after(self, mask: Array) -> PublicState:
         """Returns the state after one more update; an unchanged mask is not packed again."""
-        count = self.participations + 1
-        return self.counted(count) if mask is self.mask else PublicState(mask, count)
+        return self._counted_once_more if mask is self.mask else PublicState(mask, self.participations + 1)
 
     def counted(self, participations: int) -> PublicState:
         """Returns the state with the same mask after so many updates."""
@@ -102,6 +101,10 @@ class PublicState:
     def to_bytes(self) -> bytes:
         """Encodes the number of participations and the mask."""
         return self._bytes
+
+    @cached_property
+    def _counted_once_more(self) -> PublicState:
+        return self.counted(self.participations + 1)
 
     @cached_property
     def _digest(self) -> bytes:
@@ -158,7 +161,7 @@ class RoundContext:
     :param chosen: bool `[..., d]`, entries that stay the device's own in this round by a choice that never leaves it.
     :param measured: accuracy and loss of the personalized model on the own samples after training, if a stage needs
         them.
-    :param remembered: after training, the private arrays that the training keeps for the next round.
+    :param remembered: the private arrays that the start, and after training the training, keeps for the next round.
     :param vectors: float32 `[d]` each, the vectors that the server half published with the model, by name.
     """
 

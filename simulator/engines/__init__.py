@@ -6,6 +6,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from hushfleet.simulator.closed_round import OnRound
     from hushfleet.simulator.run_folder import Simulation
 
 _ENGINES = {
@@ -26,4 +27,6 @@ def engine(name: str) -> Any:
 class RoundsRunner(Protocol):
     """Runs the rounds of a simulation; returns the seconds that they would have taken, None without a clock."""
 
-    def __call__(self, simulation: Simulation, *, evaluate_every: int) -> float | None: ...
+    def __call__(
+        self, simulation: Simulation, *, evaluate_every: int, on_round: OnRound | None = None
+    ) -> float | None: ...

@@ -173,6 +173,7 @@ class LiveFleet:
         files = folder.device(name)
         privacy = simulation.prepared.spec.privacy
         tests = {"common_test": folder.common_test, "local_test": files.local_test, "metrics": files.metrics}
+        tests |= {"own_metrics": own} if (own := list(simulation.task.model.metrics)) else {}
         sections: dict[str, dict[str, object]] = {
             "device": {"id": name, "federation": FEDERATION, "state_dir": files.path, "board": device.board},
             "broker": {"url": self.url_for(name), **(self._tls.files(name) if self._tls else {})},

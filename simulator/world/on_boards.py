@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hushfleet.aggregator.results.events import EventLog, iterate_events
+from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.atomic_file import write_whole
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -23,6 +25,7 @@ from hushfleet.edge_client.worker.metrics import append_line
 from hushfleet.edge_client.worker.randomness import SeededRandomness
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.simulator.boards import FleetMix
+from hushfleet.simulator.closed_round import OnRound, tell
 from hushfleet.simulator.engines.fast.chunks import trainer_of
 from hushfleet.simulator.engines.fast.engine import ALL_SPENT, too_few_can_pay
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
@@ -72,7 +75,13 @@ def train(each: RunJob) -> Outcome:
 
 
 def run_on_boards(
-    simulation: Simulation, workers: WorkerPool, *, mix: FleetMix, runtime: str = "onnx", evaluate_every: int = 1
+    simulation: Simulation,
+    workers: WorkerPool,
+    *,
+    mix: FleetMix,
+    runtime: str = "onnx",
+    evaluate_every: int = 1,
+    on_round: OnRound | None = None,
 ) -> float:
     """Runs the task's rounds to the end, and returns the seconds that they have taken; continues an interrupted run.
 
@@ -88,12 +97,36 @@ def run_on_boards(
     folder, clock = simulation.folder, WorldClock()
     clock.now = max((event["at"] for event in iterate_events(folder.events)), default=0.0)
     with EventLog(folder.scenario, clock=clock) as scenario:
-        run = _Run(simulation, workers, clock, scenario, mix=mix, runtime=runtime, evaluate_every=evaluate_every)
+        how: dict[str, Any] = {"runtime": runtime, "evaluate_every": evaluate_every, "on_round": on_round}
+        run = _Run(simulation, workers, clock, scenario, mix=mix, **how)
         try:
             run.play()
         finally:
             run.end()
     return clock.now
+
+
+class _Server(WorldServer):
+    """An aggregator that calls a program's function after each round."""
+
+    on_round: OnRound | None = None
+
+    def options_of(self, engine: RoundEngine) -> dict[str, Any]:
+        return super().options_of(engine) | {"events": _Told(self, engine, clock=self._clock)}
+
+
+class _Told(EventLog):
+    """The event log, by whose event of a closed round its function is called: the next one is not open yet."""
+
+    def __init__(self, server: _Server, engine: RoundEngine, *, clock: WorldClock) -> None:
+        super().__init__(server.events_path, clock=clock)
+        self._server, self._engine = server, engine
+
+    def write(self, kind: str, **fields: Any) -> dict[str, Any]:
+        event = super().write(kind, **fields)
+        if kind == "round_close":
+            tell(self._server.on_round, self._engine, fields)
+        return event
 
 
 class _Run:
@@ -109,13 +142,14 @@ class _Run:
         mix: FleetMix,
         runtime: str,
         evaluate_every: int,
+        on_round: OnRound | None,
     ) -> None:
         self._simulation, self._workers, self._clock, self._scenario = simulation, workers, clock, scenario
         self._mix, self._runtime, self._every = mix, runtime, evaluate_every
         self._names = [device.name for device in simulation.fleet.devices]
         self._schedule = schedule_of(simulation.task, self._names)
         hub, costs = LocalHub(clock=clock), kept_costs(simulation)
-        self._server = WorldServer(
+        self._server = _Server(
             simulation.prepared,
             simulation.folder.aggregator,
             clock=clock,
@@ -126,6 +160,7 @@ class _Run:
             key=simulation.folder.path / "aggregator.key",
             on_opened=lambda round, cohort: self.world.round_opened(round),
         )
+        self._server.on_round = on_round
         self._server.start()
         first_round = self._server.store.last_closed_round + 1
         self.world = World(

@@ -14,13 +14,14 @@ import pytest
 from scipy.stats import beta
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.methods import METHODS, make_method
+from hushfleet.methods import make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.wire.format.spec import PrivacySpec
+from support.methods import WITH_RECORDS
 
 SIGMA, RATE, BATCHES, DELTA = 0.6, 0.02, 150, 0.05
 TRIALS = 100_000
@@ -30,6 +31,8 @@ TWO_GRADIENTS = {
     "feddpa": {},
     "fedaddp": {},
     "fedglp-adp": {"sequential": True},
+    "apfl": {},
+    "pfedme": {"own_steps": 2},
 }
 
 
@@ -69,11 +72,11 @@ def test_the_pair_of_gradients_does_not_beat_its_charge() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [*TWO_GRADIENTS.items(), *((name, {}) for name in METHODS if name not in TWO_GRADIENTS)]
+    ("name", "settings"), [*TWO_GRADIENTS.items(), *((name, {}) for name in WITH_RECORDS if name not in TWO_GRADIENTS)]
 )
 def test_no_method_is_charged_less_than_its_gradients_of_one_batch_cost(name: str, settings: dict[str, bool]) -> None:
     privacy = PrivacySpec("record", "strict", 1.0, 0.8, 1e-5, sample_rate=0.01, batches=30)
-    method = make_method(name, settings, privacy, ParamLayout(("a", "b"), ((2,), (2,))), rounds=2)
+    method = make_method(name, settings, privacy, ParamLayout(("a.weight", "norm.weight"), ((2, 1), (2,))), rounds=2)
     gradients = method.training.gradients_per_batch
     assert gradients == (2 if name in TWO_GRADIENTS else 1)
     charge = method.charge(RoundTerms())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -197,3 +199,49 @@ def test_two_threads_of_one_program_prepare_their_runs_in_turn(monkeypatch, tmp_
     for each in threads:
         each.join()
     assert len(set(folders)) == 2
+
+
+TRIAL = {
+    "name": "trial",
+    "model": {"name": "linear", "features": "filters"},
+    "method": {"name": "dp-fedavg", "optimizer": "sgd"},
+    "privacy": {"noise_multiplier": 0.1, "clip_norm": 1.0},
+    "data": {"name": "digits", "devices": 3, "limit": 150},
+    "round": {"rounds": 2},
+}
+
+
+def test_a_trial_leaves_nothing_but_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    kept = hf.simulate(TRIAL, out=tmp_path / "kept", report=False, local_only=False, quiet=True, workers=1)
+    assert not [
+        path for path in kept.folder.rglob("*") if path.suffix in (".html", ".onnx") and "graphs" not in path.parts
+    ]
+    with pytest.raises(BadInput, match="has no report: `hushfleet report"):
+        kept.report()
+    monkeypatch.setattr("hushfleet.aggregator.report.render.write_report", lambda *_: pytest.fail("a report"))
+    run = hf.simulate(TRIAL, keep=False, local_only=False, quiet=True, workers=1)
+    assert run.rounds.drop(columns="wall_s").equals(kept.rounds.drop(columns="wall_s"))
+    assert (run.devices.equals(kept.devices), run.finished) == (True, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    for asked in (lambda: run.model(), lambda: run.events, run.report, lambda: run.normalisation):
+        with pytest.raises(BadInput, match="the run was not kept"):
+            asked()
+
+
+@pytest.mark.slow
+def test_workers_stay_and_forget_a_run_whose_folder_is_taken_again(tmp_path: Path) -> None:
+    how = {"local_only": False, "quiet": True, "report": False, "out": tmp_path / "a"}
+    with hf.Workers(2) as workers:
+        first = hf.simulate(TRIAL, workers=workers, **how)
+        pids = {process.pid for process in workers._processes}
+        assert len(pids) == 2
+        hf.simulate(TRIAL, {"method.learning_rate": 0.3}, workers=workers, **how | {"out": tmp_path / "b"})
+        assert {process.pid for process in workers._processes} == pids
+        shutil.rmtree(tmp_path / "a")
+        other = hf.simulate(TRIAL, {"method.learning_rate": 0.3, "data.devices": 5}, workers=workers, **how)
+    alone = hf.simulate(
+        TRIAL, {"method.learning_rate": 0.3, "data.devices": 5}, workers=1, **how | {"out": tmp_path / "c"}
+    )
+    assert first.rounds.accuracy_global.tolist() != other.rounds.accuracy_global.tolist()
+    assert other.rounds.accuracy_global.equals(alone.rounds.accuracy_global)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.results.device_metrics import write_metrics
@@ -20,10 +21,11 @@ from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.learning.evaluation import evaluate
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.progress import doing
+from hushfleet.simulator.closed_round import OnRound, tell
 from hushfleet.simulator.cohort_store import CohortStore
 from hushfleet.simulator.engines.fast.chunks import ChunkAnswer, Client, ClientChunk, ClientRow, divided, train
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
-from hushfleet.simulator.engines.fast.partial_sum import SummedUpdates
+from hushfleet.simulator.engines.fast.partial_sum import SummedUpdates, like_in
 from hushfleet.simulator.engines.fast.runtimes import NATIVE, VMAP
 from hushfleet.simulator.engines.fast.sums import key_of, write_membership_list
 from hushfleet.simulator.engines.fast.workers import WorkerPool
@@ -34,10 +36,10 @@ from hushfleet.wire.format.messages import RoundPlan
 ALL_SPENT = "too few devices have privacy budget left for another round"
 
 
-def run_logged(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx", evaluate_every: int = 1) -> None:
+def run_logged(simulation: Simulation, workers: WorkerPool, **how: Any) -> None:
     """Runs the rounds as `run_rounds` does, and writes their events into the run folder."""
     with EventLog(simulation.folder.events) as events:
-        run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=evaluate_every)
+        run_rounds(simulation, workers, events, **how)
 
 
 def run_rounds(
@@ -50,6 +52,7 @@ def run_rounds(
     evaluate_last: int = 1,
     on_opened: Callable[[RoundPlan], None] = lambda plan: None,
     on_closed: Callable[[int], None] = lambda round: None,
+    on_round: OnRound | None = None,
 ) -> None:
     """Runs the task's rounds to the end; continues an interrupted run.
 
@@ -62,6 +65,7 @@ def run_rounds(
     :param on_opened: called with each round's plan, before any device trains.
     :param on_closed: called after each round, before any device trains again; first with the last round of an earlier
         part of the run, or 0.
+    :param on_round: a program's function, called after `on_closed`.
     """
     if not simulation.task.round.has_cohort:
         raise BadInput(
@@ -91,6 +95,7 @@ def run_rounds(
             work.count()
             events.write("round_close", **summary.to_dict())
             on_closed(plan.round)
+            tell(on_round, engine, summary.to_dict())
             spent = summary.participants == 0 and too_few_can_pay(store, names, least=least)
     events.write("finished", **({"reason": ALL_SPENT} if spent else finished_fields(engine)))
 
@@ -154,6 +159,7 @@ class FastFleet:
             evaluate=evaluate,
             summed=self.engine.kind.adds_up,
             server=server.state if server.method.server.weighs else {},
+            like=like_in(len(devices)),
             clients=[
                 Client(each.name, each.index, each.epsilon_limit, each.preference, self._cohort.carried(each.index))
                 for each in devices
@@ -191,7 +197,9 @@ def tested_by(simulation: Simulation, runtime: str) -> PreparedTask:
     if prepared.evaluate_global is None or not own:
         return prepared
     run = loaded_run(simulation.folder.path.absolute(), runtime)
-    return replace(prepared, evaluate_global=lambda params: evaluate(run.inference, params, run.common_test))
+    return replace(
+        prepared, evaluate_global=lambda params: evaluate(run.inference, params, run.common_test, run.metrics)
+    )
 
 
 def check_participation(engine: RoundEngine, plan: RoundPlan, *, least: int = 1) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from hushfleet.aggregator.results.device_metrics import write_metrics
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.worker.metrics import append_line
+from hushfleet.edge_client.worker.metrics import append_line, tested_fields
 from hushfleet.learning.evaluation import Evaluations, evaluate_each, evaluate_models
 from hushfleet.learning.head_choice import takes_unlabelled
 from hushfleet.learning.personalized_head import inputs_of_own, own_logits, personalized_head_of
@@ -86,17 +86,18 @@ def _choose(jobs: Sequence[_Job]) -> list[_Chosen]:
         unlabelled = run.unlabelled(job.device) if wanted else None
         heads.append(personalized_head_of(params, spec.model.layout, run.train(job.device), spec.signal, unlabelled))
     tested = {job.device: head.params for job, head in zip(jobs, heads, strict=True) if job.tested}
-    on_common = evaluate_models(_logits_of_heads, list(tested.values()), inputs_of_own(run.common_test))
+    keep, models, common_test = bool(run.metrics), list(tested.values()), inputs_of_own(run.common_test)
+    on_common = evaluate_models(_logits_of_heads, models, common_test, keep_logits=keep)
     measured = dict(zip(tested, on_common, strict=True))
     kept = {"task": spec.task, "global_digest": params_digest(published), "round": jobs[0].round}
     chosen = []
     for job, head in zip(jobs, heads, strict=True):
         line: dict[str, object] | None = None
         if job.tested:
-            line = {"round": job.round, "own_head": to_plain(head.choice)}
             common = measured[job.device]
-            for name, found in (("common", common), ("local", _on_own(run, job.device, head.params, common))):
-                line[f"accuracy_own_{name}"], line[f"loss_own_{name}"] = found.mean()
+            local = _on_own(run, job.device, head.params, common).mean(run.metrics)
+            line = {"round": job.round, "own_head": to_plain(head.choice)}
+            line |= tested_fields({"common": common.mean(), "local": local})
         model = KeptModel.of(head, package=run.package, **kept) if _kept(run.folder, job.device) else None
         chosen.append(_Chosen(model, line))
     return chosen
@@ -106,7 +107,7 @@ def _on_own(run: LoadedRun, device: str, params: np.ndarray, on_common: Evaluati
     """Returns the results on the device's own test, which may be a part of the common one."""
     if (part := run.local_indices(device)) is not None:
         return on_common.take(part)
-    return evaluate_each(own_logits, params, inputs_of_own(run.local_test(device)))
+    return evaluate_each(own_logits, params, inputs_of_own(run.local_test(device)), keep_logits=bool(run.metrics))
 
 
 def _logits_of_heads(heads: Sequence[np.ndarray], x: np.ndarray) -> np.ndarray:

@@ -16,12 +16,14 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import ModuleType
 from typing import Protocol, Self, TypeVar
 
 import psutil
 
 from hushfleet.errors import HushfleetError
+from hushfleet.methods import ALLOWED_FILE
 from hushfleet.output import escape_output
 
 Item = TypeVar("Item")
@@ -61,6 +63,8 @@ class WorkerPool(Protocol):
 class Workers:
     """Runs functions of one item in `count` processes, or here when `count` is 1.
 
+    In a program `with hf.Workers() as workers:` keeps the processes for the runs of the block.
+
     :param count: 0 means one for each processor core. In a daemonic process, such as Celery's, which may not have
         children, it is 1.
     """
@@ -70,6 +74,17 @@ class Workers:
         self.count = 1 if alone else count or len(os.sched_getaffinity(0))
         self._pool: ProcessPoolExecutor | None = None
         self._processes: set[BaseProcess] = set()
+        self._known: set[object] = set()
+
+    def begin(self, folder: Path, device: str = "") -> None:
+        """Begins another run in this folder: processes that have loaded something else by its name are replaced."""
+        method = os.environ.get(ALLOWED_FILE, "")
+        path = Path(method.rpartition(":")[0])
+        key = method, path.stat().st_mtime_ns if method and path.exists() else 0, device
+        if folder in self._known or (self._known and key not in self._known):
+            self.__exit__(None)
+            self._known.clear()
+        self._known |= {folder, key}
 
     def map(self, function: Callable[[Item], Outcome], items: Iterable[Item]) -> Iterator[Outcome]:
         """Yields outcomes in the order of the items, as they become ready."""

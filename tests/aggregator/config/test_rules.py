@@ -28,6 +28,7 @@ BUFFERED = {
 }
 NUMBERS = {"model.name": "linear", "model.loss": "squared", "model.tolerance": 0.5, "method.name": "dp-fedavg"}
 INPUTS = {"model.name": "autoencoder", "model.loss": "reconstruction", "method.name": "dp-fedavg"}
+_COLUMNS = ("label", "device", "time", "record")
 ARRAYS = {"data.name": "arrays", "data.path": "mine.npz"}
 ASKS = {"model.name": "linear", "method.name": "dp-fedavg", "privacy.epsilon": 1.0, "round.rounds": 1}
 MEAN = {**ASKS, "statistic.kind": "mean", "statistic.column": "0"}
@@ -36,11 +37,17 @@ BREAKS: dict[str, dict[str, Any]] = {
     "model.directions-need-features": {"model.name": "linear", "model.directions": 3},
     "model.head-needs-layers": {"model.name": "linear", "model.share": "head"},
     "model.weights-need-fixed-layers": {"model.weights": "layers.safetensors"},
+    "model.targets-need-own-loss": {"model.targets": "numbers"},
     "model.tolerance-needs-numbers": {"model.loss": "huber"},
     "model.false-alarms-need-reconstruction": {"model.false_alarms": 0.1},
     "model.reconstruction-needs-layers": {"model.name": "linear", "model.loss": "reconstruction"},
     "model.autoencoder-needs-reconstruction": {"model.name": "autoencoder"},
     "method.momentum-needs-sgd": {"method.momentum": 0.5},
+    "method.adamw-needs-decay": {"method.optimizer": "adamw"},
+    "method.step-rounds-need-step": {"method.schedule": "step"},
+    "task.warmup-below-rounds": {"method.warmup_rounds": 5, "round.rounds": 5},
+    "task.own-loss-needs-no-teacher": {"model.loss": "/focal.py:focal", "method.name": "pfedsd"},
+    "task.accumulate-needs-device": {"method.accumulate": 2, "privacy.unit": "record"},
     "method.personal-epochs-below-local": {"method.name": "feddpa", "method.personal_epochs": 1},
     "method.head-needs-whole-epochs": {"method.name": "fedrep", "method.local_steps": 5},
     "method.head-epochs-below-local": {"method.name": "fedrep", "method.head_epochs": 2},
@@ -49,6 +56,8 @@ BREAKS: dict[str, dict[str, Any]] = {
         "method.freeze_ratio": 0.1,
         "method.local_epochs": 2,
     },
+    "method.steps-are-counted": {"method.name": "scaffold", "method.local_epochs": 2},
+    "method.pull-shorter-than-step": {"method.name": "fednova", "method.learning_rate": 0.5, "method.mu": 2.0},
     "privacy.noise-twice": {"privacy.noise_multiplier": 1.0, "privacy.epsilon": 2.0},
     "privacy.sample-rate-needs-record": {"privacy.sample_rate": 0.1},
     "privacy.reading-needs-device": {"privacy.reading": "client-sampling", "privacy.unit": "record"},
@@ -74,6 +83,9 @@ BREAKS: dict[str, dict[str, Any]] = {
     "data.given-needs-owners": {"data.partition": "given"},
     "data.columns-not-used": {**ARRAYS, "data.columns": ["a"]},
     "data.decimal-not-used": {**ARRAYS, "data.decimal": ","},
+    **{f"data.{key}_column-not-used": {**ARRAYS, f"data.{key}_column": "a"} for key in _COLUMNS},
+    "data.layout-not-used": {"data.layout": "channels-last"},
+    "data.bit_depth-not-used": {"data.bit_depth": 12},
     "data.labels-not-used": {"data.labels": "names"},
     "data.values-not-used": {"data.values": "pixels"},
     "round.trim-needs-trimmed-mean": {"round.trim": 0.1},
@@ -123,7 +135,6 @@ BREAKS: dict[str, dict[str, Any]] = {
     "task.target-mean-needs-numbers": {**ARRAYS, "data.target_mean": [0.5], "data.target_std": [1.0]},
     "task.loss-data-with-classes": NUMBERS,
     "task.loss-partition-by-classes": {**NUMBERS, **ARRAYS, "data.partition": "dirichlet-class", "data.alpha": 1.0},
-    "task.loss-test-by-classes": {**NUMBERS, **ARRAYS, "data.test_fraction": 0.0},
     "task.loss-unlabelled": {**NUMBERS, **ARRAYS, "data.unlabelled": 3},
     "task.loss-augmented-input": {**INPUTS, **ARRAYS, "data.augment": "flip-crop"},
     "task.loss-method-of-classes": {**NUMBERS, **ARRAYS, "method.name": "pfedsd"},

@@ -17,7 +17,7 @@ from hushfleet.data.samples import Samples
 from hushfleet.errors import PrivacyError
 from hushfleet.learning.draws import Inputs
 from hushfleet.learning.optim import make_optimizer
-from hushfleet.methods import METHODS, make_method
+from hushfleet.methods import make_method
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local import GradientRule, Sgd
 from hushfleet.methods.method import Method
@@ -28,17 +28,19 @@ from hushfleet.privacy.clipping import clipped_sum
 from hushfleet.privacy.noise import SeededNoise, add_on_grid
 from hushfleet.privacy.record import LEAST_CLIP_NORM, RecordMechanism
 from hushfleet.wire.format.spec import PrivacySpec
-from support.methods import train_round
+from support.methods import WITH_RECORDS, taken, train_round
 from support.methods import trained as train
 
 CLASSES = 3
-LAYOUT = ParamLayout(("body.weight", "body.bias", "head.weight", "head.bias"), ((2, 4), (2,), (3, 2), (3,)))
+NAMES = ("body.weight", "body.bias", "norm.weight", "head.weight", "head.bias")
+LAYOUT = ParamLayout(NAMES, ((2, 4), (2,), (2,), (3, 2), (3,)))
 
 
 def network(params: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Logits `[n, 3]` of two small layers."""
-    first, one, second, two = params[:8].view(2, 4), params[8:10], params[10:16].view(3, 2), params[16:19]
-    return torch.tanh(x.view(len(x), -1) @ first.T + one) @ second.T + two
+    first, one, scale = params[:8].view(2, 4), params[8:10], params[10:12]
+    second, two = params[12:18].view(3, 2), params[18:21]
+    return torch.tanh((x.view(len(x), -1) @ first.T + one) * scale) @ second.T + two
 
 
 def loss_of(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -87,7 +89,7 @@ def spec(**changes: Any) -> PrivacySpec:
 
 def method_of(name: str = "dp-fedavg", privacy: PrivacySpec | None = None, **config: Any) -> TaskMethod:
     settings = {"optimizer": "sgd", "learning_rate": 0.3, "batch_size": 5, "local_epochs": 2, **config}
-    return make_method(name, settings, privacy or spec(), LAYOUT, rounds=4)
+    return make_method(name, taken(name, settings), privacy or spec(), LAYOUT, rounds=4)
 
 
 def start_of() -> np.ndarray:
@@ -165,7 +167,7 @@ def test_without_records_only_noise_is_learned() -> None:
     np.testing.assert_allclose(update, -unit * noise, atol=6 * unit * 2**-10)
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", WITH_RECORDS)
 def test_what_every_method_sends_is_bounded_by_the_clipped_gradients(name: str) -> None:
     """Without noise and with huge raw gradients, SGD moves at most by steps * rate * C * n / B, penalties aside."""
     method = method_of(name, spec(noise_multiplier=0.0, clip_norm=1e-6, sample_rate=1.0), learning_rate=0.01)
@@ -270,7 +272,7 @@ def test_a_runtimes_own_clipping_gives_the_same() -> None:
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", WITH_RECORDS)
 def test_a_device_without_records_takes_part_with_noise_alone(name: str) -> None:
     """Round by round, since what a method learns from its own last model begins in the second."""
     method = method_of(name)
