@@ -187,8 +187,8 @@ def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[d
 
     def work() -> None:
         try:
-            how = {} if options.get("engine") == "live" else {"on_round": on_round}
-            simulate(source, out=out, quiet=True, **how, **options)
+            stepped: OnRound | None = None if options.get("engine") == "live" else on_round
+            simulate(source, out=out, quiet=True, on_round=stepped, **options)
         except BaseException as error:  # it is raised again in the caller's thread
             failed.append(error)
         news.set()
