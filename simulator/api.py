@@ -25,7 +25,8 @@ from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.aggregator.report.notebook import run_console
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.data.arrays import Data
-from hushfleet.data.conversion import as_data
+from hushfleet.data.conversion import converted
+from hushfleet.data.form import ANY_FORM
 from hushfleet.errors import BadInput, format_value
 from hushfleet.learning import own_metrics
 from hushfleet.learning.own_metrics import Metric, Metrics
@@ -90,9 +91,10 @@ def simulate(
     :param source: task, as for `task`; the same for `changes`.
     :param model: replaces `model.name`: a name, `FILE.py:NAME`, or a network, or a class or function that makes one
         (`hushfleet.models.module.model_of`).
-    :param data: replaces `data.name`: (x, y) arrays, `Data`, a PyTorch or Hugging Face data set
-        (`hushfleet.data.conversion.as_data`). It is written into the run folder; a resumed run reads it from there.
-        If it contains the device of each sample, this is the partition.
+    :param data: replaces `data.name`: (x, y) arrays, a table with named columns, `Data`, a PyTorch or Hugging Face data
+        set (`hushfleet.data.conversion.as_data`); `data.label_column` and the like name the columns. It is written into
+        the run folder; a resumed run reads it from there. If it contains the device of each sample, this is the
+        partition.
     :param method: replaces `method.name`: a name, `FILE.py:NAME`, or a `Published`. Only this process knows a
         `Published`, so everything is then computed in this process.
     :param metrics: replaces `model.metrics`: functions of logits `[n, C]` and labels `[n]` by name, or a list
@@ -133,14 +135,15 @@ def simulate(
             asked_for = replace(asked_for, workers=1)
         if data is not None:
             # With a placeholder for the path, because the run folder depends on the task's name.
-            given = as_data(data)
-            changed |= {"data.name": "arrays", "data.path": "data.npz"}
-            changed |= {} if given.train_device is None else {"data.partition": "given"}
+            changed |= {"data.path": "data.npz"}
+            own, read = _own_data(data, task(source, changed | {"data.name": "table"}))
+            changed |= {"data.name": "arrays", **read}
+            changed |= {} if own.train_device is None else {"data.partition": "given"}
         asked = task(source, changed)
         files = RunFolder(run_path(asked_for.out, asked.name).absolute())
         if data is not None:
             if not asked_for.resume:
-                save_data(given, files)
+                save_data(own, files)
             asked = task(asked, {"data.path": str(files.data)})
         console = run_console(quiet=quiet)
         simulation = opened(asked, files, asked_for, console)
@@ -149,6 +152,18 @@ def simulate(
         pool.begin(files.path, asked_for.device)
     run(simulation, asked_for, console=console, workers=pool, on_round=on_round)
     return Run(files.path)
+
+
+def _own_data(data: Any, asked: Task) -> tuple[Data, dict[str, Any]]:
+    """Converts a program's data by the words of the task, and returns the keys that are thereby done."""
+    section, targets = asked.data, asked.targets
+    if isinstance(data, Data):
+        return data, {}
+    outputs = () if targets.are_classes else asked.class_names
+    read = ("columns", "label_column", "device_column", "time_column", "record_column", "layout", "bit_depth")
+    return converted(data, section.form, outputs, needs_labels=not targets.are_inputs), {
+        f"data.{key}": getattr(ANY_FORM, key) for key in read if getattr(section, key)
+    }
 
 
 def _run_options(options: Mapping[str, Any]) -> RunOptions:

@@ -122,19 +122,21 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
             classes_per_device=section.classes_per_device,
             min_samples=section.min_samples,
         )
+    held_out = section.share_tested(dataset.has_test)
     devices = []
     for index, (name, indices) in enumerate(zip(device_names(section.devices), parts, strict=True)):
         tested = None if dataset.test_owners is None else np.flatnonzero(dataset.test_owners == index)
         if tested is not None and len(tested) and section.partition == "given":
             own, local_test = indices, Subset(dataset.test, partial(np.asarray, tested))
-        elif section.test_fraction > 0:
-            own, held_out = split_local(indices, strata, test_fraction=section.test_fraction, seed=seed + index)
-            local_test = Subset(train, partial(np.asarray, held_out))
+        elif held_out > 0 and len(indices) > 1:
+            own, others_of_it = split_local(indices, strata, test_fraction=held_out, seed=seed + index)
+            local_test = Subset(train, partial(np.asarray, others_of_it))
+        elif not train.targets.are_classes:
+            own, local_test = indices, Subset(dataset.test, partial(np.arange, len(dataset.test)), len(dataset.test))
         else:
-            own = indices
-            _check_testable(mixes[index], dataset)
-            choose = partial(_like_own, mixes[index], dataset.test, seed=seed, index=index)
-            local_test = Subset(dataset.test, choose, int(_counts_like_own(mixes[index], dataset.test).sum()))
+            own, mix = indices, _testable(mixes[index], dataset, name, is_asked=section.test_fraction == 0)
+            choose = partial(_like_own, mix, dataset.test, seed=seed, index=index)
+            local_test = Subset(dataset.test, choose, int(_counts_like_own(mix, dataset.test).sum()))
         devices.append(
             SimulatedDevice(
                 index=index,
@@ -179,14 +181,20 @@ def _preference(task: Task, index: int) -> float:
     return float(np.clip(rng.normal(1.0, spread), *_PREFERENCES))
 
 
-def _check_testable(mix: np.ndarray, dataset: DataSet) -> None:
+def _testable(mix: np.ndarray, dataset: DataSet, device: str, *, is_asked: bool) -> np.ndarray:
+    """Returns the device's shares of the classes that the common test set has. Raises `BadInput` if it has none.
+
+    :param is_asked: whether the task asks for test parts of these very shares: then all classes are needed.
+    """
     available = np.bincount(dataset.test.labels, minlength=len(mix))[: len(mix)]
-    if not available[mix > 0].all():
+    tested: np.ndarray = np.where(available > 0, mix, 0)
+    if not tested.any() or (is_asked and not available[mix > 0].all()):
         lacking = [dataset.class_names[label] for label in np.flatnonzero((mix > 0) & (available == 0))]
         raise BadInput(
             f"the common test set has no image of {', '.join(lacking)}, so data.test_fraction = 0 cannot draw a test "
-            "part like the devices' own data; set data.test_fraction = 0.2, or add test images"
+            f"part like the own data of {device}; set data.test_fraction = 0.2, or add test images"
         )
+    return tested / tested.sum()
 
 
 def _like_own(shares: np.ndarray, test: Samples, *, seed: int, index: int) -> np.ndarray:

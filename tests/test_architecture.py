@@ -18,6 +18,7 @@ EXTRA = {
     "hushfleet/data/torchvision_sets.py": {"torch"},
     "hushfleet/methods/papers/clip_agent.py": {"torch"},
     "hushfleet/array_api.py": {"torch"},
+    "hushfleet/data/tables.py": {"pandas"},
 }
 """What no board needs, in files that boards have: it is for simulations and for the server's half of a method."""
 

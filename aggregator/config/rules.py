@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from hushfleet.data.form import OWN_DATA, form_rules, one_form
+from hushfleet.data.form import OWN_DATA, TABLES, form_rules, one_form
 from hushfleet.errors import HushfleetError
 from hushfleet.losses import LOSSES, find_loss
 from hushfleet.methods.server import ServerHalf
@@ -154,8 +154,8 @@ DATA: Rules = {
         "target_mean has {target_mean!n} values, for {class_names!n} outputs",
     ),
     "data.given-needs-owners": (
-        lambda data: data.partition == "given" and data.name not in ("arrays", "csv"),
-        "partition = 'given' goes with name = 'arrays' or 'csv', which can say whose a sample is",
+        lambda data: data.partition == "given" and data.name not in ("arrays", *TABLES),
+        "partition = 'given' goes with name = 'arrays' or 'table', which can say whose a sample is",
     ),
     **form_rules("data", lambda data: data.name),
 }
@@ -407,16 +407,12 @@ TASK: Rules = {
         f"data.target_mean and data.target_std belong to a model.loss of numbers ({_OF_NUMBERS})",
     ),
     "task.loss-data-with-classes": _without_classes(
-        lambda task: task.data.name not in ("arrays", "csv"),
-        "data.name = {data.name!r} has classes; take 'arrays' or 'csv'",
+        lambda task: task.data.name not in ("arrays", *TABLES),
+        "data.name = {data.name!r} has classes; take 'arrays' or 'table'",
     ),
     "task.loss-partition-by-classes": _without_classes(
         lambda task: task.data.partition not in ("iid", "given"),
         "data.partition = {data.partition!r} deals samples out by their classes; take 'iid', or 'given' with your own",
-    ),
-    "task.loss-test-by-classes": _without_classes(
-        lambda task: task.data.test_fraction == 0,
-        "data.test_fraction = 0 draws test parts by the shares of classes; set for example 0.2",
     ),
     "task.loss-unlabelled": _without_classes(
         lambda task: task.data.unlabelled > 0,

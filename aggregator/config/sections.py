@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from hushfleet.aggregator.config import rules
-from hushfleet.data.form import OWN_DATA, PUBLIC_DATA, Columns, DecimalMark, LabelKind, SampleForm, ValueKind
+from hushfleet.data.form import (
+    OWN_DATA,
+    PUBLIC_DATA,
+    BitDepth,
+    ColumnName,
+    Columns,
+    DecimalMark,
+    LabelKind,
+    LayoutKind,
+    SampleForm,
+    ValueKind,
+)
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
 from hushfleet.errors import HushfleetError
@@ -244,15 +255,16 @@ class DataSection(Checked):
     """`[data]`: the data set, and how a simulation divides it among devices.
 
     :param name: a public data set; or your own data: `folder`, class folders of images; `arrays`, an `.npz` file with
-        train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`); `csv`, columns `label`, perhaps
-        `device`, and values. In the field give `class_names` and `input_shape`.
+        train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`); `table` or `csv`, columns `label`,
+        perhaps `device`, and values, in CSV or Parquet. In the field give `class_names` and `input_shape`.
     :param devices: number of devices.
     :param partition: how a simulation deals samples out; with `given` the file says whose each sample is.
     :param alpha: for `dirichlet-class` and `dirichlet-device`: the larger, the more alike the devices are.
     :param classes_per_device: for `pathological`.
     :param test_fraction: share of a device's samples that it is tested on. With 0 it trains on its whole share, and its
-        test part is drawn from the common test set by its label shares.
-    :param min_samples: of a device.
+        test part is drawn from the common test set by its label shares. Left out, 0.2; with your own data that have a
+        test part, 0.
+    :param min_samples: of a device; with one sample it trains on it, and is tested as with `test_fraction = 0`.
     :param limit: use only this many training samples.
     :param unlabelled: number of additional images of each simulated device, with its own mix of classes but without
         labels, drawn from the training images that `limit` leaves out. They help its personalized head after the last
@@ -261,9 +273,9 @@ class DataSection(Checked):
     :param window: such as `30d`: a board trains only on the samples that arrived in the current window, so that a
         person who appears in one window is protected by the epsilon of that window (docs/privacy.md). In a simulation
         all samples have arrived in the current window.
-    :param path: of your own data: the folder with `train/<class>/*` and `test/<class>/*`, the file, or for `csv` a
-        folder with `train.csv` and `test.csv`; in the field the aggregator's public test set. A relative path starts at
-        the task file's folder (in an override: at the working directory).
+    :param path: of your own data: the folder with `train/<class>/*` and `test/<class>/*`, the file, or for `table` a
+        folder with `train.csv` and `test.csv`, or `.parquet`; in the field the aggregator's public test set. A relative
+        path starts at the task file's folder (in an override: at the working directory).
     :param class_names: the meaning of labels 0, 1, ...; for other losses the names of the outputs, which are the
         columns of the targets in CSV files.
     :param input_shape: channels, height, width of a sample.
@@ -278,6 +290,13 @@ class DataSection(Checked):
     :param decimal: the decimal mark of CSV files.
     :param labels: whether labels are `names` of classes or `numbers` from 0.
     :param values: whether values are `pixels` from 0 to 255 or `numbers`.
+    :param label_column: the column of labels of a table; left out, `label`.
+    :param device_column: the column that names each sample's device, for partition `given`; left out, `device`.
+    :param time_column: a column of times: rows are sorted by it.
+    :param record_column: a column of records: rows with the same entry are the steps of one sample, a series.
+    :param layout: whether arrays have the axis of channels first or last; left out, the shape decides where it can.
+    :param bit_depth: 9 to 16: pixels are whole numbers of so many bits, and are divided by the largest of them, as in
+        medical images; 8: images with 16 bits are cut to bytes. Left out, images with 16 bits are divided by 65535.
     """
 
     name: DataSetName
@@ -285,8 +304,8 @@ class DataSection(Checked):
     partition: Partition = "iid"
     alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     classes_per_device: AtLeast1 | None = None
-    test_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.2
-    min_samples: Annotated[int, Meta(ge=2)] = 10
+    test_fraction: Annotated[float, Meta(ge=0, lt=1)] | None = None
+    min_samples: AtLeast1 = 10
     limit: AtLeast1 | None = None
     unlabelled: Annotated[int, Meta(ge=0, le=10_000)] = 0
     augment: Augment = "none"
@@ -302,6 +321,12 @@ class DataSection(Checked):
     decimal: DecimalMark = ""
     labels: LabelKind = ""
     values: ValueKind = ""
+    label_column: ColumnName = ""
+    device_column: ColumnName = ""
+    time_column: ColumnName = ""
+    record_column: ColumnName = ""
+    layout: LayoutKind = ""
+    bit_depth: BitDepth = 0
 
     rules = rules.DATA
 
@@ -313,7 +338,11 @@ class DataSection(Checked):
     @property
     def form(self) -> SampleForm:
         """How samples are written in tables."""
-        return SampleForm(self.columns, self.decimal, self.labels, self.values)
+        return SampleForm.of(self)
+
+    def share_tested(self, has_test: bool) -> float:
+        """Returns the share of a device's samples that it is tested on: by default none if there is a test part."""
+        return (0.0 if has_test else 0.2) if self.test_fraction is None else self.test_fraction
 
     @property
     def window_s(self) -> int:

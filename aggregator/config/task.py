@@ -230,7 +230,7 @@ class Task(Checked):
     def _sample_rate(self, train_samples: int | None) -> float:
         rate = self.privacy.sample_rate
         if train_samples is not None:
-            share = train_samples * (1 - self.data.test_fraction) / self.data.devices
+            share = train_samples * (1 - self.data.share_tested(has_test=False)) / self.data.devices
             try:
                 check_delta(self.delta, max(1, round(share)))
             except PrivacyError as error:

@@ -18,7 +18,7 @@ from hushfleet.aggregator.config.question import question_of
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.payloads.public_data import load_public, normalisation
 from hushfleet.aggregator.payloads.start import EarlierModel
-from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, SampleForm, ValueKind
+from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, TABLES, SampleForm, ValueKind
 from hushfleet.data.samples import DataSet, LabelledSamples
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.field_types import hints
@@ -117,7 +117,10 @@ def prepare(
     _check_layout(task, model)
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
     sent = model.layout.size - int(np.count_nonzero(task.parts().personal.mask(model.layout)))
-    privacy = task.privacy_spec(train_samples=train_samples or None, size=sent)
+    trained = replace(
+        task, data=replace(task.data, test_fraction=task.data.share_tested(dataset is not None and dataset.has_test))
+    )
+    privacy = trained.privacy_spec(train_samples=train_samples or None, size=sent)
     method = make_method(task.method.name, task.method.settings, privacy, model.layout, rounds=task.round.rounds)
     _check_published(task, method)
     graphs = export_graphs(model, objective=task.targets.objective(method.objective))
@@ -268,14 +271,15 @@ def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
         shape, names = section.input_shape, section.class_names
         from hushfleet.data.folder import load_folder_set
 
-        return load_folder_set(section.path, input_shape=shape, class_names=names, mean=mean, std=std)
+        depth = section.bit_depth
+        return load_folder_set(section.path, input_shape=shape, class_names=names, mean=mean, std=std, bit_depth=depth)
     if section.name in OWN_DATA:
         return _load_own(task)
     return load_public(task, data_dir)
 
 
 def _load_own(task: Task) -> DataSet | None:
-    """Loads `arrays` and `csv`."""
+    """Loads `arrays` and tables."""
     section, targets = task.data, task.targets
     path, shape, names = section.path, section.input_shape, task.class_names
     if path is None:
@@ -291,10 +295,21 @@ def _load_own(task: Task) -> DataSet | None:
 
         names = names or ((LABEL,) if not targets.are_classes else ())
         outputs = () if targets.are_classes else names
-        data = load_csv_set(path, CsvLayout(section.form, shape, outputs, series=targets.are_inputs))
+        if (files := _parquet(path)) is None:
+            data = load_csv_set(path, CsvLayout(section.form, shape, outputs, series=targets.are_inputs))
+        else:
+            from hushfleet.data.conversion import converted
+
+            data = converted(files, section.form, outputs, needs_labels=not targets.are_inputs)
     normal = {"mean": section.mean, "std": section.std}
     dataset = data.dataset(
-        section.name, class_names=names, **normal, targets=targets, form=section.form, where=str(path)
+        section.name,
+        class_names=names,
+        **normal,
+        targets=targets,
+        form=section.form,
+        input_shape=shape,
+        where=str(path),
     )
     if not section.mean:
         advise_normalisation((dataset.train if len(dataset.train) else dataset.test).images, str(path))
@@ -305,10 +320,18 @@ def _load_own(task: Task) -> DataSet | None:
     return dataset
 
 
+def _parquet(path: Path) -> Path | dict[str, Path] | None:
+    """Returns the Parquet file, or those of a folder by their parts; None: there are none."""
+    files = {part: file for part in ("train", "test") if (file := path / f"{part}.parquet").exists()}
+    return path if path.suffix == ".parquet" else files or None
+
+
 def _form(task: Task, dataset: DataSet | None) -> SampleForm:
     """Returns how boards read tables: as the task says; columns, by default, as the aggregator's own file has them."""
-    names = dict.fromkeys(dataset.column_names) if dataset is not None and task.data.name == "csv" else {}
-    return task.data.form.merged(SampleForm(tuple(names) if len(names) <= MOST_COLUMNS else ()))
+    names = dict.fromkeys(dataset.column_names) if dataset is not None and task.data.name in TABLES else {}
+    is_deep = dataset is not None and task.data.name == "folder" and dataset.test.images.dtype != np.uint8
+    columns = tuple(names) if len(names) <= MOST_COLUMNS else ()
+    return task.data.form.merged(SampleForm(columns, bit_depth=16 * is_deep))
 
 
 def _with_values(spec: TaskSpec, dataset: DataSet | None, name: str) -> TaskSpec:
@@ -316,7 +339,7 @@ def _with_values(spec: TaskSpec, dataset: DataSet | None, name: str) -> TaskSpec
 
     One sample of another type changes the type of its array, and must not change how a board reads the others.
     """
-    if not spec.by_content or spec.model.form.values:
+    if not spec.by_content or spec.model.form.values or spec.model.form.bit_depth:
         return spec
     if dataset is None:
         if name == "arrays":

@@ -42,7 +42,7 @@ def check_by_content(section: OwnDataSection, spec: TaskSpec) -> None:
             f"data.keep = {section.keep!r}: the last line of a CSV file would decide how long all others stay, and the "
             f"task {promise}; leave it out, or give each sample a file of its own (kind 'folder')"
         )
-    if section.kind == "arrays" and not form.values:
+    if section.kind == "arrays" and not (form.values or form.bit_depth):
         raise BadInput(f"data.kind = 'arrays': {FORM_OF_ARRAYS}")
     if section.kind == "csv" and os.path.isdir(section.path) and not form.columns:
         raise BadInput(f"data.kind = 'csv', data.path is a folder: {FORM_OF_FOLDERS}")

@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from hushfleet.at_need import at_need
-from hushfleet.data.form import Columns, DecimalMark, LabelKind, OwnData, SampleForm, ValueKind, form_rules
+from hushfleet.data.form import (
+    BitDepth,
+    ColumnName,
+    Columns,
+    DecimalMark,
+    LabelKind,
+    LayoutKind,
+    OwnData,
+    SampleForm,
+    ValueKind,
+    form_rules,
+)
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.storage.state_files import STORE, TLS_CERTIFICATE, TLS_KEY
 from hushfleet.errors import BadInput, format_value
@@ -161,6 +172,13 @@ class OwnDataSection(Checked):
     :param decimal: the decimal mark of CSV files. This key and the ones around it replace what the task says.
     :param labels: whether labels are `names` of classes or `numbers` from 0.
     :param values: whether values are `pixels` from 0 to 255 or `numbers`.
+    :param label_column: how this board's CSV files call the column of labels; likewise `device_column`, `time_column`
+        and `record_column`.
+    :param device_column: a column that is no value: all lines of a board are its own.
+    :param time_column: a column of times, by which lines are sorted.
+    :param record_column: lines with the same entry are the steps of one sample.
+    :param layout: whether arrays have the axis of channels first or last.
+    :param bit_depth: 9 to 16: pixels are whole numbers of so many bits.
     """
 
     kind: OwnData
@@ -174,6 +192,12 @@ class OwnDataSection(Checked):
     decimal: DecimalMark = ""
     labels: LabelKind = ""
     values: ValueKind = ""
+    label_column: ColumnName = ""
+    device_column: ColumnName = ""
+    time_column: ColumnName = ""
+    record_column: ColumnName = ""
+    layout: LayoutKind = ""
+    bit_depth: BitDepth = 0
 
     rules = {
         "data.inbox-needs-folder": (
@@ -201,8 +225,7 @@ class OwnDataSection(Checked):
 
     def here(self, model: ModelSpec) -> ModelSpec:
         """Returns a task's model with the form of samples that this board's files have."""
-        own = SampleForm(self.columns, self.decimal, self.labels, self.values)
-        return replace(model, form=own.merged(model.form))
+        return replace(model, form=SampleForm.of(self).merged(model.form))
 
 
 @dataclass(frozen=True)

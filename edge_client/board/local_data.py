@@ -246,6 +246,7 @@ def _form(model: ModelSpec) -> folder.ImageForm:
         "class_names": model.class_names,
         "mean": model.mean,
         "std": model.std,
+        "bit_depth": model.form.bit_depth or 8,
     }
 
 

@@ -7,7 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,9 +80,10 @@ def load_arrays(path: Path, model: ModelSpec, *, reading: Reading = STRICT) -> S
         labels = arrays[y] if y in arrays else model.targets.blank(len(values), len(model.class_names))
     by_type = "names" if labels.dtype.kind in "UO" and not reading.by_content else ""
     kind = (model.form.labels or by_type or "each") if y == "y" else by_type or "numbers"  # as a simulation writes them
-    if reading.by_content and not model.form.values:
+    if reading.by_content and not (model.form.values or model.form.bit_depth):
         raise BadInput(f"{path}: {FORM_OF_ARRAYS}")
-    return _for_task(values, labels, model, kind, (f"{path}: {x}", f"{path}: {y}"), reading)
+    form = model.form if y == "y" else replace(model.form, layout="channels-first", bit_depth=0)
+    return _for_task(values, labels, replace(model, form=form), kind, (f"{path}: {x}", f"{path}: {y}"), reading)
 
 
 def load_csv(path: Path, model: ModelSpec, *, reading: Reading = STRICT, names: list[str] | None = None) -> Samples:
@@ -106,6 +107,7 @@ def load_csv(path: Path, model: ModelSpec, *, reading: Reading = STRICT, names: 
     if names is not None:
         names += table.names
     warn_of_row_numbers(table.values, str(path), table.names)
+    model = replace(model, form=replace(model.form, layout="channels-first"))  # as it is now
     return _for_task(table.values, table.targets, model, model.form.labels or "names", (str(path),) * 2, reading)
 
 

@@ -87,6 +87,6 @@ def graphs_of(store: DeviceStore, spec: TaskSpec) -> LoadedGraphs:
 
 def _read(image: Path, model: ModelSpec) -> Samples:
     """Reads one image, decoded and normalised in the same way as the device's training images."""
-    pixels = read_image(image, input_shape=model.image_shape)
+    pixels = read_image(image, input_shape=model.image_shape, bit_depth=model.form.bit_depth or 8)
     blank = model.targets.blank(1, len(model.class_names))
     return Samples(pixels[None], blank, model.mean, model.std, model.targets)

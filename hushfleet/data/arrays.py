@@ -8,13 +8,14 @@ Values are uint8 (images) or float32; other numbers become float32.
 
 from __future__ import annotations
 
+import logging
 import os
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,8 @@ _UNREADABLE = (
     tokenize.TokenError, SyntaxError,  # NumPy reads the head of an array as Python
 )  # fmt: skip
 _KEYS = ("train_x", "train_y", "test_x", "test_y", "train_device", "test_device", "class_names", "column_names")
+_FORM = {"layout": str, "bit_depth": int}
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +61,8 @@ class Data:
     :param class_names: the meaning of labels 0, 1, ...; by default the labels themselves. For other targets: the
         meaning of each output; by default "output 0" and so on.
     :param column_names: the names of a vector's values, for messages; for a frame, its columns.
+    :param layout: `channels-first` or `channels-last`, if it is known; else the task says it, or the shape.
+    :param bit_depth: 9 to 16: values are pixels, whole numbers of so many bits.
     """
 
     train_x: Any = None
@@ -68,6 +73,15 @@ class Data:
     test_device: Any = None
     class_names: Sequence[str] = ()
     column_names: Sequence[str] = ()
+    layout: str = ""
+    bit_depth: int = 0
+
+    @staticmethod
+    def of(source: Any, **named: Any) -> Data:
+        """Converts tables, arrays and data sets; parameters and errors as `hushfleet.data.conversion.as_data`."""
+        from hushfleet.data.conversion import as_data
+
+        return as_data(source, **named)
 
     def __post_init__(self) -> None:
         """Converts frames to arrays and keeps the names of their columns."""
@@ -78,12 +92,12 @@ class Data:
                 f"the data: test_x must have the columns of train_x, in the same order: {names['train_x'][:8]}"
             )
         for key, frame in frames.items():
-            object.__setattr__(self, key, _numbers(frame, f"the data: {key}"))
+            object.__setattr__(self, key, numbers_of(frame, f"the data: {key}"))
             object.__setattr__(self, "column_names", self.column_names or names[key])
 
     def save(self, path: Path) -> None:
         """Writes the file that `data.name = "arrays"` reads. Raises `BadInput` for values that it cannot hold."""
-        arrays: dict[str, Any] = {}
+        arrays: dict[str, Any] = {key: getattr(self, key) for key in _FORM if getattr(self, key)}
         for key in _KEYS:
             if (value := getattr(self, key)) is not None and len(value):
                 array = unmasked(value, f"the data: {key}")
@@ -104,6 +118,7 @@ class Data:
         std: Sequence[float] = (),
         targets: Targets = CLASSES,
         form: SampleForm = ANY_FORM,
+        input_shape: tuple[int, int, int] | None = None,
         where: str = "the data",
     ) -> DataSet:
         """:param class_names: in place of the data's own.
@@ -111,6 +126,7 @@ class Data:
             they are, as on a board, where nothing is computed from the data.
         :param targets: the kind of targets in y.
         :param form: what the task has fixed.
+        :param input_shape: likewise; it says which axis the channels are.
 
         :raises BadInput: arrays that do not fit; the text names the array and the sample.
         """
@@ -137,13 +153,20 @@ class Data:
         names = tuple(map(str, class_names or self.class_names)) or (
             class_names_of(ys, where) if targets.are_classes else _output_names(ys[0])
         )
-        rules: dict[str, Any] = {"targets": targets, "mean": mean, "std": std, "form": form, "labels": form.labels}
+        rules: dict[str, Any] = {"targets": targets, "mean": mean, "std": std, "labels": form.labels}
+        rules |= {
+            "order": input_shape,
+            "form": replace(form, **{key: getattr(self, key) or getattr(form, key) for key in _FORM}),
+        }
         made = {
             part: fitted(x, y, names, **rules, where=(f"{where}: {part}_x", f"{where}: {part}_y"))
             for part, (x, y) in given.items()
         }
         first = next(iter(made.values()))
         warn_of_row_numbers(first.images, where, columns)
+        has_test = len(made) > 1
+        if has_test and targets.are_classes:
+            _tell_lacking(*(set(made[part].labels.tolist()) for part in made), names, where)
         owners, test_owners = self._owners({part: len(samples) for part, samples in made.items()}, where)
         if "test" not in made:
             strata = first.labels if targets.are_classes else np.zeros(len(first), np.int64)
@@ -165,7 +188,7 @@ class Data:
             )
         if not mean and first.images.dtype != np.uint8:
             check_spread(first.images, *moments((train if len(train) else test).images), where, columns)
-        return DataSet(name, train, test, names, owners, test_owners, columns)
+        return DataSet(name, train, test, names, owners, test_owners, columns, has_test)
 
     def _owners(self, counts: Mapping[str, int], where: str) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Returns each training and test sample's device, numbered by sorted names; -1: without training samples."""
@@ -183,12 +206,23 @@ class Data:
         return owners.astype(np.int64), tested
 
 
+def _tell_lacking(train: set[int], test: set[int], names: Sequence[str], where: str) -> None:
+    """Says in one line which classes only one of the parts has."""
+    for only, part, why in (
+        (test - train, "test", "no device can learn them, and each of their samples counts as wrong"),
+        (train - test, "train", "no figure on the test part says how well they are learnt"),
+    ):
+        if only:
+            shown = ", ".join(names[label] for label in sorted(only)[:8]) + ", ..." * (len(only) > 8)
+            _log.warning("%s: only the %s part has the classes %s; %s", where, part, shown, why)
+
+
 def load_arrays(path: Path) -> Data:
     """Loads a file that `Data.save` wrote. Raises `BadInput`."""
     with opened(path) as arrays:
-        if unknown := sorted(set(arrays) - set(_KEYS)):
+        if unknown := sorted(set(arrays) - {*_KEYS, *_FORM}):
             raise BadInput(f"{path} has the array {unknown[0]!r}; it may have {', '.join(_KEYS)}")
-        found: dict[str, Any] = {key: arrays[key] for key in arrays}
+        found: dict[str, Any] = {key: _FORM[key](arrays[key]) if key in _FORM else arrays[key] for key in arrays}
         return Data(**found)
 
 
@@ -197,14 +231,16 @@ def is_frame(x: Any) -> bool:
     return hasattr(x, "columns") and hasattr(x, "to_numpy")
 
 
-def _numbers(frame: Any, where: str) -> np.ndarray:
+def numbers_of(frame: Any, where: str) -> np.ndarray:
     """Converts a frame; gaps of pandas' own types become NaN. Raises `BadInput` for a column that is not numeric."""
     values = np.asarray(frame)
     if values.dtype.kind != "O" or not hasattr(frame, "iloc"):
         return values
     for name, kind in frame.dtypes.items():
         if kind.kind not in "uifb":
-            raise BadInput(f"{where}: the column {str(name)!r} is {kind}; it must be numbers")
+            raise BadInput(
+                f"{where}: the column {str(name)!r} is {kind}; it must be numbers; leave it out, or encode it"
+            )
     return np.asarray(frame.to_numpy(dtype=float, na_value=np.nan))
 
 

@@ -1,123 +1,154 @@
-"""Converts a Python program's own data to `Data`: arrays, PyTorch data sets, Hugging Face data sets.
+"""Converts a Python program's own data to `Data`: arrays, tables, PyTorch data sets, Hugging Face data sets.
 
 Neither torch nor datasets is imported: their objects are recognised by their attributes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hushfleet.data.arrays import Data, is_frame
-from hushfleet.data.images import pixels_of
-from hushfleet.data.records import unmasked
+from hushfleet.data.form import ANY_FORM, SampleForm
+from hushfleet.data.tables import as_array, from_table, read_table, samples_of, table_of, table_of_rows
 from hushfleet.errors import BadInput
 
-_INPUTS = ("x", "image", "img", "images", "features", "inputs", "values", "signal")
-_LABELS = ("y", "label", "labels", "fine_label", "target")
-_DEVICES = ("device", "client", "client_id", "user", "user_id", "subject")
+_TESTS = ("test", "validation", "valid", "val", "dev", "eval")
+_MOST = 1_000_000  # samples of something that may have no end
+_COLUMNS = ("label_column", "device_column", "time_column", "record_column", "columns")
+_ARGUMENTS = {*_COLUMNS[1:], "layout", "bit_depth", "labels"}
+_log = logging.getLogger(__name__)
 
 
-def as_data(source: Any) -> Data:
-    """:param source: `Data`; (x, y) or (x, y, devices) of arrays; a PyTorch data set of pairs (sample, label); a
-        Hugging Face data set; or a dict of these with `train` and `test`, such as a `DatasetDict`.
+def as_data(source: Any, *, label_column: str | Sequence[str] = "", **form: Any) -> Data:
+    """Converts what a program has.
 
+    :param source: `Data`; (x, y) or (x, y, devices) of arrays, tensors or sparse matrices; a table with named columns:
+        a frame of pandas or polars, an Arrow table, a Hugging Face data set, a `.parquet` file, or a `.tar` of
+        WebDataset; a PyTorch data set or an iterable of pairs (sample, label) or of dicts; or a dict of these with
+        `train` and `test`, such as a `DatasetDict`, in which `validation` is the test part if there is no other.
+    :param label_column: of a table; several of them are targets that are numbers.
+    :param form: fields of `hushfleet.data.form.SampleForm`: `columns`, `device_column`, `time_column`, `record_column`,
+        `layout`, `bit_depth`, `labels`.
     :raises BadInput: it is none of these; the text says what is accepted.
     """
+    one = label_column if isinstance(label_column, str) else ""
+    if unknown := form.keys() - _ARGUMENTS:
+        raise BadInput(f"data has no argument {min(unknown)!r}; see hushfleet.data.conversion.as_data")
+    try:
+        made = SampleForm(label_column=one, **form)
+    except ValueError as error:
+        raise BadInput(f"data: {error}") from error
+    return converted(source, made, () if one == label_column else label_column)
+
+
+def converted(
+    source: Any, form: SampleForm = ANY_FORM, outputs: Sequence[str] = (), *, needs_labels: bool = True
+) -> Data:
+    """Converts what a program has by the words of a task; parameters as in `as_data` and `from_table`."""
     if isinstance(source, Data):
         return source
-    if isinstance(source, Mapping) and not _is_columns(source):
-        if not {"train", "test"} >= source.keys() >= {"train"}:
-            raise BadInput(f"data = a dict with {sorted(map(str, source))}: it needs 'train', and may have 'test'")
-        parts = {part: _part(source[part]) for part in source}
-    else:
-        parts = {"train": _part(source)}
-    train, test = parts["train"], parts.get("test", Data())
+    parts = {"train": source}
+    if isinstance(source, Mapping) and table_of(source) is None:
+        test = next((part for part in _TESTS if part in source), None)
+        left = source.keys() - {"train", test}
+        if ("train" not in source and test != "test") or left - set(_TESTS):
+            raise BadInput(
+                f"data = a dict with {sorted(map(str, source))}: it needs 'train', and may have 'test' or 'validation' "
+                "beside it; leave other parts out"
+            )
+        chosen = {"train": "train", "test": test}
+        parts = {part: source[key] for part, key in chosen.items() if key in source}
+        if left or test not in (None, "test"):
+            _log.warning("data: the test part is %r; not used: %s", test, ", ".join(sorted(left)) or "none")
+    made = {part: _part(each, form, outputs, needs_labels) for part, each in parts.items()}
+    for part, each in made.items():
+        if each.train_x is None or not len(each.train_x):
+            raise BadInput(f"data: the {part} part has no samples; add some, or leave the part out")
+    test_part = made.get("test", Data())
+    train = made.get("train") or replace(test_part, train_x=None, train_y=None, train_device=None)
     for key in ("column_names", "class_names"):
-        of_train, of_test = getattr(train, key), getattr(test, key)
+        of_train, of_test = getattr(train, key), getattr(test_part, key)
         if of_test and of_test != of_train:
             raise BadInput(f"data: {key} of 'test' are {list(of_test)[:8]}, and of 'train' {list(of_train)[:8]}")
-    return replace(train, test_x=test.train_x, test_y=test.train_y)
+    owners = None if train.train_device is None else test_part.train_device
+    return replace(train, test_x=test_part.train_x, test_y=test_part.train_y, test_device=owners)
 
 
-def _is_columns(source: Any) -> bool:
-    """Returns whether this is a `datasets.Dataset`; a `DatasetDict` has a dict of column names instead."""
-    return hasattr(source, "features") and isinstance(getattr(source, "column_names", None), list)
-
-
-def _part(source: Any) -> Data:
-    if isinstance(source, tuple | list) and len(source) in (2, 3) and all(hasattr(each, "shape") for each in source):
+def _part(source: Any, form: SampleForm, outputs: Sequence[str], needs_labels: bool) -> Data:
+    if (table := table_of(source)) is None and isinstance(source, str | PathLike):
+        if Path(source).suffix not in (".parquet", ".tar"):
+            raise BadInput(
+                f"data = {str(source)!r}: the task names a file: changes={{'data.name': 'table', 'data.path': ...}}, "
+                "or 'arrays' for .npz, or 'folder'; .parquet and .tar are taken here too"
+            )
+        table = read_table(Path(source))
+    if table is None and not _are_arrays(source):
+        if isinstance(source, str | bytes) or (not isinstance(source, Iterable) and not hasattr(source, "__getitem__")):
+            raise BadInput(
+                f"data = {type(source).__name__}: give (x, y) arrays, hushfleet.Data, a table with named columns, or a "
+                "PyTorch or Hugging Face data set; or a dict of them with 'train' and 'test'"
+            )
+        if hasattr(source, "dataset") and hasattr(source, "batch_size"):
+            raise BadInput("data = a DataLoader, which gives batches: give its data set (loader.dataset)")
+        items = _items(source)
+        if not items or not all(isinstance(item, Mapping) for item in items):
+            return _from_pairs(items, form, tuple(map(str, getattr(source, "classes", ()))))
+        classes = getattr(source, "classes", ())
+        table = table_of_rows(items)._replace(classes=lambda name: classes)
+    if table is not None:
+        made = from_table(table, form, outputs, needs_labels=needs_labels)
+    else:
         x, y, *devices = source
-        return Data(
-            x if is_frame(x) else _array(x, "data"),
-            _array(y, "data"),
-            train_device=_array(devices[0], "data") if devices else None,
-        )
-    if _is_columns(source):
-        return from_hugging_face(source)
-    if isinstance(source, str | PathLike):
+        if named := [key for key in _COLUMNS if getattr(form, key)]:
+            raise BadInput(f"data: {named[0]} names a column, and (x, y) arrays have none; give the whole table")
+        owners = as_array(devices[0]) if devices else None
+        layout = {"layout": form.layout, "bit_depth": form.bit_depth}
+        if isinstance(x, list):
+            x, are_images = samples_of(x, form.bit_depth, "data")
+            layout = {"layout": "channels-first"} if are_images else layout
+        made = Data(x if is_frame(x) else as_array(x), as_array(y), train_device=owners, **layout)
+    if made.train_x is not None and (kind := made.train_x.dtype.kind) not in "uifb":
         raise BadInput(
-            f"data = {str(source)!r}: the task names a file: changes={{'data.name': 'csv', 'data.path': ...}}, or "
-            "'arrays' for .npz, or 'folder'"
+            f"data: samples are {made.train_x.dtype}; they must be numbers{', such as abs(x)' * (kind == 'c')}"
         )
+    return made
+
+
+def _are_arrays(source: Any) -> bool:
+    """Returns whether this is (x, y) or (x, y, devices): arrays, or in a tuple also lists."""
+    if not isinstance(source, tuple | list) or len(source) not in (2, 3):
+        return False
+    return all(hasattr(each, "shape") or (isinstance(source, tuple) and isinstance(each, list)) for each in source)
+
+
+def _items(source: Any) -> list[Any]:
+    """Returns the items of a data set with a length, or of an iterable. Raises `BadInput` for one without an end."""
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        return from_torch(source)
-    raise BadInput(
-        f"data = {type(source).__name__}: give (x, y) arrays, hushfleet.Data, a PyTorch data set with a length, or a "
-        "Hugging Face data set; or a dict of them with 'train' and 'test'"
-    )
+        return [source[index] for index in range(len(source))]
+    items = list(islice(source, _MOST + 1))
+    if len(items) > _MOST:
+        raise BadInput(f"data has more than {_MOST:,} samples, or no end: give a part of it")
+    return items
 
 
-def from_torch(dataset: Any) -> Data:
-    """Converts a data set of pairs (sample, label) or (sample, targets): tensors, arrays or PIL images, which become
-    arrays with the channels first."""
-    pairs = [dataset[index] for index in range(len(dataset))]
-    if not pairs or any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
-        raise BadInput("a PyTorch data set must have items, each of them a pair (sample, label)")
-    labels = _stacked([label for _, label in pairs])
-    return Data(_stacked([x for x, _ in pairs]), labels, class_names=tuple(map(str, getattr(dataset, "classes", ()))))
-
-
-def from_hugging_face(dataset: Any) -> Data:
-    """Converts a `datasets.Dataset` with a column of samples and a column of labels; a column such as `device` or
-    `user` has the owner of each sample. Use `rename_column` to give columns the names that are known here."""
-    names = dataset.column_names
-    x, y = (
-        next((name for name in known if name in names), None) for known in (_INPUTS, _LABELS)
-    )  # fmt: skip
-    if x is None or y is None:
+def _from_pairs(items: Sequence[Any], form: SampleForm, classes: tuple[str, ...]) -> Data:
+    """Converts pairs (sample, label) or (sample, targets): tensors, arrays or images."""
+    if any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
         raise BadInput(
-            f"data: no column is called {' or '.join(_INPUTS if x is None else _LABELS)}; the columns are {names}; "
-            "use rename_column"
+            "a data set must have items, each of them a pair (sample, label), or a dict such as "
+            "{'image': ..., 'label': ...}, in which a third part such as the device has a name"
         )
-    device = next((name for name in _DEVICES if name in names), None)
-    classes = getattr(dataset.features[y], "names", None) or ()
-    return Data(
-        _stacked(dataset[x]),
-        _array(list(dataset[y]), f"data: {y}"),
-        train_device=None if device is None else _array(list(dataset[device]), f"data: {device}"),
-        class_names=tuple(map(str, classes)),
-    )
-
-
-def _stacked(samples: Any) -> np.ndarray:
-    arrays = [_array(sample, f"data: sample {number}") for number, sample in enumerate(samples)]
-    shapes = {array.shape for array in arrays}
-    if len(shapes) > 1:
-        raise BadInput(f"data: samples must have one shape, and have {', '.join(map(str, sorted(shapes)[:4]))}")
-    return np.stack(arrays)
-
-
-def _array(value: Any, where: str) -> np.ndarray:
-    if hasattr(value, "detach"):  # a tensor
-        value = value.detach().cpu().numpy()
-    if hasattr(value, "getbands"):  # a PIL image
-        try:
-            return pixels_of(value)
-        except ValueError as error:
-            raise BadInput(f"{where} (from 0): {error}") from error
-    return unmasked(value, where)
+    if not items:
+        return Data()
+    x, are_images = samples_of([x for x, _ in items], form.bit_depth, "data")
+    labels = [label.decode() if isinstance(label, bytes) else label for _, label in items]
+    y, _ = samples_of(labels, 0, "data: labels")
+    if are_images:
+        return Data(x, y, class_names=classes, layout="channels-first")
+    return Data(x, y, class_names=classes, layout=form.layout, bit_depth=form.bit_depth)

@@ -3,7 +3,8 @@
     label,device,ax,ay,az
     walk,anna,0.1,0.2,9.7
 
-The column `label` names the class, and `device` (in a simulation) the device that has the sample. All other columns are
+The column `label` names the class, and `device` (in a simulation) the device that has the sample; a task may name other
+columns, and some of times and records (`hushfleet.data.series`). All other columns, or those of `data.columns`, are
 values, in their order: a vector, or C x H x W values for an input shape (C, H, W), the last axis fastest. If a task's
 targets are not classes, the columns that its `class_names` name are the targets, by default `label` alone.
 
@@ -25,6 +26,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import logging
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,6 +37,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hushfleet.data import series
 from hushfleet.data.arrays import Data
 from hushfleet.data.form import ANY_FORM, SampleForm, one_form
 from hushfleet.data.measurements import check_names
@@ -45,6 +48,7 @@ from hushfleet.paths import no_file
 LABEL, DEVICE = "label", "device"
 MOST_CHARACTERS = 1 << 23  # in a line: longer ones are not brought into a board's memory
 _SEPARATORS = ",;\t"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,25 @@ class CsvLayout:
     in_utf8: bool = False
 
     @property
+    def label(self) -> str:
+        """The column of labels."""
+        return one_form(self.form.label_column) or LABEL
+
+    @property
+    def device(self) -> str:
+        """The column of devices."""
+        return one_form(self.form.device_column) or DEVICE
+
+    @property
+    def arranging(self) -> dict[str, str]:
+        """The columns of times and of records, if there are any."""
+        named = {"times": self.form.time_column, "records": self.form.record_column}
+        return {key: one_form(name) for key, name in named.items() if name}
+
+    @property
     def needed(self) -> Sequence[str]:
         """The columns that a header must name, besides those of values."""
-        return () if self.series else self.outputs or (LABEL,)
+        return (*(() if self.series else self.outputs or (self.label,)), *self.arranging.values())
 
 
 class CsvTable(NamedTuple):
@@ -106,7 +126,7 @@ def load_csv_set(path: Path, layout: CsvLayout = ANY_LAYOUT) -> Data:
         for part, each in found.items()
         for key, value in zip(("x", "y", "device"), each, strict=False)
     }
-    return Data(**arrays, column_names=next(iter(found.values())).names)
+    return Data(**arrays, column_names=next(iter(found.values())).names, layout="channels-first")
 
 
 def read_csv(
@@ -141,7 +161,17 @@ def read_csv(
     except (OSError, csv.Error) as error:
         raise BadInput(f"{path} cannot be read as a CSV file: {error}") from error
     values, targets, owners, names = rows.table()
-    if rows.is_step:
+    if rows.is_step and layout.arranging:
+        raise BadInput(
+            f"{path}: a line is one step of a series, and data.time_column needs data.record_column beside it"
+        )
+    if layout.arranging:
+        steps = math.prod(layout.input_shape[1:]) if layout.input_shape is not None else None
+        values, (targets, owners) = series.arranged(
+            values, (targets, owners), **rows.arranging(), where=str(path), steps=steps, skipped=skipped
+        )
+        names = tuple(name for name in names for _ in range(values.shape[2])) if values.ndim == 3 else names
+    elif rows.is_step:
         assert layout.input_shape is not None
         size = math.prod(layout.input_shape)
         if not layout.cuts:
@@ -157,7 +187,11 @@ def read_csv(
         values, targets = values[places].transpose(0, 2, 1), targets[places].max(1, initial=0)
         owners = None if owners is None else owners[starts]
         names = tuple(name for name in names for _ in range(steps))
-    values = values if layout.input_shape is None else values.reshape(-1, *layout.input_shape)
+    if layout.input_shape is not None:
+        channels, *sides = layout.input_shape
+        is_last = layout.form.layout == "channels-last" and values.ndim == 2
+        values = values.reshape(-1, *sides, channels) if is_last else values.reshape(-1, *layout.input_shape)
+        values = np.moveaxis(values, -1, 1) if is_last else values
     values = np.ascontiguousarray(values, np.uint8 if rows.are_pixels else np.float32)  # ONNX Runtime takes no other
     return CsvTable(values, targets, owners, names)
 
@@ -231,13 +265,21 @@ def _columns(path: Path, header: Sequence[str], layout: CsvLayout) -> list[int]:
                 f"{path}: the first line must name the columns, one of them {name!r}; it is {header[:8]}"
                 + "; columns are separated by commas, semicolons or tabs" * (len(header) == 1)
             )
-    names, shape = [name for name in header if name not in (LABEL, DEVICE, *layout.outputs)], layout.input_shape
-    sizes = [len(names)] if shape is None else [math.prod(shape), *[shape[0]] * layout.series]
+    others, shape = (layout.label, layout.device, *layout.arranging.values(), *layout.outputs), layout.input_shape
+    order = list(map(one_form, layout.form.columns))
+    names = [name for name in header if name not in others]
+    if order and set(order) < set(names):
+        left = [name for name in names if name not in order]
+        _log.info("%s: the columns %s are no values of the task, and are left out", path, ", ".join(left[:8]))
+        names = order
+    sizes = [len(names)] if shape is None else [math.prod(shape)]
+    if shape is not None and (layout.series or layout.form.record_column):
+        sizes = [*sizes[: not layout.form.record_column], shape[0]]
     if len(names) not in sizes or not names:
         shown = "" if shape is None else f", the task wants {sizes[0]}: {' x '.join(map(str, shape))}"
         shown += "".join(f"; or {size}, where each line is one step of a series" for size in sizes[1:])
         raise BadInput(f"{path} has {len(names)} columns of values{shown}")
-    order = list(map(one_form, layout.form.columns)) or names
+    order = order or names
     if sorted(order) != sorted(names):
         other = sorted(set(names) ^ set(order))[0]
         lacks = "lacks the column" if other in order else "has the column"
@@ -262,11 +304,13 @@ class _Rows:
         self._header, self._separator, self._are_alike = header, separator, are_alike
         self._names, self._outputs = tuple(header[place] for place in columns), layout.outputs
         self._places = [*columns, *(header.index(name) for name in layout.outputs if name in header)]
-        texts = [LABEL] * (not layout.outputs) + [DEVICE] * layout.owners
-        self._texts = {name: (header.index(name), list[str]()) for name in texts if name in header}
+        texts = {"label": layout.label} if not layout.outputs else {}
+        texts |= layout.arranging | ({"device": layout.device} if layout.owners else {})
+        self._texts = {key: (header.index(name), list[str]()) for key, name in texts.items() if name in header}
         self._decimal = layout.form.decimal or "." * (separator == ",")  # empty: each line by itself
         self.are_pixels = layout.form.values == "pixels"
-        self.is_step = layout.input_shape is not None and len(columns) < math.prod(layout.input_shape)
+        is_part = layout.input_shape is not None and len(columns) < math.prod(layout.input_shape)
+        self.is_step = is_part and not layout.form.record_column
         """True if a line is a step of a series, so that no line between others may be empty."""
         self.numbers: list[int] = []
         """The number of each usable line in the file."""
@@ -290,9 +334,11 @@ class _Rows:
         if len(row) != len(self._header):
             raise BadInput(f"{len(row)} fields, and the header has {len(self._header)}")
         mark, values = self._read([row[place] for place in self._places])
-        for name, (place, _) in self._texts.items():
+        for key, (place, _) in self._texts.items():
             if not row[place].strip():
-                raise BadInput(f"{name!r} is empty; give it one, or leave the line out")
+                raise BadInput(f"{self._header[place]!r} is empty; give it one, or leave the line out")
+            if key == "times":
+                series.time_of(row[place].strip())
         for place, texts in self._texts.values():
             texts.append(sys.intern(row[place].strip()))  # few different texts, each many times
         self._found += values.tobytes()
@@ -329,5 +375,13 @@ class _Rows:
         if numbers.shape[1] < len(self._outputs):
             numbers = np.zeros((len(rows), len(self._outputs)), np.float32)
         # As objects: in an array of texts each takes the memory of the longest.
-        texts = {name: np.array(found, object) for name, (_, found) in self._texts.items()}
-        return CsvTable(values, numbers if self._outputs else texts[LABEL], texts.get(DEVICE), self._names)
+        texts = {key: np.array(found, object) for key, (_, found) in self._texts.items()}
+        return CsvTable(values, numbers if self._outputs else texts["label"], texts.get("device"), self._names)
+
+    def arranging(self) -> dict[str, Any]:
+        """Returns the times and records of the lines, as `series.arranged` takes them."""
+        (_, times), (_, records) = (self._texts.get(key, (0, None)) for key in ("times", "records"))
+        return {
+            "times": None if times is None else np.array(list(map(series.time_of, times)), np.float64),
+            "records": None if records is None else np.array(records, object),
+        }

@@ -16,21 +16,22 @@ import difflib
 import logging
 import os
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from hushfleet.data.form import one_form
-from hushfleet.data.images import read_image
+from hushfleet.data.images import read_image, stacked, unit_pixels
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.data.walk import check_name, files_below, named
 from hushfleet.errors import BadInput
 from hushfleet.progress import counted
 
 if TYPE_CHECKING:
-    from typing import Unpack
+    from typing import NotRequired, Unpack
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +43,10 @@ class ImageForm(TypedDict):
     :param class_names: the meaning of labels 0, 1, ...; the names of the sub-folders.
     :param mean: per channel, for pixels scaled to 0..1.
     :param std: per channel, likewise.
+    :param bit_depth: as in `pixels_of`; left out, 8.
     """
 
+    bit_depth: NotRequired[int]
     input_shape: tuple[int, int, int]
     class_names: Sequence[str]
     mean: Sequence[float]
@@ -61,7 +64,9 @@ def load_folder_set(path: Path, **form: Unpack[ImageForm]) -> DataSet:
         raise BadInput(f"{path} lacks the folder test/; put images into {path / 'test'}/<class>/, and train/ likewise")
     test = load_folder(path / "test", **form)
     train = load_folder(path / "train", **form) if (path / "train").is_dir() else test.take(slice(0, 0))
-    return DataSet("folder", train, test, tuple(form["class_names"]))
+    if len(train) and train.images.dtype != test.images.dtype:  # only one part has images with 16 bits
+        train, test = (replace(part, images=unit_pixels(part.images)) for part in (train, test))
+    return DataSet("folder", train, test, tuple(form["class_names"]), has_test=len(train) > 0)
 
 
 def load_folder(path: Path, **form: Unpack[ImageForm]) -> Samples:
@@ -99,7 +104,7 @@ def scan_folder(
     if not os.path.isdir(path):
         raise BadInput(f"the data folder {path} does not exist or is not a folder")
     label_of = {one_form(name): label for label, name in enumerate(class_names)}
-    images: list[npt.NDArray[np.uint8]] = []
+    images: list[npt.NDArray[Any]] = []
     labels: list[int] = []
     skipped: list[str] = []
     for entry in sorted(path.iterdir()):
@@ -124,7 +129,7 @@ def scan_folder(
         for file in counted(files, f"reading images of {entry.name}", total=len(files)):
             if any(part.startswith(".") for part in file.relative_to(entry).parts) or not keep(file):
                 continue
-            image = _read(file, input_shape)
+            image = _read(file, form)
             if isinstance(image, str):
                 skipped.append(f"{file.relative_to(path).as_posix()}: {image}")
             else:
@@ -147,9 +152,9 @@ def load_unlabelled(path: Path, *, most: int, **form: Unpack[ImageForm]) -> Samp
     """
     files = [file for file in sorted(map(Path, files_below(path, data=path))) if not file.name.startswith(".")]
     chosen = [files[place * len(files) // most] for place in range(most)] if len(files) > most else files
-    images, skipped = list[npt.NDArray[np.uint8]](), list[str]()
+    images, skipped = list[npt.NDArray[Any]](), list[str]()
     for file in counted(chosen, "reading unlabelled images", total=len(chosen)):
-        image = _read(file, form["input_shape"])
+        image = _read(file, form)
         if isinstance(image, str):
             skipped.append(f"{file.relative_to(path).as_posix()}: {image}")
         else:
@@ -159,19 +164,19 @@ def load_unlabelled(path: Path, *, most: int, **form: Unpack[ImageForm]) -> Samp
     return _samples(images, [0] * len(images), form)
 
 
-def _samples(images: Sequence[npt.NDArray[np.uint8]], labels: Sequence[int], form: ImageForm) -> Samples:
-    pixels = np.stack(images) if images else np.empty((0, *form["input_shape"]), np.uint8)
+def _samples(images: Sequence[npt.NDArray[Any]], labels: Sequence[int], form: ImageForm) -> Samples:
+    pixels = stacked(images) if images else np.empty((0, *form["input_shape"]), np.uint8)
     mean, std = (tuple(map(float, given)) for given in (form["mean"], form["std"]))
     return Samples(pixels, np.array(labels, np.int64), mean, std)
 
 
-def _read(file: Path, input_shape: tuple[int, int, int]) -> npt.NDArray[np.uint8] | str:
+def _read(file: Path, form: ImageForm) -> npt.NDArray[Any] | str:
     """Returns the image, or a text that says why it cannot be read."""
     if os.path.isdir(file):
         return "a link to a folder that is read elsewhere"
     try:
         check_name(file.name)
-        return read_image(file, input_shape=input_shape)
+        return read_image(file, input_shape=form["input_shape"], bit_depth=form.get("bit_depth", 8))
     except (BadInput, MemoryError) as error:  # the file's header decides how much memory is needed
         cause = error.__cause__ or error
         return str(cause) or repr(cause)

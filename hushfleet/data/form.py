@@ -20,12 +20,17 @@ MOST_COLUMNS = 4096
 Columns = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=MOST_COLUMNS)]
 DecimalMark = Literal["", ".", ","]
 OwnData = Literal["folder", "arrays", "csv"]
-"""The kinds of data that come from the user."""
-OWN_DATA: tuple[OwnData, ...] = get_args(OwnData)
+"""The kinds of data of a board."""
+TABLES = ("csv", "table")
+OWN_DATA = (*get_args(OwnData), "table")
+"""The kinds of data that come from the user; `table` is `csv` under a name that fits Parquet files too."""
 PUBLIC_DATA = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn")
 """The names of `hushfleet.data.sets`, which is imported when one of them is read."""
 LabelKind = Literal["", "names", "numbers"]
 ValueKind = Literal["", "pixels", "numbers"]
+LayoutKind = Literal["", "channels-first", "channels-last"]
+ColumnName = Annotated[str, Meta(max_length=256)]
+BitDepth = Annotated[int, Meta(ge=0, le=16)]
 
 
 def one_form(name: str) -> str:
@@ -41,32 +46,49 @@ def one_form(name: str) -> str:
 class SampleForm(Checked):
     """The form of samples in tables. An empty value is not fixed.
 
-    :param columns: the columns of values of a CSV file, in the order in which the network takes them. Empty: all
-        columns but those of labels, devices and targets, in the file's order.
+    :param columns: the columns of values of a table, in the order in which the network takes them. Empty: all
+        columns but those of labels, devices, times, records and targets, in the table's order.
     :param decimal: the decimal mark of CSV files. Empty: a point; a comma too if commas do not separate the columns.
     :param labels: `names` of classes, or their `numbers` from 0. Empty: in an .npz, numbers if the array is numeric.
     :param values: `pixels`, whole numbers from 0 to 255, which are divided by 255; or `numbers`, which stay unchanged.
         Empty: uint8 are pixels.
+    :param label_column: the column of labels of a table. Empty: `label`.
+    :param device_column: likewise, of each sample's device. Empty: `device`.
+    :param time_column: of times, by which the rows are sorted: numbers, or dates in the form of ISO 8601.
+    :param record_column: rows with the same entry are the steps of one sample, a series of a channel a column.
+    :param layout: the order of the axes of arrays, and of values in a row. Empty: `channels-first`, unless the shape
+        shows that channels are last.
+    :param bit_depth: 9 to 16: pixels are whole numbers below 2^bit_depth, and are divided by the largest of them.
+        8: bytes, to which images with 16 bits are cut.
     """
 
     columns: Columns = later(())
     decimal: DecimalMark = later("")
     labels: LabelKind = later("")
     values: ValueKind = later("")
+    label_column: ColumnName = later("")
+    device_column: ColumnName = later("")
+    time_column: ColumnName = later("")
+    record_column: ColumnName = later("")
+    layout: LayoutKind = later("")
+    bit_depth: BitDepth = later(0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(not 0 < self.bit_depth < 8, "bit_depth", self.bit_depth, "8 to 16, or left out")
+        deep = self.bit_depth > 8 and self.values == "numbers"
+        require(not deep, "values", self.values, f"left out with bit_depth = {self.bit_depth}, which says pixels")
         names = list(map(one_form, self.columns))
         require(len(set(names)) == len(names), "columns", list(self.columns[:8]), "different names")
 
+    @classmethod
+    def of(cls, section: Any) -> SampleForm:
+        """Returns the form in the fields of a section that has them all."""
+        return cls(*(getattr(section, each.name) for each in fields(cls)))
+
     def merged(self, other: SampleForm) -> SampleForm:
         """Returns this form, with the values of `other` where it fixes nothing."""
-        return SampleForm(
-            self.columns or other.columns,
-            self.decimal or other.decimal,
-            self.labels or other.labels,
-            self.values or other.values,
-        )
+        return SampleForm(*(getattr(self, each.name) or getattr(other, each.name) for each in fields(self)))
 
 
 ANY_FORM = SampleForm()
@@ -86,8 +108,7 @@ def form_rules(section: str, kind_of: Callable[[Any], str]) -> Rules:
             f"{name} = {{{name}!r}}: must be left out with {{kind!r}}; it says what {used} contain",
         )
 
-    of_text = dict.fromkeys(("columns", "decimal"), ("csv",))
+    kinds = dict.fromkeys(("labels", "values", "layout"), (*TABLES, "arrays")) | {"bit_depth": OWN_DATA}
     return {
-        f"{section}.{each.name}-not-used": rule(each.name, of_text.get(each.name, ("csv", "arrays")))
-        for each in fields(SampleForm)
+        f"{section}.{each.name}-not-used": rule(each.name, kinds.get(each.name, TABLES)) for each in fields(SampleForm)
     }

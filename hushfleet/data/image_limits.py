@@ -54,15 +54,18 @@ def check_file(file: IO[bytes]) -> None:
         raise BadInput(f"the file has more than {MOST_PARTS:,} parts; save the image again")
 
 
-def check_memory(image: Any, whole: tuple[int, int], *, channels: int, size: tuple[int, int]) -> None:
+def check_memory(
+    image: Any, whole: tuple[int, int], *, channels: int, size: tuple[int, int], are_bytes: bool = True
+) -> None:
     """Checks the memory for decoding, converting and resizing an opened PIL image. Raises `BadInput`.
 
     :param image: its pixels are not decoded yet, and it has the size to which a JPEG image will be decoded.
     :param whole: width and height in the file.
     :param channels: 1 or 3.
     :param size: width and height to which it will be resized.
+    :param are_bytes: whether its pixels become bytes, and not numbers.
     """
-    (width, height), wanted = image.size, 1 if channels == 1 else 4
+    (width, height), wanted = image.size, 1 if channels == 1 and are_bytes else 4
     own = _IN_MODE.get("I;16" if image.mode.startswith("I;16") else image.mode, _OTHER_MODE)
     beside = _decoder_bytes(image, whole)
     copies = max(own + wanted, 2 * wanted) * width * height  # while it is converted, and while it is turned

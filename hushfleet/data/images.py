@@ -1,4 +1,5 @@
-"""Reads images, from class folders or as PIL images of a Python program: bytes, upright, grey or RGB.
+"""Reads images, from class folders or as PIL images of a Python program: upright, grey or RGB, as bytes; or, where a
+pixel has more than 8 bits, as float32 from 0 to 1.
 
 No file takes more memory than `hushfleet.data.image_limits` allows.
 """
@@ -9,7 +10,7 @@ import contextlib
 import importlib
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -54,33 +55,62 @@ def _formats() -> tuple[str, ...]:
 
 
 def pixels_of(
-    image: Any, *, channels: int | None = None, size: tuple[int, int] | None = None, is_ours: bool = False
-) -> npt.NDArray[np.uint8]:
-    """Returns the pixels of a PIL image, turned upright by its EXIF tag, uint8 `[C, H, W]`.
+    image: Any,
+    *,
+    channels: int | None = None,
+    size: tuple[int, int] | None = None,
+    bit_depth: int = 8,
+    is_ours: bool = False,
+) -> npt.NDArray[Any]:
+    """Returns the pixels of a PIL image, turned upright by its EXIF tag, `[C, H, W]`: uint8, or float32 from 0 to 1.
 
     :param channels: 1 or 3; None: the image's own.
     :param size: width and height; None: its own.
+    :param bit_depth: 8: bytes; 16-bit grey as its upper 8 bits. 9 to 16: float32; 16-bit grey is divided by the largest
+        number of so many bits. 0: as the image has them: float32 from 16 bits, else bytes.
     :param is_ours: whether the image may be closed, so that its memory is free for the next copy.
-    :raises ValueError: the image's mode has no largest pixel value.
+    :raises ValueError: the image's mode has no largest pixel value, or a pixel is larger.
     """
     pil = pillow()
-    image = _upright(image, channels=channels, is_ours=is_ours)
+    depth = (bit_depth or 16) if is_deep(image) or (bit_depth > 8 and image.mode == "I") else 8
+    most, image = np.float32(2**depth - 1), _upright(image, channels=channels, is_deep=depth > 8, is_ours=is_ours)
+    if depth > 8 and image.getextrema()[1] > most:
+        raise ValueError(f"it has the pixel {image.getextrema()[1]:g}, and data.bit_depth = {depth} ends at {most:g}")
     if size is not None and size != image.size:
         # When Lanczos enlarges, its artefacts at edges cost a network that was trained on photographs two points.
         grows = size[0] >= image.width and size[1] >= image.height
         image = image.resize(size, pil.Image.Resampling.BILINEAR if grows else pil.Image.Resampling.LANCZOS)
     pixels = np.asarray(image)
-    return pixels[None].copy() if image.mode == "L" else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    if depth == 8:
+        pixels = pixels[None].copy() if image.mode == "L" else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        return unit_pixels(pixels) if bit_depth > 8 else pixels
+    return np.repeat(np.clip(pixels, 0, most)[None] / most, channels or 1, axis=0)
 
 
-def _upright(image: Any, *, channels: int | None, is_ours: bool = False) -> Any:
-    """Returns the PIL image, turned upright, in mode L or RGB. It is copied only if it changes, because a copy of a
-    large photograph takes as much memory as a board has left."""
+def is_deep(image: Any) -> bool:
+    """Returns whether a PIL image has pixels of 16 bits."""
+    return bool(image.mode.startswith("I;16"))
+
+
+def unit_pixels(pixels: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Returns pixels as float32 from 0 to 1, bytes or already so."""
+    return pixels.astype(np.float32) / np.float32(255) if pixels.dtype == np.uint8 else pixels
+
+
+def stacked(images: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Returns images of one shape as one array, uint8 or, if one of them has more than 8 bits, float32."""
+    are_bytes = all(image.dtype == np.uint8 for image in images)
+    return np.stack(images if are_bytes else list(map(unit_pixels, images)))
+
+
+def _upright(image: Any, *, channels: int | None, is_deep: bool = False, is_ours: bool = False) -> Any:
+    """Returns the PIL image, turned upright, in mode L or RGB, or F for one with 16 bits. It is copied only if it
+    changes, because a copy of a large photograph takes as much memory as a board has left."""
     image.load()  # it also reads what a file has after its pixels
     if is_ours:
         check_exif(image)
     turn = _TURNS.get(image.getexif().get(_ORIENTATION))
-    made = _in_bytes(image, channels=channels)
+    made = image.convert("F") if is_deep else _in_bytes(image, channels=channels)
     if is_ours and made is not image:
         image.close()
     return made if turn is None else made.transpose(pillow().Image.Transpose[turn])
@@ -89,7 +119,7 @@ def _upright(image: Any, *, channels: int | None, is_ours: bool = False) -> Any:
 def _in_bytes(image: Any, *, channels: int | None) -> Any:
     """Returns the PIL image in mode L or RGB."""
     pil = pillow()
-    if image.mode.startswith("I;16"):  # Pillow would cut 16-bit values off at 255
+    if is_deep(image):  # Pillow would cut 16-bit values off at 255
         image = pil.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
         raise ValueError(
@@ -100,15 +130,23 @@ def _in_bytes(image: Any, *, channels: int | None) -> Any:
     return image if image.mode == mode else image.convert(mode)
 
 
-def read_image(file: Path | IO[bytes], *, input_shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
-    """Reads one image, uint8 `[C, H, W]`. Raises `BadInput` that names the file and the reason."""
-    channels, height, width = input_shape
+def read_image(
+    file: Path | IO[bytes], *, input_shape: tuple[int, int, int] | None = None, bit_depth: int = 8
+) -> npt.NDArray[Any]:
+    """Reads one image, `[C, H, W]`. Raises `BadInput` that names the file and the reason.
 
-    def pixels(opened: Any) -> npt.NDArray[np.uint8]:
+    :param input_shape: (C, H, W); None: the image's own.
+    :param bit_depth: as in `pixels_of`.
+    """
+
+    def pixels(opened: Any) -> npt.NDArray[Any]:
+        if input_shape is None:
+            return pixels_of(opened, bit_depth=bit_depth, is_ours=True)
+        channels, height, width = input_shape
         # JPEG can be decoded at a half, quarter or eighth of its size, in a fraction of the time and memory.
         whole, _ = opened.size, opened.draft("L" if channels == 1 else "RGB", (2 * width, 2 * height))
-        check_memory(opened, whole, channels=channels, size=(width, height))
-        return pixels_of(opened, channels=channels, size=(width, height), is_ours=True)
+        check_memory(opened, whole, channels=channels, size=(width, height), are_bytes=bit_depth == 8)
+        return pixels_of(opened, channels=channels, size=(width, height), bit_depth=bit_depth, is_ours=True)
 
     return _with_image(file, pixels)
 

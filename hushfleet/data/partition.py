@@ -119,8 +119,10 @@ def given_parts(owners: Indices | None, *, devices: int, min_samples: int) -> li
             f"data.devices = {devices}: with data.partition = 'given' it must be {len(counts)}, as in the data"
         )
     if counts.min() < min_samples:
+        few = np.flatnonzero(counts < min_samples)
         raise BadInput(
-            f"data.min_samples = {min_samples}: a device has {counts.min()} samples; lower it, or leave it out"
+            f"data.min_samples = {min_samples}: {len(few)} devices have fewer, as number {few[0]} (from 0) with "
+            f"{counts[few[0]]}; set data.min_samples = {counts.min()}, or leave their samples out"
         )
     return [np.flatnonzero(owners == device) for device in range(devices)]
 

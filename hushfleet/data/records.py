@@ -13,6 +13,7 @@ import numpy as np
 
 from hushfleet.data.form import ANY_FORM, SampleForm
 from hushfleet.data.labels import NO_CLASS, SAY_WHICH, UNCLEAR, read_labels
+from hushfleet.data.layout import channels_first
 from hushfleet.data.measurements import far_away
 from hushfleet.data.samples import Samples
 from hushfleet.data.targets import CLASSES, Targets
@@ -47,6 +48,7 @@ def fitted(
     form: SampleForm = ANY_FORM,
     labels: str = "",
     shape: tuple[int, ...] | None = None,
+    order: tuple[int, ...] | None = None,
     where: tuple[str, str],
     skipped: list[str] | None = None,
 ) -> Samples:
@@ -58,6 +60,7 @@ def fitted(
     :param mean: per channel, like `std`; empty: 0 and 1.
     :param labels: the kind, as in `read_labels`; empty: names in an array of texts, else numbers.
     :param shape: of a sample, (C, H, W); None: any.
+    :param order: as `shape`, where it only says which axis the channels are.
     :param where: the names of `x` and `y` in errors.
     :param skipped: receives a text for each sample that does not fit; None: the first of them is an error.
     :raises BadInput: the arrays have another shape or type, or `skipped` is None and a sample does not fit.
@@ -65,14 +68,18 @@ def fitted(
     x, y = unmasked(x, where[0]), unmasked(y, where[1])
     if skipped is None and x.dtype.kind not in "uifb":
         raise BadInput(f"{where[0]} is {x.dtype}; it must be numbers")
-    values, usable = read_values(x, where[0], pixels=form.values)
+    if skipped is None and x.dtype == np.uint8 and form.bit_depth > 8:
+        raise BadInput(f"{where[0]} is uint8, and data.bit_depth = {form.bit_depth} is for larger pixels; leave it out")
+    values, usable = read_values(x, where[0], form, shape=shape or order)
     if shape is not None and values.shape[1:] != shape:
         raise BadInput(f"{where[1]}: samples have the shape {list(values.shape[1:])}, and the task takes {list(shape)}")
     mean, std = mean or (0.0,) * values.shape[1], std or (1.0,) * values.shape[1]
     found, of_targets = _targets(y, names, targets, len(values), where[1], labels, is_strict=skipped is None)
     fits = usable & ~np.logical_or.reduce([each.are for each in of_targets])
     far = far_away(values, mean, std) & fits
-    wanted = "pixels, whole numbers from 0 to 255 (data.values)" if form.values == "pixels" else "finite numbers"
+    most, key = (2**form.bit_depth - 1, "bit_depth") if form.bit_depth > 8 else (255, "values")
+    is_free = form.values != "pixels" and not form.bit_depth
+    wanted = "finite numbers" if is_free else f"pixels, whole numbers from 0 to {most} (data.{key})"
     misfits = (
         _Misfit(~usable, where[0], lambda at: _extreme(x[at]), f"its values are no {wanted}"),
         *(each._replace(are=each.are & usable) for each in of_targets),
@@ -98,7 +105,7 @@ def _targets(
 ) -> tuple[np.ndarray, list[_Misfit]]:
     """Returns labels int64 `[n]`, or numbers float32 `[n, outputs]`, and who has others. Raises `BadInput`."""
     if not targets.are_classes:
-        if is_strict and y.dtype.kind not in "uifb":
+        if is_strict and y.dtype.kind not in "uifb" and not (y.dtype.kind in "UO" and np.isfinite(as_float32(y)).all()):
             raise BadInput(f"{where} is {y.dtype}; with model.loss = {targets.loss!r} it must be numbers")
         rows = y[:, None] if y.ndim == 1 else y
         if rows.shape != (count, len(names)):
@@ -113,8 +120,8 @@ def _targets(
         return numbers, [_Misfit(targets.misfits(numbers), where, lambda at: rows[at].tolist(), why)]
     if y.shape != (count,):
         raise BadInput(
-            f"{where} has shape {list(y.shape)}; it must be [{count}], a label for each sample (or several, with "
-            'model.loss = "binary" or "squared")'
+            f"{where} has shape {list(y.shape)}; it must be [{count}], a label for each sample (one-hot rows give "
+            'it by y.argmax(1)), or several, with model.loss = "binary" or "squared"'
         )
     kind = kind or ("numbers" if y.dtype.kind in "iufb" else "names")
     found = read_labels(y, names, kind)
@@ -122,6 +129,7 @@ def _targets(
         found[:] = NO_CLASS
     known = f"{', '.join(names[:_SHOWN])}{', ...' * (len(names) > _SHOWN)}"
     places = f", or of their numbers 0 to {len(names) - 1}" * (kind != "names")
+    places += '; if labels are places of classes from 0, say data.labels = "numbers"' * (is_strict and kind == "names")
     places += "; numbers to predict go with model.loss = 'squared'" * (is_strict and y.dtype.kind == "f")
     unclear = f"its label may be the name of a class or its place from 0; {SAY_WHICH}"
     return found, [
@@ -149,28 +157,32 @@ def unmasked(values: Any, where: str) -> np.ndarray:
     return np.asarray(values)
 
 
-def read_values(x: np.ndarray, where: str, *, pixels: str = "") -> tuple[np.ndarray, np.ndarray]:
+def read_values(
+    x: np.ndarray, where: str, form: SampleForm = ANY_FORM, *, shape: tuple[int, ...] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the samples, uint8 or float32 `[n, C, H, W]`, and whether each fits, bool `[n]`; the others are zeros.
 
-    :param pixels: as `SampleForm.values`; empty: pixels if the array is uint8.
+    :param form: says whether values are pixels, of how many bits, and which axis the channels are.
+    :param shape: (C, H, W), which the task takes; None: any.
     :raises BadInput: the whole array has another form.
     """
-    if not 2 <= x.ndim <= 4 or 0 in x.shape[1:]:
-        raise BadInput(f"{where} has shape {list(x.shape)}; it must be [n, C, H, W], [n, C, T] of series, or [n, F]")
-    x = x[:, :, None, None] if x.ndim == 2 else x if x.ndim == 4 else x[:, :, None, :]
-    if x.dtype == np.uint8:
-        return np.ascontiguousarray(x if pixels != "numbers" else x.astype(np.float32)), np.ones(len(x), bool)
-    values = as_float32(x)
+    x = channels_first(x, where, layout=form.layout, shape=shape, are_pixels=x.dtype == np.uint8)
+    are_bytes = form.values == "pixels" or form.bit_depth == 8
+    if x.dtype == np.uint8 and form.bit_depth <= 8:
+        return np.ascontiguousarray(x if form.values != "numbers" else x.astype(np.float32)), np.ones(len(x), bool)
+    values, most = as_float32(x), 2.0 ** (form.bit_depth or 8) - 1
     fits = np.isfinite(values).all((1, 2, 3))
-    if pixels == "pixels":
-        fits &= are_pixels(values).all((1, 2, 3))
+    if are_bytes or form.bit_depth:
+        fits &= are_pixels(values, most).all((1, 2, 3))
     values[~fits] = 0
-    return np.ascontiguousarray(values.astype(np.uint8) if pixels == "pixels" else values), fits
+    if form.bit_depth > 8:
+        values /= np.float32(most)
+    return np.ascontiguousarray(values.astype(np.uint8) if are_bytes else values), fits
 
 
-def are_pixels(values: np.ndarray) -> np.ndarray:
-    """Returns which of these numbers are whole ones from 0 to 255, bool of the same shape."""
-    found: np.ndarray = (values >= 0) & (values <= 255) & (values == np.floor(values))
+def are_pixels(values: np.ndarray, most: float = 255) -> np.ndarray:
+    """Returns which of these numbers are whole ones from 0 to `most`, bool of the same shape."""
+    found: np.ndarray = (values >= 0) & (values <= most) & (values == np.floor(values))
     return found
 
 

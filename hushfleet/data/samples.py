@@ -204,6 +204,7 @@ class DataSet:
     :param owners: int64 `[n]`, the device of each training sample, from 0; None if it is not known.
     :param test_owners: int64 `[n]`, the device of each test sample; -1 if that device has no training sample.
     :param column_names: the names of a sample's values, if a table has named them.
+    :param has_test: whether the test part is the user's own, and not held out by a rule.
     """
 
     name: str
@@ -213,6 +214,7 @@ class DataSet:
     owners: npt.NDArray[np.int64] | None = None
     test_owners: npt.NDArray[np.int64] | None = None
     column_names: tuple[str, ...] = ()
+    has_test: bool = False
 
     @property
     def classes(self) -> int:

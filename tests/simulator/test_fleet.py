@@ -190,10 +190,10 @@ def test_a_folder_of_images_can_be_simulated(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     simulation = begin(load_task(Path("task.toml")), tmp_path / "run", data_dir=None)
     fleet = simulation.fleet
-    assert [len(device.train) + len(device.local_test) for device in fleet.devices] == [50, 50, 50]
+    assert [len(device.train) for device in fleet.devices] == [50, 50, 50], "the data have a test part"
+    assert all(device.local_test.source is fleet.common_test for device in fleet.devices)
     assert len(fleet.common_test) == 40
-    parts = [part for device in fleet.devices for part in (device.train, device.local_test)]
-    held = np.concatenate([part.samples.images for part in parts])
+    held = np.concatenate([device.train.samples.images for device in fleet.devices])
     assert sorted(image.tobytes() for image in held) == sorted(image.tobytes() for image in DIGITS.train.images[:150])
     # Resumed from elsewhere, it still finds its images.
     monkeypatch.chdir(tmp_path / "images")

@@ -12,7 +12,9 @@ from PIL import Image
 import hushfleet as hf
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
-from hushfleet.data.samples import LabelledSamples, inputs_of
+from hushfleet.data.conversion import as_data
+from hushfleet.data.folder import scan_folder
+from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.data.sets import load
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
@@ -139,3 +141,109 @@ def test_one_part_in_bytes_and_one_in_numbers_say_what_they_are(tmp_path: Path) 
     hf.Data(PIXELS / 255, LABELS).save(tmp_path / "scaled.npz")
     with pytest.raises(BadInput, match=r"values are no pixels, whole numbers from 0 to 255 \(data.values\)"):
         task("arrays", tmp_path / "scaled.npz", input_shape=[1, 8, 8], values="pixels")
+
+
+DEEP = np.random.default_rng(0).integers(0, 4096, (COUNT, 1, 8, 8)).astype(np.uint16)
+
+
+@pytest.mark.parametrize("bit_depth", [12, 0])
+def test_images_with_16_bits_keep_their_values(bit_depth: int, tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        for place, (image, label) in enumerate(zip(DEEP, LABELS, strict=True)):
+            (tmp_path / part / NAMES[label]).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0]).save(
+                tmp_path / part / NAMES[label] / f"{place:03}.{'png' if place % 2 else 'tiff'}"
+            )
+    most = {12: 4095, 0: 65535}[bit_depth]
+    prepared = task("folder", tmp_path, bit_depth=bit_depth)
+    assert prepared.dataset is not None
+    assert prepared.spec.model.form.bit_depth == (bit_depth or 16)
+    expected = rows_of(Samples((DEEP / np.float32(most)).astype(np.float32), LABELS, (0.0,), (1.0,)))
+    assert rows_of(prepared.dataset.test) == expected
+    assert on_a_board("folder", tmp_path / "train", prepared) == rows_of(
+        inputs_of(prepared.dataset.train, prepared.features)
+    )
+    pictures = as_data(
+        [(Image.fromarray(each[0]), label) for each, label in zip(DEEP, LABELS, strict=True)], bit_depth=bit_depth
+    )
+    assert pictures.train_x.tobytes() == (DEEP / np.float32(most)).astype(np.float32).tobytes()
+
+
+def test_whole_numbers_of_a_bit_depth_are_the_same_from_every_source(tmp_path: Path) -> None:
+    hf.Data(DEEP, LABELS, DEEP, LABELS).save(tmp_path / "all.npz")
+    np.savez(tmp_path / "mine.npz", x=DEEP.astype(np.int64), y=LABELS)
+    shape = {"input_shape": [1, 8, 8], "bit_depth": 12}
+    prepared = task("arrays", tmp_path / "all.npz", **shape)
+    assert prepared.dataset is not None
+    expected = rows_of(Samples((DEEP / np.float32(4095)).astype(np.float32), LABELS, (0.0,), (1.0,)))
+    assert rows_of(prepared.dataset.test) == expected
+    trained = rows_of(inputs_of(prepared.dataset.train, prepared.features))
+    for kind, path in (("arrays", tmp_path / "mine.npz"), ("csv", csv(tmp_path / "mine.csv", DEEP))):
+        assert on_a_board(kind, path, prepared) == trained, kind
+    (tmp_path / "tables").mkdir()
+    for part in ("train", "test"):
+        csv(tmp_path / "tables" / f"{part}.csv", DEEP)
+    of_table = task("table", tmp_path / "tables", **shape).dataset
+    assert of_table is not None
+    assert rows_of(of_table.test) == expected
+    given = as_data({"train": (DEEP, LABELS), "test": (DEEP, LABELS)}, bit_depth=12).dataset("d")
+    assert rows_of(given.test) == expected
+    with pytest.raises(BadInput, match=r"whole numbers from 0 to 511 \(data.bit_depth\)"):
+        task("arrays", tmp_path / "all.npz", input_shape=[1, 8, 8], bit_depth=9)
+    with pytest.raises(BadInput, match=r"is uint8, and data\.bit_depth = 12 is for larger pixels"):
+        hf.Data.of((PIXELS, LABELS), bit_depth=12).dataset("d")
+
+
+def test_an_image_with_more_bits_than_the_task_says_is_named(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    Image.fromarray(np.full((8, 8), 5000, np.uint16)).save(tmp_path / "1" / "a.png")
+    form: Any = {"input_shape": (1, 8, 8), "class_names": ["1"], "mean": [0.0], "std": [1.0], "bit_depth": 12}
+    with pytest.raises(BadInput, match=r"it has the pixel 5000, and data\.bit_depth = 12 ends at 4095"):
+        scan_folder(tmp_path, **form)
+
+
+def test_channels_last_are_read_alike_in_a_simulation_and_on_a_board(tmp_path: Path) -> None:
+    colours = np.random.default_rng(1).integers(0, 256, (COUNT, 3, 6, 5)).astype(np.uint8)
+    last = np.moveaxis(colours, 1, -1)
+    hf.Data(last, LABELS, last, LABELS).save(tmp_path / "all.npz")
+    np.savez(tmp_path / "mine.npz", x=last, y=LABELS)
+    plain = {
+        "name": "one", "model": {"name": "linear"}, "method": {"name": "fedavg"}, "round": {"rounds": 1},
+        "data": {"name": "arrays", "path": str(tmp_path / "all.npz"), "class_names": list(NAMES), "devices": 2},
+    }  # fmt: skip
+    prepared = prepare(parse_task(plain), run_id="1")
+    assert prepared.dataset is not None
+    assert prepared.spec.model.input_shape == (3, 6, 5)
+    expected = rows_of(Samples(colours, LABELS, (0.0,) * 3, (1.0,) * 3))
+    assert rows_of(prepared.dataset.train) == expected
+    assert on_a_board("arrays", tmp_path / "mine.npz", prepared) == expected
+    assert on_a_board("arrays", tmp_path / "mine.npz", prepared, layout="channels-last") == expected
+    by_line = csv(tmp_path / "mine.csv", last)
+    assert on_a_board("csv", by_line, prepared, values="pixels", layout="channels-last") == expected
+
+
+def test_the_columns_of_a_task_are_those_of_its_boards(tmp_path: Path) -> None:
+    rows = [
+        {"trip": trip, "at": step, "class": NAMES[trip % 2], "who": "me", "ax": trip + step / 7, "ay": -step, "note": 1}
+        for trip in range(12)
+        for step in reversed(range(4))
+    ]
+    lines = "\n".join([",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows), ""])
+    for name in ("train", "test", "mine"):
+        (tmp_path / f"{name}.csv").write_text(lines)
+    named = {"label_column": "class", "device_column": "who", "time_column": "at", "record_column": "trip"}
+    plain = {
+        "name": "one", "model": {"name": "linear"}, "method": {"name": "fedavg"}, "round": {"rounds": 1},
+        "data": {"name": "table", "path": str(tmp_path), "devices": 1, "columns": ["ay", "ax"], **named},
+    }  # fmt: skip
+    prepared = prepare(parse_task(plain), run_id="1")
+    assert prepared.dataset is not None
+    assert prepared.spec.model.input_shape == (2, 1, 4)
+    x = np.array([[[-step for step in range(4)], [trip + step / 7 for step in range(4)]] for trip in range(12)])
+    expected = rows_of(Samples(x[:, :, None].astype(np.float32), np.arange(12) % 2, (0.0,) * 2, (1.0,) * 2))
+    assert rows_of(prepared.dataset.train) == expected
+    assert on_a_board("csv", tmp_path / "mine.csv", prepared) == expected
+    (tmp_path / "mine.csv").write_text(lines.rsplit("\n", 2)[0] + "\n")  # the last trip lacks a step
+    data = LocalData(OwnDataSection("csv", str(tmp_path / "mine.csv")), prepared.spec.model, may_be_empty=True)
+    assert rows_of(data.samples()) == sorted(set(expected) & set(rows_of(data.samples())))
+    assert len(data.samples()) == 11

@@ -62,7 +62,6 @@ def plain(model: dict[str, Any], **sections: Any) -> dict[str, Any]:
         (BINARY, {"data": {"name": "digits", "path": None, "partition": "iid"}}, "'digits' has classes; take 'arrays'"),
         (BINARY, {"data": {"partition": "dirichlet-class", "alpha": 1.0}}, "take 'iid', or 'given'"),
         (BINARY, {"data": {"partition": "pathological", "classes_per_device": 1}}, "take 'iid', or 'given'"),
-        (BINARY, {"data": {"test_fraction": 0.0}}, "set for example 0.2"),
         (SQUARED, {"method": {"name": "hush"}, "privacy": {"clip_norm": 1.0}}, "'hush' is defined for classes alone"),
         (SQUARED, {"method": {"name": "pfedsd"}}, "'pfedsd' is defined for classes alone"),
     ],

@@ -28,6 +28,7 @@ BUFFERED = {
 }
 NUMBERS = {"model.name": "linear", "model.loss": "squared", "model.tolerance": 0.5, "method.name": "dp-fedavg"}
 INPUTS = {"model.name": "autoencoder", "model.loss": "reconstruction", "method.name": "dp-fedavg"}
+_COLUMNS = ("label", "device", "time", "record")
 ARRAYS = {"data.name": "arrays", "data.path": "mine.npz"}
 ASKS = {"model.name": "linear", "method.name": "dp-fedavg", "privacy.epsilon": 1.0, "round.rounds": 1}
 MEAN = {**ASKS, "statistic.kind": "mean", "statistic.column": "0"}
@@ -74,6 +75,9 @@ BREAKS: dict[str, dict[str, Any]] = {
     "data.given-needs-owners": {"data.partition": "given"},
     "data.columns-not-used": {**ARRAYS, "data.columns": ["a"]},
     "data.decimal-not-used": {**ARRAYS, "data.decimal": ","},
+    **{f"data.{key}_column-not-used": {**ARRAYS, f"data.{key}_column": "a"} for key in _COLUMNS},
+    "data.layout-not-used": {"data.layout": "channels-last"},
+    "data.bit_depth-not-used": {"data.bit_depth": 12},
     "data.labels-not-used": {"data.labels": "names"},
     "data.values-not-used": {"data.values": "pixels"},
     "round.trim-needs-trimmed-mean": {"round.trim": 0.1},
@@ -123,7 +127,6 @@ BREAKS: dict[str, dict[str, Any]] = {
     "task.target-mean-needs-numbers": {**ARRAYS, "data.target_mean": [0.5], "data.target_std": [1.0]},
     "task.loss-data-with-classes": NUMBERS,
     "task.loss-partition-by-classes": {**NUMBERS, **ARRAYS, "data.partition": "dirichlet-class", "data.alpha": 1.0},
-    "task.loss-test-by-classes": {**NUMBERS, **ARRAYS, "data.test_fraction": 0.0},
     "task.loss-unlabelled": {**NUMBERS, **ARRAYS, "data.unlabelled": 3},
     "task.loss-augmented-input": {**INPUTS, **ARRAYS, "data.augment": "flip-crop"},
     "task.loss-method-of-classes": {**NUMBERS, **ARRAYS, "method.name": "pfedsd"},

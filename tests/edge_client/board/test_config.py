@@ -213,4 +213,4 @@ def test_keys_that_contradict_each_other_are_refused_by_the_code_of_a_rule(code:
 
 def test_every_rule_of_a_device_file_is_tried() -> None:
     found = {code for hint in hints(DeviceConfig).values() for code in getattr(bare(hint), "rules", {})}
-    assert len(found) == 9, "the list above, and the other three of SampleForm"
+    assert len(found) == 15, "the list above, and the others of SampleForm"
