@@ -114,11 +114,13 @@ def simulate(
     """
     take_all_characters()
     if not keep:
-        own: dict[str, Any] = {"model": model, "data": data, "method": method, "loss": loss}
-        own |= {"metrics": metrics, "on_round": on_round}
+        if options.get("out") is not None:
+            raise BadInput(f"keep=False keeps no folder; leave out={str(options['out'])!r} out, or take report=False")
+        parts: dict[str, Any] = {"model": model, "data": data, "method": method, "loss": loss}
+        parts |= {"metrics": metrics, "on_round": on_round}
         with tempfile.TemporaryDirectory(prefix="hushfleet-") as out:
             how = {**options, "out": Path(out) / "run", "report": False, "workers": workers, "quiet": quiet}
-            return simulate(source, changes, **own, **how)
+            return simulate(source, changes, **parts, **how)
     pool = workers if isinstance(workers, Workers) else None
     asked_for = _run_options({**options, "workers": workers if pool is None else pool.count})
     if on_round is not None and asked_for.engine == "live":
