@@ -15,6 +15,7 @@ from hushfleet.aggregator.report import charts
 from hushfleet.aggregator.report.charts import PERCENT, Trace, line, over, titled
 from hushfleet.aggregator.report.page import (
     BLUE,
+    SERIES,
     SOFT,
     Code,
     Facts,
@@ -118,7 +119,7 @@ def own_metrics(shown: ShownRun) -> Parts:
     if names:
         yield shown.heading("metrics")
         values = {name: [row.metrics.get(name) for row in rows] for name in names}
-        lines = [line(name, shown.rounds, ys, n % len(charts.SERIES)) for n, (name, ys) in enumerate(values.items())]
+        lines = [line(name, shown.rounds, ys, n % len(SERIES)) for n, (name, ys) in enumerate(values.items())]
         yield over("Global model, common test", lines, "")
 
 
