@@ -33,7 +33,7 @@ ALLOWED_FILE = "HUSHFLEET_METHOD_FILE"
 _OFFERED: dict[str, Published] = {}
 
 GROUPS = {
-    "baselines": ("fedavg", "fedprox", "fednova", "scaffold", "feddyn", "fedopt"),
+    "baselines": ("fedavg", "fedprox", "fednova", "scaffold", "feddyn", "moon", "fedopt"),
     "personalized": (
         *("fedper", "lg-fedavg", "fedrep", "fedbn", "ditto", "pfedme", "apfl"),
         *("fedala", "perfreezeclip", "pfedsd", "dkd-pfed"),
@@ -182,7 +182,7 @@ def make_method(
         from hushfleet.methods.sums import check_sums
 
         check_sums(parts, privacy, settings)
-    return bind(parts, settings, privacy, layout, name=name)
+    return bind(parts, settings, privacy, layout, name=name, rounds=rounds)
 
 
 def method_of(spec: TaskSpec) -> TaskMethod:

@@ -20,6 +20,7 @@ from hushfleet.data.form import ANY_FORM, SampleForm
 from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.params import MAX_PARAMS, ParamLayout, is_linear
+from hushfleet.privacy.ring_length import smooth_length
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.schema import (
     Checked,
@@ -119,6 +120,7 @@ class ModelSpec(Checked):
     :param mean: per channel of an image, subtracted from pixels in [0, 1].
     :param std: per channel of an image, the divisor after that.
     :param form: how samples are written in tables.
+    :param closed_form: False for a linear model with an own loss, which only the gradient's graph computes.
     """
 
     name: str
@@ -133,6 +135,7 @@ class ModelSpec(Checked):
     features: FeatureSpec | None = later(None)
     targets: Targets = later(CLASSES)
     form: SampleForm = later(ANY_FORM)
+    closed_form: bool = later(True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,7 +166,7 @@ class ModelSpec(Checked):
     def is_linear(self) -> bool:
         """True if the network is one linear layer, by the names and shapes of its parameters. Its gradient is then
         computed in closed form (`hushfleet.learning.linear`), and a device runs none of its graphs."""
-        return is_linear(self.layout) and not self.dropout
+        return is_linear(self.layout) and not self.dropout and self.closed_form
 
     @property
     def chooses_head(self) -> bool:
@@ -185,12 +188,14 @@ class SecureSpec(Checked):
     :param min_devices: the sum of fewer devices is never opened.
     :param honest_devices: the number of devices in a sum whose noise is relied on; each adds 1/honest_devices of it.
     :param honest_fraction: the minimum share of honest devices in the membership list; determines the committee's size.
+    :param padded: zeros are added to the values before they are rotated (`hushfleet.privacy.ring_length`).
     """
 
     bits: Literal[16, 24, 32]
     min_devices: Annotated[int, Meta(ge=2, le=100_000)]
     honest_devices: Annotated[int, Meta(ge=1, le=100_000)]
     honest_fraction: Share = 1.0
+    padded: bool = later(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,6 +205,10 @@ class SecureSpec(Checked):
             self.honest_devices,
             f"at most min_devices = {self.min_devices}",
         )
+
+    def length(self, size: int) -> int:
+        """Returns the number of integers that a device sends for `size` values, without the corrections."""
+        return smooth_length(size) if self.padded else size
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def test_values_come_back_from_sums_of_many_records() -> None:
     devices, records, size = 5, 300, 400
     ring = Ring(
         prime=PRIMES[24], clip_norm=0.02, noise_multiplier=3.0, honest_devices=4, devices=devices, size=size,
-        key=bytes(16), records=records,
+        length=size, key=bytes(16), records=records,
     )  # fmt: skip
     rng = np.random.default_rng(0)
     values = rng.standard_normal((devices, size))
@@ -172,8 +172,8 @@ def test_values_come_back_from_sums_of_many_records() -> None:
 def neighbours(size: int, norm: float, seed: int) -> tuple[Ring, np.ndarray, np.ndarray]:
     """A ring, and two updates `norm` times a record's bound apart."""
     ring = Ring(
-        prime=PRIMES[24], clip_norm=1.0, noise_multiplier=2.0, honest_devices=1, devices=2, size=size, key=bytes(16),
-        records=100,
+        prime=PRIMES[24], clip_norm=1.0, noise_multiplier=2.0, honest_devices=1, devices=2, size=size, length=size,
+        key=bytes(16), records=100,
     )  # fmt: skip
     rng = np.random.default_rng(seed)
     x, v = rng.standard_normal(size), rng.standard_normal(size) * (rng.random(size) < 0.3)
