@@ -23,6 +23,7 @@ from hushfleet.privacy.charge import DEVICE_ADJACENCY, RECORD_ADJACENCY
 from hushfleet.privacy.noise_for import check_delta
 from hushfleet.privacy.protection import QUESTIONS, worth
 from hushfleet.privacy.ring import least_bits, scale_for
+from hushfleet.privacy.ring_length import chosen_length
 from hushfleet.privacy.terms import TRUST, Accountant, Unit
 from hushfleet.secure.committee import least_honest
 from hushfleet.secure.prime_field import PRIMES
@@ -151,7 +152,7 @@ def _honest_of(least: int, devices: int, honest_fraction: float) -> int:
 
 def _sums_of(multiplier: float, honest: int, devices: int, size: int) -> dict[str, float]:
     """Returns the ring of a task with these numbers; lengths are in steps of the ring."""
-    terms: dict[str, Any] = {"honest_devices": honest, "devices": devices, "size": size}
+    terms: dict[str, Any] = {"honest_devices": honest, "devices": devices, "size": chosen_length(size)}
     bits = least_bits(PRIMES, noise_multiplier=multiplier, **terms)
     scale = scale_for(prime=PRIMES[bits], noise_multiplier=multiplier, **terms)
     noise = math.sqrt(scale.variance)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.sections import DataSection, MethodSection, PrivacySection
 from hushfleet.errors import PrivacyError
+from hushfleet.privacy.ring_length import is_slow
 from hushfleet.secure.committee import least_honest
 from hushfleet.secure.prime_field import PRIMES
 from hushfleet.wire.format.spec import MAX_SECURE_ROUNDS, SecureSpec
@@ -64,10 +66,10 @@ def spec_of(task: SecureTask, *, noise_multiplier: float, size: int | None) -> S
             f"a sum of round.min_updates = {least} of {task.data.devices} devices, of which a share of "
             f"privacy.honest_fraction = {fraction:g} is honest, may have no honest one: take larger sums"
         )
-    bits: Literal[16, 24, 32] = (
-        32 if size is None else _bits(task, noise_multiplier, honest=honest, most=most, size=size)
-    )
-    return SecureSpec(bits, min_devices=least, honest_devices=honest, honest_fraction=fraction)
+    spec = SecureSpec(32, least, honest, fraction, padded=size is not None and is_slow(size))
+    if size is None:
+        return spec
+    return replace(spec, bits=_bits(task, noise_multiplier, honest=honest, most=most, size=spec.length(size)))
 
 
 def _bits(task: SecureTask, noise_multiplier: float, *, honest: int, most: int, size: int) -> Literal[16, 24, 32]:

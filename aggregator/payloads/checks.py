@@ -59,7 +59,8 @@ class UpdateChecks:
         self.update_format = update_format
         self.layout = spec.model.layout
         self._store = store
-        values = self.layout.size * (MOST_PARTS if spec.privacy.secure is not None else 1)
+        secure, values = spec.privacy.secure, self.layout.size
+        values = values if secure is None else secure.length(values) * MOST_PARTS
         self.max_bytes = max_update_bytes(values)
         self._last_read = self.newcomer = method.init_state().public
         self._last_sent: tuple[np.ndarray, np.ndarray, tuple[int, ...]] | None = None

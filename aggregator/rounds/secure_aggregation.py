@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -71,7 +71,7 @@ class SecureAggregation(RoundSum):
         self._keys = {membership_list.devices[index]: membership_list.key(index) for index in self.round.cohort}
         self._cost = server.method.cost(terms_of(plan))
         corrections = (self.round.rule.may_miss, self.round.width)
-        self._sums = Masked(np.zeros(self.round.size, np.uint32), np.zeros(corrections, np.uint32))
+        self._sums = Masked(np.zeros(self.round.length, np.uint32), np.zeros(corrections, np.uint32))
         self._included: set[str] = set()
         self._answers: dict[str, np.ndarray] = {}
         self._tried = -1  # this number of answers did not open the sum
@@ -86,14 +86,22 @@ class SecureAggregation(RoundSum):
     def read(self, update: CheckedUpdate) -> None:
         device, data = update.device, update.data
         self._checks.check_terms(update.header, self._plan)
-        update.values = self._values(update.header, data)
+        update.summed = self._checks.update_format.summed(data)
+        if update.summed is None:
+            update.values = self._values(update.header, data)
         update.before, update.counts = self._checks.held(device), self._counts
         update.after = self._checks.state_after(update.before, np.zeros(self._checks.layout.size, np.float32))
         digest, size = hashlib.sha256(data).digest(), self.round.size
-        update.row = UpdateRow(device, digest, update.digest, len(data), size, 0.0, 0.0, 0.0)
+        update.row = UpdateRow(
+            device, digest, update.digest, self._checks.update_format.sent_bytes(data), size, 0.0, 0.0, 0.0
+        )
 
     def add(self, update: CheckedUpdate) -> None:
-        self._add(update.device, update.values)
+        self._add(update.device, update.values if update.summed is None else ())
+
+    def merge(self, partial: np.ndarray) -> None:
+        """Adds the values of updates that `add` has taken without values, and without corrections."""
+        add_into(self._sums.values, partial, self.round.prime)
 
     def resume(self) -> list[str]:
         for update in self._store.updates(self._plan.round):
@@ -256,8 +264,8 @@ class SecureAggregation(RoundSum):
         )  # fmt: skip
         return False
 
-    def _add(self, device: str, values: Masked) -> None:
-        for total, each in zip(self._sums, values, strict=True):
+    def _add(self, device: str, values: Iterable[np.ndarray]) -> None:
+        for total, each in zip(self._sums, values, strict=False):
             add_into(total, each, self.round.prime)
         self._included.add(device)
 
@@ -277,14 +285,14 @@ class SecureAggregation(RoundSum):
             values = from_bytes(section, self.round.spec.bits)
         except BadInput as error:
             raise Refusal("malformed", str(error)) from error
-        size, corrections = self.round.size, self._sums.corrections
-        if header.value_count != size or len(values) != size + corrections.size:
+        size, length, corrections = self.round.size, self.round.length, self._sums.corrections
+        if header.value_count != size or len(values) != length + corrections.size:
             raise Refusal(
                 "wrong-shape",
-                f"{header.value_count} values and {len(values)} with corrections; {size} and {size + corrections.size} "
-                "are needed",
+                f"{header.value_count} values and {len(values)} with corrections; {size} and "
+                f"{length + corrections.size} are needed",
             )
-        return Masked(values[:size], values[size:].reshape(corrections.shape))
+        return Masked(values[:length], values[length:].reshape(corrections.shape))
 
 
 def membership_list_of(store: AggregatorStore, *, excluded: Collection[str] = ()) -> MembershipList:

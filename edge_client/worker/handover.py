@@ -253,7 +253,7 @@ class Handover:
         size = round.party.spec.model.layout.size
         most = MOST_VECTORS * 4 * size + _ROOM_BYTES
         sizes_fit = (
-            len(done.update) <= max_update_bytes(size)
+            len(done.update) <= max_update_bytes(size if plan.secure is None else round.secure.sent)
             and len(state.public) <= max_public_bytes(size)
             and len(state.private) <= most
             and (state.own is None or len(state.own) == 4 * size)

@@ -3,7 +3,8 @@
 The discrete Gaussian of parameter s^2 takes each integer x with a probability proportional to g(x) = exp(-x^2 / 2 s^2)
 (Canonne, Kamath, Steinke 2020). A uniform 256-bit number U gives the integer whose interval of the cumulative
 distribution contains U. The thresholds are computed as 256-bit integers. U's leading 64 bits nearly always decide; if
-they equal a threshold's leading bits, U's other bits are drawn and compared.
+they equal a threshold's leading bits, U's other bits are drawn and compared. Where no threshold has U's first 15 bits,
+a table gives the integer.
 
 The samples' distribution is within 2^-140 of the discrete Gaussian (statistical distance, each sample):
 
@@ -29,6 +30,9 @@ LARGEST_STD = float(1 << 14)
 _BITS = 256
 _WORD_BITS = 64
 _REACH = 14  # standard deviations
+_GUIDE_BITS = 15
+_UNDECIDED = 1 << 62
+_BLOCK = 1 << 14
 
 
 class DiscreteGaussian:
@@ -43,17 +47,39 @@ class DiscreteGaussian:
                 f"discrete noise has a standard deviation of 1 to {LARGEST_STD:g} steps, not {math.sqrt(variance):g}"
             )
         self.variance = float(variance)
-        self._leading = _leading(self.variance)
+        self._leading, self._guide = _leading(self.variance), _guide(self.variance)
 
     def sample(self, size: int, noise: NoiseSource) -> np.ndarray:
         """Returns samples, int64 `[size]`."""
-        words = noise.words(size)
+        samples = np.empty(size, np.int64)
+        for start in range(0, size, _BLOCK):
+            block = samples[start : start + _BLOCK]
+            words = noise.words(len(block))
+            self._guide.take(words >> np.uint64(_WORD_BITS - _GUIDE_BITS), out=block)
+            places = np.flatnonzero(block == _UNDECIDED)
+            block[places] = self._searched(words[places], noise)
+        return samples
+
+    def _searched(self, words: np.ndarray, noise: NoiseSource) -> np.ndarray:
+        """Returns the samples of words, int64."""
         decided = np.searchsorted(self._leading, words, side="right")
         for place in np.flatnonzero(self._leading[decided - 1] == words):  # for 0 it is the last, above each word
             more = noise.words(_BITS // _WORD_BITS - 1)
             drawn = int.from_bytes(np.concatenate([words[place : place + 1], more]).astype(">u8").tobytes(), "big")
             decided[place] = sum(threshold <= drawn for threshold in _thresholds(self.variance))
         return decided.astype(np.int64) - len(self._leading) // 2
+
+
+@lru_cache(maxsize=4)
+def _guide(variance: float) -> np.ndarray:
+    """Returns the sample for each value of a word's first bits, int64, or that these bits do not decide it."""
+    leading = _leading(variance)
+    first = np.arange(1 << _GUIDE_BITS, dtype=np.uint64) << np.uint64(_WORD_BITS - _GUIDE_BITS)
+    below = np.searchsorted(leading, first, side="left")
+    decided = below == np.append(below[1:], len(leading))
+    guide = np.where(decided, below - len(leading) // 2, _UNDECIDED)
+    guide.setflags(write=False)
+    return guide
 
 
 @lru_cache(maxsize=4)

@@ -69,6 +69,7 @@ _RECORD_ROUNDING = 2.0**-21  # for each of a device's records
 _RECORD_ENOUGH = 2.5e-3
 _ENOUGH = 1e-3  # extra noise below which a finer scale is of no use
 _MOST_EXTRA = 0.01
+_BLOCK = 1 << 14  # values
 _ATTEMPTS = 1000  # one fails with a probability of at most exp(-1/2), in practice hardly ever
 _ROOM = 1e-6
 
@@ -185,6 +186,7 @@ class Ring:
     :param honest_devices: number of devices among which the noise is divided.
     :param devices: most devices in a sum; a sum of this many must not wrap around.
     :param size: number of values.
+    :param length: number of integers, not below `size`; zeros are added to the values before the rotation.
     :param records: as in `scale_for`.
     :param key: public, 16 bytes; of the round's rotation.
 
@@ -200,18 +202,19 @@ class Ring:
         honest_devices: int,
         devices: int,
         size: int,
+        length: int,
         key: bytes,
         records: int = 0,
     ) -> None:
         if not 0 < clip_norm < math.inf:
             raise PrivacyError(f"the clip norm of a sum of integers must be finite and above zero, got {clip_norm!r}")
-        self.prime, self.size, self._records = prime, size, records
+        self.prime, self.size, self.length, self._records = prime, size, length, records
         self.scale = scale_for(
             prime=prime,
             noise_multiplier=noise_multiplier,
             honest_devices=honest_devices,
             devices=devices,
-            size=size,
+            size=length,
             records=records,
         )
         self.unit = clip_norm / self.scale.steps
@@ -226,19 +229,19 @@ class Ring:
         return self.scale.multiplier
 
     def encode(self, values: np.ndarray, noise: NoiseSource) -> np.ndarray:
-        """Encodes clipped values, float32 `[size]`, as uint32 `[size]`. It draws noise, so it is called once a round.
+        """Encodes clipped values, float32 `[size]`, as uint32 `[length]`. It draws noise, so it is called once a round.
 
         Raises `PrivacyError` for values that are not finite, or were not clipped.
         """
         whole = self._rounded(values, noise)
         if self._share is not None:
-            whole += self._share.sample(self.size, noise)
-        whole %= self.prime
+            whole += self._share.sample(self.length, noise)
+        whole -= whole // self.prime * self.prime  # an eighth of the time of %
         return whole.astype(np.uint32)
 
     def decode(self, total: np.ndarray) -> np.ndarray:
-        """Decodes a sum modulo the prime, uint32 `[size]`, to the sum of values, float64 `[size]`."""
-        summed: np.ndarray = self._signs * _hartley(self._centred(total) * self.unit)
+        """Decodes a sum modulo the prime, uint32 `[length]`, to the sum of values, float64 `[size]`."""
+        summed: np.ndarray = self._signs * _hartley(self._centred(total) * self.unit)[: self.size]
         return summed
 
     def suspected_wraps(self, total: np.ndarray) -> int:
@@ -249,20 +252,23 @@ class Ring:
         return int(np.count_nonzero(np.abs(self._centred(total)) > self.prime / 2 * _SUSPECTED / _DEVIATIONS))
 
     def _rounded(self, values: np.ndarray, noise: NoiseSource) -> np.ndarray:
-        """Returns int64 `[size]` with a square norm within the bound; each value is rounded up or down, unbiased."""
+        """Returns int64 `[length]` with a square norm within the bound; each value is rounded up or down, unbiased."""
         if values.shape != (self.size,) or not np.isfinite(values).all():
             raise PrivacyError(
                 f"expected {self.size} finite values, got an array of {values.shape}, or values that are not finite"
             )
-        exact = _hartley(self._signs * values) / self.unit
+        exact = _hartley(np.append(self._signs * values, np.zeros(self.length - self.size))) / self.unit
         if not np.linalg.norm(exact) <= self.scale.steps * max(1, self._records) * (1 + _ROOM):
             raise PrivacyError("values are above the clip norm, and nothing of them may be released")
-        lower = np.floor(exact)
-        fraction = exact - lower
+        rounded = np.empty(self.length)
         for _ in range(_ATTEMPTS):
-            rounded = (lower + ((noise.words(self.size) >> np.uint64(11)) * 2.0**-53 < fraction)).astype(np.int64)
-            if self._records or int(rounded @ rounded) <= self.scale.bound:
-                return rounded
+            for start in range(0, self.length, _BLOCK):
+                part = exact[start : start + _BLOCK]
+                lower = np.floor(part, out=rounded[start : start + _BLOCK])
+                lower += (noise.words(len(part)) >> np.uint64(11)) * 2.0**-53 < part - lower
+            whole = rounded.astype(np.int64)
+            if self._records or rounded @ rounded < self.scale.bound * (1 - _ROOM) or whole @ whole <= self.scale.bound:
+                return whole
         raise PrivacyError(f"in {_ATTEMPTS} attempts no rounding was within the bound")
 
     def _centred(self, total: np.ndarray) -> np.ndarray:

@@ -51,7 +51,7 @@ def add_into(total: np.ndarray, values: np.ndarray, prime: int) -> None:
     [1]
     """
     total += values  # below 2^32, because both are below 2^31
-    np.subtract(total, np.uint32(prime), out=total, where=total >= prime)
+    np.minimum(total, total - np.uint32(prime), out=total)  # a difference below zero becomes 2^31 or more
 
 
 def subtract_from(total: np.ndarray, values: np.ndarray, prime: int) -> None:

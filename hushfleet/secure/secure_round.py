@@ -40,7 +40,7 @@ class SecureRound:
     def __init__(self, spec: SecureSpec, plan: RoundPlan, membership_list: MembershipList, *, size: int) -> None:
         if plan.secure is None:
             raise BadInput(f"the plan of round {plan.round} has no secure aggregation")
-        self.spec, self.membership_list, self.size = spec, membership_list, size
+        self.spec, self.membership_list, self.size, self.length = spec, membership_list, size, spec.length(size)
         _check_signed_limits(spec, membership_list)
         if plan.round > MAX_SECURE_ROUNDS:
             raise BadInput(
@@ -56,7 +56,7 @@ class SecureRound:
         told = sorted(plan.controls.items())  # they may include the noise
         agreed = (
             f"|{size}|{plan.secure.rate!r}|{spec.bits}|{spec.min_devices}|{spec.honest_fraction!r}|{plan.task}|{told}"
-            f"|{plan.global_digest.hex()}|{plan.rounds}|{plan.noise_split}"
+            f"|{plan.global_digest.hex()}|{plan.rounds}|{plan.noise_split}{'|padded' * spec.padded}"
         )
         self.context: bytes = hashlib.sha256(seed + agreed.encode()).digest()
         """The context of the masks: everything in the plan about round and sum, except the devices in the sum."""
@@ -79,7 +79,12 @@ class SecureRound:
     @property
     def width(self) -> int:
         """Number of values in a member's answer."""
-        return self.rule.width(self.size)
+        return self.rule.width(self.length)
+
+    @property
+    def sent(self) -> int:
+        """Number of integers in an update, with the corrections."""
+        return self.length + self.rule.may_miss * self.width
 
     def key_of(self, device: str) -> bytes | None:
         """Returns the membership list's key of a device of the cohort; None for any other device."""
@@ -109,6 +114,7 @@ class SecureRound:
             honest_devices=self.spec.honest_devices,
             devices=len(self.cohort),
             size=self.size,
+            length=self.length,
             records=records,
             key=self._ring_key,
         )
@@ -122,7 +128,7 @@ class SecureRound:
         )
 
     def masked(self, keys: Sequence[bytes], values: np.ndarray) -> Masked:
-        """Returns the masked form of `values`, uint32 `[size]`, that the device with these `keys` sends."""
+        """Returns the masked form of `values`, uint32 `[length]`, that the device with these `keys` sends."""
         from hushfleet.secure.masking import mask
 
         return mask(values, keys, self.rule, self.prime)
@@ -158,7 +164,7 @@ class SecureRound:
         return chosen
 
     def opened(self, sums: Masked, answers: Mapping[str, np.ndarray]) -> tuple[np.ndarray, list[str]]:
-        """Returns the sum of values, uint32 `[size]`, and the members whose answers did not fit (see `Opened`).
+        """Returns the sum of values, uint32 `[length]`, and the members whose answers did not fit (see `Opened`).
 
         :param sums: of the included devices' masked values and corrections, modulo the prime.
         :param answers: by member.

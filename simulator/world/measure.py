@@ -233,7 +233,7 @@ def _pair_s(prepared: PreparedTask) -> float:
         return 0.0
     task, prime = prepared.task, PRIMES[secure.bits]
     rule = committee_rule(task.cohort_size, honest_fraction=secure.honest_fraction, membership_list=task.data.devices)
-    width, agreement = rule.width(prepared.spec.model.layout.size), KeyAgreement(_key(0))
+    width, agreement = rule.width(secure.length(prepared.spec.model.layout.size)), KeyAgreement(_key(0))
     peers = [_key(number).public_key for number in range(1, 9)]
     _, seconds = _measured(lambda: unmasking_share([agreement.key(peer, b"trial") for peer in peers], width, prime))
     return seconds / len(peers)

@@ -139,7 +139,8 @@ def _masked_bits(prepared: PreparedTask, secure: SecureSpec) -> float:
     """Returns the bits of a masked value, including the corrections for a committee of the mean cohort."""
     task = prepared.task
     rule = committee_rule(task.cohort_size, honest_fraction=secure.honest_fraction, membership_list=task.data.devices)
-    return secure.bits * (1 + rule.may_miss / max(1, rule.packed))
+    size = prepared.spec.model.layout.size
+    return secure.bits * (1 + rule.may_miss / max(1, rule.packed)) * secure.length(size) / size
 
 
 def _difference_bytes(prepared: PreparedTask) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.worker import handover
 from hushfleet.errors import BadInput, CopiedStore
 from hushfleet.privacy.ring import Ring
 from hushfleet.secure.prime_field import add_into
@@ -21,6 +22,7 @@ from hushfleet.simulator.world.hub import Chaos
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 from hushfleet.wire.format.spec import BlobRef
+from hushfleet.wire.format.update import max_update_bytes
 from support.edge import DEVICE, Bench, Package
 from support.secure_fleet import SecureFleet, with_secure_aggregation
 
@@ -105,6 +107,19 @@ def refused(fleet: SecureFleet, plan: RoundPlan, included: bytes, caplog: pytest
     assert why in caplog.text
     assert (answer_of(fleet, plan.round), len(fleet.bench.server.updates)) == (answered, sent_before)
     assert fleet.bench.server.declines == []  # nobody hears of it
+
+
+def test_the_guardian_lets_an_update_be_as_long_as_its_committee_makes_it(
+    make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a fleet of fifty an update of 24 or 32 bits a value is longer than all its values in float32."""
+    seen: list[int] = []
+    monkeypatch.setattr(handover, "max_update_bytes", lambda size: seen.append(size) or max_update_bytes(size))
+    fleet = make_fleet(others=15)
+    secure_round = fleet.of(sent(fleet, 1))
+    _, values = fleet.read(fleet.bench.server.updates[0])
+    assert secure_round.rule.may_miss > 0
+    assert seen == [secure_round.sent] == [len(values)]
 
 
 def test_a_second_set_is_never_answered(make_fleet: MakeFleet, caplog: pytest.LogCaptureFixture) -> None:

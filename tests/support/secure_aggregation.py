@@ -53,7 +53,7 @@ class SumFleet:
 
     def values(self, device: str) -> np.ndarray:
         rng = np.random.default_rng(int.from_bytes(hashlib.sha256(device.encode()).digest()[:4], "big"))
-        return rng.integers(0, self.prime, self.size).astype(np.uint32)
+        return rng.integers(0, self.prime, self.spec.length(self.size)).astype(np.uint32)
 
     def masked(self, secure: SecureRound, device: str) -> Masked:
         return secure.masked(secure.keys(self.agreements[device], device), self.values(device))

@@ -20,6 +20,7 @@ from hushfleet.data.form import ANY_FORM, SampleForm
 from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.params import MAX_PARAMS, ParamLayout, is_linear
+from hushfleet.privacy.ring_length import smooth_length
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.schema import (
     Checked,
@@ -187,12 +188,14 @@ class SecureSpec(Checked):
     :param min_devices: the sum of fewer devices is never opened.
     :param honest_devices: the number of devices in a sum whose noise is relied on; each adds 1/honest_devices of it.
     :param honest_fraction: the minimum share of honest devices in the membership list; determines the committee's size.
+    :param padded: zeros are added to the values before they are rotated (`hushfleet.privacy.ring_length`).
     """
 
     bits: Literal[16, 24, 32]
     min_devices: Annotated[int, Meta(ge=2, le=100_000)]
     honest_devices: Annotated[int, Meta(ge=1, le=100_000)]
     honest_fraction: Share = 1.0
+    padded: bool = later(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,6 +205,10 @@ class SecureSpec(Checked):
             self.honest_devices,
             f"at most min_devices = {self.min_devices}",
         )
+
+    def length(self, size: int) -> int:
+        """Returns the number of integers that a device sends for `size` values, without the corrections."""
+        return smooth_length(size) if self.padded else size
 
 
 @dataclass(frozen=True)

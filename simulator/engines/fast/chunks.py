@@ -1,7 +1,7 @@
 """Trains a chunk of a round's devices in a worker: the same `Trainer` as on a board, for one device after the other.
 
 A worker returns one row for each device, and one exact sum of the chunk's updates. Where the aggregator needs single
-updates (secure aggregation, robust aggregates, questions), a row has the whole encoded update.
+updates (robust aggregates, questions), a row has the whole encoded update.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hushfleet.simulator.engines.fast.device import CohortDevice, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.partial_sum import LIKE, PartialSum
 from hushfleet.simulator.engines.fast.runtimes import make_noise, make_optimizer
-from hushfleet.simulator.engines.fast.sums import key_of, nobody
+from hushfleet.simulator.engines.fast.sums import SummedRound, key_of, nobody
 from hushfleet.simulator.run_folder import MOST_SHOWN
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import dither_key_of
@@ -93,7 +93,7 @@ class ClientRow(NamedTuple):
 
     :param refusal: why the device declines; then nothing else is given.
     :param update: the encoded update, without values if they are in the chunk's sum.
-    :param summed: what was measured of such values.
+    :param summed: what was measured of such values, or is known of masked ones.
     :param state: what the device's store keeps.
     :param metrics: what the device has measured about itself.
     """
@@ -107,10 +107,11 @@ class ClientRow(NamedTuple):
 
 
 class ChunkAnswer(NamedTuple):
-    """The answers of a chunk's devices in their order, and the sum of their updates if they are added up there."""
+    """The answers of a chunk's devices in their order, and the sum of their updates if they are added up there: with
+    secure aggregation modulo the prime, uint32."""
 
     rows: list[ClientRow]
-    sum: ExactSum | None
+    sum: ExactSum | np.ndarray | None
 
 
 CHUNKS_PER_WORKER = 3
@@ -131,6 +132,7 @@ def train(chunk: ClientChunk) -> ChunkAnswer:
     from hushfleet.simulator.engines.fast import alike  # it plays this module's clients
 
     run, plan = chunk.run, chunk.plan
+    run.secure = None
     published = run.global_params(plan)
     server = ServerRound(run.method, run.method.split(published)[0], chunk.server)
     total = PartialSum(run.method.layout.size, server.weight, like=chunk.like) if chunk.summed else None
@@ -140,7 +142,8 @@ def train(chunk: ClientChunk) -> ChunkAnswer:
         clients = chunk.clients[first : first + size]
         found = None if together is None else together.rows(first, clients)
         rows += _one_by_one(chunk, first, clients, published, total) if found is None else found
-    return ChunkAnswer(rows, None if total is None else total.sum)
+    secure = run.secure.total if isinstance(run.secure, SummedRound) else None
+    return ChunkAnswer(rows, secure if total is None else total.sum)
 
 
 def _one_by_one(
@@ -183,7 +186,7 @@ def _answer(
     except REFUSALS as error:
         return declined(client, error)
     state = store.row if isinstance(store, CohortDevice) else None
-    summed = None
+    summed = run.secure.add(done.data) if isinstance(run.secure, SummedRound) else None
     if total is not None and isinstance(store, CohortDevice):
         summed = total.add(store.public, store.changed_state)
     return ClientRow(client.device, None, done.data, summed, state, measured[-1] if measured else None)

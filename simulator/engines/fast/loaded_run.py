@@ -34,7 +34,7 @@ from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.simulator.cohort_store import StateSlots, index_of
 from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, make_gradient
-from hushfleet.simulator.engines.fast.sums import UnmaskedRound
+from hushfleet.simulator.engines.fast.sums import SummedRound, UnmaskedRound
 from hushfleet.simulator.fleet import Fleet, SimulatedDevice
 from hushfleet.simulator.run_folder import RunFolder, public_fleet
 from hushfleet.wire.format.messages import RoundPlan
@@ -59,7 +59,7 @@ class LoadedRun:
         self._train_bytes = 0
         self._limits: dict[tuple[float, float], LimitsSection] = {}
         self._global: tuple[bytes, np.ndarray] | None = None
-        self._secure: tuple[RoundPlan, SecureRound] | None = None
+        self.secure: SecureRound | None = None
 
     @cached_property
     def spec(self) -> TaskSpec:
@@ -171,10 +171,11 @@ class LoadedRun:
     def secure_round(
         self, spec: SecureSpec, plan: RoundPlan, membership_list: MembershipList, *, size: int
     ) -> SecureRound:
-        """Returns the round without masks, the same object for all devices."""
-        if self._secure is None or self._secure[0] != plan:
-            self._secure = plan, UnmaskedRound(spec, plan, membership_list, size=size)
-        return self._secure[1]
+        """Returns the round without masks, the same object for all devices of a chunk."""
+        if self.secure is None:
+            kind = UnmaskedRound if self.spec.asks(plan.round) else SummedRound
+            self.secure = kind(spec, plan, membership_list, size=size)
+        return self.secure
 
     def train(self, device: str) -> LabelledSamples:
         samples = self._train.pop(device, None)

@@ -229,7 +229,7 @@ class UpdateGame(Game):
         vectors = []
         for data in sent:
             _, coded = decode_masked(data, public_key=begun.store.identity.public_key)
-            own, values = from_bytes(coded, secure.spec.bits)[: ring.size], np.zeros(self._layout.size)
+            own, values = from_bytes(coded, secure.spec.bits)[: ring.length], np.zeros(self._layout.size)
             values[shared] = ring.decode(((own.astype(np.int64) + others) % ring.prime).astype(np.uint32))
             vectors.append(values)
         return vectors, ()

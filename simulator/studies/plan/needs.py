@@ -13,6 +13,7 @@ from hushfleet.methods.hush_rule import rule
 from hushfleet.privacy.accountant import epsilon
 from hushfleet.privacy.noise_for import noise_multiplier_for
 from hushfleet.privacy.ring import least_bits
+from hushfleet.privacy.ring_length import chosen_length
 from hushfleet.privacy.step import Step
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.prime_field import PRIMES
@@ -78,8 +79,9 @@ def needs(asked: Question, table: GainTable | None = None) -> Needs:
     bits, members, up, answer, honest = 0, 0, values * 3.06 / 8, 0.0, 1
     if not asked.local:
         honest = asked.honest_devices
+        length = chosen_length(values)
         bits = least_bits(
-            PRIMES, noise_multiplier=multiplier, honest_devices=honest, devices=asked.devices, size=values
+            PRIMES, noise_multiplier=multiplier, honest_devices=honest, devices=asked.devices, size=length
         )
         committee = committee_rule(asked.devices, honest_fraction=asked.honest_fraction)
         if committee.packed < 1:
@@ -87,8 +89,8 @@ def needs(asked: Question, table: GainTable | None = None) -> Needs:
                 f"no committee of {asked.devices} devices can open a sum if a share of {asked.honest_fraction:g} is "
                 "honest; take more devices, or a larger --honest-fraction"
             )
-        width, members = committee.width(values), committee.members
-        up = (values + committee.may_miss * width) * bits / 8
+        width, members = committee.width(length), committee.members
+        up = (length + committee.may_miss * width) * bits / 8
         answer = members / asked.devices * (width * bits / 8 + HEADER_BYTES)
     replaced = epsilon([Step(multiplier, 1.0, steps.rounds)], delta=asked.delta, adjacency="replace-one")
     return Needs(

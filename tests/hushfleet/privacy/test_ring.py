@@ -14,12 +14,15 @@ from hushfleet.errors import PrivacyError
 from hushfleet.privacy.gaussian import epsilon_of_gaussian
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.ring import Ring, Scale, least_bits, scale_for
+from hushfleet.privacy.ring_length import is_slow, smooth_length
 from hushfleet.secure.prime_field import PRIMES
 
 KEY = bytes(range(16))
 
 
-def ring_of(size: int, *, devices: int = 10, bits: int = 16, multiplier: float = 0.0, clip_norm: float = 2.0) -> Ring:
+def ring_of(
+    size: int, *, devices: int = 10, bits: int = 16, multiplier: float = 0.0, clip_norm: float = 2.0, more: int = 0
+) -> Ring:
     return Ring(
         prime=PRIMES[bits],
         clip_norm=clip_norm,
@@ -27,6 +30,7 @@ def ring_of(size: int, *, devices: int = 10, bits: int = 16, multiplier: float =
         honest_devices=max(1, devices // 2),
         devices=devices,
         size=size,
+        length=size + more,
         key=KEY,
     )
 
@@ -40,26 +44,70 @@ def summed(ring: Ring, encoded: list[np.ndarray]) -> np.ndarray:
     return (np.sum(encoded, axis=0, dtype=np.int64) % ring.prime).astype(np.uint32)
 
 
-@given(size=st.integers(1, 60), devices=st.integers(2, 12), seed=st.integers(0, 99), bits=st.sampled_from([16, 24, 32]))
-def test_without_noise_the_sum_is_that_of_the_values(size, devices, seed, bits):
-    ring = ring_of(size, devices=devices, bits=bits)
+@given(
+    size=st.integers(1, 60),
+    devices=st.integers(2, 12),
+    seed=st.integers(0, 99),
+    bits=st.sampled_from([16, 24, 32]),
+    more=st.integers(0, 9),
+)
+def test_without_noise_the_sum_is_that_of_the_values(size, devices, seed, bits, more):
+    ring = ring_of(size, devices=devices, bits=bits, more=more)
     updates = [update(size, seed + device, norm=1.999) for device in range(devices)]
     total = summed(ring, [ring.encode(each, SeededNoise(seed, i, 0)) for i, each in enumerate(updates)])
     # each value is off by less than a step, so that the norm of the error is below devices x sqrt(size) of them
     error = ring.decode(total) - np.sum(updates, axis=0, dtype=float)
-    assert np.linalg.norm(error) < ring.unit * devices * math.sqrt(size)
+    assert np.linalg.norm(error) < ring.unit * devices * math.sqrt(size + more)
     assert ring.suspected_wraps(total) == 0
 
 
-def test_the_noise_of_a_sum_is_what_was_asked_for():
+@pytest.mark.parametrize("more", [0, 100])
+def test_the_noise_of_a_sum_is_what_was_asked_for(more):
     devices, size, multiplier = 40, 4000, 8.92
-    ring = ring_of(size, devices=devices, multiplier=multiplier)
+    ring = ring_of(size, devices=devices, multiplier=multiplier, more=more)
     updates = [update(size, device, norm=1.999) for device in range(devices)]
     total = summed(ring, [ring.encode(each, SeededNoise(7, i, 0)) for i, each in enumerate(updates)])
     error = ring.decode(total) - np.sum(updates, axis=0, dtype=float)
     expected = 2.0 * multiplier * math.sqrt(2) * (1 + ring.scale.extra)  # twice as many as are counted on
     assert error.std() == pytest.approx(expected, rel=5 / math.sqrt(2 * size))
     assert ring.suspected_wraps(total) == 0
+
+
+@given(size=st.integers(1, 80), more=st.integers(0, 9), seed=st.integers(0, 99))
+def test_a_longer_ring_is_that_of_values_with_zeros(size, more, seed):
+    ring, whole = ring_of(size, multiplier=3.0, more=more), ring_of(size + more, multiplier=3.0)
+    values, zeros = update(size, seed, norm=1.999), np.zeros(more, np.float32)
+    integers = ring.encode(values, SeededNoise(seed, 0, 0))
+    assert ring.scale == whole.scale
+    assert integers.tolist() == whole.encode(np.append(values, zeros), SeededNoise(seed, 0, 0)).tolist()
+    assert ring.decode(integers).tolist() == whole.decode(integers)[:size].tolist()
+    # the rotation by its matrix
+    angles = 2 * np.pi * np.outer(range(size + more), range(size + more)) / (size + more)
+    matrix = (np.cos(angles) + np.sin(angles)) / math.sqrt(size + more)
+    centred = np.where(integers > ring.prime // 2, integers.astype(int) - ring.prime, integers)
+    slow = (whole._signs * (matrix @ (centred * ring.unit)))[:size]
+    np.testing.assert_allclose(ring.decode(integers), slow, atol=1e-9)
+
+
+@given(size=st.integers(1, 40_000))
+def test_the_length_is_the_next_one_with_small_factors(size):
+    def left(number):
+        for factor in (2, 3, 5, 7):
+            while number % factor == 0:
+                number //= factor
+        return number
+
+    length = size
+    while left(length) > 1:
+        length += 1
+    assert smooth_length(size) == length
+
+
+@pytest.mark.parametrize(
+    ("size", "slow"), [(4_890, False), (21_840, False), (44_426, True), (582_026, True), (583_200, False)]
+)
+def test_which_lengths_are_slow(size, slow):
+    assert is_slow(size) is slow
 
 
 def test_a_device_without_an_update_sends_noise_alone():
@@ -77,7 +125,7 @@ def test_rounding_is_right_on_average():
 
 @given(size=st.integers(1, 300), seed=st.integers(0, 99))
 def test_after_rounding_the_norm_is_within_the_bound(size, seed):
-    ring = ring_of(size, devices=2000)
+    ring = ring_of(size, devices=2000, more=seed % 9)
     encoded = ring.encode(update(size, seed, norm=2.0 * (1 - 1e-7)), SeededNoise(seed, 0, 0)).astype(np.int64)
     centred = np.where(encoded > ring.prime // 2, encoded - ring.prime, encoded)
     assert int(centred @ centred) <= ring.scale.bound

@@ -16,9 +16,12 @@ from support.secure_aggregation import SumFleet, plan_of
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(3, 24), st.sampled_from([16, 24, 32]), st.integers(1, 70), st.integers(0, 2**32 - 1))
-def test_the_sum_of_whoever_sent_opens_with_whoever_answers(devices: int, bits: int, size: int, seed: int) -> None:
-    fleet, rng = SumFleet(devices, size, SecureSpec(bits, 2, 2)), np.random.default_rng(seed)
+@given(st.integers(3, 24), st.sampled_from([16, 24, 32]), st.integers(1, 70), st.booleans(), st.integers(0, 2**32 - 1))
+def test_the_sum_of_whoever_sent_opens_with_whoever_answers(
+    devices: int, bits: int, size: int, padded: bool, seed: int
+) -> None:
+    fleet = SumFleet(devices, size, SecureSpec(bits, 2, 2, padded=padded))
+    rng = np.random.default_rng(seed)
     secure = fleet.round()
     included = [name for name in secure.devices if rng.random() < 0.8] or secure.devices[:1]
     while len(included) < 2:
@@ -62,10 +65,10 @@ def test_an_answer_of_no_member_is_an_error() -> None:
         secure.opened(fleet.sums(secure, secure.devices), answers)
 
 
-@pytest.mark.parametrize("change", ["round", "task", "rate", "size", "min_devices", "controls", "roster"])
+@pytest.mark.parametrize("change", ["round", "task", "rate", "size", "min_devices", "controls", "roster", "padded"])
 def test_another_round_task_or_setting_has_other_masks(change: str) -> None:
     fleet, other = SumFleet(8), SumFleet(9 if change == "roster" else 8, size=60 if change == "size" else 50)
-    spec = SecureSpec(16, 3 if change == "min_devices" else 2, 1)
+    spec = SecureSpec(16, 3 if change == "min_devices" else 2, 1, padded=change == "padded")
     plan = plan_of(other.membership_list, task="t2" if change == "task" else "sum-1",
                    round=2 if change == "round" else 1, rate=0.9999999 if change == "rate" else 1.0)  # fmt: skip
     if change == "controls":
@@ -74,6 +77,14 @@ def test_another_round_task_or_setting_has_other_masks(change: str) -> None:
     pair = fleet.agreements["pi-00001"], fleet.membership_list.key(2)
     assert one._info(1, 2) != two._info(1, 2)
     assert pair[0].key(pair[1], one._info(1, 2)) != pair[0].key(pair[1], two._info(1, 2))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_an_update_has_as_many_integers_as_its_round_says(padded: bool) -> None:
+    fleet = SumFleet(20, 263, SecureSpec(16, 2, 2, padded=padded))
+    secure = fleet.round()
+    values, corrections = fleet.masked(secure, "pi-00001")
+    assert (len(values), secure.sent) == (270 if padded else 263, len(values) + corrections.size)
 
 
 def test_the_task_and_the_size_of_a_model_do_not_choose_the_committee() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hushfleet.aggregator.config import secure_aggregation
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -203,7 +204,11 @@ def test_buffered_rounds_take_updates_of_earlier_versions(
     assert {newest - round for newest, round in summed} == {0, 1}
 
 
-def test_secure_aggregation_open_to_the_fast_engines_models(short_task: Callable[..., Task], tmp_path: Path) -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_secure_aggregation_open_to_the_fast_engines_models(
+    padded: bool, short_task: Callable[..., Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secure_aggregation, "is_slow", lambda size: padded)
     secure = {"method": {"name": "dp-fedavg"}, "privacy": {"accounting": "secure", "delta": 1e-5}}
     (tmp_path / "fast").mkdir()
     (tmp_path / "boards").mkdir()
@@ -213,6 +218,9 @@ def test_secure_aggregation_open_to_the_fast_engines_models(short_task: Callable
             run_rounds(fast, workers, events)
         run.folder.clock.write_text(json.dumps({**vars(COSTS), "pair_s": 0.5}))
         run_on_boards(run, workers, mix=MIX)
+    secure_spec, size = run.prepared.spec.privacy.secure, run.prepared.spec.model.layout.size
+    assert secure_spec is not None
+    assert (secure_spec.length(size) > size) == padded
     assert models(run) == models(fast)
     at = {(each["event"], each["round"]): each["at"] for each in iterate_events(run.folder.events) if "round" in each}
     # a member works for each of four devices, on a quarter of the reference's speed or less

@@ -167,6 +167,28 @@ def test_personalized_models_of_the_first_devices_are_kept(
     assert [some[name]["values"]["own"] is not None for name in fast.took_part] == [True, *[False] * (DEVICES - 1)]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "apfl"])
+def test_what_devices_and_the_server_remember_is_the_same_with_workers_and_gone_on_with(
+    name: str, tiny: Callable[..., Simulation], audit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain: dict[str, Any] = {"method": {"name": name}}
+    calm, train, began = left(played(tiny("calm", **plain)), audit), LocalRound.train, list[int]()
+    assert left(played(tiny("workers", **plain), workers=2), audit) == calm
+
+    def stops(self: LocalRound, **how: Any) -> Trained:
+        began.append(1)
+        if len(began) == DEVICES + 1:
+            raise RuntimeError("in the second round")
+        return train(self, **how)
+
+    monkeypatch.setattr(LocalRound, "train", stops)
+    stopped = tiny("stopped", **plain)
+    with pytest.raises(RuntimeError, match="in the second round"):
+        played(stopped)
+    assert left(played(stopped), audit) == calm
+
+
 def test_who_reads_an_personalized_model_that_was_not_kept_is_told() -> None:
     whole = np.ones(2)
     for read in (np.asarray, lambda own: own.shape, lambda own: np.where(whole, own, 1.0), lambda own: whole - own):
@@ -203,6 +225,7 @@ TRAINED_AT_ONCE: dict[str, dict[str, Any]] = {
     "dp-fedavg": {"method": {"name": "dp-fedavg"}},
     "fedper": {"method": {"name": "fedper"}},
     "ditto": {"method": {"name": "ditto"}},
+    **{name: {"method": {"name": name}} for name in ("apfl", "pfedme", "scaffold", "feddyn")},
     "apdp-fl": {"method": {"name": "apdp-fl"}, "privacy": {"preference_std": 0.3}},
     "float32": {"method": {"name": "dp-fedavg"}, "wire": {"codec": "float32"}},
 }
@@ -232,7 +255,7 @@ def test_a_cohort_trained_at_once_is_the_same_too(
         played(tiny("fast", **sections), runtime="vmap"),
     )
     assert left(fast, audit) == left(field, audit)
-    trained = 0 if setting == "fedglp-adp" else ROUNDS * (DEVICES - 1)
+    trained = 0 if setting in ("fedglp-adp", "scaffold", "feddyn") else ROUNDS * (DEVICES - 1)
     assert (len(refused), sum(refused)) == (trained, trained > 0)
 
 
