@@ -26,6 +26,8 @@ from hushfleet.schema import require
 ACCURACY = "accuracy"
 FAULT = "fault"
 """The name of the label of a `Reconstruction`: the column of a CSV file."""
+TINY = 1e-12
+"""The least squared norm in a cosine, so that logits that are zero have a gradient."""
 _PASSES = 3  # over the outputs, in the search for the best constant
 
 
@@ -277,7 +279,7 @@ def find_loss(name: str) -> Loss:
     >>> find_loss("huber").score(0.5)
     'within 0.5 of the target'
     """
-    require(name in LOSSES, "loss", name, f"one of {', '.join(LOSSES)}")
+    require(name in LOSSES, "loss", name, f"one of {', '.join(LOSSES)}, or path/to/file.py:NAME")
     return LOSSES[name]
 
 
@@ -298,16 +300,16 @@ def loss_and_cotangent(
     :param logits: the student's logits `[B, C]`; `teacher`: the teacher's logits, for a distillation.
     :param y: labels `[B]`, each a class; or targets `[B, C]`.
     :param weight: the weight of the distillation, `[B]`, in [0, 1].
+    :raises ValueError: the objective has an own loss, which only PyTorch and exported graphs compute.
     """
+    require(not objective.own, "objective", objective.own, "without an own loss, which has no formula here")
     student = np.asarray(logits, np.float64)
     losses, slopes = loss_of(objective).losses_and_slopes(student, y)
     if not objective.distills:
         return losses, slopes
     label = np.arange(student.shape[1]) == y[:, None]
     teacher, weight = np.asarray(teacher, np.float64), np.asarray(weight, np.float64)
-    divergences, pulls = (_plain if objective.kind == "distillation" else _decoupled)(
-        objective, student, teacher, label
-    )
+    divergences, pulls = _DIVERGENCES[objective.kind](objective, student, teacher, label)
     rest = 1 - weight
     return rest * losses + weight * divergences, rest[:, None] * slopes + weight[:, None] * pulls
 
@@ -339,6 +341,26 @@ def _decoupled(
     # The logarithm of the summed exponentials has the softmax as its slopes.
     pull[~label] = (target_pull[:, 1:] * np.exp(log_softmax(students / heat)) + share * others_pull).ravel()
     return target + objective.non_target_weight * others, pull
+
+
+def _contrastive(
+    objective: Objective, student: np.ndarray, teacher: np.ndarray, label: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    (near, to_near), (far, to_far) = (_cosine(student, each) for each in np.split(teacher, 2, 1))
+    excess = (far - near) / objective.temperature
+    slope = np.exp(-np.logaddexp(0, -excess)) / objective.temperature
+    return np.logaddexp(0, excess), slope[:, None] * (to_far - to_near)
+
+
+def _cosine(student: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the cosine `[B]` and its derivative by the student's logits."""
+    squares = [(each**2).sum(1, keepdims=True) for each in (student, other)]
+    ours, theirs = (np.maximum(each, TINY) ** -0.5 for each in squares)
+    cosine = (student * other).sum(1, keepdims=True) * ours * theirs
+    return cosine[:, 0], ours * (theirs * other - (squares[0] >= TINY) * cosine * ours * student)
+
+
+_DIVERGENCES = {"distillation": _plain, "decoupled-distillation": _decoupled, "contrastive": _contrastive}
 
 
 def _divergence(student: np.ndarray, teacher: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

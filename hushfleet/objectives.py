@@ -15,6 +15,9 @@ other classes together. p has the probabilities of the other classes among thems
 Reading: the temperature KT divides the logits in p only, and nothing is multiplied by KT^2: ACDP-pFSD prints its
 equations in this way. Zhao et al., and DKD-pFed after them, use the temperature in b too (`target_temperature`), and
 the factor KT^2 before the sum; this factor is part of w.
+
+`contrastive` (MOON: Li et al., Model-Contrastive Federated Learning, CVPR 2021, Eq. (3)): the teacher has the logits of
+two models, z_1 and z_2, one after the other: D = log(1 + exp((cos(z, z_2) - cos(z, z_1)) / temperature)).
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ TARGETS: dict[str, Literal["classes", "labels", "numbers", "inputs"]] = {
 }
 """The targets of each loss of `hushfleet.losses`: `classes`, int64 `[n]`; `labels`, yes or no for each output;
 `numbers`, which have a unit, so they may be scaled, and a tolerance; or the network's `inputs`."""
-DISTILLATIONS = ("distillation", "decoupled-distillation")
+
+DISTILLATIONS = ("distillation", "decoupled-distillation", "contrastive")
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,14 @@ class Objective(Checked):
     :param temperature: the temperature of the distillation.
     :param non_target_weight: N of ACDP-pFSD's Eq. (8), for `decoupled-distillation`.
     :param target_temperature: the temperature of label against rest, for `decoupled-distillation`.
+    :param own: the name of an own loss (`hushfleet.models.own_loss`) of the targets of `kind`, in its place; or empty.
     """
 
     kind: str = "cross-entropy"
     temperature: Annotated[float, Meta(gt=0, le=1000)] = 1.0
     non_target_weight: Annotated[float, Meta(ge=0, le=1000)] = 1.0
     target_temperature: Annotated[float, Meta(gt=0, le=1000)] = 1.0
+    own: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,6 +68,10 @@ class Objective(Checked):
     @property
     def distills(self) -> bool:
         return self.kind in DISTILLATIONS
+
+    def teacher_values(self, outputs: int) -> int:
+        """Returns the number of a teacher's values for a sample, for a network with so many outputs."""
+        return 2 * outputs if self.kind == "contrastive" else outputs
 
     @property
     def of_classes(self) -> bool:

@@ -51,11 +51,11 @@ def from_file(name: str, *, key: str) -> object:
     module_name = f"hushfleet_{key.partition('.')[0]}_{Path(path).stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses and pickle look up their module there
     try:
-        spec.loader.exec_module(module)
+        # Its bytecode may be stale: Python knows an edit by the file's size and second.
+        exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)
     except OSError as error:
         raise BadInput(f"{key} = {name!r}: cannot read {path}: {error.strerror}") from error
     except Exception as error:  # from the user's own code

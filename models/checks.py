@@ -49,7 +49,9 @@ def check_against_torch(
     rng = np.random.default_rng(seed)
     reference = TorchGradient(model, objective=objective)
     runs: list[Callable[..., tuple[float, np.ndarray]]] = [GradientGraph(gradient, model.layout, objective=objective)]
-    if is_linear(model.layout) and not model.dropout:  # by its parameters' names: boards use the formula
+    if is_linear(model.layout) and not (
+        model.dropout or objective.own
+    ):  # by its parameters' names: boards use the formula
         runs.append(LinearGradient(model.layout, objective))
     run_inference = InferenceGraph(inference, model.layout)
     params, worst = model.init(seed + 1), 0.0
@@ -60,7 +62,7 @@ def check_against_torch(
         ones = tuple(np.ones_like(mask) for mask in masks)
         cases: list[tuple[Any, Any]] = [(dropout, ()) for dropout in (((), ones, masks) if masks else ((),))]
         if objective.distills:
-            cases += [(masks, random_teacher(model, size, rng))]
+            cases += [(masks, random_teacher(model, size, rng, objective))]
         for dropout, distilled in cases:
             expected_loss, expected = reference(params, x, y, dropout, None, *distilled)
             views = model.layout.unflatten(expected)
@@ -86,9 +88,12 @@ def random_batch(
     return x, y, masks
 
 
-def random_teacher(model: Model, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a teacher's logits float32 `[B, classes]`, some confident, and distillation weights float32 `[B]`."""
-    return 4 * rng.standard_normal((size, model.classes), np.float32), rng.random(size, np.float32)
+def random_teacher(
+    model: Model, size: int, rng: np.random.Generator, objective: Objective = CROSS_ENTROPY
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a teacher's values float32 `[B, ...]`, some confident, and distillation weights float32 `[B]`."""
+    values = objective.teacher_values(model.classes)
+    return 4 * rng.standard_normal((size, values), np.float32), rng.random(size, np.float32)
 
 
 def stable_batch(

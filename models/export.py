@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import onnx
 
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
-_CODE = ("tracing", "decompositions", "checks", "losses", "model", "torch_gradient")
+_CODE = ("tracing", "decompositions", "checks", "losses", "model", "torch_gradient", "own_loss")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ def _exported(model: Model, objective: Objective) -> Graphs:
         cause = error.__cause__ or error
         reason = (str(cause).splitlines() or [""])[0]
         raise GraphRefused(
-            f"model.name = {model.name!r}: PyTorch cannot write its gradient as an ONNX graph: "
+            f"model.name = {model.name!r}: PyTorch cannot write its gradient "
+            f"{f'with model.loss = {objective.own!r} ' * bool(objective.own)}as an ONNX graph: "
             f"{type(cause).__name__}: {reason}"
         ) from error
     _check(model, graphs, objective)
@@ -124,6 +125,10 @@ def _network_key(network: Model, objective: Objective) -> str:
     parts += [network.layout.digest, repr(objective)]
     parts.append(repr((network.name, network.input_shape, network.classes, network.dropout)))
     parts.append(repr(getattr(network.function, "layers", None)))  # a function's source is in its module
+    if objective.own:
+        from hushfleet.models.own_loss import checked_digest  # with PyTorch
+
+        parts.append(checked_digest(objective, network.classes))
     return _digest(*parts)
 
 

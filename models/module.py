@@ -195,11 +195,16 @@ class _Network:
     @cached_property
     def layers(self) -> str:
         """Digest of `traced`."""
-        digest = hashlib.sha256(self.traced.code.encode())
-        for node in self.traced.graph.nodes:
-            if node.op == "get_attr":
-                digest.update(getattr(self.traced, node.target).detach().cpu().numpy().tobytes())
-        return digest.hexdigest()
+        return digest_of(self.traced)
+
+
+def digest_of(traced: torch.fx.GraphModule) -> str:
+    """Returns a hex digest of operators and constants."""
+    digest = hashlib.sha256(traced.code.encode())
+    for node in traced.graph.nodes:
+        if node.op == "get_attr":
+            digest.update(getattr(traced, node.target).detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _made(make: Any, name: str, given: dict[str, Any], seed: int) -> nn.Module:

@@ -21,7 +21,7 @@ from hushfleet.objectives import CROSS_ENTROPY, Objective, both_or_none
 class TorchGradient:
     """`(params, x, y, dropout) -> (loss, gradient)` of `model` for a batch's mean loss of `objective`.
 
-    A call may get a teacher's logits float32 `[B, classes]` and the distillation's weights float32 `[B]`; without
+    A call may get a teacher's values float32 `[B, ...]` and the distillation's weights float32 `[B]`; without
     them, it computes the loss without a teacher.
 
     NumPy arrays give NumPy arrays, computed on `device`; tensors give tensors on their device. Images are
@@ -89,7 +89,7 @@ class TorchGradient:
     ) -> tuple[Any, Any]:
         """Computes many clients in one pass: `params [c, d]`, `x [c, B, C, H, W]`, `y [c, B]`, masks `[c, B, *shape]`.
 
-        :param teacher: `[c, B, classes]`.
+        :param teacher: `[c, B, ...]`.
         :param distill: `[c, B]`.
         :param weights: float32 `[c, B]`, not negative, with a positive value in each row: each client's loss is the
             weighted mean over its samples. The padding of a smaller batch has weight zero.

@@ -109,7 +109,7 @@ def _example(model: Model, inputs: list[str], objective: Objective) -> tuple[Ten
     x, y, masks = random_batch(model, 5, np.random.default_rng(0), objective)
     values = params | {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
     values |= {f"dropout.{i}": torch.from_numpy(mask) for i, mask in enumerate(masks)}
-    teacher, distill = random_teacher(model, 5, np.random.default_rng(0))
+    teacher, distill = random_teacher(model, 5, np.random.default_rng(0), objective)
     values |= {"teacher": torch.from_numpy(teacher), "distill": torch.from_numpy(distill)}
     return tuple(values[name] for name in inputs)
 

@@ -43,7 +43,7 @@ from hushfleet.simulator.runs import Comparison, Run, compare, open_run
 from hushfleet.toml_text import toml_value
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 __all__ = ["Comparison", "Data", "Run", "Task", "Workers", "compare", "events", "open_run", "simulate", "task"]
 
@@ -77,6 +77,7 @@ def simulate(
     model: str | nn.Module | Callable[..., nn.Module] | None = None,
     data: Any = None,
     method: str | Published | None = None,
+    loss: str | Callable[[Tensor, Tensor], Tensor] | None = None,
     metrics: Metrics | Sequence[Metric | str] | None = None,
     on_round: OnRound | None = None,
     workers: int | Workers = 0,
@@ -97,6 +98,8 @@ def simulate(
         partition.
     :param method: replaces `method.name`: a name, `FILE.py:NAME`, or a `Published`. Only this process knows a
         `Published`, so everything is then computed in this process.
+    :param loss: replaces `model.loss`: a name, `FILE.py:NAME`, or a function of logits `[B, C]` and targets that
+        returns one loss for each sample, float32 `[B]`.
     :param metrics: replaces `model.metrics`: functions of logits `[n, C]` and labels `[n]` by name, or a list
         of functions and of `FILE.py:NAME` (`hushfleet.learning.own_metrics`). Functions run in this process alone.
     :param on_round: called with each closed round (`hushfleet.simulator.closed_round.Round`) and its model before
@@ -111,7 +114,8 @@ def simulate(
     """
     take_all_characters()
     if not keep:
-        own: dict[str, Any] = {"model": model, "data": data, "method": method, "metrics": metrics, "on_round": on_round}
+        own: dict[str, Any] = {"model": model, "data": data, "method": method, "loss": loss}
+        own |= {"metrics": metrics, "on_round": on_round}
         with tempfile.TemporaryDirectory(prefix="hushfleet-") as out:
             how = {**options, "out": Path(out) / "run", "report": False, "workers": workers, "quiet": quiet}
             return simulate(source, changes, **own, **how)
@@ -122,7 +126,8 @@ def simulate(
             "on_round does nothing with engine='live', whose aggregator is another process; take 'fast' or 'ray'"
         )
     with _preparing:
-        changed = {**(changes or {}), **_named("model", model), **_named("method", method)}
+        changed = {**(changes or {}), **_named("model.name", model), **_named("method.name", method)}
+        changed |= _named("model.loss", loss)
         if metrics is not None:
             changed["model.metrics"] = own_metrics.offer(metrics)
         offered = ["method"] * isinstance(method, Published)
@@ -245,21 +250,21 @@ def _interrupt(thread: threading.Thread) -> None:
     thread.join()
 
 
-def _named(section: str, given: Any) -> dict[str, str]:
-    """Returns the task key and its value for a model or method given as an argument."""
+def _named(key: str, given: Any) -> dict[str, str]:
+    """Returns the task key and its value for a model, method or loss given as an argument."""
     if given is None:
         return {}
     if isinstance(given, Published):
         name = methods.offer(given)
     elif not isinstance(given, str):
-        from hushfleet.models.module import offer  # imports PyTorch
+        from hushfleet.models import module, own_loss  # import PyTorch
 
-        name = offer(given)
+        name = own_loss.offer(given) if key == "model.loss" else module.offer(given)
     elif in_file(given):
-        name = methods.allow_file(given) if section == "method" else str(Path(given).absolute())
+        name = methods.allow_file(given) if key == "method.name" else str(Path(given).absolute())
     else:
         name = given
-    return {f"{section}.name": name}
+    return {key: name}
 
 
 def _toml(value: Any) -> str:

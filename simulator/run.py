@@ -111,7 +111,7 @@ def _run_one(
             named = VMAP if options.runtime == AUTO and options.device.startswith("cuda") else options.runtime
             runtime = choose_runtime(simulation) if named == AUTO else named
         spec = simulation.prepared.spec.model
-        if reason := unavailable(runtime, spec.name):
+        if reason := unavailable(runtime, spec.name, simulation.task.model.own_loss):
             raise BadInput(f"--runtime {runtime} does not go with this task: {reason}")
         console.print(f"gradients by {runtime}", style="bright_black", highlight=False)
         with watch:

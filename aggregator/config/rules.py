@@ -54,22 +54,26 @@ MODEL: Rules = {
         "weights = {weights!r}: are those of the fixed layers, and need share = 'head' or features such as "
         "'torchvision:mobilenet_v3_small'",
     ),
+    "model.targets-need-own-loss": (
+        lambda model: model.targets is not None and not model.own_loss,
+        "targets = {targets!r} belong to a loss of your own; leave it out with loss = {loss!r}",
+    ),
     "model.tolerance-needs-numbers": (
-        lambda model: (model.tolerance is not None) != find_loss(model.loss).of_numbers,
+        lambda model: (model.tolerance is not None) != find_loss(model.standard_loss).of_numbers,
         f"tolerance and a loss of numbers ({_OF_NUMBERS}) need each other, and loss = {{loss!r}} has tolerance = "
         "{tolerance}; it is how far a prediction may be from its target and still count as right, for example 0.5",
     ),
     "model.false-alarms-need-reconstruction": (
-        lambda model: model.false_alarms is not None and not find_loss(model.loss).of_inputs,
+        lambda model: model.false_alarms is not None and not find_loss(model.standard_loss).of_inputs,
         "false_alarms = {false_alarms:g} belongs to loss = 'reconstruction'; leave it out",
     ),
     "model.reconstruction-needs-layers": (
-        lambda model: find_loss(model.loss).of_inputs and (model.name == "linear" or model.share == "head"),
+        lambda model: find_loss(model.standard_loss).of_inputs and (model.name == "linear" or model.share == "head"),
         "loss = 'reconstruction' needs a network with a narrow layer, which one layer (name = 'linear', share = "
         "'head') does not have; take name = 'autoencoder', or your own with one output for each value of a sample",
     ),
     "model.autoencoder-needs-reconstruction": (
-        lambda model: model.name == "autoencoder" and not find_loss(model.loss).of_inputs,
+        lambda model: model.name == "autoencoder" and not find_loss(model.standard_loss).of_inputs,
         "name = 'autoencoder' gives its input back; set loss = 'reconstruction', not {loss!r}",
     ),
 }
@@ -336,7 +340,7 @@ def _corrupt_committee(task: Any) -> dict[str, int]:
 def _without_classes(broken: Callable[[Any], object], sentence: str) -> Rule:
     """Returns a rule for losses without classes."""
     return (
-        lambda task: not find_loss(task.model.loss).of_classes and broken(task),
+        lambda task: not find_loss(task.model.standard_loss).of_classes and broken(task),
         f"model.loss = {{model.loss!r}} has no classes, and {sentence}",
     )
 
@@ -403,7 +407,7 @@ TASK: Rules = {
     "task.no-noise-for-epsilon": _no_noise("epsilon"),
     "task.no-noise-for-noise-multiplier": _no_noise("noise_multiplier"),
     "task.target-mean-needs-numbers": (
-        lambda task: task.data.target_mean and not find_loss(task.model.loss).of_numbers,
+        lambda task: task.data.target_mean and not find_loss(task.model.standard_loss).of_numbers,
         f"data.target_mean and data.target_std belong to a model.loss of numbers ({_OF_NUMBERS})",
     ),
     "task.loss-data-with-classes": _without_classes(
@@ -419,12 +423,26 @@ TASK: Rules = {
         "data.unlabelled = {data.unlabelled} is for personalized heads, which classes alone have; leave it out",
     ),
     "task.loss-augmented-input": _without_classes(
-        lambda task: find_loss(task.model.loss).of_inputs and task.data.augment != "none",
+        lambda task: find_loss(task.model.standard_loss).of_inputs and task.data.augment != "none",
         "data.augment = {data.augment!r} changes the input and not the target; take 'none'",
     ),
     "task.loss-method-of-classes": _without_classes(
         lambda task: task.parts().of_classes,
         "method.name = {method.name!r} is defined for classes alone; take for example 'dp-fedavg' or 'fedper'",
+    ),
+    "task.warmup-below-rounds": (
+        lambda task: task.method.config().warmup_rounds >= task.round.rounds,
+        "method.warmup_rounds must be below round.rounds = {round.rounds}",
+    ),
+    "task.accumulate-needs-device": (
+        lambda task: task.privacy.unit == "record" and task.method.config().accumulate > 1,
+        "method.accumulate: with privacy.unit = 'record' each record's gradient is computed alone, so a larger batch "
+        "takes no more memory; set method.batch_size, by which steps are charged",
+    ),
+    "task.own-loss-needs-no-teacher": (
+        lambda task: task.model.own_loss and task.parts().training.objective.distills,
+        "model.loss = {model.loss!r}: method.name = {method.name!r} teaches by a loss of its own; take another method, "
+        "or the loss 'cross-entropy'",
     ),
     "task.augment-needs-images": (
         lambda task: (
@@ -505,7 +523,10 @@ TASK: Rules = {
     "task.statistic-trains-none": (  # a task that reconstructs has samples without labels, and no linear model
         lambda task: (
             task.statistic
-            and (task.model.has_features or (task.model.name != "linear" and not find_loss(task.model.loss).of_inputs))
+            and (
+                task.model.has_features
+                or (task.model.name != "linear" and not find_loss(task.model.standard_loss).of_inputs)
+            )
         ),
         "model: a statistic trains none; write name = 'linear', and nothing else",
     ),

@@ -29,7 +29,8 @@ from hushfleet.errors import HushfleetError
 from hushfleet.faults import Fault, faults
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig
-from hushfleet.paths import expanded, in_file
+from hushfleet.objectives import TARGETS
+from hushfleet.paths import expanded, in_file, is_offered
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.refusals import missing
 from hushfleet.schema import AtLeast1, Checked, Finite, Fraction, PositiveOrInf, Probability, Share, from_plain, require
@@ -48,7 +49,8 @@ _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30
 
 def is_path(key: str, value: str) -> bool:
     """Returns whether this value of the key `key` names a file, and not something that comes with Hushfleet."""
-    return {"features": value.endswith(".onnx"), "name": in_file(value), "metrics": in_file(value)}.get(key, True)
+    taken = {"features": value.endswith(".onnx"), **dict.fromkeys(("name", "loss", "metrics"), in_file(value))}
+    return taken.get(key, True)
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,10 @@ class ModelSection(Checked):
         mean of the others, and devices keep their own parts. Network and features must be the same.
     :param loss: `cross-entropy`, one of several classes; `binary`, yes or no for each output (multi-label); `squared`
         or `huber`, numbers (regression); `reconstruction`, the input itself, without labels: an input that is
-        reproduced badly is unusual.
+        reproduced badly is unusual; or your own, `path/to/file.py:NAME`: a function of logits and targets that returns
+        one loss for each sample (`hushfleet.models.own_loss`).
+    :param targets: of your own loss: `classes`, `labels` (yes or no for each output), `numbers` or `inputs`. Reports
+        and scores are those of `cross-entropy`, `binary`, `squared` and `reconstruction`. Left out: `classes`.
     :param tolerance: for a loss of numbers: an answer is right if every output is at most this far from its target, in
         the target's unit.
     :param metrics: your own functions of logits and labels, each `path/to/file.py:NAME`: measured for the global model
@@ -93,6 +98,7 @@ class ModelSection(Checked):
     weights: str | None = None
     start: str | None = None
     loss: str = "cross-entropy"
+    targets: Literal["classes", "labels", "numbers", "inputs"] | None = None
     tolerance: Tolerance | None = None
     false_alarms: Probability | None = None
     metrics: tuple[str, ...] = ()
@@ -106,11 +112,23 @@ class ModelSection(Checked):
             ("weights", self.weights),
             ("start", self.start),
             ("name", self.name),
+            ("loss", self.loss),
         ):
             if path is not None and is_path(key, path):  # absolute, as the board's OwnDataSection.path
                 object.__setattr__(self, key, str(expanded(path, key).absolute()))
         metrics = (str(expanded(each, "metrics").absolute()) if in_file(each) else each for each in self.metrics)
         object.__setattr__(self, "metrics", tuple(metrics))
+
+    @property
+    def own_loss(self) -> str:
+        """The name of the task's own loss; empty if there is none."""
+        return self.loss if in_file(self.loss) or is_offered(self.loss) else ""
+
+    @property
+    def standard_loss(self) -> str:
+        """The loss of `hushfleet.losses` by which models are tested; its targets are learned."""
+        of_own = (name for name, targets in TARGETS.items() if targets == (self.targets or "classes"))
+        return next(of_own) if self.own_loss else self.loss
 
     @property
     def has_features(self) -> bool:

@@ -147,8 +147,8 @@ class Task(Checked):
     @property
     def targets(self) -> Targets:
         model, section = self.model, self.data
-        false_alarms = (model.false_alarms or FALSE_ALARMS) if find_loss(model.loss).of_inputs else None
-        return Targets(model.loss, model.tolerance, section.target_mean, section.target_std, false_alarms)
+        false_alarms = (model.false_alarms or FALSE_ALARMS) if find_loss(model.standard_loss).of_inputs else None
+        return Targets(model.standard_loss, model.tolerance, section.target_mean, section.target_std, false_alarms)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -264,10 +264,10 @@ class Task(Checked):
                 "in the field give privacy.noise_multiplier instead"
             )
         config = self.method.config()
-        per_device = math.ceil(train_samples / self.data.devices / config.batch_size)
+        per_device = math.ceil(train_samples / self.data.devices / config.step_size)
         return find(
             steps=self.round.rounds * self.data.devices * (config.local_steps or per_device * config.local_epochs),
-            sample_rate=config.batch_size / train_samples,
+            sample_rate=config.step_size / train_samples,
         )
 
 
@@ -298,6 +298,7 @@ def _named_files(plain: Any) -> Iterator[tuple[Any, Any]]:
         ("model", "weights"),
         ("model", "start"),
         ("model", "name"),
+        ("model", "loss"),
         ("model", "metrics"),
         ("season", "classes"),
     ):

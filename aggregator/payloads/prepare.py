@@ -30,7 +30,7 @@ from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.models.model import Model
-from hushfleet.params import MAX_PARAMS, MAX_TENSORS
+from hushfleet.params import MAX_PARAMS, MAX_TENSORS, is_linear
 from hushfleet.progress import doing
 from hushfleet.schema import from_plain
 from hushfleet.wire.format.chunks import MAX_BLOB_BYTES, MAX_CHUNKS, chunk_count
@@ -112,7 +112,7 @@ def prepare(
     name = task.model.name if task.model.share == "all" else "linear"
     by_record = task.privacy.unit == "record"
     outputs = task.targets.outputs(class_names, input_shape)
-    model = get_model(name, classes=outputs, input_shape=taken, loss=task.model.loss, by_record=by_record)
+    model = get_model(name, classes=outputs, input_shape=taken, loss=task.model.standard_loss, by_record=by_record)
     _check_shape(task, model.input_shape, taken)
     _check_layout(task, model)
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
@@ -123,7 +123,8 @@ def prepare(
     privacy = trained.privacy_spec(train_samples=train_samples or None, size=sent)
     method = make_method(task.method.name, task.method.settings, privacy, model.layout, rounds=task.round.rounds)
     _check_published(task, method)
-    graphs = export_graphs(model, objective=task.targets.objective(method.objective))
+    objective = replace(task.targets.objective(method.objective), own=task.model.own_loss)
+    graphs = export_graphs(model, objective=objective)
     spec = TaskSpec(
         task=f"{task.name}-{run_id or os.urandom(4).hex()}",
         rounds=task.total_rounds,
@@ -144,6 +145,7 @@ def prepare(
             features=None if extractor is None else extractor.spec,
             targets=task.targets,
             form=_form(task, dataset),
+            closed_form=not (objective.own and is_linear(model.layout)),
         ),
         memory_mib=_memory_mib(model, extractor, vectors=len(method.server.vectors)),
         augment=task.data.augment,

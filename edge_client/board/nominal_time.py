@@ -66,7 +66,7 @@ def nominal_seconds(
     if method.training.distillation is not None:
         began = clock()
         answers = samples.logits(at)
-        seconds += (clock() - began) / sample_rate
+        seconds += method.training.distillation.models * (clock() - began) / sample_rate
         if not answers.size:
             raise GraphRefused("the graph of inference fails on every black image")
     return seconds

@@ -151,7 +151,8 @@ class DeviceRound(AllowedRound):
     def begun(self, published: np.ndarray, samples: OwnSamples) -> LocalRound:
         """Returns the local round, which starts from the kept state; raises the same errors as `charge`."""
         _ = self.charge  # refuses the round
-        return LocalRound(self.method, self.state(), published, self.terms, samples)
+        number = self.spec.training_number(self.plan.round)
+        return LocalRound(self.method, self.state(), published, self.terms, samples, number)
 
     def state(self) -> DeviceState:
         """Returns the state that the device starts the round with: the state after its last round, or a newcomer's.

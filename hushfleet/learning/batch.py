@@ -24,8 +24,8 @@ from hushfleet.privacy.record import RecordMechanism
 class GradientFunction(Protocol):
     """The only interface to a network: flat parameters and a batch give a loss and its flat gradient.
 
-    `teacher` and `distill` are given if the task's objective distils: logits float32 `[B, C]`, and the weight of the
-    distillation for each sample, float32 `[B]`.
+    `teacher` and `distill` are given if the task's objective distils: the teacher's values float32 `[B, ...]`
+    (`Objective.teacher_values`), and the weight of the distillation for each sample, float32 `[B]`.
 
     Four things are optional. A function with the attribute `takes_part = True` takes a slice `part`, and may leave the
     gradient of other entries at zero. `clipped_sum` sums clipped gradients, into float32 or float64; `squared_sum` sums
@@ -117,6 +117,7 @@ class ClientBatch(Batch):
     :param scratch: rows for single samples' gradients, kept from batch to batch because new memory pages take time.
     :param failures: with the unit `record`, why the first record without a gradient has none.
     :param subsets: the records that are clipped together, by their mean gradient; empty: each record alone.
+    :param at_once: the largest number of samples of which a mean gradient is computed in one pass; 0: of all.
     """
 
     gradient: GradientFunction
@@ -128,14 +129,30 @@ class ClientBatch(Batch):
     scratch: dict[str, np.ndarray] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     subsets: Sequence[np.ndarray] = ()
+    at_once: int = 0
 
     @property
     def sizes(self) -> Array:
         return np.int64(len(self.y))
 
     def mean(self, params: Array) -> tuple[float, Array]:
+        if 0 < self.at_once < len(self.y):
+            return self._accumulated(params), self.out
         asked: dict[str, Any] = {"part": self.entries.span} if getattr(self.gradient, "takes_part", False) else {}
         return self.gradient(params, self.x, self.y, self.masks, out=self.out, **self.distillation, **asked)
+
+    def _accumulated(self, params: Array) -> float:
+        """Computes the mean gradient in parts, into `out`; returns the mean loss."""
+        mean, part = 0.0, self.scratch.setdefault("part", np.empty_like(self.out))
+        for first in range(0, len(self.y), self.at_once):
+            rows = slice(first, min(first + self.at_once, len(self.y)))
+            loss, gradient = self._some(params, rows, part if first else self.out)
+            share = (rows.stop - first) / len(self.y)
+            mean += share * loss
+            gradient *= share
+            if first:
+                self.out += gradient
+        return mean
 
     def each(self, params: Array) -> tuple[Array, Array]:
         rows = self.scratch.get("each")

@@ -33,20 +33,20 @@ def epochs(count: int, config: Any, record: RecordMechanism | None) -> Iterator[
     With the unit `record` the numbers do not depend on the number of samples.
     """
     if record is None and config.local_steps and count:
-        whole = -(-count // config.batch_size)
+        whole = -(-count // config.step_size)
         for done in range(0, config.local_steps, whole):
             yield min(whole, config.local_steps - done)
         return
     for epoch in range(config.local_epochs):
         if record is None:
-            yield -(-count // config.batch_size)
+            yield -(-count // config.step_size)
         else:
             yield record.batches * (epoch + 1) // config.local_epochs - record.batches * epoch // config.local_epochs
 
 
 def samples_trained(count: int, config: Any) -> int:
     """Returns how many samples a device with `count` samples trains on in a round; repeated samples count each time."""
-    return sum(min(batches * config.batch_size, count) for batches in epochs(count, config, None))
+    return sum(min(batches * config.step_size, count) for batches in epochs(count, config, None))
 
 
 def drawn_batches(

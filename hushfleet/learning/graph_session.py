@@ -178,7 +178,7 @@ class GradientGraph:
         :param x: float32 `[B, C, H, W]`; `y`: int64 `[B]`, or float32 `[B, outputs]`.
         :param dropout: one mask `[B, *shape]` for each input `dropout.<i>`; empty: nothing is dropped.
         :param out: the memory for the gradient; a new vector if not given.
-        :param teacher: logits float32 `[B, classes]`, and `distill`: the distillation's weight for each sample,
+        :param teacher: its values float32 `[B, ...]`, and `distill`: the distillation's weight for each sample,
             float32 `[B]`; both None: the loss without a teacher. Only for a graph that distils.
         :raises ValueError: an array has a shape, type or memory order that the graph does not accept.
         """

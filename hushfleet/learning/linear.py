@@ -49,7 +49,8 @@ class LinearGradient:
         if dropout or not len(x):
             raise ValueError("a linear model takes no dropout masks, and a mean over no samples has no gradient")
         rows, logits = _rows_and_logits(self.layout, params, x)
-        nothing = (np.zeros_like(logits), np.zeros(len(x))) if self.objective.distills else ()
+        shape = len(x), self.objective.teacher_values(logits.shape[1])
+        nothing = (np.zeros(shape, np.float32), np.zeros(len(x))) if self.objective.distills else ()
         losses, slopes = loss_and_cotangent(self.objective, logits, y, *(given or nothing))
         shares = (slopes / len(x)).astype(np.float32)
         out = np.empty(self.layout.size, np.float32) if out is None else out

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from hushfleet import array_api
 from hushfleet.array_api import blocks
+from hushfleet.learning.entries import Entries
 
 Array = Any
 _SETTLED = 10_000  # steps after which Adam's bias corrections are negligible
@@ -92,10 +93,31 @@ def adam_reach(learning_rate: float, steps: int) -> float:
     return learning_rate * (1 - beta_1) / math.sqrt(1 - beta_2) * total
 
 
+def decay_weights(config: Any, params: Array, gradient: Array, entries: Entries) -> None:
+    """Applies the weight decay of a step, in place, where PyTorch's optimizers do: `adamw` to the parameters, the
+    others to the gradient.
+
+    :param config: of the training, with the learning rate of the round.
+    :param params: `[..., d]`, of which the step moves `entries`.
+    """
+    if not config.weight_decay:
+        return
+    if config.optimizer != "adamw":
+        for part in blocks(params):
+            gradient[..., part] += config.weight_decay * params[..., part]
+        return
+    inside, factor = params[..., entries.span], config.learning_rate * config.weight_decay
+    for part in blocks(inside):
+        lost = factor * inside[..., part]
+        inside[..., part] -= lost if entries.fills else lost * entries.rows(params)[..., part]
+
+
 def make_optimizer(
     name: str, learning_rate: float, momentum: float = 0.0, *, sgd: type[SGD] = SGD, adam: type[Adam] = Adam
 ) -> Optimizer:
-    """:param momentum: for `sgd`; must be 0 for `adam`, which has its own (else ValueError).
+    """Makes an optimizer; `adamw` is Adam, whose decay `decay_weights` applies.
+
+    :param momentum: for `sgd`; must be 0 for `adam`, which has its own (else ValueError).
 
     >>> type(make_optimizer("adam", 0.1)).__name__
     'Adam'
@@ -104,4 +126,4 @@ def make_optimizer(
         return sgd(learning_rate, momentum)
     if momentum:
         raise ValueError(f"momentum = {momentum!r}: must be 0 with {name}; only sgd takes it")
-    return {"adam": adam}[name](learning_rate)
+    return {"adam": adam, "adamw": adam}[name](learning_rate)

@@ -17,8 +17,8 @@ _SQUARES_BATCH = 32
 
 
 class Teacher(NamedTuple):
-    """The teacher of a distillation: its logits float32 `[n, C]` of the own samples, and the weight in [0, 1]
-    of the distillation relative to the cross-entropy."""
+    """The teacher of a distillation: its values of the own samples, float32 `[n, ...]` (`Objective.teacher_values`),
+    and the weight in [0, 1] of the distillation relative to the cross-entropy."""
 
     logits: np.ndarray
     weight: float

@@ -35,7 +35,7 @@ _OFFERED: dict[str, Published] = {}
 # Each method with its file. A board imports only the one that it runs, because all together take two megabytes.
 _PAPERS = (
     *("dp-fedsam", "blur-lus", "ditto", "perfreezeclip", "fedglp-adp", "feddpa", "fedaddp", "dp-fedsim"),
-    *("acdp-pfsd", "pfedsd", "dkd-pfed", "apdp-fl", "fedopt", "fedala"),
+    *("acdp-pfsd", "pfedsd", "dkd-pfed", "moon", "apdp-fl", "fedopt", "fedala"),
 )
 _FILES = {
     **dict.fromkeys(("fedavg", "dp-fedavg", "fedprox"), "fedavg"),
@@ -173,7 +173,7 @@ def make_method(
         from hushfleet.methods.sums import check_sums
 
         check_sums(parts, privacy, settings)
-    return bind(parts, settings, privacy, layout, name=name)
+    return bind(parts, settings, privacy, layout, name=name, rounds=rounds)
 
 
 def method_of(spec: TaskSpec) -> TaskMethod:

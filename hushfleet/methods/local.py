@@ -147,6 +147,8 @@ class SelfDistillation:
     objective: Objective
     weight: float
 
+    models: ClassVar[int] = 1  # whose logits the device computes for its samples
+
     def teacher(self, context: RoundContext, samples: OwnSamples) -> Teacher | None:
         """Returns the teacher; None if the device has no model of its own yet: then it trains on labels alone."""
         from hushfleet.learning.own_samples import Teacher

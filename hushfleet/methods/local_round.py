@@ -18,10 +18,11 @@ from hushfleet.errors import GraphRefused
 from hushfleet.learning.batch import Batch, ClientBatch, Descent, NoisedBatch
 from hushfleet.learning.draws import Inputs, drawn_batches, drawn_inputs, epochs
 from hushfleet.learning.entries import ALL, Entries
-from hushfleet.learning.optim import Optimizer, make_optimizer
+from hushfleet.learning.optim import Optimizer, decay_weights, make_optimizer
 from hushfleet.learning.own_samples import HiddenSamples, LoadedSamples, OwnSamples, distillation_inputs
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local import GradientRule, Pull, Sgd
+from hushfleet.methods.method import TrainingConfig
 from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.noise import NoiseSource
@@ -71,12 +72,20 @@ class LocalRound:
     :param state: the device's state from its last round.
     :param published: float32 `[published_size]`, as `TaskMethod.split` takes it; read-only.
     :param samples: the device's own samples. With the unit `record` the method's choices do not see them.
+    :param number: the round's number among the rounds that train, from 1 on.
     """
 
     def __init__(
-        self, method: TaskMethod, state: DeviceState, published: Array, terms: RoundTerms, samples: OwnSamples
+        self,
+        method: TaskMethod,
+        state: DeviceState,
+        published: Array,
+        terms: RoundTerms,
+        samples: OwnSamples,
+        number: int = 1,
     ) -> None:
         self.method, self.state, self.samples = method, state, samples
+        self.config = method.config_in(number)
         self.record = method.record_mechanism(terms)
         seen = replace(state, own=None) if method.personalized_model_has_no_noise else state
         visible: Any = samples if self.record is None else HiddenSamples()
@@ -130,7 +139,12 @@ class BatchStep(NamedTuple):
 
 
 class Executor(Protocol):
-    """The implementation that runs one local training."""
+    """The implementation that runs one local training.
+
+    :cvar config: with the learning rate of the round.
+    """
+
+    config: TrainingConfig
 
     def steps(self) -> Iterator[BatchStep]:
         """Draws the batches of the training, in order."""
@@ -165,6 +179,7 @@ def train_vector(training: Sgd, context: RoundContext, params: Array, executor: 
             if number == active[0]:
                 executor.count_loss(step, loss)
             training.add_penalties(now, at, gradient)
+            decay_weights(executor.config, at, gradient, entries[number])
             executor.move(optimizers[number], at, gradient, entries[number])
     return _lasting(training, memory)
 
@@ -206,7 +221,7 @@ class OneClient:
     def __post_init__(self) -> None:
         assert isinstance(self.round.samples, LoadedSamples)
         self.samples, self.gradient = self.round.samples.samples, self.round.samples.gradient_of
-        self.config = self.round.method.config
+        self.config = self.round.config
         self.teacher = self.training.teacher(self.round.context, self.round.samples)
 
     def train(self, params: np.ndarray) -> PrivateArrays:
@@ -233,6 +248,8 @@ class OneClient:
             and type(training.gradient) is GradientRule
             and all(type(penalty) is Pull for penalty in training.penalties)
             and not training.order.resets
+            and not self.config.weight_decay
+            and self.config.accumulate == 1
         )
 
     def _descent(self) -> Descent:
@@ -281,7 +298,7 @@ class OneClient:
         """Yields the epoch of each batch, and the places of its samples."""
         count = len(self.samples)
         for epoch, batches in enumerate(epochs(count, self.config, self.record)):
-            for indices in drawn_batches(count, self.config.batch_size, batches, self.record, self.rng):
+            for indices in drawn_batches(count, self.config.step_size, batches, self.record, self.rng):
                 yield epoch, indices
 
     def _batch(self, indices: np.ndarray, out: np.ndarray) -> Batch:
@@ -290,6 +307,7 @@ class OneClient:
         learned = distillation_inputs(self.teacher, indices) if self.training.objective.distills else {}
         batch = ClientBatch(self.gradient, x, y, masks, learned, out, self.scratch, self.failures)
         if self.record is None:
+            batch.at_once = self.config.batch_size
             return batch
         assert self.noise is not None
         batch.subsets = self.record.subsets(len(y), self.rng)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple
@@ -38,26 +39,70 @@ Temperature = Annotated[float, Meta(ge=0.001, le=1000)]
 class TrainingConfig(Checked):
     """Local training, common to all methods.
 
-    :param optimizer: `adam` (beta 0.9, 0.999, epsilon 1e-8; its state is reset each round) or `sgd`.
-    :param learning_rate: of the optimizer.
+    :param optimizer: `adam` (beta 0.9, 0.999, epsilon 1e-8), `adamw`, or `sgd`; its state is reset each round.
+    :param learning_rate: of the optimizer, and the largest of a schedule.
     :param momentum: of `sgd`.
+    :param weight_decay: of the optimizer, as in PyTorch: `sgd` and `adam` add this multiple of the parameters to their
+        gradient, and `adamw` takes the learning rate times this multiple from the parameters before a step.
+    :param schedule: of the learning rate from round to round, as in PyTorch with a step a round: `constant`; `cosine`,
+        which falls to nearly 0 in the last round; or `step`.
+    :param warmup_rounds: before the schedule, round r of these has r / (warmup_rounds + 1) of the learning rate.
+    :param step_rounds: of `step`: after each so many rounds the learning rate is multiplied by `step_factor`.
+    :param step_factor: of `step`.
     :param batch_size: samples per step; the last batch of an epoch may be smaller. With privacy unit `record` batches
         are Poisson samples, and this is the divisor of their sums.
+    :param accumulate: a step takes the mean gradient of so many batches, computed one after the other: the steps of
+        batches that are so many times larger, with the memory of one.
     :param local_epochs: number of passes over the device's samples in a round.
-    :param local_steps: number of batches in a round instead, drawn as in epochs; 0: whole epochs.
+    :param local_steps: number of steps in a round instead, drawn as in epochs; 0: whole epochs.
     """
 
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     learning_rate: LearningRate = 1e-3
     momentum: Momentum = 0.0
+    weight_decay: Annotated[float, Meta(ge=0, lt=100)] = 0.0
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    warmup_rounds: Annotated[int, Meta(ge=0, le=1000000)] = 0
+    step_rounds: Annotated[int, Meta(ge=0, le=1000000)] = 0
+    step_factor: Annotated[float, Meta(gt=0, le=1)] = 0.1
     batch_size: BatchSize = 16
+    accumulate: Annotated[int, Meta(ge=1, le=1024)] = 1
     local_epochs: Epochs = 1
     local_steps: Annotated[int, Meta(ge=0, le=1000000)] = 0
+
+    @property
+    def step_size(self) -> int:
+        """The number of samples of an optimizer step."""
+        return self.batch_size * self.accumulate
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step moves by the same multiple of its gradient in each round."""
+        varies = self.schedule != "constant" or self.warmup_rounds
+        return self.optimizer == "sgd" and not (self.momentum or self.weight_decay or varies)
+
+    def rate_in(self, round: int, rounds: int) -> float:
+        """Returns the learning rate of round 1, 2, ... of `rounds`; a function of these numbers and the task alone."""
+        past = round - self.warmup_rounds - 1
+        if past < 0:
+            return self.learning_rate * round / (self.warmup_rounds + 1)
+        if self.schedule == "cosine":
+            return self.learning_rate * (1 + math.cos(math.pi * past / max(1, rounds - self.warmup_rounds))) / 2
+        return self.learning_rate * self.step_factor ** (past // self.step_rounds if self.schedule == "step" else 0)
 
     rules = {
         "method.momentum-needs-sgd": (
             lambda config: config.momentum and config.optimizer != "sgd",
             "momentum = {momentum!r}: must be 0 unless optimizer = 'sgd'",
+        ),
+        "method.adamw-needs-decay": (
+            lambda config: config.optimizer == "adamw" and not config.weight_decay,
+            "optimizer = 'adamw' needs weight_decay, for example 0.01, PyTorch's default; without it take 'adam'",
+        ),
+        "method.step-rounds-need-step": (
+            lambda config: (config.step_rounds > 0) != (config.schedule == "step"),
+            "step_rounds = {step_rounds}: must be above 0 with schedule = 'step', and 0 with others; here it is "
+            "{schedule!r}",
         ),
     }
 

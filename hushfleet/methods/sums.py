@@ -30,10 +30,10 @@ def _reason_of_records(method: Method, privacy: PrivacySpec, config: TrainingCon
     devices received. Only parts that are known to comply are accepted, but no class derived from them.
     """
     training = method.training
-    if privacy.batches != 1 or config.optimizer != "sgd" or config.momentum != 0:
+    if privacy.batches != 1 or not config.is_plain:
         return (
-            'with privacy.unit = "record" a round is one plain step, and the sum has the noise of its batch: '
-            "give method.optimizer = 'sgd' without momentum and method.local_steps = 1"
+            'with privacy.unit = "record" a round is one plain step, and the sum has the noise of its batch: give '
+            "method.optimizer = 'sgd' without momentum, weight decay and schedule, and method.local_steps = 1"
         )
     plain = (type(training), type(training.gradient), training.distillation) == (Sgd, GradientRule, None)
     if not plain or training.gradient != GradientRule() or type(training.order) not in (PartOrder, SharedOnly):

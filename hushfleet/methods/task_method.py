@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hushfleet.array_api import Array, np
 from hushfleet.errors import Malformed
@@ -41,16 +41,24 @@ class TaskMethod:
     """A method bound to a task with the unit `device`: if there is noise, it is on the update.
 
     :param method: its parts, as the paper's file lists them.
+    :param rounds: number of rounds that train.
     """
 
     by_record = False
     """Whether each gradient is noised instead, for the unit `record`."""
 
     def __init__(
-        self, method: Method, config: TrainingConfig, privacy: PrivacySpec, layout: ParamLayout, *, name: str = "method"
+        self,
+        method: Method,
+        config: TrainingConfig,
+        privacy: PrivacySpec,
+        layout: ParamLayout,
+        *,
+        name: str = "method",
+        rounds: int = 1,
     ) -> None:
         self.max_preference = method.max_preference
-        self.parts = method
+        self.parts, self.rounds = method, rounds
         self.config, self.privacy, self.layout, self.name = config, privacy, layout, name
         self._known: dict[RoundTerms, tuple[list[Cost], Charge]] = {}
         method.personal.check(layout)
@@ -96,6 +104,14 @@ class TaskMethod:
         if published.shape[0] == size:
             return model, {name: np.zeros_like(model) for name in names}
         return model, {name: published[size * at : size * (at + 1)] for at, name in enumerate(names, start=1)}
+
+    def config_in(self, round: int) -> TrainingConfig:
+        """Returns the configuration of a round's training, with the learning rate of this round.
+
+        :param round: its number among the rounds that train, from 1 on.
+        """
+        rate = self.config.rate_in(round, self.rounds)
+        return self.config if rate == self.config.learning_rate else replace(self.config, learning_rate=rate)
 
     # what a round costs
 
@@ -230,9 +246,9 @@ class RecordMethod(TaskMethod):
     by_record = True
 
     def __init__(
-        self, method: Method, config: TrainingConfig, privacy: PrivacySpec, layout: ParamLayout, *, name: str = "method"
+        self, method: Method, config: TrainingConfig, privacy: PrivacySpec, layout: ParamLayout, **more: Any
     ) -> None:
-        super().__init__(method.by_record(), config, privacy, layout, name=name)
+        super().__init__(method.by_record(), config, privacy, layout, **more)
         self.max_preference = method.max_preference  # a device's preference scales the noise in any place
         if privacy.secure is not None:
             step = OneStep(config.learning_rate / config.batch_size, config.batch_size)
@@ -282,9 +298,7 @@ class RecordMethod(TaskMethod):
         return adam_reach(self.config.learning_rate, self.privacy.batches)
 
 
-def bind(
-    method: Method, config: TrainingConfig, privacy: PrivacySpec, layout: ParamLayout, *, name: str = "method"
-) -> TaskMethod:
-    """Binds a method to a task, by its unit of privacy."""
+def bind(method: Method, config: TrainingConfig, privacy: PrivacySpec, layout: ParamLayout, **more: Any) -> TaskMethod:
+    """Binds a method to a task, by its unit of privacy; `more`: name and rounds of `TaskMethod`."""
     kind = RecordMethod if privacy.unit == "record" else TaskMethod
-    return kind(method, config, privacy, layout, name=name)
+    return kind(method, config, privacy, layout, **more)

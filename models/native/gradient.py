@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hushfleet.errors import BadInput
 from hushfleet.learning.batch import Descent
 from hushfleet.learning.graph_session import check_array
 from hushfleet.learning.linear import LinearClipping
@@ -50,9 +51,12 @@ class NativeGradient:
     takes_part = True
 
     def __init__(self, model: Model, *, objective: Objective = CROSS_ENTROPY) -> None:
+        if objective.own:
+            raise BadInput(f"model.loss = {objective.own!r}: the compiled kernels know no own loss")
         self.model = model
         self.objective = objective
         self.layout = model.layout
+        self._teacher_values = objective.teacher_values(model.classes)
         self._target = _target(find_compiler().defined)
         self._program = _Program(ProgramWriter(model, self._target, objective).text)
         self._is_head = is_linear(self.layout)  # its weight and its bias are two layers, but one of the program
@@ -198,7 +202,7 @@ class NativeGradient:
         return _Program(SinglesWriter(self.model, self._target).text)
 
     def _no_teacher(self, batch: int) -> tuple[np.ndarray, np.ndarray]:
-        return np.zeros((batch, self.model.classes), np.float32), np.zeros(batch, np.float32)
+        return np.zeros((batch, self._teacher_values), np.float32), np.zeros(batch, np.float32)
 
     def _losses(
         self,
@@ -290,7 +294,7 @@ class NativeGradient:
     ) -> tuple[np.ndarray, np.ndarray] | None:
         given = both_or_none(teacher, distill, distills=self.objective.distills)
         if given is not None:
-            check_array("teacher", given[0], FLOAT, (batch, self.model.classes))
+            check_array("teacher", given[0], FLOAT, (batch, self._teacher_values))
             check_array("distill", given[1], FLOAT, (batch,))
         return given
 

@@ -101,7 +101,12 @@ class SinglesWriter(ProgramWriter):
         for stage in convs:
             for field in (f"grad_weight{stage.number}", f"grad_bias{stage.number}"):
                 yield f"memset(shared->{field}, 0, sizeof shared->{field});"
-        yield from self._backward_sample({stage.number: f"shared->grad_bias{stage.number}" for stage in convs})
+        yield "const int first = i, end = i + 1;"
+        yield from self._backward_samples({stage.number: f"shared->grad_bias{stage.number}" for stage in convs})
+
+    def _back_by_winograd(self, stage: ConvStage) -> bool:
+        """Says no: it would take the transforms of all weights for each sample."""
+        return False
 
 
 def _count(kind: str, stage: ConvStage) -> int:

@@ -18,9 +18,9 @@ L = TypeVar("L", Conv, Pool, Dropout, Linear)
 WIDTH = 16  # channels and hidden units come in multiples of this, the widest vector of any target
 CACHE_FLOATS = 8 << 10  # maximum size of a kernel's working set in a first-level cache
 MAX_PIXELS = 16  # of a tile
-WINOGRAD_SIDE = 6
-WINOGRAD_POINTS = WINOGRAD_SIDE**2
-MIN_WINOGRAD_TILES = 4  # with fewer at a time, the products wait for each other
+WINOGRAD_STEP = 4  # outputs along a side of a tile
+WINOGRAD_TILES = 16  # at a time, of several images if one has fewer
+MIN_WINOGRAD_TILES = 4  # with fewer of an image, the products wait for each other
 
 
 @dataclass(frozen=True)
@@ -108,17 +108,32 @@ class ConvStage:
     @property
     def winograd_rows(self) -> int:
         """The number of output rows that Winograd's algorithm takes at a time; 0 if tiles do not fit or are too few."""
-        height, width = self.grid
-        step = WINOGRAD_SIDE + 1 - self.conv.kernel
-        if self.first or self.conv.kernel not in (3, 5) or height % step or width % step:
+        if self.first or self.conv.kernel not in (3, 5) or any(size % WINOGRAD_STEP for size in self.grid):
             return 0
-        in_row = width // step
-        rows = max(n for n in range(1, height // step + 1) if height // step % n == 0 and (n == 1 or n * in_row <= 16))
-        return rows * step if rows * in_row >= MIN_WINOGRAD_TILES else 0
+        height, in_row = (size // WINOGRAD_STEP for size in self.grid)
+        fitting = (n for n in range(1, height + 1) if height % n == 0 and (n == 1 or n * in_row <= WINOGRAD_TILES))
+        rows = max(fitting)
+        return rows * WINOGRAD_STEP if rows * in_row >= MIN_WINOGRAD_TILES else 0
 
     @property
     def winograd_tiles(self) -> int:
-        return self.winograd_rows * self.grid[1] // (WINOGRAD_SIDE + 1 - self.conv.kernel) ** 2
+        """The number of an image's tiles at a time."""
+        return self.winograd_rows * self.grid[1] // WINOGRAD_STEP**2
+
+    @property
+    def winograd_points(self) -> int:
+        return (WINOGRAD_STEP + self.conv.kernel - 1) ** 2
+
+    @property
+    def back_by_winograd(self) -> bool:
+        """Whether Winograd's algorithm is the faster way back; the other one leaves out what is 0 after pooling."""
+        return bool(self.winograd_rows) and (self.window == 1 or self.conv.kernel == 5)
+
+    @property
+    def images(self) -> int:
+        """The number of images that Winograd's algorithm takes at a time; 1 without it."""
+        whole = self.winograd_rows == self.grid[0]
+        return max(1, WINOGRAD_TILES // self.winograd_tiles) if whole else 1
 
     def tiles(self, target: VectorUnit) -> ConvTiles:
         """Chooses tiles whose accumulators fit the registers."""

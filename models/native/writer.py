@@ -18,11 +18,12 @@ from typing import ClassVar
 
 from hushfleet.models.model import Model
 from hushfleet.models.native.build import kernels
-from hushfleet.models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, VectorUnit, stages_of
+from hushfleet.models.native.stages import ConvStage, LinearStage, Stages, VectorUnit, stages_of
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 from hushfleet.params import PRIOR, is_linear
 
 STRIDE = "sizeof(Sample) / sizeof(float)"
+WORD_STRIDE = "sizeof(Sample) / sizeof(uint64_t)"
 
 
 @dataclass(frozen=True)
@@ -97,24 +98,31 @@ class ProgramWriter:
 
     def _shared(self) -> Iterator[str]:
         """Yields the fields of the memory that samples use one after the other."""
-        rows = 0
         for stage in self.stages.convs:
             n, weights, channels = stage.number, stage.patch * stage.outputs, stage.input_shape[0]
-            yield f"float forward{n}[{weights}]"
+            points, plane = stage.winograd_points, f"({channels * stage.outputs} + PAD)"
+            if stage.winograd_rows:
+                tiles = stage.winograd_tiles * self._images
+                yield f"float points{n}[{points} * {plane}]"
+                yield f"float x_points{n}[{points} * ({channels * tiles} + PAD)]"
+                yield f"float y_points{n}[{points} * ({stage.outputs * tiles} + PAD)]"
+            else:
+                yield f"float forward{n}[{weights}]"
+            if not stage.first:
+                yield f"float grad_x{n}[{self._images * stage.input_size}]"
+            if self._back_by_winograd(stage):
+                yield f"float backward{n}[{points} * {plane}]"
+                yield f"float sums{n}[{points} * {plane}]"
+                continue
             yield f"float grad_weight{n}[{weights}]"
             if not stage.first:
                 yield f"float backward{n}[{weights}]"
-                yield f"float grad_x{n}[{stage.input_size}]"
                 yield f"Entry entries{n}[{stage.outputs * stage.tiles(self.target).band * stage.pooled[1]}]"
                 yield f"int counts{n}[{stage.outputs}]"
-            if stage.winograd_rows:
-                yield f"float points{n}[{WINOGRAD_POINTS * channels * stage.outputs}]"
-                yield f"float x_points{n}[{WINOGRAD_POINTS * channels * stage.winograd_tiles}]"
-                yield f"float y_points{n}[{WINOGRAD_POINTS * stage.outputs * stage.winograd_tiles}]"
-            rows = max(rows, max(stage.winograd_rows, stage.window) * stage.grid[1] * stage.outputs)
-        yield f"float rows[{rows}]"
-        yield f"float y[{self.stages.linears[0].inputs}]"
-        yield f"float grad_y[{self.stages.linears[0].inputs}]"
+        rows = (max(each.winograd_rows, each.window) * each.grid[1] * each.outputs for each in self.stages.convs)
+        yield f"float rows[{max(rows, default=0)}]"
+        yield f"float y[{self._images * self.stages.linears[0].inputs}]"
+        yield f"float grad_y[{self._images * self.stages.linears[0].inputs}]"
 
     def _forward(self) -> Iterator[str]:
         yield from where(f"from < {max(1, len(self.stages.convs))}", self._forward_convs())
@@ -124,10 +132,14 @@ class ProgramWriter:
     def _forward_convs(self) -> Iterator[str]:
         for stage in self.stages.convs:
             n = stage.number
-            yield f"pack_forward({stage.name}, {self._weight(stage)}, shared->forward{n});"
             if stage.winograd_rows:
-                yield f"winograd_weights({stage.name}, shared->forward{n}, shared->points{n});"
-        yield from self._each_sample(self._forward_sample())
+                yield f"winograd_weights({stage.name}, {self._weight(stage)}, shared->points{n}, 1);"
+            else:
+                yield f"pack_forward({stage.name}, {self._weight(stage)}, shared->forward{n});"
+        if not self.stages.convs:
+            yield from self._each_sample(["memcpy(sample->flat, image, sizeof sample->flat);"])
+            return
+        yield from self._together(self._forward_samples())
 
     def _forward_linear(self, stage: LinearStage) -> Iterator[str]:
         yield (
@@ -138,26 +150,31 @@ class ProgramWriter:
             mask = self._mask(stage.mask, stage.outputs)
             yield from self._each_sample([f"relu_dropout({stage.outputs}, sample->{stage.name}, {mask});"])
 
-    def _forward_sample(self) -> Iterator[str]:
-        if not self.stages.convs:
-            yield "memcpy(sample->flat, image, sizeof sample->flat);"
-            return
+    def _forward_samples(self) -> Iterator[str]:
         for stage in self.stages.convs:
-            n, y = stage.number, self._outputs(stage, "sample->x", "shared->y")
-            if stage.first and stage.conv.padding:
-                _, height, width = stage.input_shape
-                yield f"pad_image({stage.name}, image, {height}, {width}, {stage.conv.padding}, sample->x{n});"
-            if stage.winograd_rows:
-                yield (
-                    f"winograd_forward({stage.name}, {self._inputs(stage)}, shared->points{n}, {self._bias(stage)}, "
-                    f"shared->x_points{n}, shared->y_points{n}, shared->rows, {y}, sample->alive{n});"
-                )
-            else:
-                yield (
-                    f"conv_forward({stage.name}, {self._inputs(stage)}, shared->forward{n}, {self._bias(stage)}, "
-                    f"shared->rows, {y}, sample->alive{n});"
-                )
-        yield f"flatten(shared->y, {self._flat_mask}, sample->flat, {self._flat_shape});"
+            yield from self._forward_conv(stage)
+        flat = f"flatten({self._flat_y}, {self._flat_mask}, sample->flat, {self._flat_shape});"
+        yield from self._each_sample([flat], "first", "end")
+
+    def _forward_conv(self, stage: ConvStage) -> Iterator[str]:
+        """Writes a convolution of the samples from `first` to `end - 1`."""
+        n, x, y = stage.number, self._inputs(stage), self._outputs(stage, "sample->x", self._flat_y)
+        if stage.winograd_rows:
+            stride = STRIDE if self._following(stage) else self.stages.linears[0].inputs
+            yield (
+                f"winograd_forward({stage.name}, end - first, samples[first].x{n}, {STRIDE}, shared->points{n}, "
+                f"{self._bias(stage)}, shared->x_points{n}, shared->y_points{n}, shared->rows, "
+                f"{self._outputs(stage, 'samples[first].x', 'shared->y')}, {stride}, samples[first].alive{n}, "
+                f"{WORD_STRIDE});"
+            )
+            return
+        lines = []
+        if stage.first and stage.conv.padding:
+            _, height, width = stage.input_shape
+            lines.append(f"pad_image({stage.name}, image, {height}, {width}, {stage.conv.padding}, {x});")
+        arrays = f"shared->forward{n}, {self._bias(stage)}, shared->rows"
+        lines.append(f"conv_forward({stage.name}, {x}, {arrays}, {y}, sample->alive{n});")
+        yield from self._each_sample(lines, "first", "end")
 
     def _backward(self) -> Iterator[str]:
         """Writes the backward pass. A layer's gradient is taken only when its weights are read no more."""
@@ -172,19 +189,25 @@ class ProgramWriter:
         yield f"if (from >= {len(self.stages.convs)})"
         yield "    return;"
         for stage in self.stages.convs:
-            yield f"memset(shared->grad_weight{stage.number}, 0, sizeof shared->grad_weight{stage.number});"
             yield f"memset(out + {self._start(stage, 'bias')}, 0, {stage.outputs} * sizeof(float));"
+            if self._back_by_winograd(stage):
+                yield f"winograd_weights({stage.name}, {self._weight(stage)}, shared->backward{stage.number}, 0);"
+                continue
+            yield f"memset(shared->grad_weight{stage.number}, 0, sizeof shared->grad_weight{stage.number});"
             if not stage.first:
                 yield f"pack_backward({stage.name}, {self._weight(stage)}, shared->backward{stage.number});"
         biases = {stage.number: f"out + {self._start(stage, 'bias')}" for stage in self.stages.convs}
-        yield from self._each_sample(self._backward_sample(biases))
+        yield from self._together(self._backward_samples(biases))
         for stage in self.stages.convs:
-            order = "forward" if stage.first else "backward"
-            out = f"out + {self._start(stage, 'weight')}"
-            yield f"unpack_{order}({stage.name}, shared->grad_weight{stage.number}, {out});"
+            n, out = stage.number, f"out + {self._start(stage, 'weight')}"
+            if self._back_by_winograd(stage):
+                found = [f"winograd_weight_gradient({stage.name}, shared->sums{n}, {out});"]
+            else:
+                order = "forward" if stage.first else "backward"
+                found = [f"unpack_{order}({stage.name}, shared->grad_weight{n}, {out});"]
             sizes = ("weight", stage.patch * stage.outputs), ("bias", stage.outputs)
             taken = (line for kind, size in sizes for line in self._taken(stage, kind, size))
-            yield from where(self._wanted(stage), taken)
+            yield from where(self._wanted(stage), [*found, *taken])
 
     def _taken(self, stage: ConvStage | LinearStage, kind: str, size: int) -> Iterator[str]:
         start = self._start(stage, kind)
@@ -211,37 +234,74 @@ class ProgramWriter:
             f"samples->grad_{self._input(stage)}, {STRIDE});"
         )
 
-    def _backward_sample(self, biases: Mapping[int, str]) -> Iterator[str]:
-        """:param biases: the place where each convolution adds its gradient by the bias."""
-        yield f"unflatten(sample->grad_flat, {self._flat_mask}, shared->grad_y, {self._flat_shape});"
-        for stage in reversed(self.stages.convs):
-            number = self._number(stage)
-            yield from where(f"from <= {number}", self._conv_gradient(stage, biases[stage.number]))
-            if not stage.first:
-                yield from where(f"from < {number}", self._conv_input_gradient(stage))
+    def _backward_samples(self, biases: Mapping[int, str]) -> Iterator[str]:
+        """Writes the convolutions' backward pass of the samples from `first` to `end - 1`.
 
-    def _conv_gradient(self, stage: ConvStage, bias: str) -> Iterator[str]:
+        :param biases: the place where each convolution adds its gradient by the bias.
+        """
+        flat = f"shared->grad_y + (i - first) * {self.stages.linears[0].inputs}"
+        line = f"unflatten(sample->grad_flat, {self._flat_mask}, {flat}, {self._flat_shape});"
+        yield from self._each_sample([line], "first", "end")
+        for stage in reversed(self.stages.convs):
+            n, number = stage.number, self._number(stage)
+            relu = f"relu_gradient({stage.name}, sample->alive{n}, {self._conv_grad(stage)}, {biases[n]});"
+            lines = [*self._each_sample([relu], "first", "end")]
+            if self._back_by_winograd(stage):
+                lines += self._winograd_backward(stage)
+            else:
+                lines += self._each_sample([self._conv_weight_gradient(stage)], "first", "end")
+            yield from where(f"from <= {number}", lines)
+            if not stage.first and not self._back_by_winograd(stage):
+                lines = [*self._each_sample(self._conv_input_gradient(stage), "first", "end")]
+                yield from where(f"from < {number}", lines)
+
+    def _winograd_backward(self, stage: ConvStage) -> Iterator[str]:
+        n, down = stage.number, f"from < {self._number(stage)}"
+        yield from where(down, [f"memset(shared->grad_x{n}, 0, sizeof shared->grad_x{n});"])
+        yield (
+            f"winograd_backward({stage.name}, end - first, samples[first].x{n}, {STRIDE}, samples[first].alive{n}, "
+            f"{WORD_STRIDE}, {self._outputs(stage, 'shared->grad_x', 'shared->grad_y')}, {self._grad_size(stage)}, "
+            f"shared->backward{n}, shared->x_points{n}, shared->y_points{n}, shared->rows, shared->sums{n}, "
+            f"first == 0, {down} ? shared->grad_x{n} : 0, {stage.input_size});"
+        )
+
+    def _conv_weight_gradient(self, stage: ConvStage) -> str:
         n, seen = stage.number, self._seen(stage)
-        yield f"relu_gradient({stage.name}, sample->alive{n}, {self._conv_grad(stage)}, {bias});"
         if stage.first:
-            yield f"first_weight_gradient({stage.name}, {seen}, shared->rows, shared->grad_weight{n});"
-        else:
-            entries = f"shared->entries{n}, shared->counts{n}"
-            yield f"conv_weight_gradient({stage.name}, {seen}, shared->grad_weight{n}, {entries});"
+            return f"first_weight_gradient({stage.name}, {seen}, shared->rows, shared->grad_weight{n});"
+        entries = f"shared->entries{n}, shared->counts{n}"
+        return f"conv_weight_gradient({stage.name}, {seen}, shared->grad_weight{n}, {entries});"
 
     def _conv_input_gradient(self, stage: ConvStage) -> Iterator[str]:
         n, grad = stage.number, self._conv_grad(stage)
-        yield f"memset(shared->grad_x{n}, 0, sizeof shared->grad_x{n});"
-        yield f"conv_input_gradient({stage.name}, shared->backward{n}, sample->alive{n}, {grad}, shared->grad_x{n});"
+        grad_x = f"shared->grad_x{n} + (i - first) * {stage.input_size}"
+        yield f"memset({grad_x}, 0, sizeof(float) * {stage.input_size});"
+        yield f"conv_input_gradient({stage.name}, shared->backward{n}, sample->alive{n}, {grad}, {grad_x});"
+
+    def _back_by_winograd(self, stage: ConvStage) -> bool:
+        return stage.back_by_winograd
 
     def _seen(self, stage: ConvStage) -> str:
         return f"{self._inputs(stage)}, sample->alive{stage.number}, {self._conv_grad(stage)}"
 
     def _conv_grad(self, stage: ConvStage) -> str:
-        return self._outputs(stage, "shared->grad_x", "shared->grad_y")
+        place = self._outputs(stage, "shared->grad_x", "shared->grad_y")
+        return f"{place} + (i - first) * {self._grad_size(stage)}"
 
-    def _each_sample(self, lines: Iterator[str] | list[str]) -> Iterator[str]:
-        yield "for (int i = 0; i < batch; i++) {"
+    def _grad_size(self, stage: ConvStage) -> int:
+        """Returns the number of floats from one sample's gradient by a stage's outputs to the next."""
+        following = self._following(stage)
+        return following.input_size if following else self.stages.linears[0].inputs
+
+    def _together(self, lines: Iterator[str]) -> Iterator[str]:
+        """Writes what the convolutions do with the samples from `first` to `end - 1`."""
+        yield "for (int first = 0, end; first < batch; first = end) {"
+        yield f"    end = first + {self._images} < batch ? first + {self._images} : batch;"
+        yield from (f"    {line}" for line in lines)
+        yield "}"
+
+    def _each_sample(self, lines: Iterator[str] | list[str], first: str = "0", end: str = "batch") -> Iterator[str]:
+        yield f"for (int i = {first}; i < {end}; i++) {{"
         yield "    Sample *const sample = samples + i;"
         image = f"images + (size_t)i * {math.prod(self.model.input_shape)}"
         for line in lines:
@@ -250,6 +310,15 @@ class ProgramWriter:
 
     def _following(self, stage: ConvStage) -> ConvStage | None:
         return self.stages.convs[stage.number] if stage.number < len(self.stages.convs) else None
+
+    @property
+    def _images(self) -> int:
+        """The number of samples that go through the convolutions together."""
+        return max((stage.images for stage in self.stages.convs), default=1)
+
+    @property
+    def _flat_y(self) -> str:
+        return f"shared->y + (i - first) * {self.stages.linears[0].inputs}"
 
     def _number(self, stage: ConvStage | LinearStage) -> int:
         return (*self.stages.convs, *self.stages.linears).index(stage)

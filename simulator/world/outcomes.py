@@ -124,7 +124,7 @@ def fleet_devices(
             samples=count,
             batch_size=config.batch_size,
             epochs=config.local_epochs,
-            local_steps=config.local_steps,
+            local_steps=config.local_steps * config.accumulate,
             sampled=(privacy.batches, privacy.sample_rate) if privacy.unit == "record" else None,
             costs=costs,
             sizes=sizes,

@@ -20,9 +20,12 @@ DECOUPLED = Objective("decoupled-distillation", 2.0, 0.25)
 OBJECTIVES = [DISTILLED, DECOUPLED, Objective("distillation"), Objective("decoupled-distillation", 0.7, 8.0, 2.5)]
 
 
-def drawn(batch: int, classes: int, seed: int, spread: float = 4.0) -> tuple[np.ndarray, ...]:
-    rng = np.random.default_rng(seed)
-    logits, teacher = rng.standard_normal((2, batch, classes)) * spread
+CONTRASTIVE = [Objective("contrastive", 0.5), Objective("contrastive", 3.0)]
+
+
+def drawn(batch: int, classes: int, seed: int, objective: Objective = DISTILLED) -> tuple[np.ndarray, ...]:
+    rng, spread = np.random.default_rng(seed), 4.0
+    logits, teacher = (rng.standard_normal((batch, n)) * spread for n in (classes, objective.teacher_values(classes)))
     return logits, rng.integers(0, classes, batch), teacher, rng.random(batch)
 
 
@@ -42,6 +45,9 @@ def by_the_papers(objective: Objective, z: torch.Tensor, y: torch.Tensor, t: tor
                 for s, r in zip(z, t, strict=True)
             ]
         )
+    elif objective.kind == "contrastive":  # MOON's Eq. (3)
+        near, far = ((F.cosine_similarity(z, each) / objective.temperature).exp() for each in t.chunk(2, 1))
+        divergence = -(near / (near + far)).log()
     else:
         rows = []
         for s, r, label in zip(z, t, y.tolist(), strict=True):
@@ -57,11 +63,11 @@ def by_the_papers(objective: Objective, z: torch.Tensor, y: torch.Tensor, t: tor
     return (1 - w) * F.cross_entropy(z, y, reduction="none") + w * divergence
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+@pytest.mark.parametrize("objective", [*OBJECTIVES, *CONTRASTIVE], ids=str)
 @settings(max_examples=25)
 @given(batch=st.integers(1, 6), classes=st.integers(2, 12), seed=st.integers(0, 1 << 30))
 def test_losses_and_slopes_are_those_of_the_papers(objective, batch, classes, seed):
-    logits, y, teacher, weight = drawn(batch, classes, seed)
+    logits, y, teacher, weight = drawn(batch, classes, seed, objective)
     z = torch.from_numpy(logits).requires_grad_()
     arguments = torch.from_numpy(y), torch.from_numpy(teacher), torch.from_numpy(weight)
     expected = by_the_papers(objective, z, *arguments)
@@ -103,9 +109,27 @@ def test_the_temperature_by_hand():
     np.testing.assert_allclose(slopes, [[1, -1]])
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+@pytest.mark.parametrize("objective", CONTRASTIVE, ids=str)
+def test_contrasts_by_hand(objective):
+    """A model between both has log 2; logits of zeros, which a linear model starts with, make no NaN."""
+    both, y = np.array([[1.0, 0, 0, 1]]), np.zeros(1, np.int64)
+    losses, _ = loss_and_cotangent(objective, np.array([[3.0, 3.0]]), y, both, np.ones(1))
+    assert losses[0] == pytest.approx(np.log(2))
+    losses, _ = loss_and_cotangent(objective, np.array([[2.0, 0.0]]), y, both, np.ones(1))
+    assert losses[0] == pytest.approx(np.log(1 + np.exp(-1 / objective.temperature)))
+    for logits, teacher, weight in ((np.zeros((1, 2)), both, 1.0), (np.ones((1, 2)), np.zeros((1, 4)), 0.0)):
+        losses, slopes = loss_and_cotangent(objective, logits, y, teacher, np.full(1, weight))
+        assert np.isfinite([*losses, *slopes.ravel()]).all()
+        z = torch.from_numpy(logits.astype(np.float32)).requires_grad_()
+        given = torch.from_numpy(y), torch.from_numpy(teacher).float(), torch.full((1,), weight)
+        ours = distilled_losses(objective, z, *given)
+        np.testing.assert_allclose(ours.detach(), losses, rtol=1e-6)
+        np.testing.assert_allclose(torch.autograd.grad(ours.sum(), z)[0], slopes, rtol=1e-5)
+
+
+@pytest.mark.parametrize("objective", [*OBJECTIVES, *CONTRASTIVE], ids=str)
 def test_without_weight_it_is_the_cross_entropy(objective):
-    logits, y, teacher, _ = drawn(5, 4, 0)
+    logits, y, teacher, _ = drawn(5, 4, 0, objective)
     losses, slopes = loss_and_cotangent(objective, logits, y, teacher, np.zeros(5))
     expected, expected_slopes = loss_and_cotangent(PLAIN, logits, y, teacher, np.ones(5))
     np.testing.assert_array_equal(losses, expected)

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 KINDS = {
     "distillation": Objective("distillation", 3.0),
     "decoupled-distillation": Objective("decoupled-distillation", 2.0, 0.25),
+    "contrastive": Objective("contrastive", 0.5),
 }
 RUNTIMES = ["torch", "onnx", "native"]
 EXPORTED = "decoupled-distillation"  # takes seconds; test_every_method.py exports the other
@@ -62,10 +63,10 @@ def run_of(exported, compiled, need_compiler):
         yield build
 
 
-def drawn(size: int, seed: int):
+def drawn(size: int, seed: int, kind: str = EXPORTED):
     rng, params = np.random.default_rng(seed), MODEL.init(seed)
     x, y, masks = checks.stable_batch(TorchGradient(MODEL), params, size, rng)
-    return params, x, y, masks, *checks.random_teacher(MODEL, size, rng)
+    return params, x, y, masks, *checks.random_teacher(MODEL, size, rng, KINDS[kind])
 
 
 def written(objective: Objective, logits, y, teacher, weight):
@@ -74,6 +75,9 @@ def written(objective: Objective, logits, y, teacher, weight):
         t = objective.temperature
         both = F.log_softmax(logits / t, 1), F.softmax(teacher / t, 1)
         divergence = t * t * F.kl_div(*both, reduction="none").sum(1)
+    elif objective.kind == "contrastive":
+        near, far = (F.cosine_similarity(logits, each) / objective.temperature for each in teacher.chunk(2, 1))
+        divergence = -torch.log_softmax(torch.stack([near, far], 1), 1)[:, 0]
     else:
         label = F.one_hot(y, logits.shape[1]).bool()
         parts = []
@@ -99,7 +103,7 @@ def expected_of(kind, params, x, y, masks, teacher, weight):
 @pytest.mark.parametrize("size", [1, 7])
 @pytest.mark.parametrize(("runtime", "kind"), CASES)
 def test_every_runtime_computes_the_written_loss(runtime, kind, size, run_of):
-    params, x, y, masks, teacher, weight = drawn(size, 3)
+    params, x, y, masks, teacher, weight = drawn(size, 3, kind)
     for dropout in ((), masks):
         expected_loss, expected = expected_of(kind, params, x, y, dropout, teacher, weight)
         out = np.full_like(params, np.nan)
@@ -112,7 +116,7 @@ def test_every_runtime_computes_the_written_loss(runtime, kind, size, run_of):
 
 @pytest.mark.parametrize(("runtime", "kind"), CASES)
 def test_without_a_teacher_and_without_weight_it_is_the_cross_entropy(runtime, kind, run_of):
-    params, x, y, masks, teacher, _ = drawn(4, 4)
+    params, x, y, masks, teacher, _ = drawn(4, 4, kind)
     run, (expected_loss, expected) = run_of(runtime, kind), TorchGradient(MODEL)(params, x, y, masks)
     for taught in ({}, {"teacher": teacher, "distill": np.zeros(4, np.float32)}):
         loss, grad = run(params, x, y, masks, **taught)
@@ -120,7 +124,7 @@ def test_without_a_teacher_and_without_weight_it_is_the_cross_entropy(runtime, k
         assert checks.relative_error(grad, expected) < 1e-5
 
 
-@pytest.mark.parametrize(("runtime", "kind"), CASES)
+@pytest.mark.parametrize(("runtime", "kind"), [case for case in CASES if case[1] != "contrastive"])
 def test_a_teacher_who_says_the_same_leaves_the_network_alone(runtime, kind, run_of):
     params, x, y, _, _, _ = drawn(4, 5)
     teacher = TorchGradient(MODEL).logits(params, x)
@@ -133,7 +137,7 @@ def test_a_teacher_who_says_the_same_leaves_the_network_alone(runtime, kind, run
 @pytest.mark.parametrize("kind", KINDS)
 def test_clients_at_once_and_sample_by_sample(kind, exported):
     run = TorchGradient(MODEL, objective=KINDS[kind])
-    first, second = drawn(4, 6), drawn(4, 7)
+    first, second = drawn(4, 6, kind), drawn(4, 7, kind)
     params, x, y, teacher, weight = (np.stack([first[i], second[i]]) for i in (0, 1, 2, 4, 5))
     masks = [np.stack(pair) for pair in zip(first[3], second[3], strict=True)]
     counted = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.float32)
@@ -158,7 +162,7 @@ def test_clients_at_once_and_sample_by_sample(kind, exported):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_network_in_half_precision_has_its_losses_in_float32(kind):
-    params, x, y, _, teacher, weight = drawn(4, 6)
+    params, x, y, _, teacher, weight = drawn(4, 6, kind)
     run = TorchGradient(MODEL, objective=KINDS[kind])
     with torch.autocast("cpu", torch.bfloat16):
         losses, grads = run.clients(params[None], x[None], y[None], teacher=teacher[None], distill=weight[None])
@@ -179,7 +183,7 @@ def test_devices_accept_the_graphs_and_the_check_tells_objectives_apart(exported
 
 def test_the_cache_knows_objectives_apart():
     objectives = [Objective(), *KINDS.values(), Objective("distillation", 2.0)]
-    assert len({export.content_key(MODEL, objective) for objective in objectives}) == 4
+    assert len({export.content_key(MODEL, objective) for objective in objectives}) == 5
     assert export.content_key(MODEL) == export.content_key(MODEL, Objective())
 
 

@@ -179,6 +179,8 @@ def test_what_needs_more_than_plain_steps_goes_step_by_step():
     assert not in_one_call(record=by_record.record_mechanism(RoundTerms()))
     for name in ("dp-fedsam", "blur-lus", "fedglp-adp", "pfedsd", "perfreezeclip"):
         assert not in_one_call(make_method(name, {}, PRIVACY, layout, rounds=1)), name
+    for more in ({"weight_decay": 0.1}, {"accumulate": 2}):
+        assert not in_one_call(make_method("fedavg", more, PRIVACY, layout, rounds=1)), more
     resets = make_method("dp-fedsim", {"masks": "epoch"}, PRIVACY, layout, rounds=1)
     assert not in_one_call(resets)
 

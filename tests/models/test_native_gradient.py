@@ -56,7 +56,7 @@ ODD = {
         (1, 14, 14),
         Conv(16, 3),
         Conv(32, 3, padding=1),
-        Conv(128, 5, padding=1),
+        Conv(128, 5, padding=2),
         Linear(48),
         Dropout(0.3),
         Linear(32),

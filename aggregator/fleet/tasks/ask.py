@@ -50,8 +50,8 @@ def statistic_task(folder: FleetFolder, asked: StatisticSection, epsilon: float)
     trust: Literal["secure", "strict"] = "secure" if present.privacy.accounting == "secure" else "strict"
     delta, honest_fraction = Spending(folder.config.device.get("limits", {})).delta, present.privacy.honest_fraction
     model = replace(present.model, start=None)
-    if not find_loss(model.loss).of_inputs:
-        model = ModelSection("linear", loss=model.loss, tolerance=model.tolerance)
+    if not find_loss(model.standard_loss).of_inputs:
+        model = ModelSection("linear", loss=model.standard_loss, tolerance=model.tolerance)
     try:
         return replace(
             present,

@@ -120,6 +120,7 @@ class ModelSpec(Checked):
     :param mean: per channel of an image, subtracted from pixels in [0, 1].
     :param std: per channel of an image, the divisor after that.
     :param form: how samples are written in tables.
+    :param closed_form: False for a linear model with an own loss, which only the gradient's graph computes.
     """
 
     name: str
@@ -134,6 +135,7 @@ class ModelSpec(Checked):
     features: FeatureSpec | None = later(None)
     targets: Targets = later(CLASSES)
     form: SampleForm = later(ANY_FORM)
+    closed_form: bool = later(True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,7 +166,7 @@ class ModelSpec(Checked):
     def is_linear(self) -> bool:
         """True if the network is one linear layer, by the names and shapes of its parameters. Its gradient is then
         computed in closed form (`hushfleet.learning.linear`), and a device runs none of its graphs."""
-        return is_linear(self.layout) and not self.dropout
+        return is_linear(self.layout) and not self.dropout and self.closed_form
 
     @property
     def chooses_head(self) -> bool:

@@ -77,7 +77,7 @@ KERNEL void conv_tile(const Conv s, const float *x, const float *weight, const f
                 weight += s.outputs;
                 UNROLL
                 for (int i = 0; i < rows * pixels; i++) {
-                    const float value = from[i / pixels * s.x_row + i % pixels * s.x_pixel];
+                    const vec value = spread(from + i / pixels * s.x_row + i % pixels * s.x_pixel);
                     UNROLL
                     for (int v = 0; v < s.vectors; v++)
                         sum[i * s.vectors + v] += value * w[v];
@@ -109,28 +109,30 @@ KERNEL void relu_pool(const Conv s, const float *rows, float *y, uint64_t *alive
     for (int column = 0; column < s.width / s.window; column++, alive += CORNERS(s) * WORDS(s))
         for (int word = 0; word < WORDS(s); word++) {
             const float *window = rows + column * s.window * s.outputs + word * s.word;
-            uint64_t bits[4] = {0};
+            uint64_t best[4] = {0}, live = 0;
             UNROLL
             for (int o = 0; o < s.word; o += LANES) {
-                vec best = load(window + o);
-                ints at = {0};
+                vec value[4], top, sum;
                 UNROLL
-                for (int corner = 1; corner < CORNERS(s); corner++) {
-                    const vec other = load(window + (corner / s.window * s.width + corner % s.window) * s.outputs + o);
-                    const ints wins = (other > best) | (other != other);
-                    best = choose(wins, other, best);
-                    at = (wins & corner) | (~wins & at);
+                for (int corner = 0; corner < CORNERS(s); corner++) {
+                    value[corner] = load(window + (corner / s.window * s.width + corner % s.window) * s.outputs + o);
+                    top = corner ? larger(value[corner], top) : value[0];
+                    sum = corner ? sum + value[corner] : value[0];
                 }
-                const ints dead = best <= 0;
-                at |= dead;
-                store(y + column * s.outputs + word * s.word + o, keep(~dead, best));
+                if (bits_equal(sum, sum) != (1 << LANES) - 1) /* some value may be NaN, and then the sum is */
+                    for (int corner = 0; corner < CORNERS(s); corner++)
+                        top += keep(~bits_equal(value[corner], value[corner]), value[corner]);
+                store(y + column * s.outputs + word * s.word + o, larger((vec){0}, top));
+                live |= bits_less((vec){0}, top) << o;
                 UNROLL
                 for (int corner = 0; corner < CORNERS(s); corner++)
-                    bits[corner] |= bits_of(at == corner) << o;
+                    best[corner] |= bits_equal(value[corner], top) << o;
             }
             UNROLL
-            for (int corner = 0; corner < CORNERS(s); corner++)
-                alive[corner * WORDS(s) + word] = bits[corner];
+            for (int corner = 0; corner < CORNERS(s); corner++) {
+                alive[corner * WORDS(s) + word] = best[corner] & live;
+                live &= ~best[corner];
+            }
         }
 }
 
@@ -160,10 +162,10 @@ KERNEL void relu_gradient(const Conv s, uint64_t *alive, float *grad, float *gra
                     any |= bits[corner * WORDS(s)];
                 UNROLL
                 for (int o = 0; o < s.word; o += LANES) {
-                    const vec kept = keep(lanes_of(any >> o), load(at + o));
+                    const vec kept = keep(any >> o, load(at + o));
                     store(at + o, kept);
                     sum[o / LANES] += kept;
-                    left |= bits_of(kept != 0) << o;
+                    left |= (bits_equal(kept, (vec){0}) ^ ((1 << LANES) - 1)) << o;
                 }
                 UNROLL
                 for (int corner = 0; corner < CORNERS(s); corner++)
@@ -299,7 +301,7 @@ KERNEL void tap_weight_gradient(const Conv s, const float *x, const float *rows,
             UNROLL
             for (int t = 0; t < taps; t++) {
                 const int tap = (begin + t) / s.inputs, c = (begin + t) % s.inputs;
-                const float value = from[tap / s.kernel * s.x_row + tap % s.kernel * s.x_pixel + c * s.x_channel];
+                const vec value = spread(from + tap / s.kernel * s.x_row + tap % s.kernel * s.x_pixel + c * s.x_channel);
                 UNROLL
                 for (int v = 0; v < s.vectors; v++)
                     sum[t * s.vectors + v] += value * g[v];
@@ -310,25 +312,31 @@ KERNEL void tap_weight_gradient(const Conv s, const float *x, const float *rows,
         store(grad_weight + (begin + i / s.vectors) * s.outputs + i % s.vectors * LANES, sum[i]);
 }
 
+/* Spreads a row of the gradient over the `window` rows before pooling. */
+KERNEL void unpool(const Conv s, const float *grad, const uint64_t *alive, float *rows)
+{
+    for (int column = 0; column < s.width / s.window; column++, alive += CORNERS(s) * WORDS(s)) {
+        float *window = rows + column * s.window * s.outputs;
+        for (int o = 0; o < s.outputs; o += LANES) {
+            const vec value = load(grad + column * s.outputs + o);
+            UNROLL
+            for (int corner = 0; corner < CORNERS(s); corner++)
+                store(window + (corner / s.window * s.width + corner % s.window) * s.outputs + o,
+                      keep(alive[corner * WORDS(s) + o / s.word] >> o % s.word, value));
+        }
+    }
+}
+
 /* Gradient of the first layer by its weights, added to [tap][channel][output]: its few input channels fill no
  * vector, so here the outputs do, and the gradient is spread over the window's rows first. */
 KERNEL void first_weight_gradient(const Conv s, const float *x, const uint64_t *alive, const float *grad, float *rows,
                                   float *grad_weight)
 {
-    const int taps = s.kernel * s.kernel * s.inputs;
+    const int taps = s.kernel * s.kernel * s.inputs, columns = s.width / s.window;
     if (s.width % s.window)
         memset(rows, 0, sizeof(float) * s.window * s.width * s.outputs);
     for (int row = 0; row < s.height / s.window; row++) {
-        for (int column = 0; column < s.width / s.window; column++, alive += CORNERS(s) * WORDS(s)) {
-            float *window = rows + column * s.window * s.outputs;
-            for (int o = 0; o < s.outputs; o += LANES) {
-                const vec value = load(grad + row * s.y_row + column * s.outputs + o);
-                UNROLL
-                for (int corner = 0; corner < CORNERS(s); corner++)
-                    store(window + (corner / s.window * s.width + corner % s.window) * s.outputs + o,
-                          keep(lanes_of(alive[corner * WORDS(s) + o / s.word] >> o % s.word), value));
-            }
-        }
+        unpool(s, grad + row * s.y_row, alive + row * columns * CORNERS(s) * WORDS(s), rows);
         for (int o = 0; o < s.outputs; o += s.vectors * LANES)
             UNROLL
             for (int t = 0; t < taps; t += s.run)

@@ -8,6 +8,7 @@
 #define MOST_ROWS 6
 #define ROWS (REGISTERS == 32 ? MOST_ROWS : 2)
 #define COLUMNS 4
+#define DOTS (REGISTERS == 32 ? 8 : 4)
 #define BLOCK 1024
 #define LINES 16  /* outputs at a time, by which an input's gradient is summed */
 
@@ -29,34 +30,50 @@ typedef struct {
     int inputs, outputs;
 } Linear;
 
+/* Products of one or two samples and at most DOTS outputs. */
 KERNEL void dot_tile(const Linear s, const float *x, size_t stride, const float *weight, int inputs, float *y,
                      size_t y_stride, const int rows, const int columns)
 {
-    vec sum[MOST_ROWS * COLUMNS] = {0}, w[COLUMNS];
+    vec sum[2 * DOTS] = {0}, w[DOTS];
+    float sums[2 * DOTS];
     int k = 0;
     for (; k + LANES <= inputs; k += LANES) {
         UNROLL
-        for (int j = 0; j < columns; j++)
+        for (int j = 0; j < columns; j++) {
             w[j] = load(weight + (size_t)j * s.inputs + k);
+            IN_REGISTER(w[j]);
+        }
         UNROLL
         for (int i = 0; i < rows; i++) {
             vec value = load(x + i * stride + k);
             IN_REGISTER(value);
             UNROLL
             for (int j = 0; j < columns; j++)
-                sum[i * COLUMNS + j] += value * w[j];
+                sum[i * DOTS + j] += value * w[j];
         }
     }
     UNROLL
+    for (int first = 0; first < 2 * DOTS; first += LANES)
+        store(sums + first, sums_of_lanes(sum + first));
     for (int i = 0; i < rows; i++)
-        UNROLL
         for (int j = 0; j < columns; j++)
-            y[i * y_stride + j] += sum_lanes(sum[i * COLUMNS + j]);
+            y[i * y_stride + j] += sums[i * DOTS + j];
     if (s.inputs % LANES)
         for (; k < inputs; k++)
             for (int i = 0; i < rows; i++)
                 for (int j = 0; j < columns; j++)
                     y[i * y_stride + j] += x[i * stride + k] * weight[(size_t)j * s.inputs + k];
+}
+
+/* Adds the products of all samples and some outputs. */
+KERNEL void dot_columns(const Linear s, int batch, const float *x, size_t stride, const float *weight, int inputs,
+                        float *y, size_t y_stride, const int columns)
+{
+    int i = 0;
+    for (; i + 2 <= batch; i += 2)
+        dot_tile(s, x + i * stride, stride, weight, inputs, y + i * y_stride, y_stride, 2, columns);
+    if (i < batch)
+        dot_tile(s, x + i * stride, stride, weight, inputs, y + i * y_stride, y_stride, 1, columns);
 }
 
 KERNEL void linear_forward(const Linear s, int batch, const float *x, size_t stride, const float *weight,
@@ -67,18 +84,11 @@ KERNEL void linear_forward(const Linear s, int batch, const float *x, size_t str
     for (int k = 0; k < s.inputs; k += BLOCK) {
         const int inputs = k + BLOCK < s.inputs ? BLOCK : s.inputs - k;
         int j = 0;
-#define TILE(rows)                                                                                                   \
-    dot_tile(s, x + first * stride + k, stride, weight + (size_t)j * s.inputs + k, inputs, y + first * y_stride + j, \
-             y_stride, rows, columns)
-        for (; j + COLUMNS <= s.outputs; j += COLUMNS) {
-            const int columns = COLUMNS;
-            SHARE(batch, TILE)
-        }
-        if (s.outputs % COLUMNS) {
-            const int columns = s.outputs % COLUMNS;
-            SHARE(batch, TILE)
-        }
-#undef TILE
+        for (; j + DOTS <= s.outputs; j += DOTS)
+            dot_columns(s, batch, x + k, stride, weight + (size_t)j * s.inputs + k, inputs, y + j, y_stride, DOTS);
+        if (s.outputs % DOTS)
+            dot_columns(s, batch, x + k, stride, weight + (size_t)j * s.inputs + k, inputs, y + j, y_stride,
+                        s.outputs % DOTS);
     }
 }
 
@@ -96,10 +106,12 @@ KERNEL void input_tile(const Linear s, const float *grad, size_t y_stride, const
         for (int v = 0; v < vectors; v++)
             w[v] = load(weight + (size_t)j * s.inputs + v * LANES);
         UNROLL
-        for (int i = 0; i < rows; i++)
+        for (int i = 0; i < rows; i++) {
+            const vec value = spread(grad + i * y_stride + j);
             UNROLL
             for (int v = 0; v < vectors; v++)
-                sum[i * COLUMNS + v] += grad[i * y_stride + j] * w[v];
+                sum[i * COLUMNS + v] += value * w[v];
+        }
     }
     UNROLL
     for (int i = 0; i < rows; i++)
@@ -144,10 +156,12 @@ KERNEL void weight_tile(int batch, const float *grad, size_t y_stride, const flo
         for (int v = 0; v < vectors; v++)
             value[v] = load(x + i * stride + v * LANES);
         UNROLL
-        for (int j = 0; j < outputs; j++)
+        for (int j = 0; j < outputs; j++) {
+            const vec slope = spread(grad + i * y_stride + j);
             UNROLL
             for (int v = 0; v < vectors; v++)
-                sum[j * COLUMNS + v] += grad[i * y_stride + j] * value[v];
+                sum[j * COLUMNS + v] += slope * value[v];
+        }
     }
     UNROLL
     for (int j = 0; j < outputs; j++)

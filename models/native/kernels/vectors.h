@@ -37,8 +37,21 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 KERNEL vec load(const float *from) { return *(const loose_vec *)from; }
 KERNEL void store(float *to, vec value) { *(loose_vec *)to = value; }
 
-KERNEL vec keep(ints mask, vec value) { return (vec)(mask & (ints)value); }
-KERNEL vec choose(ints mask, vec yes, vec no) { return (vec)((mask & (ints)yes) | (~mask & (ints)no)); }
+/* A value in all lanes. GCC would load it and then spread it, in a unit that products need. */
+KERNEL vec spread(const float *from)
+{
+#if defined(__AVX512F__)
+    vec value;
+    __asm__("vbroadcastss %1, %0" : "=v"(value) : "m"(*from));
+    return value;
+#elif defined(__AVX__)
+    vec value;
+    __asm__("vbroadcastss %1, %0" : "=x"(value) : "m"(*from));
+    return value;
+#else
+    return *from - (vec){0};
+#endif
+}
 
 /* Loads a value once for several products; GCC would read it from memory for each of them. */
 #if defined(__AVX512F__)
@@ -49,22 +62,17 @@ KERNEL vec choose(ints mask, vec yes, vec no) { return (vec)((mask & (ints)yes) 
 #define IN_REGISTER(value)
 #endif
 
-/* The lanes whose bit is set, the first lane's being the lowest. */
-KERNEL ints lanes_of(uint64_t bits)
-{
-    ints lane;
-    UNROLL
-    for (int i = 0; i < LANES; i++)
-        lane[i] = 1 << i;
-    return ((int32_t)bits & lane) != 0;
-}
-
-/* One bit for each lane whose mask is set, the first lane's lowest. */
+/* Which lanes are so, one bit for each, the first lane's lowest; what these bits keep of a value; and the larger of two,
+ * which is `b` if either is NaN. Processors have instructions for it that GCC does not find. */
+#if defined(__AVX512F__)
+KERNEL uint64_t bits_less(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+KERNEL uint64_t bits_equal(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+KERNEL vec keep(uint64_t bits, vec value) { return _mm512_maskz_mov_ps(bits, value); }
+KERNEL vec larger(vec a, vec b) { return _mm512_max_ps(a, b); }
+#else
 KERNEL uint64_t bits_of(ints mask)
 {
-#if defined(__AVX512F__)
-    return _mm512_cmplt_epi32_mask((__m512i)mask, _mm512_setzero_si512());
-#elif defined(__AVX__)
+#if defined(__AVX__)
     return _mm256_movemask_ps((__m256)mask);
 #elif defined(__SSE__)
     return _mm_movemask_ps((__m128)mask);
@@ -77,30 +85,56 @@ KERNEL uint64_t bits_of(ints mask)
 #endif
 }
 
-/* The lanes of `value`, turned by `n` places. */
-#if LANES == 16
-#define TURN(n) n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7, (n + 8) % 16, (n + 9) % 16, (n + 10) % 16, \
-                (n + 11) % 16, (n + 12) % 16, (n + 13) % 16, (n + 14) % 16, (n + 15) % 16
-#elif LANES == 8
-#define TURN(n) n, n + 1, n + 2, n + 3, (n + 4) % 8, (n + 5) % 8, (n + 6) % 8, (n + 7) % 8
-#else
-#define TURN(n) n, n + 1, (n + 2) % 4, (n + 3) % 4
-#endif
-#if defined(__clang__)
-#define TURNED(value, n) __builtin_shufflevector(value, value, TURN(n))
-#else
-#define TURNED(value, n) __builtin_shuffle(value, (ints){TURN(n)})
+KERNEL uint64_t bits_less(vec a, vec b) { return bits_of(a < b); }
+KERNEL uint64_t bits_equal(vec a, vec b) { return bits_of(a == b); }
+
+KERNEL vec keep(uint64_t bits, vec value)
+{
+    ints lane;
+    UNROLL
+    for (int i = 0; i < LANES; i++)
+        lane[i] = 1 << i;
+    return (vec)((((int32_t)bits & lane) != 0) & (ints)value);
+}
+
+KERNEL vec larger(vec a, vec b)
+{
+    const ints mask = a > b;
+    return (vec)((mask & (ints)a) | (~mask & (ints)b));
+}
 #endif
 
-KERNEL float sum_lanes(vec value)
+#if defined(__clang__)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
+#endif
+#define PLACE(lane, h) ((lane) / (2 * (h)) * 2 * (h) + (lane) % (h) + (lane) / (h) % 2 * LANES)
+#define FOUR(lane, h, skip) PLACE(lane, h) + skip, PLACE(lane + 1, h) + skip, PLACE(lane + 2, h) + skip, \
+                            PLACE(lane + 3, h) + skip
+#if LANES == 16
+#define PLACES(h, skip) FOUR(0, h, skip), FOUR(4, h, skip), FOUR(8, h, skip), FOUR(12, h, skip)
+#elif LANES == 8
+#define PLACES(h, skip) FOUR(0, h, skip), FOUR(4, h, skip)
+#else
+#define PLACES(h, skip) FOUR(0, h, skip)
+#endif
+/* Adds the second `h` of each 2 * h lanes to the first: h vectors of both operands' sums are left of 2 * h vectors. */
+#define FOLD(h)                                                                                                      \
+    UNROLL                                                                                                           \
+    for (int i = 0; i < h; i++)                                                                                      \
+        v[i] = PICK(v[i], v[i + h], PLACES(h, 0)) + PICK(v[i], v[i + h], PLACES(h, h));
+
+/* The sum of each of LANES vectors, which are overwritten: the first's in the first lane. */
+KERNEL vec sums_of_lanes(vec *v)
 {
 #if LANES == 16
-    value += TURNED(value, 8);
+    FOLD(8)
 #endif
 #if LANES >= 8
-    value += TURNED(value, 4);
+    FOLD(4)
 #endif
-    value += TURNED(value, 2);
-    value += TURNED(value, 1);
-    return value[0];
+    FOLD(2)
+    FOLD(1)
+    return v[0];
 }

@@ -26,6 +26,8 @@ from hushfleet.learning.own_metrics import Metrics
 from hushfleet.learning.own_metrics import load as load_metrics
 from hushfleet.methods import method_of
 from hushfleet.methods.task_method import TaskMethod
+from hushfleet.models import is_own
+from hushfleet.objectives import Objective
 from hushfleet.paths import in_file
 from hushfleet.secure.membership_list import MembershipList
 from hushfleet.secure.secure_round import SecureRound
@@ -88,17 +90,27 @@ class LoadedRun:
     def network(self) -> str:
         """The name for `get_model`: devices know a network in a file by the file's name, not by its path."""
         name = self.spec.model.name
-        return json.loads(self.folder.task.read_text())["model"]["name"] if in_file(name) else name
+        return self._model["name"] if in_file(name) else name
+
+    @cached_property
+    def _model(self) -> dict[str, str]:
+        """The section `model` of the task."""
+        return json.loads(self.folder.task.read_text())["model"]
+
+    @cached_property
+    def objective(self) -> Objective:
+        """The objective whose gradient is computed, with the task's own loss if it has one."""
+        loss = self._model["loss"]
+        return replace(self.spec.model.targets.objective(self.method.objective), own=loss if is_own(loss) else "")
 
     @cached_property
     def gradient(self) -> GradientFunction:
         model = self.spec.model
-        objective = model.targets.objective(self.method.objective)
         if self.runtime == ON_DEVICES and model.is_linear:
-            return LinearGradient(model.layout, objective)
+            return LinearGradient(model.layout, self.objective)
         graph = self._graph(model.gradient)
         names, shape = (self.network, model.outputs), model.input_shape
-        return make_gradient(self.runtime, *names, model.layout, graph, objective, input_shape=shape)
+        return make_gradient(self.runtime, *names, model.layout, graph, self.objective, input_shape=shape)
 
     @cached_property
     def inference(self) -> LogitsOf:

@@ -126,10 +126,10 @@ def trained_local_only(run: LoadedRun, device: str, initial: np.ndarray, randomn
     unbounded: dict[str, Any] = {"clip_norm": math.inf, "noise_multiplier": 0.0}
     plain = replace(spec.privacy, unit="device", accounting="strict", secure=None, noise_split=1, **unbounded)
     # Adds nothing to the loss; a gradient that could distil has no teacher, so it is the cross-entropy's gradient.
-    alone = bind(Method(), run.method.config, plain, layout)
+    alone = bind(Method(), run.method.config, plain, layout, rounds=spec.rounds)
     state, params, inputs = alone.init_state(), initial, Inputs(spec.model.dropout, spec.augment)
     samples = LoadedSamples(run.train(device), run.gradient, run.inference)
     for round in range(1, spec.rounds + 1):
-        begun = LocalRound(alone, state, params, RoundTerms(), samples)
+        begun = LocalRound(alone, state, params, RoundTerms(), samples, round)
         params = begun.train(inputs=inputs, rng=randomness.order(round), make_optimizer=make_optimizer).end
     return params

@@ -39,19 +39,21 @@ LONG = 2e10
 """Samples times parameters of a run for which `onnx` takes about twenty seconds on two cores."""
 
 
-def unavailable(runtime: str, model: str) -> str | None:
+def unavailable(runtime: str, model: str, own_loss: str = "") -> str | None:
     """Returns why a runtime cannot compute the gradients of `model` here; None if it can."""
     if runtime != NATIVE:
         return None
+    if own_loss:
+        return "the loss is your own"
     return "it is your own network" if is_own(model) else native.unavailable(get_model(model))
 
 
-def quickest(model: str) -> str:
+def quickest(model: str, own_loss: str = "") -> str:
     """Returns the fastest runtime on this machine's processor: compiled kernels if the network has them.
 
     A ResNet has none: here PyTorch takes two thirds of ONNX Runtime's time (batches of 16 to 64, one thread).
     """
-    if unavailable(NATIVE, model) is None:
+    if unavailable(NATIVE, model, own_loss) is None:
         return NATIVE
     return TORCH if model.startswith("resnet") else ON_DEVICES
 
@@ -67,7 +69,7 @@ def choose_runtime(simulation: Simulation) -> str:
     spec = simulation.prepared.spec
     runtime = ON_DEVICES
     if _samples_in_all(simulation) * spec.model.layout.size > LONG:
-        runtime = VMAP if sees_cuda() else quickest(spec.model.name)
+        runtime = VMAP if sees_cuda() else quickest(spec.model.name, simulation.task.model.own_loss)
     write_whole(path, runtime.encode(), durable=False)
     return runtime
 
@@ -93,7 +95,8 @@ def make_gradient(
     """:param graph: the model's gradient graph under `objective`, ONNX bytes.
     :param input_shape: input shape of a model that accepts any, as in `get_model`.
     """
-    if runtime == ON_DEVICES or (is_offered(model) and parent_process() is not None):  # only the parent knows it
+    offered = is_offered(model) or is_offered(objective.own)  # only the parent process knows it
+    if runtime == ON_DEVICES or (offered and parent_process() is not None):
         return GradientGraph(graph, layout, objective=objective)
     network = get_model(model, classes=classes, input_shape=input_shape)
     if runtime == NATIVE:

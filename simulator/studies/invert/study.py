@@ -58,6 +58,8 @@ def invert(task: Task, options: InvertOptions) -> AttackTarget:
         raise BadInput(f"data.name = {task.data.name!r}: the attack seeks images of the public data sets only")
     if task.model.features or task.model.share != "all":
         raise BadInput("with features the server never sees a gradient by pixels; give a task without features")
+    if task.model.own_loss:
+        raise BadInput(f"model.loss = {task.model.loss!r}: the attack knows the cross-entropy's gradient alone")
     clip_norm = task.privacy.clip_norm
     if clip_norm is None or not math.isfinite(clip_norm):
         raise BadInput("privacy.clip_norm must be a number, since the noise is scaled to it: --set privacy.clip_norm=1")

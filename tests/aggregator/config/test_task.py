@@ -304,7 +304,7 @@ def test_every_method_runs_strict(name: str) -> None:
         ({"method": {"name": "fedproxy"}}, "method.name = 'fedproxy': must be one of .*dp-fedavg, .*fedglp-adp"),
         ({"method": {"gama": 0.1}}, "method: unknown field 'gama' .did you mean 'gamma'.*; known are .*gamma"),
         ({"method": {"gamma": 1000}}, r"method.gamma = 1000.*: must be in \[0, 100\]"),
-        ({"method": {"optimizer": "lamb"}}, "method.optimizer = 'lamb': must be one of 'adam', 'sgd'"),
+        ({"method": {"optimizer": "lamb"}}, "method.optimizer = 'lamb': must be one of 'adam', 'adamw', 'sgd'"),
         ({"method": {"batch_size": 1.5}}, "method.batch_size = 1.5: expected an integer"),
         ({"method": {"beta_0": math.nan}}, "method.*beta_0 = nan: "),
         ({"method": {"beta_0": 10**400}}, "method.beta_0 = 1000.*: must be in .0, 1."),

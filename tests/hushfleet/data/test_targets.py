@@ -90,9 +90,9 @@ def test_constants_of_several_outputs() -> None:
 def test_evaluation_scales_for_the_loss_and_not_for_the_score() -> None:
     targets = Targets("squared", 1.0, (100.0,), (10.0,))
     samples = Samples(np.zeros((3, 1, 1, 1), np.uint8), np.float32([[90], [100], [111.5]]), (0.0,), (1.0,), targets)
-    accuracy, loss = evaluate(lambda params, x: np.float32([[-1.05], [0], [1.04]]), np.zeros(1), samples)
-    assert accuracy == pytest.approx(2 / 3)  # 89.5, 100 and 110.4
-    assert loss == pytest.approx((0.05**2 + (1.04 - 1.15) ** 2) / 3, rel=1e-4)
+    tested = evaluate(lambda params, x: np.float32([[-1.05], [0], [1.04]]), np.zeros(1), samples)
+    assert tested.accuracy == pytest.approx(2 / 3)  # 89.5, 100 and 110.4
+    assert tested.loss == pytest.approx((0.05**2 + (1.04 - 1.15) ** 2) / 3, rel=1e-4)
 
 
 @pytest.mark.parametrize(

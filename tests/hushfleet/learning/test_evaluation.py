@@ -52,7 +52,7 @@ def test_batches_give_what_single_samples_give(count: int) -> None:
         batches.append(len(x))
         return linear(given, x)
 
-    accuracy, loss = evaluate(logits_of, params, samples)
+    accuracy, loss, _ = evaluate(logits_of, params, samples)
     expected_accuracy, expected_loss = slowly(params, samples)
     assert accuracy == expected_accuracy
     assert loss == pytest.approx(expected_loss, rel=1e-5)
@@ -86,16 +86,16 @@ def test_results_of_several_models_are_those_of_each(count: int, models: int, se
     found = evaluate_models(lambda given, x: np.stack([linear(each, x) for each in given]), params, samples)
     assert len(found) == models
     for each, one in zip(params, found, strict=True):
-        correct, losses, _ = evaluate_each(linear, each, samples)
-        np.testing.assert_array_equal(one.correct, correct)
-        np.testing.assert_array_equal(one.losses, losses)
+        alone = evaluate_each(linear, each, samples)
+        np.testing.assert_array_equal(one.correct, alone.correct)
+        np.testing.assert_array_equal(one.losses, alone.losses)
 
 
 def test_by_hand() -> None:
     # Logits (ln 3, 0): probabilities 3/4 and 1/4; labels 0 and 1.
     samples = Samples(np.zeros((2, 1, 1, 1), np.uint8), np.array([0, 1]), (0.0,), (1.0,))
     logits = np.tile(np.array([math.log(3), 0.0], np.float32), (2, 1))
-    accuracy, loss = evaluate(lambda params, x: logits, np.zeros(1, np.float32), samples)
+    accuracy, loss, _ = evaluate(lambda params, x: logits, np.zeros(1, np.float32), samples)
     assert accuracy == 0.5
     assert loss == pytest.approx((math.log(4 / 3) + math.log(4)) / 2, rel=1e-6)
 
@@ -103,7 +103,7 @@ def test_by_hand() -> None:
 def test_huge_logits_do_not_overflow() -> None:
     samples = Samples(np.zeros((2, 1, 1, 1), np.uint8), np.array([0, 1]), (0.0,), (1.0,))
     logits = np.tile(np.array([30_000.0, -30_000.0], np.float32), (2, 1))
-    accuracy, loss = evaluate(lambda params, x: logits, np.zeros(1, np.float32), samples)
+    accuracy, loss, _ = evaluate(lambda params, x: logits, np.zeros(1, np.float32), samples)
     assert (accuracy, loss) == (0.5, 30_000.0)
 
 

@@ -78,7 +78,10 @@ def test_a_teacher_is_followed_as_by_torch(kind, classes, features, batch, seed)
     model = get_model("linear", classes=classes, input_shape=(features, 1, 1))
     params, x, y = drawn(model.layout, batch, seed)
     rng = np.random.default_rng(seed)
-    taught = rng.standard_normal((batch, classes)).astype(np.float32), rng.random(batch).astype(np.float32)
+    taught = (
+        rng.standard_normal((batch, objective.teacher_values(classes))).astype(np.float32),
+        rng.random(batch).astype(np.float32),
+    )
     for given_ in ((None, None), taught):
         loss, gradient = LinearGradient(model.layout, objective)(params, x, y, (), None, *given_)
         expected, of_torch = TorchGradient(model, objective=objective)(params, x, y, (), None, *given_)

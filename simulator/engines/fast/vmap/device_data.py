@@ -71,7 +71,7 @@ class CohortStep:
     :param masks: dropout, float32 `[active, B, *shape]` each.
     :param sizes: int64 `[active]`, on the device: samples in each client's own batch.
     :param weights: float32 `[active, B]`, 1 for a sample and 0 for padding; None without padding.
-    :param teacher: logits float32 `[active, B, classes]`, and `distill` `[active, B]`, 0 for a client without a
+    :param teacher: its values float32 `[active, B, ...]`, and `distill` `[active, B]`, 0 for a client without a
         teacher; None if no client has one.
     """
 
@@ -132,7 +132,7 @@ class GroupBatches:
     def __iter__(self) -> Iterator[CohortStep]:
         steps, config = self.steps[0], self.config
         values = sum(math.prod(spec.shape) for spec in self.inputs.dropout)
-        ahead = max(1, AHEAD_BYTES // max(1, 4 * values * config.batch_size * len(self.steps)))
+        ahead = max(1, AHEAD_BYTES // max(1, 4 * values * config.step_size * len(self.steps)))
         # Drawing dropout masks takes longer than training on an accelerator; NumPy lets other threads run meanwhile.
         threads = min(len(os.sched_getaffinity(0)), len(self.steps)) if values else 1
         with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
@@ -145,19 +145,19 @@ class GroupBatches:
     def _draw(self, count: int, rng: np.random.Generator) -> Iterator[_Drawn]:
         """Yields a client's batches in the order in which one client alone draws them."""
         for epoch, batches in enumerate(epochs(count, self.config, self.record)):
-            for indices in drawn_batches(count, self.config.batch_size, batches, self.record, rng):
+            for indices in drawn_batches(count, self.config.step_size, batches, self.record, rng):
                 crops = draw_flip_crop(len(indices), rng) if self.inputs.augment == "flip-crop" else None
                 yield _Drawn(epoch, indices, crops, draw_dropout(self.inputs.dropout, len(indices), rng))
 
     def _teaching(
         self, samples: Sequence[LabelledSamples], teachers: Sequence[Teacher | None]
     ) -> tuple[Tensor, Tensor] | None:
-        """Returns logits of all clients' samples `[n, classes]` and each client's weight `[c]`, on the device."""
-        classes = next((each.logits.shape[1] for each in teachers if each is not None), None)
-        if classes is None:
+        """Returns the teachers' values `[n, ...]` of all clients' samples and each client's weight `[c]`, there."""
+        values = next((each.logits.shape[1] for each in teachers if each is not None), None)
+        if values is None:
             return None
         pairs = list(zip(samples, teachers, strict=True))
-        logits = [np.zeros((len(own), classes)) if each is None else each.logits for own, each in pairs]
+        logits = [np.zeros((len(own), values)) if each is None else each.logits for own, each in pairs]
         weights = np.array([0.0 if each is None else each.weight for _, each in pairs], np.float32)
         return _on(np.concatenate(logits).astype(np.float32), self.device), _on(weights, self.device)
 

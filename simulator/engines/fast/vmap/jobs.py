@@ -91,9 +91,7 @@ def cohort_trainer(files: LoadedRun) -> CohortTrainer:
     spec = files.spec.model
     model = get_model(files.network, classes=spec.outputs, input_shape=spec.input_shape)
     device = computing_device()
-    return CohortTrainer(
-        TorchGradient(model, device=device, objective=spec.targets.objective(files.method.objective)), device
-    )
+    return CohortTrainer(TorchGradient(model, device=device, objective=files.objective), device)
 
 
 def released_together(cohort: ClientChunk) -> bool:
@@ -136,7 +134,8 @@ def begun(group: ClientChunk) -> tuple[list[_Begun], list[ClientRow]]:
             refused.append(declined(client, error))
             continue
         rng, noise = own.randomness.order(group.plan.round), own.randomness.noise(group.plan.round)
-        member = Member(round.state(), own.samples(), rng, round.terms, noise)
+        number = group.run.spec.training_number(group.plan.round)
+        member = Member(round.state(), own.samples(), rng, round.terms, noise, number)
         taking_part.append(_Begun(client, round, member, metrics))
     return taking_part, refused
 

@@ -30,7 +30,7 @@ FLOAT_BYTES = 4
 # Parameters, their start values, gradient, the device's personalized model, and three temporaries of method and
 # optimizer.
 VECTORS = 7
-MOMENTS = {"adam": 2, "sgd": 0}
+MOMENTS = {"adam": 2, "adamw": 2, "sgd": 0}
 
 # With privacy unit `record`: the sum, which has twice the width; and for each record of a pass its gradient as tensors,
 # as a vector, and clipped.
@@ -80,7 +80,7 @@ def bytes_per_client(
     """
     size, model = gradient.layout.size, gradient.model
     channels, height, width = model.input_shape
-    batch_size, dropout = min(config.batch_size, samples), tuple(inputs.dropout)
+    batch_size, dropout = min(config.step_size, samples), tuple(inputs.dropout)
     vectors = VECTORS + parts * (MOMENTS[config.optimizer] + (config.momentum > 0)) + SECOND_VECTORS * second
     beside = 0
     if record is not None:
@@ -91,7 +91,7 @@ def bytes_per_client(
     elif each:
         vectors += SAMPLE_VECTORS * batch_size + min(records_at_once, batch_size)
     if gradient.objective.distills:
-        beside += FLOAT_BYTES * model.classes * samples
+        beside += FLOAT_BYTES * gradient.objective.teacher_values(model.classes) * samples
     if inputs.augment != "none":
         beside += CROP_BYTES * batch_size * height * width
     # Two clients, because vmap takes short cuts with one.
@@ -135,7 +135,7 @@ def pass_bytes(gradient: TorchGradient, clients: int, *, batch_size: int, dropou
         masks = [torch.empty(*shape, *spec.shape, device=meta) for spec in dropout]
         learned = {}
         if gradient.objective.distills:
-            teacher = torch.empty(*shape, gradient.model.classes, device=meta)
+            teacher = torch.empty(*shape, gradient.objective.teacher_values(gradient.model.classes), device=meta)
             learned = {"teacher": teacher, "distill": torch.empty(shape, device=meta)}
         gradient.clients(params, x, y, masks, out=out, weights=torch.empty(shape, device=meta), **learned)
     return alive.peak

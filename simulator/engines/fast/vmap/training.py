@@ -42,7 +42,6 @@ from hushfleet.learning.own_samples import LoadedSamples
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.local_round import BatchStep, LocalRound, Trained, train_vector
-from hushfleet.methods.method import TrainingConfig
 from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models.torch_gradient import TorchGradient
@@ -66,6 +65,7 @@ class Member:
     :param rng: draws the order of its samples or the samples of a batch, the augmentation and its dropout masks.
     :param terms: terms of the round.
     :param noise: noise of its gradients, with privacy unit `record`.
+    :param number: of the round, as for `LocalRound`; the same for all members.
     """
 
     state: DeviceState
@@ -73,6 +73,7 @@ class Member:
     rng: np.random.Generator
     terms: RoundTerms = field(default_factory=RoundTerms)
     noise: NoiseSource = field(default_factory=SecureNoise)
+    number: int = 1
 
 
 class Grouping(NamedTuple):
@@ -173,7 +174,7 @@ class CohortTrainer:
 
     def _ready(self, method: TaskMethod, member: Member, samples: LabelledSamples, published: np.ndarray) -> _Ready:
         own_samples = LoadedSamples(samples, self.gradient, self.gradient.logits)
-        begun = LocalRound(method, member.state, published, member.terms, own_samples)
+        begun = LocalRound(method, member.state, published, member.terms, own_samples, member.number)
         if begun.record is not None and begun.record.subset > 1:
             raise BadInput("records that are clipped in subsets train device by device: choose another --runtime")
         return _Ready(member, begun)
@@ -363,7 +364,7 @@ class _ManyClients:
         noised: bool = False,
     ) -> None:
         self._trainer, self._group = trainer, group
-        self._config: TrainingConfig = method.config
+        self.config = group[0].round.config
         self._mechanisms = [each.round.record for each in group if each.round.record] if noised else []
         distills = training.objective.distills
         self._batches = GroupBatches(
@@ -388,7 +389,7 @@ class _ManyClients:
         return self._loss_sums / self._seen.clamp(min=1)
 
     def optimizer(self) -> Optimizer:
-        return make_cohort_optimizer(self._config)
+        return make_cohort_optimizer(self.config)
 
     def move(self, optimizer: Optimizer, params: Tensor, gradient: Tensor, entries: Entries) -> None:
         if entries.mask is not None:

@@ -44,6 +44,18 @@ KEY = Identity.from_bytes(bytes(32))
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"method": {"name": name}} for name in sorted(METHODS)},
     "fedavg": {"method": {"name": "fedavg"}, "privacy": {"noise_multiplier": 0.0}},
+    "optimizer": {
+        "method": {
+            "name": "dp-fedavg",
+            "optimizer": "adamw",
+            "weight_decay": 0.1,
+            "schedule": "cosine",
+            "warmup_rounds": 1,
+            "batch_size": 8,
+            "accumulate": 2,
+        }
+    },
+    "own loss": {"model": {"loss": str(Path(__file__).parents[4] / "examples" / "losses.py:focal")}},
     "one-bit": {"wire": {"codec": "one-bit"}},
     "float16": {"wire": {"codec": "float16"}, "privacy": {"noise_multiplier": 0.0}},
     "no noise": {"method": {"name": "dp-fedavg"}, "privacy": {"noise_multiplier": 0.0}},
