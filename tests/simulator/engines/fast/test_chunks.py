@@ -265,6 +265,7 @@ ALIKE: dict[str, dict[str, Any]] = {
     "fedper": {"method": {"name": "fedper"}, "wire": {"codec": "float32"}},
     "fedrep": {"method": {"name": "fedrep"}},
     "hush": {"method": {"name": "hush", "learning_rate": 1.0}, "model": {"name": "linear"}},
+    "fedala": {"method": {"name": "fedala"}},
     "own noise": {"method": {"name": "apdp-fl"}, "privacy": {"preference_std": 0.3}},
     "spent": {"method": {"name": "dp-fedavg"}, "privacy": {"budget": 25.0}},
     "diverges": {"method": {"name": "dp-fedavg", "optimizer": "sgd", "learning_rate": 99.0, "batch_size": 1}},
@@ -293,7 +294,8 @@ def test_clients_together_are_the_same_as_one_by_one(
     stores = [CohortStore.read(run.folder.cohort).records for run in (found, expected)]
     for ours, theirs in zip(*stores, strict=True):
         assert ours.digests == theirs.digests
-    assert any(together) or setting in ("own noise", "diverges")
+    assert bool(together) == (setting != "fedala"), "whose start is learned"
+    assert any(together) or setting in ("fedala", "own noise", "diverges")
     assert all(together) == (setting not in ("own noise", "diverges", "spent"))
 
 
