@@ -301,6 +301,17 @@ def test_clients_together_are_the_same_as_one_by_one(
     assert all(together) == (setting not in ("own noise", "diverges", "spent"))
 
 
+@pytest.mark.slow
+@pytest.mark.needs("compiler")
+def test_clients_together_do_not_depend_on_workers(tiny: Callable[..., Simulation], audit: Any) -> None:
+    hush = ALIKE["hush"] | {"data": {"devices": 11, "limit": 200, "min_samples": 2}, "round": {"cohort_size": 10}}
+    one, two = (played(tiny(f"{count}", **hush), workers=count, runtime="native") for count in (1, 2))
+    assert left(one, audit) == left(two, audit)
+    assert [event["bytes"] for event in audit.events(one, "update")] == [
+        event["bytes"] for event in audit.events(two, "update")
+    ]
+
+
 WATCHED = ["simulator/engines/fast", "simulator/cohort_store.py", "edge_client", "aggregator/rounds"]
 WATCHED.append("aggregator/results/device_metrics.py")
 NAMED = {
