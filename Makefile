@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo tools test test-slow test-all test-board test-lowest test-peers test-networks test-arm test-card coverage chaos fuzz lint size format types imports links docs hashes changes dist clean
+.PHONY: help demo tools test test-slow test-board test-lowest test-peers test-networks test-arm test-card coverage chaos fuzz lint size format types imports links docs hashes changes dist clean
 
 help:
 	@echo "make demo    two fleets train over MQTT on this machine, with a report"
@@ -62,15 +62,12 @@ TESTS_core := tests $(TESTS_fleet:%=--ignore=%) $(TESTS_studies:%=--ignore=%) $(
 
 PYTEST_ALL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
+# ALL=1: with the slow ones. Each worker collects the tests once, so that one run is shorter than two.
 test: $(STAMP) tools
-	$(PYTEST_ALL) -m "not slow" $(TESTS_$(PART)) $(PYTEST)
+	$(PYTEST_ALL) $(if $(ALL),,-m "not slow") $(TESTS_$(PART)) $(PYTEST)
 
 test-slow: $(STAMP) tools
 	$(PYTEST_ALL) -m slow $(TESTS_$(PART)) $(PYTEST)
-
-# Both in one run: each worker collects the tests once.
-test-all: $(STAMP) tools
-	$(PYTEST_ALL) $(TESTS_$(PART)) $(PYTEST)
 
 # In an environment of its own, with what a board has and pytest.
 test-board:
