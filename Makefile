@@ -31,7 +31,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 help:
 	@echo "make demo    two fleets train over MQTT on this machine, with a report"
 	@echo "make test    run the tests, one file a core at a time   (PYTEST='-k wire' for some, PART=core, fleet, studies or native)"
-	@echo "make test-slow   the tests marked slow: whole runs, storms, cells of the papers, compiled networks;   make test-all  both"
+	@echo "make test-slow   the tests marked slow: whole runs, storms, cells of the papers, compiled networks;   make test ALL=1  both"
 	@echo "make coverage    make test with coverage measured, into htmlcov/; fails below the floor"
 	@echo "make test-board   some of what boards run, on another Python   (PYTHON=python3.13)"
 	@echo "make test-lowest  commands, wire and engines with the lowest versions that pyproject.toml allows;   make test-peers  beside Flower"
