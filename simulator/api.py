@@ -114,6 +114,8 @@ def simulate(
     """
     take_all_characters()
     if not keep:
+        if options.get("out") is not None:
+            raise BadInput(f"keep=False keeps no folder; leave out={str(options['out'])!r} out, or take report=False")
         parts: dict[str, Any] = {"model": model, "data": data, "method": method, "loss": loss}
         parts |= {"metrics": metrics, "on_round": on_round}
         with tempfile.TemporaryDirectory(prefix="hushfleet-") as out:
@@ -204,8 +206,8 @@ def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[d
 
     def work() -> None:
         try:
-            how = {} if options.get("engine") == "live" else {"on_round": on_round}
-            simulate(source, out=out, quiet=True, **how, **options)
+            stepped: OnRound | None = None if options.get("engine") == "live" else on_round
+            simulate(source, out=out, quiet=True, on_round=stepped, **options)
         except BaseException as error:  # it is raised again in the caller's thread
             failed.append(error)
         news.set()

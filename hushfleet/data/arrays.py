@@ -76,13 +76,6 @@ class Data:
     layout: str = ""
     bit_depth: int = 0
 
-    @staticmethod
-    def of(source: Any, **named: Any) -> Data:
-        """Converts tables, arrays and data sets; parameters and errors as `hushfleet.data.conversion.as_data`."""
-        from hushfleet.data.conversion import as_data
-
-        return as_data(source, **named)
-
     def __post_init__(self) -> None:
         """Converts frames to arrays and keeps the names of their columns."""
         frames = {key: x for key in ("train_x", "test_x") if is_frame(x := getattr(self, key))}

@@ -33,10 +33,10 @@ ALLOWED_FILE = "HUSHFLEET_METHOD_FILE"
 _OFFERED: dict[str, Published] = {}
 
 GROUPS = {
-    "baselines": ("fedavg", "fedprox", "fednova", "scaffold", "feddyn", "fedopt"),
+    "baselines": ("fedavg", "fedprox", "fednova", "scaffold", "feddyn", "moon", "fedopt"),
     "personalized": (
         *("fedper", "lg-fedavg", "fedrep", "fedbn", "ditto", "pfedme", "apfl"),
-        *("fedala", "perfreezeclip", "pfedsd", "dkd-pfed", "moon"),
+        *("fedala", "perfreezeclip", "pfedsd", "dkd-pfed"),
     ),
     "private": (
         *("dp-fedavg", "blur-lus", "dp-fedsam", "fedglp-adp", "acdp-pfsd", "dp-fedsim"),

@@ -115,6 +115,15 @@ class PlainSgdConfig(TrainingConfig):
     learning_rate: LearningRate = 0.05
     momentum: Annotated[float, Meta(ge=0, le=0, description="0: steps are plain gradients")] = 0.0
 
+    rules = {
+        **TrainingConfig.rules,
+        "method.steps-are-plain": (
+            lambda config: config.weight_decay or config.schedule != "constant" or config.warmup_rounds,
+            "weight_decay = {weight_decay!r}, schedule = {schedule!r} and warmup_rounds = {warmup_rounds}: must be "
+            "left out, because the method's formulas are those of plain steps of one length",
+        ),
+    }
+
 
 @dataclass(frozen=True, kw_only=True)
 class CountedStepsConfig(PlainSgdConfig):
@@ -123,7 +132,7 @@ class CountedStepsConfig(PlainSgdConfig):
     local_steps: Annotated[int, Meta(ge=1, le=1000000, description="1 to 1000000, the same on all devices")] = 10
 
     rules = {
-        **TrainingConfig.rules,
+        **PlainSgdConfig.rules,
         "method.steps-are-counted": (
             lambda config: config.local_epochs != 1,
             "local_epochs = {local_epochs}: must be left out: each device takes local_steps = {local_steps} steps, "

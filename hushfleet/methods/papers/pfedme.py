@@ -45,7 +45,7 @@ class PFedMeConfig(TrainingConfig):
     :param server_learning_rate: beta.
     """
 
-    optimizer: Literal["adam", "sgd"] = "sgd"
+    optimizer: Literal["adam", "adamw", "sgd"] = "sgd"
     learning_rate: LearningRate = 0.005
     lambda_: Annotated[float, Meta(gt=0, le=1000)] = 15.0
     own_steps: Annotated[int, Meta(ge=1, le=1000)] = 5

@@ -56,6 +56,7 @@ BREAKS: dict[str, dict[str, Any]] = {
         "method.freeze_ratio": 0.1,
         "method.local_epochs": 2,
     },
+    "method.steps-are-plain": {"method.name": "apfl", "method.schedule": "cosine"},
     "method.steps-are-counted": {"method.name": "scaffold", "method.local_epochs": 2},
     "method.pull-shorter-than-step": {"method.name": "fednova", "method.learning_rate": 0.5, "method.mu": 2.0},
     "privacy.noise-twice": {"privacy.noise_multiplier": 1.0, "privacy.epsilon": 2.0},
