@@ -7,11 +7,12 @@ replaced by masks that the caller draws. Modules that mix samples, keep averages
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -156,6 +157,17 @@ def with_group_norm(module: nn.Module) -> nn.Module:
     return module
 
 
+@contextlib.contextmanager
+def _as_traced() -> Iterator[None]:
+    """Within it, networks of transformers know that a graph is made, and ask for no values of the samples."""
+    compiler: Any = torch.compiler
+    before, compiler._is_compiling_flag = compiler._is_compiling_flag, True
+    try:
+        yield
+    finally:
+        compiler._is_compiling_flag = before
+
+
 @dataclass(eq=False)
 class _Network:
     """`(tensors, x, dropout) -> logits`."""
@@ -169,7 +181,7 @@ class _Network:
         x = x.reshape(-1, *own_shape(self.input_shape))
         x = x.long() if self.vocabulary else x
         # PyTorch's other kernels of attention have gradients that are no plain operators.
-        with self.masks.given(list(dropout)), sdpa_kernel(SDPBackend.MATH):
+        with self.masks.given(list(dropout)), sdpa_kernel(SDPBackend.MATH), _as_traced():
             logits: Tensor = functional_call(self.module, dict(tensors), (x,))
         return logits
 

@@ -36,10 +36,7 @@ class Logits(nn.Module):
         self.inner, self.given, self.answer, self.turned = inner, given, answer, turned
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        given = {self.given: x.mT if self.turned else x}
-        if self.given == "input_ids":
-            given["attention_mask"] = torch.ones_like(x)
-        return getattr(self.inner(**given), self.answer)
+        return getattr(self.inner(**{self.given: x.mT if self.turned else x}), self.answer)
 
 
 class Transposed(nn.Module):
