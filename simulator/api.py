@@ -25,7 +25,7 @@ from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.aggregator.report.notebook import run_console
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.data.arrays import Data
-from hushfleet.data.conversion import converted
+from hushfleet.data.conversion import READ, converted
 from hushfleet.data.form import ANY_FORM
 from hushfleet.errors import BadInput, format_value
 from hushfleet.learning import own_metrics
@@ -143,14 +143,14 @@ def simulate(
         if data is not None:
             # With a placeholder for the path, because the run folder depends on the task's name.
             changed |= {"data.path": "data.npz"}
-            own, read = _own_data(data, task(source, changed | {"data.name": "table"}))
+            brought, read = _own_data(data, task(source, changed | {"data.name": "table"}))
             changed |= {"data.name": "arrays", **read}
-            changed |= {} if own.train_device is None else {"data.partition": "given"}
+            changed |= {} if brought.train_device is None else {"data.partition": "given"}
         asked = task(source, changed)
         files = RunFolder(run_path(asked_for.out, asked.name).absolute())
         if data is not None:
             if not asked_for.resume:
-                save_data(own, files)
+                save_data(brought, files)
             asked = task(asked, {"data.path": str(files.data)})
         console = run_console(quiet=quiet)
         simulation = opened(asked, files, asked_for, console)
@@ -163,14 +163,11 @@ def simulate(
 
 def _own_data(data: Any, asked: Task) -> tuple[Data, dict[str, Any]]:
     """Converts a program's data by the words of the task, and returns the keys that are thereby done."""
-    section, targets = asked.data, asked.targets
+    form = asked.data.form
     if isinstance(data, Data):
         return data, {}
-    outputs = () if targets.are_classes else asked.class_names
-    read = ("columns", "label_column", "device_column", "time_column", "record_column", "layout", "bit_depth")
-    return converted(data, section.form, outputs, needs_labels=not targets.are_inputs), {
-        f"data.{key}": getattr(ANY_FORM, key) for key in read if getattr(section, key)
-    }
+    done = {f"data.{key}": getattr(ANY_FORM, key) for key in READ if getattr(form, key)}
+    return converted(data, form, asked.targets.columns(asked.class_names)), done
 
 
 def _run_options(options: Mapping[str, Any]) -> RunOptions:

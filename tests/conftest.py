@@ -111,7 +111,8 @@ def audited() -> Callable[..., Any]:
     """A task package of a small network for `audit`, by method and what its privacy section has."""
     from hushfleet.simulator.studies.audit.subject import Subject
 
-    layout = ParamLayout(("body.weight", "body.bias", "head.weight", "head.bias"), ((9, 12), (9,), (10, 24), (10,)))
+    names = ("body.weight", "body.bias", "norm.weight", "head.weight", "head.bias")
+    layout = ParamLayout(names, ((9, 12), (9,), (9,), (10, 24), (10,)))
     graph = BlobRef(bytes(32), 1)
     model = ModelSpec("tiny", layout, (1, 6, 6), tuple("abcdefghij"), (0.5,), (0.25,), (), graph, graph)
     initial = np.random.default_rng(1).normal(0, 0.1, layout.size).astype(np.float32)

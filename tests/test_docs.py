@@ -29,6 +29,7 @@ from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.learning.graph_session import GradientGraph
 from hushfleet.learning.own_samples import HiddenSamples
 from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.local import GradientRule
 from hushfleet.methods.local_round import LocalRound
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import DeclineCode, RefusedCode, RoundPlan
@@ -102,11 +103,18 @@ def test_fragments_of_the_changelog_have_a_kind() -> None:
 def test_the_readme_counts_the_methods() -> None:
     privacy = PrivacySpec(unit="device", accounting="strict", clip_norm=1.0, noise_multiplier=1.0, delta=1e-5)
     made = [each.parts(each.config(), privacy, 10) for each in methods.METHODS.values()]
-    words = {15: "fifteen", 21: "Twenty-one"}
-    own, published = words[sum(each.reads_own for each in made)], words[len(made) - 1]  # `hush` is our own
+    words = {18: "eighteen", 27: "Twenty-seven"}
+    keep = [each.reads_own or type(each.training.gradient).own_model is not GradientRule.own_model for each in made]
+    own, published = words[sum(keep) + 1], words[len(made) - 1]  # `hush` is our own, and keeps a personalized head
     text = (ROOT / "README.md").read_text("utf-8")
     assert f"{own} of its {len(made)} methods keep one" in text
     assert f"{published} published methods" in text
+
+
+def test_the_table_of_methods_has_their_groups() -> None:
+    text = (ROOT / "docs" / "methods.md").read_text("utf-8").split("## What there is", 1)[1].split("\n\n", 2)[1]
+    told = [re.sub(r"[*`]", "", line.split("|")[1]).strip() for line in text.splitlines()[2:]]
+    assert told == [word for group, names in methods.GROUPS.items() for word in (group, *names)]
 
 
 def test_the_containerfile_names_what_exists() -> None:
@@ -223,7 +231,7 @@ def test_the_method_that_is_shown_is_the_files() -> None:
 def with_example_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if they were installed."""
     monkeypatch.setitem(os.environ, methods.ALLOWED_FILE, "")
-    for name in ("fedbabu", "fedavgm", "scaffold"):
+    for name in ("fedbabu", "fedavgm"):
         allowed = methods.allow_file(f"{EXAMPLES / name}.py:{name}")
         monkeypatch.setattr(methods, "METHODS", {**methods.METHODS, name: methods.find_method(allowed)})
 

@@ -92,7 +92,7 @@ class TaskProgress:
     @property
     def server_half(self) -> ServerRound:
         """The method's server half for the next round, or the open one."""
-        return ServerRound(self._method, self.model.params, self._server)
+        return ServerRound(self._method, self.model.params, self._server, self._prepared.task.data.devices)
 
     def next_model(self, round: int, collected: RoundSum | None) -> NextModel:
         """Returns the model that devices get after the open round; after the last training, the method's final model.

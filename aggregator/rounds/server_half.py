@@ -21,11 +21,13 @@ class ServerRound:
 
     :param before: the global vector float32 `[d]` of the round.
     :param state: the state that it has kept from the round before.
+    :param devices: number of devices of the task.
     """
 
     method: TaskMethod
     before: np.ndarray
     state: ServerArrays
+    devices: int = 0
 
     def controls(self, round: int) -> dict[str, float]:
         """Returns the numbers that the plan of this round gives to devices."""
@@ -43,7 +45,8 @@ class ServerRound:
         """
         xp = array_api.array_namespace(sums)
         before = xp.asarray(self.before.astype(np.float64), device=array_api.device(sums))
-        params = _on_host(self.method.server.aggregate(self.state, before, sums, weights))
+        state = {**self.state, "devices": np.array(self.devices)}
+        params = _on_host(self.method.server.aggregate(state, before, sums, weights))
         if not np.isfinite(params).all():
             raise HushfleetError(f"{self.method.name}.aggregate gave values that are not finite")
         return params

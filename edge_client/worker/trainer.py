@@ -261,9 +261,9 @@ class DeviceRound(AllowedRound):
         everything = not state.public.keeps_any  # then nothing is copied: a board's memory is small
         values, residual = noised.values if everything else noised.values[shared], None
         counts = state.public.counts(layout)
-        header = self._header(noised, held, counts)
+        header = self.header(noised, held, counts)
         if self.spec.privacy.secure is not None:
-            data, seen = self._masked(header, values, noise), np.zeros(len(values), np.float32)
+            data, seen = self._masked(header, values, noise)
         else:
             if codec_of(self.spec.wire.codec).carries_error:
                 residual = self.store.load_residual(plan.task, size=layout.size)
@@ -294,22 +294,26 @@ class DeviceRound(AllowedRound):
             self.trainer.observer(self, trained, noised)
         return self.store.commit_round(commit)
 
-    def _masked(self, header: UpdateHeader, values: np.ndarray, noise: NoiseSource) -> bytes:
-        """Returns the blob of an update for secure aggregation: masked integers with this device's part of the sum's
-        noise.
+    def _masked(self, header: UpdateHeader, values: np.ndarray, noise: NoiseSource) -> tuple[bytes, np.ndarray]:
+        """Returns the blob of an update for secure aggregation, and what the update adds to the sum's values; zeros if
+        the method remembers nothing of it. The blob has masked integers with this device's part of the sum's noise.
 
         :param values: clipped, float32 `[k]`. Nobody sees them, not even the aggregator.
         """
         secure_round, cost = self.secure, self.method.cost(self.terms)
         ring = secure_round.ring(cost.bound, cost.noise_multiplier, cost.records)
-        masked = secure_round.masked(self.mask_keys, ring.encode(values, noise))
+        coded = ring.encode(values, noise)
+        seen = ring.decode(coded).astype(np.float32) if self.method.parts.remembers_sent else np.zeros_like(values)
+        masked = secure_round.masked(self.mask_keys, coded)
         integers = np.concatenate((masked.values, masked.corrections.reshape(-1)))
-        return encode_masked(
-            header, prime_field.to_bytes(integers, secure_round.spec.bits), identity=self.store.identity
-        )
+        data = prime_field.to_bytes(integers, secure_round.spec.bits)
+        return encode_masked(header, data, identity=self.store.identity), seen
 
-    def _header(self, noised: NoisedUpdate, state: DeviceState, counts: Sequence[int]) -> UpdateHeader:
-        """:param counts: how many values of each layer are sent."""
+    def header(self, noised: NoisedUpdate, state: DeviceState, counts: Sequence[int]) -> UpdateHeader:
+        """Returns the header of the round's update.
+
+        :param counts: how many values of each layer are sent.
+        """
         privacy, ledger, task = self.spec.privacy, self.store.ledger, self.plan.task
         return UpdateHeader(
             task=task,

@@ -32,15 +32,24 @@ ALLOWED_FILE = "HUSHFLEET_METHOD_FILE"
 
 _OFFERED: dict[str, Published] = {}
 
-# Each method with its file. A board imports only the one that it runs, because all together take two megabytes.
-_PAPERS = (
-    *("dp-fedsam", "blur-lus", "ditto", "perfreezeclip", "fedglp-adp", "feddpa", "fedaddp", "dp-fedsim"),
-    *("acdp-pfsd", "pfedsd", "dkd-pfed", "moon", "apdp-fl", "fedopt", "fedala"),
-)
+GROUPS = {
+    "baselines": ("fedavg", "fedprox", "fednova", "scaffold", "feddyn", "moon", "fedopt"),
+    "personalized": (
+        *("fedper", "lg-fedavg", "fedrep", "fedbn", "ditto", "pfedme", "apfl"),
+        *("fedala", "perfreezeclip", "pfedsd", "dkd-pfed", "moon"),
+    ),
+    "private": (
+        *("dp-fedavg", "blur-lus", "dp-fedsam", "fedglp-adp", "acdp-pfsd", "dp-fedsim"),
+        *("feddpa", "fedaddp", "apdp-fl"),
+    ),
+    "ours": ("hush",),
+}
+"""The published methods by group: `private` ones were published for privacy, and all but `fedavg` can add noise."""
+# The file of each method. A board imports only the one that it runs, because all together take two megabytes.
 _FILES = {
+    **{name: f"papers.{name.replace('-', '_')}" for names in GROUPS.values() for name in names},
     **dict.fromkeys(("fedavg", "dp-fedavg", "fedprox"), "fedavg"),
     **dict.fromkeys(("fedper", "lg-fedavg", "fedrep"), "heads"),
-    **{name: f"papers.{name.replace('-', '_')}" for name in _PAPERS},
     "hush": "hush",
 }
 
@@ -184,6 +193,7 @@ def method_of(spec: TaskSpec) -> TaskMethod:
 
 __all__ = [
     "GROUP",
+    "GROUPS",
     "METHODS",
     "Method",
     "Published",

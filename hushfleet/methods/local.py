@@ -49,6 +49,14 @@ class GradientRule:
         """
         return (*batch.mean(params), memory)
 
+    def own_model(self, params: Array, memory: PrivateArrays) -> Array:
+        """Returns the device's personalized model `[..., d]` after the training; `params` itself: the trained one.
+
+        :param params: the trained vector.
+        :param memory: after the last batch.
+        """
+        return params
+
     def by_record(self) -> GradientRule:
         """Returns the rule that replaces it when each gradient is noised."""
         return self

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.errors import GraphRefused
 from hushfleet.learning.batch import Batch, ClientBatch, Descent, NoisedBatch
@@ -25,6 +26,7 @@ from hushfleet.methods.local import GradientRule, Pull, Sgd
 from hushfleet.methods.method import TrainingConfig
 from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext
 from hushfleet.methods.task_method import TaskMethod
+from hushfleet.params import copied
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism
 
@@ -102,11 +104,11 @@ class LocalRound:
         """
         training, second = self.method.training, self.method.parts.own_training
         client = OneClient(self, training, record=self.record, **how)
-        own = end = self.context.start.copy()
-        remembered = client.train(end)
+        end = copied(self.context.start)
+        own, remembered = client.train(end)
         if second is not None:
             begin = self.context.global_params if self.state.own is None else self.state.own
-            own = begin.copy()
+            own = copied(begin)
             try:
                 OneClient(self, second, **how).train(own)
             except GraphRefused as error:
@@ -159,8 +161,11 @@ class Executor(Protocol):
         """Records a batch's mean loss."""
 
 
-def train_vector(training: Sgd, context: RoundContext, params: Array, executor: Executor) -> PrivateArrays:
-    """Trains `params [..., d]` in place; returns the arrays `[..., n]` to keep for the next round."""
+def train_vector(
+    training: Sgd, context: RoundContext, params: Array, executor: Executor
+) -> tuple[Array, PrivateArrays]:
+    """Trains `params [..., d]` in place; returns the device's personalized model, by default `params` itself, and the
+    arrays `[..., n]` to keep for the next round."""
     entries = [Entries.of(mask, context.layout) for mask in training.order.masks(context)]
     optimizers = [executor.optimizer() for _ in entries]
     moved = entries[0] if len(entries) == 1 else ALL  # several parts together are the whole vector
@@ -168,20 +173,28 @@ def train_vector(training: Sgd, context: RoundContext, params: Array, executor: 
     for step in executor.steps():
         batch, at = step.batch, params[step.rows]
         batch.moved = moved
-        now, memory = _first(context, step.rows), {name: array[step.rows] for name, array in memory.items()}
+        now, seen = _first(context, step.rows), {name: array[step.rows] for name, array in memory.items()}
         if training.order.resets and step.epoch > epoch:
             training.order.reset(now, at)
         epoch = step.epoch
         active = training.order.active(step.epoch, len(entries))
         for number in active:
             batch.part, batch.entries = number, entries[number]
-            loss, gradient, memory = training.gradient(now, at, batch, memory)
+            loss, gradient, seen = training.gradient(now, at, batch, seen)
             if number == active[0]:
                 executor.count_loss(step, loss)
             training.add_penalties(now, at, gradient)
             decay_weights(executor.config, at, gradient, entries[number])
             executor.move(optimizers[number], at, gradient, entries[number])
-    return _lasting(training, memory)
+        memory = seen if step.rows is ... else {name: _joined(memory.get(name), seen[name]) for name in seen}
+    return training.gradient.own_model(params, memory), _lasting(training, memory)
+
+
+def _joined(before: Array | None, first: Array) -> Array:
+    """Returns the array of the clients that still train, and after it the rows of those that do not."""
+    if before is None or len(before) == len(first) or before.shape[1:] != first.shape[1:]:
+        return first
+    return array_api.array_namespace(first).concat((first, before[len(first) :]))
 
 
 def _lasting(training: Sgd, arrays: PrivateArrays) -> PrivateArrays:
@@ -224,15 +237,15 @@ class OneClient:
         self.config = self.round.config
         self.teacher = self.training.teacher(self.round.context, self.round.samples)
 
-    def train(self, params: np.ndarray) -> PrivateArrays:
-        """Trains `params [d]` in place, in one call if the runtime can do so: it gives the same bits."""
+    def train(self, params: np.ndarray) -> tuple[np.ndarray, PrivateArrays]:
+        """Does `train_vector` for `params [d]`, in one call if the runtime can do so: it gives the same bits."""
         if not self.in_one_call:
             return train_vector(self.training, self.round.context, params, self)
-        descent = self._descent()
+        descent = self.descent()
         if descent.batches:
-            self.loss_sum += self.gradient.descend(descent, params)  # type: ignore[attr-defined]
+            self.loss_sum += float(self.gradient.descend([descent], params[None])[0])  # type: ignore[attr-defined]
             self.seen += sum(map(len, descent.batches))
-        return {}
+        return params, {}
 
     @property
     def in_one_call(self) -> bool:
@@ -252,7 +265,8 @@ class OneClient:
             and self.config.accumulate == 1
         )
 
-    def _descent(self) -> Descent:
+    def descent(self) -> Descent:
+        """Draws the batches of a training `in_one_call`."""
         training, context, config = self.training, self.round.context, self.config
         parts = [Entries.of(mask, context.layout) for mask in training.order.masks(context)]
         drawn = [(indices, training.order.active(epoch, len(parts))) for epoch, indices in self._drawn()]

@@ -107,6 +107,40 @@ class TrainingConfig(Checked):
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlainSgdConfig(TrainingConfig):
+    """Local training whose formulas are those of plain SGD."""
+
+    optimizer: Literal["sgd"] = "sgd"
+    learning_rate: LearningRate = 0.05
+    momentum: Annotated[float, Meta(ge=0, le=0, description="0: steps are plain gradients")] = 0.0
+
+    rules = {
+        **TrainingConfig.rules,
+        "method.steps-are-plain": (
+            lambda config: config.weight_decay or config.schedule != "constant" or config.warmup_rounds,
+            "weight_decay = {weight_decay!r}, schedule = {schedule!r} and warmup_rounds = {warmup_rounds}: must be "
+            "left out, because the method's formulas are those of plain steps of one length",
+        ),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedStepsConfig(PlainSgdConfig):
+    """Local training with a number of steps that the server's formulas use: it may not depend on a device's samples."""
+
+    local_steps: Annotated[int, Meta(ge=1, le=1000000, description="1 to 1000000, the same on all devices")] = 10
+
+    rules = {
+        **PlainSgdConfig.rules,
+        "method.steps-are-counted": (
+            lambda config: config.local_epochs != 1,
+            "local_epochs = {local_epochs}: must be left out: each device takes local_steps = {local_steps} steps, "
+            "because the server counts them, and it does not know how many samples a device has",
+        ),
+    }
+
+
 @dataclass(frozen=True)
 class Method:
     """The parts of a method.
@@ -138,8 +172,15 @@ class Method:
     @property
     def reads_own(self) -> bool:
         """Whether a round may start from, or use, the device's personalized model of its last round."""
-        begins = self.own_training is not None or type(self.personal) is not Personal
-        return begins or self.training.distillation is not None
+        personal = type(self.personal)
+        begins = any(getattr(personal, hook) is not getattr(Personal, hook) for hook in _KEEPING)
+        keeps = vars(personal).get("reads_own", begins)
+        return keeps or self.own_training is not None or self.training.distillation is not None
+
+    @property
+    def remembers_sent(self) -> bool:
+        """Whether a device may keep a function of what it has sent."""
+        return type(self.personal).remember is not Personal.remember
 
     @property
     def evaluates(self) -> bool:
@@ -172,6 +213,8 @@ class Method:
         )
 
 
+_KEEPING = ("kept", "next_mask", "choose", "start", "begin")
+"""The hooks by which a round begins with entries of the device's own."""
 Parts = Callable[[Any, PrivacySpec, int], Method]
 
 

@@ -85,7 +85,8 @@ class ServerHalf:
 
         A parameter that nobody shared keeps its value.
 
-        :param state: of the server half, NumPy; the vectors may be tensors on an accelerator.
+        :param state: of the server half, NumPy, and `devices`, the number of devices of the task; the vectors may be
+            tensors on an accelerator.
         """
         xp = array_api.array_namespace(global_params)
         return global_params + xp.astype(mean_of(sums, weights), global_params.dtype)
@@ -100,3 +101,13 @@ class ServerHalf:
     def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
         """Returns the state after a round; a function of its arguments only, because a killed server repeats it."""
         return state
+
+
+@dataclass(frozen=True)
+class ScaledMean(ServerHalf):
+    """Moves the global model by the mean of the sent values times a learning rate."""
+
+    learning_rate: float = 1.0
+
+    def aggregate(self, state: ServerArrays, global_params: Array, sums: Array, weights: Array) -> Array:
+        return super().aggregate(state, global_params, self.learning_rate * sums, weights)

@@ -221,7 +221,8 @@ class TaskMethod:
         """Returns the state for the next round.
 
         :param trained: the device's personalized model `[..., d]`.
-        :param sent: `[..., d]`, exactly what the aggregator decodes.
+        :param sent: `[..., d]`, exactly what the aggregator decodes; in secure aggregation what the update adds to the
+            sum, or zeros unless `Method.remembers_sent`.
         """
         from hushfleet.methods.state import DeviceState
 

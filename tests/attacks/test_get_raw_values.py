@@ -24,9 +24,16 @@ from hushfleet.privacy.noise import NoiseSource, SeededNoise
 from hushfleet.wire.format.spec import PrivacySpec
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
-from support.methods import WITH_RECORDS, train_round
+from support.methods import WITH_RECORDS, taken, train_round
 
-_SHAPES = {"one.weight": (6, 4), "one.bias": (6,), "two.weight": (5, 6), "two.bias": (5,), "three.weight": (3, 5)}
+_SHAPES = {
+    "one.weight": (6, 4),
+    "one.bias": (6,),
+    "norm.weight": (6,),
+    "two.weight": (5, 6),
+    "two.bias": (5,),
+    "three.weight": (3, 5),
+}
 LAYOUT = ParamLayout((*_SHAPES, "three.bias"), (*_SHAPES.values(), (3,)))
 ROUNDS = 4
 _DIRECTIONS = np.random.default_rng(0).normal(size=(4, LAYOUT.size)).astype(np.float32)
@@ -101,7 +108,7 @@ def method_of(name: str, unit: str, accounting: str, **settings: Any) -> TaskMet
     record = {"sample_rate": 0.5, "batches": 4} if unit == "record" else {}
     privacy = PrivacySpec(unit, accounting, 1.0, 1.5, 1e-5, **record)
     settings = {"optimizer": "sgd", "learning_rate": 0.2, "batch_size": 4, "local_epochs": 2, **settings}
-    return make_method(name, settings, privacy, LAYOUT, rounds=ROUNDS)
+    return make_method(name, taken(name, settings), privacy, LAYOUT, rounds=ROUNDS)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ TWO_GRADIENTS = {
     "feddpa": {},
     "fedaddp": {},
     "fedglp-adp": {"sequential": True},
+    "apfl": {},
+    "pfedme": {"own_steps": 2},
 }
 
 
@@ -74,7 +76,7 @@ def test_the_pair_of_gradients_does_not_beat_its_charge() -> None:
 )
 def test_no_method_is_charged_less_than_its_gradients_of_one_batch_cost(name: str, settings: dict[str, bool]) -> None:
     privacy = PrivacySpec("record", "strict", 1.0, 0.8, 1e-5, sample_rate=0.01, batches=30)
-    method = make_method(name, settings, privacy, ParamLayout(("a", "b"), ((2,), (2,))), rounds=2)
+    method = make_method(name, settings, privacy, ParamLayout(("a.weight", "norm.weight"), ((2, 1), (2,))), rounds=2)
     gradients = method.training.gradients_per_batch
     assert gradients == (2 if name in TWO_GRADIENTS else 1)
     charge = method.charge(RoundTerms())

@@ -23,6 +23,7 @@ from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 from hushfleet.simulator.world.live import LiveFleet
+from support.methods import with_norms
 
 DEVICES = 5
 ROUNDS = 3
@@ -52,7 +53,7 @@ def make_task(**sections: dict[str, Any] | int) -> Task:
     }
     for name, value in sections.items():
         plain[name] = {**plain.get(name, {}), **value} if isinstance(value, dict) else value
-    return parse_task(plain)
+    return parse_task(with_norms(plain))
 
 
 @pytest.fixture(scope="session")

@@ -1,41 +1,29 @@
-"""SCAFFOLD, a method outside of the package whose server tells devices a vector, against the paper's loop."""
+"""SCAFFOLD, whose server tells devices a vector, and FedDyn in the engines, against the papers' loops."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pytest
-from msgspec import Meta
 
 import hushfleet as hf
 from hushfleet.aggregator.rounds.server_half import server_state_from_bytes
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.array_api import Array
-from hushfleet.errors import BadInput
-from hushfleet.methods import allow_file
-from hushfleet.methods.local import Penalty, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig
-from hushfleet.methods.method import published as published_as
-from hushfleet.methods.personal import Personal
-from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
-from hushfleet.methods.state import PrivateArrays, RoundContext
 from hushfleet.simulator.engines.fast.device import store_of
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.run_folder import RunFolder, begin
 from hushfleet.simulator.world.live import LiveFleet
 
-METHOD = f"{Path(__file__).parents[2] / 'examples' / 'scaffold.py'}:scaffold"
 DEVICES, ROUNDS, STEPS, RATE, SERVER_RATE, CLASSES = 4, 4, 3, 2.0, 0.8, 10
 
 TASK: dict[str, Any] = {
     "name": "loop",
     "model": {"name": "linear", "features": "filters"},
     "method": {
-        "name": METHOD,
+        "name": "scaffold",
         "optimizer": "sgd",
         "learning_rate": RATE,
         "server_learning_rate": SERVER_RATE,
@@ -47,11 +35,6 @@ TASK: dict[str, Any] = {
     "round": {"rounds": ROUNDS, "cohort_size": 2, "min_updates": 2},
 }
 EXACT = {"wire.codec": "float32", "wire.downlink": "full"}
-
-
-@pytest.fixture(autouse=True)
-def allowed() -> None:
-    allow_file(METHOD)
 
 
 def simulate(out: Path, changes: dict[str, Any], **options: Any) -> RunFolder:
@@ -124,79 +107,39 @@ def test_vectors_travel_as_the_model_does(tmp_path: Path, finish: Any) -> None:
     np.testing.assert_array_equal(published(live.folder, 3), published(fast, 3))
 
 
-def test_what_scaffold_cannot_do_is_refused(tmp_path: Path) -> None:
-    record = {"privacy.unit": "record", "privacy.clip_norm": 1, "privacy.noise_multiplier": 1}
-    for changes, said in [
-        ({"method.local_steps": 0}, "local_steps = 0: must be above 0"),
-        ({"method.optimizer": "adam"}, "optimizer"),
-        (record, "privacy.unit = 'device'"),
-    ]:
-        with pytest.raises(BadInput, match=said):
-            simulate(tmp_path / "a", changes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedDynConfig(TrainingConfig):
-    alpha: Annotated[float, Meta(gt=0, le=10)] = 0.3
-    devices: Annotated[int, Meta(ge=1, le=1000)] = DEVICES
-
-
-@dataclass(frozen=True)
-class OwnSlope(Penalty):
-    """The gradient of alpha / 2 |w - w^t|^2 - <g_k, w>, with g_k the device's own."""
-
-    alpha: float
-
-    def add(self, context: RoundContext, params: Array, gradient: Array) -> None:
-        gradient += self.alpha * (params - context.global_params) - context.state.private.get("slope", 0)
-
-
-@dataclass(frozen=True)
-class KeepsSlope(Personal):
-    alpha: float
-
-    def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
-        return {"slope": context.state.private.get("slope", 0) - np.float32(self.alpha) * sent}
-
-
-@dataclass(frozen=True)
-class Dynamic(ServerHalf):
-    alpha: float
-    devices: int
-
-    def aggregate(self, state: ServerArrays, global_params: Array, sums: Array, weights: Array) -> Array:
-        mean = super().aggregate(state, global_params, sums, weights) - global_params
-        share = weights.max() / self.devices
-        return global_params + mean * (1 + share) - state.get("h", 0) / self.alpha
-
-    def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
-        share, h = closed.updates / closed.devices, state.get("h", 0)
-        mean = (closed.after.astype(float) - closed.before + h / self.alpha) / (1 + share)
-        return {"h": h - self.alpha * share * mean}
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "server", "own"), [("scaffold", "control", "control"), ("feddyn", "h", "gradient")])
+def test_in_a_secure_sum_the_servers_vector_is_still_the_mean_of_the_devices(
+    tmp_path: Path, name: str, server: str, own: str
+) -> None:
+    """A device remembers what it added, with its part of the noise, which nobody else sees."""
+    devices, method = 8, {"name": name, "optimizer": "sgd", "learning_rate": 0.5, "local_steps": 2}
+    task = {
+        **TASK,
+        "method": method,
+        "privacy": {"accounting": "secure", "honest_fraction": 1.0, "noise_multiplier": 4.0, "clip_norm": 1.0},
+        "data": {**TASK["data"], "devices": devices},
+        "round": {"rounds": 3, "min_updates": devices},
+        "wire": {"downlink": "full"},
+    }
+    folder = RunFolder(hf.simulate(task, out=tmp_path / "a", local_only=False, quiet=True, workers=1).folder)
+    with AggregatorStore(folder.aggregator, durable=False) as store:
+        found = server_state_from_bytes(store.get("server_state") or b"")[server]
+    spec = LoadedRun(folder.path, "onnx").spec
+    kept = []
+    for index in range(devices):
+        with store_of(folder, f"device-{index}") as device:
+            kept.append(device.load_state(spec.task).private[own])
+    mean = np.mean(kept, axis=0)
+    assert np.linalg.norm(found - mean) <= 1e-4 * np.linalg.norm(mean)
 
 
 def test_feddyn_needs_no_vector(tmp_path: Path) -> None:
     """Acar et al.: "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1."""
-    made = published_as("feddyn", FedDynConfig, source="these tests", summary="")(
-        lambda config, privacy, rounds: Method(
-            KeepsSlope(config.alpha),
-            Sgd(penalties=(OwnSlope(config.alpha),)),
-            CLIP_AND_NOISE,
-            Dynamic(config.alpha, config.devices),
-        )
-    )
     method = {key: value for key, value in TASK["method"].items() if key != "server_learning_rate"}
-    folder = RunFolder(
-        hf.simulate(
-            {**TASK, "method": method},
-            EXACT,
-            method=made,
-            out=tmp_path / "a",
-            local_only=False,
-            quiet=True,
-            runtime="onnx",
-        ).folder
-    )
+    task = {**TASK, "method": method | {"name": "feddyn", "alpha": 0.3}}
+    options = {"local_only": False, "quiet": True, "runtime": "onnx"}
+    folder = RunFolder(hf.simulate(task, EXACT, out=tmp_path / "a", **options).folder)
     run = LoadedRun(folder.path, "onnx")
     names, size, alpha = [f"device-{index}" for index in range(DEVICES)], run.spec.model.layout.size, 0.3
     x = {name: run.train(name).x.reshape(len(run.train(name)), -1).astype(float) for name in names}

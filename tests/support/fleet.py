@@ -154,6 +154,7 @@ class Devices:
         change = np.clip(change, -prepared.method.reach, prepared.method.reach)
         setting = prepared.method.setting(RoundTerms(plan.noise_split, plan.controls, preference=preference))
         context = RoundContext(setting, state, 0 * change, 0 * change, measured=self.measured.get(name, _FOUND))
+        context = replace(context, vectors=dict.fromkeys(prepared.method.server.vectors, 0 * change))
         noised = prepared.method.privatize(context, change, SeededNoise(seed, index, plan.round))
         shared = ~state.public.mask
         counts = [int(shared[span.start : span.stop].sum()) for span in LAYOUT.layers]

@@ -14,10 +14,12 @@ from hushfleet.learning.own_samples import LoadedSamples
 from hushfleet.methods import METHODS
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local_round import LocalRound, Trained
+from hushfleet.methods.method import CountedStepsConfig, PlainSgdConfig
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.methods.state import DeviceState, PublicState, RoundContext
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.noise import SeededNoise
+from support.documents import EXAMPLES
 
 WHITE = Samples(np.full((1, 1, 1, 1), 255, np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,))
 BLACK = Samples(np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,))
@@ -54,6 +56,23 @@ class Fisher:
 
     def label_counts(self, classes: int) -> np.ndarray:
         return np.arange(classes)
+
+
+def taken(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings for any method in the form that this one takes: with steps in place of epochs, without momentum."""
+    kind, found = METHODS[name].config, dict(settings)
+    if issubclass(kind, CountedStepsConfig) and "local_epochs" in found:
+        found = {"local_steps": 2 * found.pop("local_epochs"), **found}
+    if issubclass(kind, PlainSgdConfig) and name != "fednova":
+        found.pop("momentum", None)
+    return found
+
+
+def with_norms(plain: dict[str, Any]) -> dict[str, Any]:
+    """A task whose network has normalisation layers, if its method is about them."""
+    if plain["method"]["name"] == "fedbn":
+        plain["model"] = {"name": f"{EXAMPLES / 'own-cnn' / 'network.py'}:SmallNet"}
+    return plain
 
 
 def context_of(
@@ -106,6 +125,7 @@ def stacked(contexts: list[RoundContext]) -> RoundContext:
         global_params=torch.from_numpy(first.global_params.copy()),
         start=stack([each.start for each in contexts]),
         chosen=None if first.chosen is None else stack([each.chosen for each in contexts]),
+        vectors={name: torch.from_numpy(vector) for name, vector in first.vectors.items()},
     )
 
 

@@ -19,6 +19,11 @@ def test_settings_and_a_files_method_can_be_read(
     words = ["--method", f"{EXAMPLES / 'fedbabu.py'}:fedbabu"]
     load_command("methods").main(words, standalone_mode=False)
     printed = capsys.readouterr().out
-    for told in ("│ fedbabu ", "distillation_weight = 0.5", "server_learning_rate = 1.0"):
+    for told in (
+        "│ fedbabu ",
+        *(f"│ {group} " for group in (*methods.GROUPS, "others")),
+        "distillation_weight = 0.5",
+        "server_learning_rate = 1.0",
+    ):
         assert told in printed
     assert "…" not in printed

@@ -474,7 +474,7 @@ def test_a_task_comes_back_from_its_json(tmp_path: Path) -> None:
 
 
 def test_every_method_is_reached_by_its_name() -> None:
-    layout = ParamLayout(("a.weight", "b.weight"), ((2,), (2,)))
+    layout = ParamLayout(("a.weight", "norm.weight"), ((2, 1), (2,)))
     for name, published in METHODS.items():
         chosen = task(method={"name": name})
         made = make_method(name, chosen.method.settings, chosen.privacy_spec(), layout, rounds=1)

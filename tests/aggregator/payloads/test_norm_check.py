@@ -17,6 +17,7 @@ from support.fleet import LAYOUT
 from support.methods import WITH_RECORDS
 
 MakeFleet = Callable[..., Any]
+SENDING = sorted({*METHODS} - {"fedbn"})  # the network here has no normalisation layers; what is sent is as fedper's
 UNNOISED = ("fedavg", "fedper", "fedrep", "lg-fedavg")
 
 
@@ -24,7 +25,7 @@ UNNOISED = ("fedavg", "fedper", "fedrep", "lg-fedavg")
     ("method", "codec"),
     [
         (method, codec.name)
-        for method in sorted(METHODS)
+        for method in SENDING
         for codec in codecs()
         if not codec.needs_noise or method not in UNNOISED
     ],
@@ -42,7 +43,7 @@ def test_no_honest_update_of_any_method_is_refused(make_fleet: MakeFleet, method
             fleet.run_round()
 
 
-@pytest.mark.parametrize("method", WITH_RECORDS)
+@pytest.mark.parametrize("method", sorted({*SENDING} & {*WITH_RECORDS}))
 def test_no_honest_update_with_noise_in_its_gradients_is_refused(make_fleet: MakeFleet, method: str) -> None:
     unit = {"unit": "record", "sample_rate": 0.1, "delta": 1e-5}
     fleet = make_fleet(method=method, unit=unit, accounting="strict", devices=4)

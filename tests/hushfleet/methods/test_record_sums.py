@@ -23,18 +23,18 @@ from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.ring import Ring, Scale, least_bits, scale_for
 from hushfleet.secure.prime_field import PRIMES
 from hushfleet.wire.format.spec import PrivacySpec, SecureSpec
-from support.methods import train_round
+from support.methods import taken, train_round
 
 CLASSES, COUNT = 10, 513
 LAYOUT = ParamLayout(("head.weight", "prior"), ((CLASSES, COUNT), (CLASSES,)))
 SECURE = SecureSpec(24, min_devices=9, honest_devices=8, honest_fraction=0.9)
 PRIVACY = PrivacySpec("record", "secure", clip_norm=0.5, noise_multiplier=4.2, delta=1e-5, secure=SECURE)
 PLAIN = {"optimizer": "sgd", "learning_rate": 16.0, "batch_size": 400, "local_epochs": 2}
-GO = {"fedavg", "dp-fedavg", "ditto", "hush", "fedopt"}
+GO = {"fedavg", "dp-fedavg", "fednova", "ditto", "hush", "fedopt"}
 
 
 def method_of(name: str = "hush", privacy: PrivacySpec = PRIVACY, **config: Any) -> TaskMethod:
-    return make_method(name, PLAIN | config, privacy, LAYOUT, rounds=60)
+    return make_method(name, taken(name, PLAIN | config), privacy, LAYOUT, rounds=60)
 
 
 def softmax_gradient(params, x, y, dropout=(), out=None, **_):
@@ -135,10 +135,15 @@ def test_these_methods_go(name: str) -> None:
         ("hush", {}, {"batches": 2}, "local_steps = 1"),
         ("hush", {"optimizer": "adam"}, {}, "optimizer = 'sgd'"),
         ("hush", {"momentum": 0.9}, {}, "without momentum"),
+        ("hush", {"weight_decay": 0.1}, {}, "weight decay and schedule"),
+        ("hush", {"schedule": "cosine"}, {}, "weight decay and schedule"),
+        ("hush", {"warmup_rounds": 1}, {}, "weight decay and schedule"),
         ("dp-fedsam", {}, {}, "sum of plain gradients"),
         ("pfedsd", {}, {}, "sum of plain gradients"),
         ("fedprox", {}, {}, "nothing but gradients"),
         ("fedper", {}, {}, "of its own"),
+        ("scaffold", {}, {}, "nothing but gradients"),
+        ("apfl", {}, {}, "sum of plain gradients"),
     ],
 )
 def test_the_others_are_refused_with_a_reason(

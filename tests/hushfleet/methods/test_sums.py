@@ -23,12 +23,13 @@ from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.wire.format.spec import PrivacySpec, SecureSpec
 
-LAYOUT = ParamLayout(("body.weight", "head.weight", "prior"), ((4, 2), (3, 2), (3,)))
+LAYOUT = ParamLayout(("body.weight", "norm.weight", "head.weight", "prior"), ((4, 2), (4,), (3, 2), (3,)))
 SECURE = SecureSpec(16, min_devices=90, honest_devices=80, honest_fraction=0.9)
 PRIVACY = PrivacySpec("device", "secure", clip_norm=2.0, noise_multiplier=8.9, delta=1e-5, secure=SECURE)
 GO = {
     *("dp-fedavg", "fedprox", "dp-fedsam", "blur-lus", "ditto", "fedper", "lg-fedavg", "fedrep", "perfreezeclip"),
-    *("pfedsd", "dkd-pfed", "moon", "feddpa", "hush", "fedopt", "fedala"),
+    *("pfedsd", "dkd-pfed", "moon", "feddpa", "hush", "fednova", "scaffold", "feddyn", "fedbn", "pfedme", "apfl"),
+    *("fedopt", "fedala"),
 }
 
 

@@ -28,17 +28,19 @@ from hushfleet.privacy.clipping import clipped_sum
 from hushfleet.privacy.noise import SeededNoise, add_on_grid
 from hushfleet.privacy.record import LEAST_CLIP_NORM, RecordMechanism
 from hushfleet.wire.format.spec import PrivacySpec
-from support.methods import WITH_RECORDS, train_round
+from support.methods import WITH_RECORDS, taken, train_round
 from support.methods import trained as train
 
 CLASSES = 3
-LAYOUT = ParamLayout(("body.weight", "body.bias", "head.weight", "head.bias"), ((2, 4), (2,), (3, 2), (3,)))
+NAMES = ("body.weight", "body.bias", "norm.weight", "head.weight", "head.bias")
+LAYOUT = ParamLayout(NAMES, ((2, 4), (2,), (2,), (3, 2), (3,)))
 
 
 def network(params: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Logits `[n, 3]` of two small layers."""
-    first, one, second, two = params[:8].view(2, 4), params[8:10], params[10:16].view(3, 2), params[16:19]
-    return torch.tanh(x.view(len(x), -1) @ first.T + one) @ second.T + two
+    first, one, scale = params[:8].view(2, 4), params[8:10], params[10:12]
+    second, two = params[12:18].view(3, 2), params[18:21]
+    return torch.tanh((x.view(len(x), -1) @ first.T + one) * scale) @ second.T + two
 
 
 def loss_of(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -87,7 +89,7 @@ def spec(**changes: Any) -> PrivacySpec:
 
 def method_of(name: str = "dp-fedavg", privacy: PrivacySpec | None = None, **config: Any) -> TaskMethod:
     settings = {"optimizer": "sgd", "learning_rate": 0.3, "batch_size": 5, "local_epochs": 2, **config}
-    return make_method(name, settings, privacy or spec(), LAYOUT, rounds=4)
+    return make_method(name, taken(name, settings), privacy or spec(), LAYOUT, rounds=4)
 
 
 def start_of() -> np.ndarray:

@@ -255,8 +255,7 @@ class CohortTrainer:
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=self._is_large):
             shared = _ManyClients(self, method, method.training, group, inputs, noised=method.by_record)
             end = context.start.clone()
-            remembered = train_vector(method.training, context, end, shared)
-            own = end
+            own, remembered = train_vector(method.training, context, end, shared)
             if method.parts.own_training is not None:
                 kept = [each.member.state.own for each in group]
                 begin = context.global_params.expand_as(end) if kept[0] is None else self._upload(kept)

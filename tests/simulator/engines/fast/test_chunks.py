@@ -22,7 +22,7 @@ from hushfleet.methods import METHODS
 from hushfleet.methods.local_round import LocalRound, Trained
 from hushfleet.methods.state import PublicState
 from hushfleet.simulator.cohort_store import CohortStore
-from hushfleet.simulator.engines.fast import chunks, engine
+from hushfleet.simulator.engines.fast import alike, chunks, engine
 from hushfleet.simulator.engines.fast.device import NotKept, store_of
 from hushfleet.simulator.engines.fast.partial_sum import PartialSum
 from hushfleet.simulator.engines.fast.sums import key_of
@@ -167,6 +167,28 @@ def test_personalized_models_of_the_first_devices_are_kept(
     assert [some[name]["values"]["own"] is not None for name in fast.took_part] == [True, *[False] * (DEVICES - 1)]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "apfl"])
+def test_what_devices_and_the_server_remember_is_the_same_with_workers_and_gone_on_with(
+    name: str, tiny: Callable[..., Simulation], audit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain: dict[str, Any] = {"method": {"name": name}}
+    calm, train, began = left(played(tiny("calm", **plain)), audit), LocalRound.train, list[int]()
+    assert left(played(tiny("workers", **plain), workers=2), audit) == calm
+
+    def stops(self: LocalRound, **how: Any) -> Trained:
+        began.append(1)
+        if len(began) == DEVICES + 1:
+            raise RuntimeError("in the second round")
+        return train(self, **how)
+
+    monkeypatch.setattr(LocalRound, "train", stops)
+    stopped = tiny("stopped", **plain)
+    with pytest.raises(RuntimeError, match="in the second round"):
+        played(stopped)
+    assert left(played(stopped), audit) == calm
+
+
 def test_who_reads_an_personalized_model_that_was_not_kept_is_told() -> None:
     whole = np.ones(2)
     for read in (np.asarray, lambda own: own.shape, lambda own: np.where(whole, own, 1.0), lambda own: whole - own):
@@ -203,6 +225,7 @@ TRAINED_AT_ONCE: dict[str, dict[str, Any]] = {
     "dp-fedavg": {"method": {"name": "dp-fedavg"}},
     "fedper": {"method": {"name": "fedper"}},
     "ditto": {"method": {"name": "ditto"}},
+    **{name: {"method": {"name": name}} for name in ("apfl", "pfedme", "scaffold", "feddyn")},
     "fedala": {"method": {"name": "fedala"}},
     "fedopt": {"method": {"name": "fedopt"}},
     "apdp-fl": {"method": {"name": "apdp-fl"}, "privacy": {"preference_std": 0.3}},
@@ -234,8 +257,46 @@ def test_a_cohort_trained_at_once_is_the_same_too(
         played(tiny("fast", **sections), runtime="vmap"),
     )
     assert left(fast, audit) == left(field, audit)
-    trained = 0 if setting in ("fedglp-adp", "fedala") else ROUNDS * (DEVICES - 1)
+    trained = 0 if setting in ("fedglp-adp", "scaffold", "feddyn", "fedala") else ROUNDS * (DEVICES - 1)
     assert (len(refused), sum(refused)) == (trained, trained > 0)
+
+
+ALIKE: dict[str, dict[str, Any]] = {
+    "dp-fedavg": {"method": {"name": "dp-fedavg"}},
+    "momentum": {"method": {"name": "dp-fedavg", "optimizer": "sgd", "momentum": 0.9}},
+    "fedper": {"method": {"name": "fedper"}, "wire": {"codec": "float32"}},
+    "fedrep": {"method": {"name": "fedrep"}},
+    "hush": {"method": {"name": "hush", "learning_rate": 1.0}, "model": {"name": "linear"}},
+    "own noise": {"method": {"name": "apdp-fl"}, "privacy": {"preference_std": 0.3}},
+    "spent": {"method": {"name": "dp-fedavg"}, "privacy": {"budget": 25.0}},
+    "diverges": {"method": {"name": "dp-fedavg", "optimizer": "sgd", "learning_rate": 99.0, "batch_size": 1}},
+}
+
+
+@pytest.mark.needs("compiler")
+@pytest.mark.parametrize("setting", ALIKE)
+def test_clients_together_are_the_same_as_one_by_one(
+    setting: str, tiny: Callable[..., Simulation], audit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together, rows = list[bool](), alike.AlikeClients.rows
+
+    def noted(self: alike.AlikeClients, *arguments: Any) -> Any:
+        together.append((found := rows(self, *arguments)) is not None)
+        return found
+
+    monkeypatch.setattr(alike.AlikeClients, "rows", noted)
+    monkeypatch.setattr(alike, "_GROUP_BYTES", 4 * 4 * 4890)
+    found = played(tiny("together", **ALIKE[setting]), runtime="native")
+    monkeypatch.setattr(alike, "clients_of", lambda *_: None)
+    expected = played(tiny("one by one", **ALIKE[setting]), runtime="native")
+    assert left(found, audit) == left(expected, audit)
+    updates = [[{**event, "at": 0} for event in audit.events(run, "update")] for run in (found, expected)]
+    assert updates[0] == updates[1]
+    stores = [CohortStore.read(run.folder.cohort).records for run in (found, expected)]
+    for ours, theirs in zip(*stores, strict=True):
+        assert ours.digests == theirs.digests
+    assert any(together) or setting in ("own noise", "diverges")
+    assert all(together) == (setting not in ("own noise", "diverges", "spent"))
 
 
 WATCHED = ["simulator/engines/fast", "simulator/cohort_store.py", "edge_client", "aggregator/rounds"]

@@ -20,12 +20,13 @@ from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.simulator.studies.audit import game
 from hushfleet.simulator.studies.audit.finding import WholeTask, whole_task
 from hushfleet.simulator.studies.audit.games import Effort, findings, subject_of
+from support.methods import with_norms
 
 pytestmark = pytest.mark.slow
 
 ROUNDS, DEVICES, NOISE, RATE, STEPS = 6, 3, 1.3, 0.25, 4
-TWO_GRADIENTS = ("dp-fedsam", "feddpa", "fedaddp")
-"""Methods that take two gradients of each batch, which a record pays with 1 / sqrt(2) of the multiplier."""
+GRADIENTS = {**dict.fromkeys(("dp-fedsam", "feddpa", "fedaddp", "apfl"), 2), "pfedme": 5}
+"""How many gradients of a batch a method takes, if not 1: a record pays n with 1 / sqrt(n) of the multiplier."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,9 @@ def few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def task_of(name: str, unit: str = "device", **sections: Any) -> Task:
-    lasts = {"local_epochs": 2} if issubclass(METHODS[name].config, HeadFirstConfig) else {"local_steps": STEPS}
+    lasts: dict[str, Any] = (
+        {"local_epochs": 2} if issubclass(METHODS[name].config, HeadFirstConfig) else {"local_steps": STEPS}
+    )
     noise = 0.0 if (name, unit) == ("fedavg", "device") else NOISE
     privacy: dict[str, Any] = {"unit": unit, "clip_norm": 0.01, "noise_multiplier": noise, "delta": 1e-3}
     usual = {
@@ -47,7 +50,7 @@ def task_of(name: str, unit: str = "device", **sections: Any) -> Task:
     }
     merged = {part: {**usual.get(part, {}), **sections.get(part, {})} for part in usual | sections}
     kept = {part: {key: v for key, v in table.items() if v is not None} for part, table in merged.items()}
-    return parse_task({"name": "claimed", "seed": 3 if unit == "device" else 5, **kept})
+    return parse_task(with_norms({"name": "claimed", "seed": 3 if unit == "device" else 5, **kept}))
 
 
 def claimed_for(simulation: Simulation) -> WholeTask:
@@ -99,7 +102,7 @@ def test_the_claim_is_the_ledgers(method: str, unit: str, runs: Any, audit: Any,
             "--noise-multiplier", 0 if method == "fedavg" else NOISE, "--rounds", ROUNDS, "--delta", 1e-3
         )
     else:
-        noise = NOISE / math.sqrt(2) if method in TWO_GRADIENTS else NOISE
+        noise = NOISE / math.sqrt(GRADIENTS.get(method, 1))
         steps = entries[0].charge.steps * ROUNDS
         words = ("--unit", "record", "--noise-multiplier", noise, "--rounds", steps, "--delta", 1e-3)
         asked = privacy_says(*words, "--sample-rate", RATE)

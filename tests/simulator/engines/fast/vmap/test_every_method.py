@@ -28,7 +28,7 @@ from hushfleet.models.tracing import export_gradient, export_inference
 from hushfleet.objectives import Objective
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member
 from hushfleet.wire.format.spec import DropoutSpec, PrivacySpec
-from support.methods import WITH_RECORDS, train_round
+from support.methods import WITH_RECORDS, taken, train_round
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +41,9 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "ditto": [{"lambda_": 2.0}],
     "fedrep": [{"head_epochs": 1, "local_epochs": 3}],
     "dp-fedsim": [{"max_stretch": 2.0}],
+    "fednova": [{"mu": 1.0}],
+    "feddyn": [{"alpha": 1.0}],
+    "pfedme": [{"learning_rate": 0.05, "own_steps": 2}],
     "feddpa": [{"lambda_1": 5.0, "lambda_2": 5.0}, {"personal_epochs": 1}],
     "perfreezeclip": [
         {"local_epochs": 3, "freeze_ratio": 0.5, "max_norm": 1.0},
@@ -68,13 +71,14 @@ NEWCOMER = 2
 
 def _forward(t: Mapping[str, Tensor], x: Tensor, dropout: Sequence[Tensor]) -> Tensor:
     hidden = F.conv2d(x, t["conv.weight"], t["conv.bias"], stride=2).flatten(1).relu()
-    hidden = F.linear(hidden, t["middle.weight"], t["middle.bias"]).relu()
+    hidden = F.linear(hidden, t["middle.weight"], t["middle.bias"])
+    hidden = F.layer_norm(hidden, (8,), t["norm.weight"], t["norm.bias"]).relu()
     if dropout:
         hidden = hidden * dropout[0]
     return F.linear(hidden, t["head.weight"], t["head.bias"])
 
 
-LAYOUT = layout_of(conv=(3, 1, 3, 3), middle=(8, 12), head=(4, 8))
+LAYOUT = layout_of(conv=(3, 1, 3, 3), middle=(8, 12), norm=(8,), head=(4, 8))
 MODEL = Model("tiny", "this test", (1, 6, 6), 4, LAYOUT, (DropoutSpec((8,), 0.25),), _forward)
 INPUTS = {"plain": Inputs(), "dropout": Inputs(MODEL.dropout, "flip-crop")}
 CASES = [(name, extra) for name in sorted(METHODS) for extra in SETTINGS.get(name, [{}])]
@@ -106,7 +110,7 @@ def inference() -> bytes:
 
 
 def method_of(name: str, extra: dict[str, Any], privacy: PrivacySpec) -> TaskMethod:
-    return make_method(name, {**USUAL, **extra}, privacy, LAYOUT, rounds=4)
+    return make_method(name, taken(name, {**USUAL, **extra}), privacy, LAYOUT, rounds=4)
 
 
 def samples_of(index: int, count: int) -> Samples:
@@ -181,6 +185,9 @@ def assert_same(
         assert np.abs(one.end - other.end).max() <= tolerance * moved
         assert np.abs(one.own - other.own).max() <= tolerance * np.abs(other.own - start).max()
         assert one.loss == pytest.approx(other.loss, rel=tolerance)
+        assert one.context.remembered.keys() == other.context.remembered.keys()
+        for key, kept in other.context.remembered.items():
+            np.testing.assert_allclose(one.context.remembered[key], kept, rtol=1e-3, atol=1e-4)
         assert (one.context.chosen is None) == (other.context.chosen is None)
         if one.context.chosen is not None:
             np.testing.assert_array_equal(one.context.chosen, other.context.chosen)
@@ -216,7 +223,7 @@ def test_a_cohort_trains_as_its_members_do_alone(
 @pytest.mark.parametrize(("name", "extra"), EXPORTED)
 def test_the_devices_own_graphs_take_the_same_step(name: str, extra: dict[str, Any], device: str) -> None:
     """Or as many as there are epochs, where a method trains by those."""
-    steps = {} if issubclass(METHODS[name].config, HeadFirstConfig) else {"local_steps": 1}
+    steps = {} if issubclass(METHODS[name].config, HeadFirstConfig) else {"local_epochs": 1, "local_steps": 1}
     method = method_of(name, {**extra, **steps}, PRIVACY["device"])
     how, counts, params = INPUTS["dropout"], (4, 4), MODEL.init(2)
     states = [returned(method, index, count, how) for index, count in enumerate(counts)]
