@@ -272,8 +272,9 @@ def _unwrapped(module: nn.Module, name: str) -> nn.Module:
                 f"model.name = {name!r}: {place or 'it'} is TorchScript, whose operators PyTorch hides; give the "
                 "network as it is before torch.jit.script or torch.jit.trace"
             )
+    hooked: Any = module
     if hasattr(module, "to_standard_module"):  # Opacus
-        return _unwrapped(module.to_standard_module(), name)
+        return _unwrapped(hooked.to_standard_module(), name)
     for key, child in module._modules.items():
         if child is not None:
             module._modules[key] = _unwrapped(child, name)

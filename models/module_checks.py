@@ -234,7 +234,7 @@ def cure(error: Exception) -> str:
     return next((advice for text, advice in _CURES.items() if text in str(error)), "")
 
 
-def format_error(error: Exception) -> str:
+def format_error(error: BaseException) -> str:
     """Returns the type and the first line of an error, and the line of the network's code that raised it."""
     lines = str(error).splitlines() or [""]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]

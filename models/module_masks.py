@@ -80,12 +80,11 @@ class DropoutMasks:
 
         :return: the outputs for `few`. Raises `ValueError` if a dropped tensor belongs to no sample.
         """
-        found, outputs, self._is_watched = [], None, True
+        found, outputs, self._is_watched = list[list[_Use]](), list[Tensor](), True
         for batch in (few, many):
             self._uses = []
             with self.given([]):
-                result = module(batch)
-            outputs = result if outputs is None else outputs
+                outputs.append(module(batch))
             found.append(self._uses)
         self._uses, self._is_watched = None, False
         for one, two in zip(*found, strict=True):
@@ -94,8 +93,7 @@ class DropoutMasks:
                 raise ValueError(f"it drops entries of a tensor {list(one.shape)} in which no axis is the batch's")
             self.places += ((axes[0], one.shape[axes[0]] // len(few)),)
             self.specs += (one.spec(*self.places[-1]),)
-        assert outputs is not None
-        return outputs
+        return outputs[0]
 
 
 class MaskedDropout(nn.Module):

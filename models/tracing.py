@@ -90,7 +90,8 @@ def _export(
     def symbolic() -> torch.fx.GraphModule:
         fakes = _with_open_batch(example(_BATCH), inputs)
         traced = make_fx(function, decomposition_table=table, tracing_mode="symbolic")(*fakes)
-        if fakes[inputs.index("x")].shape[0].node.maybe_as_int() is not None:
+        batch: Any = fakes[inputs.index("x")].shape[0]
+        if batch.node.maybe_as_int() is not None:
             raise ValueError("PyTorch has fixed the batch size")
         return traced
 

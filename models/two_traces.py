@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 SIZES = (5, 7)
 """Two batch sizes, odd and prime, so that few constants of a network equal them."""
@@ -36,10 +35,8 @@ def trace_of_any_batch(
     placeholders = [node for node in few.graph.nodes if node.op == "placeholder"]
     with few.graph.inserting_after(placeholders[-1]):
         batch = few.graph.call_function(torch.ops.aten.sym_size.int, (placeholders[batched], 0))
-    pairs = {}
-    others = iter(many.graph.nodes)
-    for node in [each for each in few.graph.nodes if each is not batch]:
-        other = pairs[node] = next(others)
+    nodes = [node for node in few.graph.nodes if node is not batch]
+    for node, other in zip(nodes, many.graph.nodes, strict=True):
         _require_same(few, node, many, other)
         with few.graph.inserting_before(node):
             node.args = _unified(node.args, other.args, batch)
@@ -50,14 +47,14 @@ def trace_of_any_batch(
 
 
 def _trace(function: Callable[..., Any], args: tuple[Tensor, ...], table: dict[Any, Any]) -> fx.GraphModule:
-    with sdpa_kernel(SDPBackend.MATH):  # the other kernels have backward operators without decompositions
-        return make_fx(function, decomposition_table=table)(*args)
+    traced: fx.GraphModule = make_fx(function, decomposition_table=table)(*args)
+    return traced
 
 
 def _require_same(few: fx.GraphModule, node: fx.Node, many: fx.GraphModule, other: fx.Node) -> None:
     same = node.op == other.op and node.target == other.target
     if same and node.op == "get_attr":
-        same = torch.equal(getattr(few, node.target), getattr(many, other.target))
+        same = torch.equal(*(getattr(graph, str(node.target)) for graph in (few, many)))
     if not same:
         raise ValueError(f"its step {node} depends on the number of samples in a batch")
 
