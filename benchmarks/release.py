@@ -41,14 +41,16 @@ def steps_of(network: str) -> dict[str, Callable[[], Any]]:
     noised = mechanism.add_noise(clipped, stds, SeededNoise(0, 0, 0), layout=layout)
     seen = codec.seen(noised, coding)
     levels = sampled_levels(seen, coding, stride)
-    how = {"mask": None, "bounds": np.ones(1), "stds": stds, "steps": coding.steps, "dither_key": KEY, "stride": stride}
+    how = {"mask": None, "bounds": np.ones(1), "stds": stds, "steps": coding.steps, "stride": stride}
     return {
         "clip": lambda: clip(update, 1.0),
         "noise": lambda: mechanism.add_noise(clipped, stds, SeededNoise(0, 0, 0), layout=layout),
         "quantise": partial(codec.seen, noised, coding),
         "measure": partial(measure, seen, counts),
         "sample of the levels": partial(sampled_levels, seen, coding, stride),
-        "all of these, compiled": lambda: released(update, layout, NativeNoise(0, 0, 0), **how),
+        "all of these, compiled": lambda: released(
+            update[None], layout, NativeNoise(0, 0, 0).stream, dither_keys=KEY, **how
+        ),
         "exact sum": partial(ExactSum(layout.size).add, seen),
         "exact sum, compiled": partial(ExactSum(layout.size, add_small=add_scaled).add, seen),
         "size of the sample's code": partial(coded_bytes, "quantized", levels, layout.size),

@@ -15,6 +15,7 @@ from hushfleet.version import __version__ as __version__
 if TYPE_CHECKING:
     from hushfleet import methods, models, privacy
     from hushfleet.data.arrays import Data
+    from hushfleet.data.conversion import as_data
     from hushfleet.methods.method import Method, Published, TrainingConfig, published
     from hushfleet.models.module import with_group_norm
     from hushfleet.simulator.api import Task, events, simulate, task
@@ -36,6 +37,7 @@ __all__ = [
     "Task",
     "TrainingConfig",
     "Workers",
+    "as_data",
     "compare",
     "events",
     "methods",
@@ -50,6 +52,7 @@ __all__ = [
 
 _MODULES = {
     "data.arrays": ("Data",),
+    "data.conversion": ("as_data",),
     "methods.method": ("Method", "Published", "TrainingConfig", "published"),
     "models.module": ("with_group_norm",),
     "simulator.closed_round": ("Round",),

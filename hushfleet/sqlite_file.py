@@ -48,11 +48,12 @@ class SqliteFile:
     ) -> None:
         self.path = path
         self.durable = durable
+        self._errors = _Errors(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"the folder {path.parent} cannot be made: {error.strerror}") from error
-        with self._errors():
+        with self._errors:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=timeout_s)
             for name, function in (functions or {}).items():
                 self._db.create_function(name, 1, function)
@@ -75,23 +76,23 @@ class SqliteFile:
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Returns all rows of a query."""
-        with self._errors():
+        with self._errors:
             return self._db.execute(query, parameters).fetchall()
 
     def row(self, query: str, parameters: Sequence[Any] = ()) -> Row | None:
         """Returns the first row; None if there is none."""
-        with self._errors():
+        with self._errors:
             row: Row | None = self._db.execute(query, parameters).fetchone()
             return row
 
     def write(self, statement: str, parameters: Sequence[Any] = ()) -> int:
         """Runs one statement; returns how many rows it has changed."""
-        with self._errors():
+        with self._errors:
             return self._db.execute(statement, parameters).rowcount
 
     def write_all(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         """Runs the statement once for each row; call it inside `transaction`."""
-        with self._errors():
+        with self._errors:
             self._db.executemany(statement, rows)
 
     @property
@@ -105,7 +106,7 @@ class SqliteFile:
         `StoreFull` or `StoreError`."""
         outer = self._db.in_transaction
         begin, commit, *undo = _INNER if outer else _OUTER
-        with self._errors():
+        with self._errors:
             self._db.execute(begin)
             try:
                 yield
@@ -116,18 +117,6 @@ class SqliteFile:
                     for statement in undo:
                         self._db.execute(statement)
                 raise
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            if "full" in str(error):
-                raise StoreFull(f"there is no room to write {self.path}: {error}; free some space") from error
-            if "locked" in str(error):
-                raise StoreError(f"{self.path} is in use by another process; stop it first") from error
-            advice = "; is its disk full, or failing?" if "disk I/O" in str(error) else ""
-            raise StoreError(f"{self.path} cannot be used: {error}{advice}") from error
 
     def _open(self, schema: str, version: int, upgrades: Mapping[int, Sequence[str]], exclusive: bool) -> None:
         if exclusive:
@@ -153,3 +142,23 @@ class SqliteFile:
             for statement in statements:
                 self.write(statement)
             self.write(f"PRAGMA user_version = {version}")
+
+
+class _Errors:
+    """Turns errors of SQLite into `StoreError`; a class, since a generator takes as long as a small statement."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        """Does nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, sqlite3.Error):
+            return
+        if "full" in str(error):
+            raise StoreFull(f"there is no room to write {self._path}: {error}; free some space") from error
+        if "locked" in str(error):
+            raise StoreError(f"{self._path} is in use by another process; stop it first") from error
+        advice = "; is its disk full, or failing?" if "disk I/O" in str(error) else ""
+        raise StoreError(f"{self._path} cannot be used: {error}{advice}") from error

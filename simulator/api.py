@@ -25,7 +25,7 @@ from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.aggregator.report.notebook import run_console
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.data.arrays import Data
-from hushfleet.data.conversion import converted
+from hushfleet.data.conversion import READ, converted
 from hushfleet.data.form import ANY_FORM
 from hushfleet.errors import BadInput, format_value
 from hushfleet.learning import own_metrics
@@ -114,11 +114,13 @@ def simulate(
     """
     take_all_characters()
     if not keep:
-        own: dict[str, Any] = {"model": model, "data": data, "method": method, "loss": loss}
-        own |= {"metrics": metrics, "on_round": on_round}
+        if options.get("out") is not None:
+            raise BadInput(f"keep=False keeps no folder; leave out={str(options['out'])!r} out, or take report=False")
+        parts: dict[str, Any] = {"model": model, "data": data, "method": method, "loss": loss}
+        parts |= {"metrics": metrics, "on_round": on_round}
         with tempfile.TemporaryDirectory(prefix="hushfleet-") as out:
             how = {**options, "out": Path(out) / "run", "report": False, "workers": workers, "quiet": quiet}
-            return simulate(source, changes, **own, **how)
+            return simulate(source, changes, **parts, **how)
     pool = workers if isinstance(workers, Workers) else None
     asked_for = _run_options({**options, "workers": workers if pool is None else pool.count})
     if on_round is not None and asked_for.engine == "live":
@@ -141,14 +143,14 @@ def simulate(
         if data is not None:
             # With a placeholder for the path, because the run folder depends on the task's name.
             changed |= {"data.path": "data.npz"}
-            own, read = _own_data(data, task(source, changed | {"data.name": "table"}))
+            brought, read = _own_data(data, task(source, changed | {"data.name": "table"}))
             changed |= {"data.name": "arrays", **read}
-            changed |= {} if own.train_device is None else {"data.partition": "given"}
+            changed |= {} if brought.train_device is None else {"data.partition": "given"}
         asked = task(source, changed)
         files = RunFolder(run_path(asked_for.out, asked.name).absolute())
         if data is not None:
             if not asked_for.resume:
-                save_data(own, files)
+                save_data(brought, files)
             asked = task(asked, {"data.path": str(files.data)})
         console = run_console(quiet=quiet)
         simulation = opened(asked, files, asked_for, console)
@@ -161,14 +163,11 @@ def simulate(
 
 def _own_data(data: Any, asked: Task) -> tuple[Data, dict[str, Any]]:
     """Converts a program's data by the words of the task, and returns the keys that are thereby done."""
-    section, targets = asked.data, asked.targets
+    form = asked.data.form
     if isinstance(data, Data):
         return data, {}
-    outputs = () if targets.are_classes else asked.class_names
-    read = ("columns", "label_column", "device_column", "time_column", "record_column", "layout", "bit_depth")
-    return converted(data, section.form, outputs, needs_labels=not targets.are_inputs), {
-        f"data.{key}": getattr(ANY_FORM, key) for key in read if getattr(section, key)
-    }
+    done = {f"data.{key}": getattr(ANY_FORM, key) for key in READ if getattr(form, key)}
+    return converted(data, form, asked.targets.columns(asked.class_names)), done
 
 
 def _run_options(options: Mapping[str, Any]) -> RunOptions:
@@ -207,8 +206,8 @@ def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[d
 
     def work() -> None:
         try:
-            how = {} if options.get("engine") == "live" else {"on_round": on_round}
-            simulate(source, out=out, quiet=True, **how, **options)
+            stepped: OnRound | None = None if options.get("engine") == "live" else on_round
+            simulate(source, out=out, quiet=True, on_round=stepped, **options)
         except BaseException as error:  # it is raised again in the caller's thread
             failed.append(error)
         news.set()

@@ -34,6 +34,7 @@ _HEAD_BYTES = len(_HEAD) + 8
 _FRAME = struct.Struct("<II")  # length and checksum
 _PAGE = 4096
 _ROUND = struct.Struct("<q")
+_MOST_TOTALS = 4096
 
 
 class ChargeKind(NamedTuple):
@@ -103,6 +104,7 @@ class CohortStore:
     records: list[_Record] = field(default_factory=list)
     _shapes: list[tuple[Any, ...]] = field(default_factory=list)
     _carried: dict[int, _Device] = field(default_factory=dict)
+    _totals: dict[tuple[Any, ...], Totals] = field(default_factory=dict)
     _end: int = 0
 
     @classmethod
@@ -136,7 +138,19 @@ class CohortStore:
     def carried(self, device: int) -> Carried | None:
         """Returns what a device carries, by its number; None if it has not taken part."""
         found = self._carried.get(device)
-        return None if found is None else found.carried(self.kinds, self._shapes)
+        return None if found is None else found.carried(self._totals_of(found), self._shapes)
+
+    def _totals_of(self, device: _Device) -> Totals:
+        """Returns the totals of a device's charges, one object for all devices with the same."""
+        key = *device.counts.items(), device.window
+        if key not in self._totals:
+            if len(self._totals) >= _MOST_TOTALS:
+                self._totals.clear()
+            counts = Counter[Charge]()
+            for kind, count in device.counts.items():
+                counts[self.kinds[kind].charge] += count
+            self._totals[key] = Totals(tuple(counts.items()), counts.total(), device.window)
+        return self._totals[key]
 
     def has(self, device: int) -> bool:
         """Returns whether a device has taken part, by its number."""
@@ -241,12 +255,8 @@ class _Device:
     window: Period | None = None
     head: bytes = b""
 
-    def carried(self, kinds: Sequence[ChargeKind], shapes: Sequence[Any]) -> Carried:
+    def carried(self, totals: Totals, shapes: Sequence[Any]) -> Carried:
         participations, slot, shape, left_out, small, round = self.state
-        counts = Counter[Charge]()
-        for kind, count in self.counts.items():
-            counts[kinds[kind].charge] += count
-        totals = Totals(tuple(counts.items()), counts.total(), self.window)
         return Carried(totals, participations, slot, shapes[shape], small, round, bool(left_out), self.head)
 
 

@@ -11,18 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from hushfleet.aggregator.config import rules
-from hushfleet.data.form import (
-    OWN_DATA,
-    PUBLIC_DATA,
-    BitDepth,
-    ColumnName,
-    Columns,
-    DecimalMark,
-    LabelKind,
-    LayoutKind,
-    SampleForm,
-    ValueKind,
-)
+from hushfleet.data import form as forms
+from hushfleet.data.form import OWN_DATA, PUBLIC_DATA, SampleForm
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
 from hushfleet.errors import HushfleetError
@@ -335,16 +325,16 @@ class DataSection(Checked):
     std: tuple[_Deviation, ...] = ()
     target_mean: tuple[Finite, ...] = ()
     target_std: tuple[_Deviation, ...] = ()
-    columns: Columns = ()
-    decimal: DecimalMark = ""
-    labels: LabelKind = ""
-    values: ValueKind = ""
-    label_column: ColumnName = ""
-    device_column: ColumnName = ""
-    time_column: ColumnName = ""
-    record_column: ColumnName = ""
-    layout: LayoutKind = ""
-    bit_depth: BitDepth = 0
+    columns: forms.Columns = ()
+    decimal: forms.DecimalMark = ""
+    labels: forms.LabelKind = ""
+    values: forms.ValueKind = ""
+    label_column: forms.ColumnName = ""
+    device_column: forms.ColumnName = ""
+    time_column: forms.ColumnName = ""
+    record_column: forms.ColumnName = ""
+    layout: forms.LayoutKind = ""
+    bit_depth: forms.BitDepth = 0
 
     rules = rules.DATA
 

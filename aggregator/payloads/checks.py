@@ -80,9 +80,9 @@ class UpdateChecks:
         return self.newcomer if stored is None else self.read_state(stored)
 
     def read_state(self, data: bytes) -> PublicState:
-        """Reads a device's public state; the masks of most devices are those of the device before. Raises
-        `Malformed`."""
-        self._last_read = PublicState.from_bytes(data, size=self.layout.size, like=self._last_read)
+        """Reads a device's public state; most have that of the device before, or its mask. Raises `Malformed`."""
+        if data != self._last_read.to_bytes():
+            self._last_read = PublicState.from_bytes(data, size=self.layout.size, like=self._last_read)
         return self._last_read
 
     def sent_by(self, public: PublicState) -> np.ndarray:

@@ -295,14 +295,14 @@ def _load_own(task: Task) -> DataSet | None:
     else:
         from hushfleet.data.csv_file import LABEL, CsvLayout, load_csv_set
 
-        names = names or ((LABEL,) if not targets.are_classes else ())
+        names = names or ((section.label_column or LABEL,) if not targets.are_classes else ())
         outputs = () if targets.are_classes else names
         if (files := _parquet(path)) is None:
             data = load_csv_set(path, CsvLayout(section.form, shape, outputs, series=targets.are_inputs))
         else:
             from hushfleet.data.conversion import converted
 
-            data = converted(files, section.form, outputs, needs_labels=not targets.are_inputs)
+            data = converted(files, section.form, targets.columns(names))
     normal = {"mean": section.mean, "std": section.std}
     dataset = data.dataset(
         section.name,

@@ -15,6 +15,7 @@ from hushfleet.aggregator.report import charts
 from hushfleet.aggregator.report.charts import PERCENT, Trace, line, over, titled
 from hushfleet.aggregator.report.page import (
     BLUE,
+    SERIES,
     SOFT,
     Code,
     Facts,
@@ -110,6 +111,16 @@ def _accuracies(xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint], head
             if value is not None
         ),
     ]
+
+
+def own_metrics(shown: ShownRun) -> Parts:
+    """Shows the task's own metrics."""
+    rows, names = shown.result.rounds, dict.fromkeys(name for row in shown.result.rounds for name in row.metrics)
+    if names:
+        yield shown.heading("metrics")
+        values = {name: [row.metrics.get(name) for row in rows] for name in names}
+        lines = [line(name, shown.rounds, ys, n % len(SERIES)) for n, (name, ys) in enumerate(values.items())]
+        yield over("Global model, common test", lines, "")
 
 
 def devices_against_local_only(shown: ShownRun) -> Parts:
@@ -319,6 +330,7 @@ def device_table(result: Result) -> Table:
             "device": device,
             "board": result.boards.get(device, DASH),
             **{name: points(values[n], "") for name, values in gains.items()},
+            **{name: number(values[n]) for name, values in detail.metrics_own.items()},
             "accepted": str(detail.rounds_accepted[n]) if detail.rounds_accepted else DASH,
             "charged": str(charged) if known else DASH,
             sent: size(detail.uplink_bytes[n]) if any(detail.uplink_bytes) else DASH,
@@ -405,7 +417,7 @@ def meaning(shown: ShownRun) -> Parts:
 
 
 SECTIONS = (
-    ReportSection("accuracy", (accuracy, devices_against_local_only, seeds)),
+    ReportSection("accuracy", (accuracy, own_metrics, devices_against_local_only, seeds)),
     ReportSection("answers", (answers,)),
     ReportSection("privacy", (privacy, seen, privacy_sweep)),
     ReportSection("bytes", (traffic,)),

@@ -34,16 +34,27 @@ _COUNT, _COLUMNS = "events", "columns"
 _ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
+OnEvent = Callable[[str, Mapping[str, Any]], None]
+"""Receives an event's kind and its fields."""
+
+
 class EventLog:
     """Appends events to a file; safe to share between threads, usable as a context manager.
 
     :param path: the file; its folder is created. Existing content is kept.
     :param clock: unix seconds; a parameter so that a simulation can stamp its own time.
+    :param on_event: is called after each `write`.
     """
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        on_event: OnEvent = lambda kind, fields: None,
+    ) -> None:
         self.path = Path(path)
-        self._clock = clock
+        self._clock, self._on_event = clock, on_event
         self._lock = threading.Lock()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +71,9 @@ class EventLog:
 
         NumPy scalars and arrays are written as numbers and lists. Raises `StoreError` if the disk refuses.
         """
-        return _from_json(self._write({"event": kind, **fields}))
+        event = _from_json(self._write({"event": kind, **fields}))
+        self._on_event(kind, fields)
+        return event
 
     def write_many(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Appends events of one kind as one line; readers get one after the other. Raises as `write`."""

@@ -26,7 +26,9 @@ from hushfleet.plain_json import to_json
 from hushfleet.privacy.terms import Accountant, Accounting, TrustModel
 from hushfleet.wire.format.spec import Form
 
-SCHEMA: Literal[1] = 1
+SCHEMA: Literal[2] = 2
+READ = 1, SCHEMA
+"""The schemas of files that are read: in the first, each device has an object of its own in `privacy`."""
 _encode = json.JSONEncoder(allow_nan=False).encode
 _KEYED_BY_OTHERS = ("boards", "refusals", "declines", "faults", "in_vain", "metrics", "metrics_own")
 
@@ -338,7 +340,7 @@ class SumsInfo(JsonRecord, frozen=True, kw_only=True):
 class Result(JsonRecord, frozen=True, kw_only=True):
     """One run."""
 
-    schema: Literal[1] = SCHEMA
+    schema: Literal[2] = SCHEMA
     task: str
     recorded_at: str | None = None  # missing in files of earlier versions
     federation: str | None = None  # likewise; None in simulations
@@ -419,6 +421,7 @@ class Result(JsonRecord, frozen=True, kw_only=True):
             for key in ("metrics", "metrics_own"):
                 if not part.get(key, True):  # a task without metrics has the keys of 0.3
                     del part[key]
+        plain["privacy"] = _together(plain["privacy"])
         named = renamed(plain, ACCURACY, self.details.measure.lower())
         write_whole(path, _laid_out(named, 1) + "\n")
 
@@ -435,17 +438,20 @@ class Result(JsonRecord, frozen=True, kw_only=True):
         except (OSError, ValueError, RecursionError) as error:
             raise BadInput(f"{path} is not a readable JSON file: {error}") from error
         schema = data.get("schema") if isinstance(data, dict) else None
-        if schema != SCHEMA:
+        if schema not in READ:
             raise BadInput(
-                f"{path} has schema {schema!r}, and this Hushfleet reads schema {SCHEMA}: "
+                f"{path} has schema {schema!r}, and this Hushfleet reads schema {' and '.join(map(str, READ))}: "
                 "open it with the version that wrote it (key `versions`)"
             )
         details = data.get("details")
         measure = details.get("measure") if isinstance(details, dict) else None
+        data["schema"], privacy = SCHEMA, data.get("privacy")
         try:
+            if isinstance(privacy, list):
+                data["privacy"] = _one_by_one(privacy)
             return cls.of(renamed(data, str(measure or ACCURACY).lower(), ACCURACY))
         except msgspec.ValidationError as error:
-            raise BadInput(f"{path} is not a result of schema {SCHEMA}: {error}") from error
+            raise BadInput(f"{path} is not a result of schema {schema}: {error}") from error
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -468,6 +474,22 @@ def renamed(value: Any, old: str, new: str) -> Any:
         key = f"{new}_{name.removeprefix(begin)}" if name.startswith(begin) else name
         found[key] = item if name in _KEYED_BY_OTHERS else renamed(item, old, new)
     return found
+
+
+def _together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows of devices, with one for all that differ in `device` alone."""
+    found = dict[str, dict[str, Any]]()
+    for row in rows:
+        shared = {name: value for name, value in row.items() if name != "device"}
+        found.setdefault(_encode(shared), {"devices": [], **shared})["devices"].append(row["device"])
+    return list(found.values())
+
+
+def _one_by_one(rows: Sequence[Any]) -> list[Any]:
+    """Returns what `_together` was made from, by the names of the devices. Rows without `devices` stay as they are."""
+    joint = [row for row in rows if isinstance(row, dict) and isinstance(row.get("devices"), list)]
+    each = [{**row, "device": device} for row in joint for device in row["devices"]]
+    return sorted(each, key=lambda row: str(row["device"])) or list(rows)
 
 
 def last_measured(rows: Sequence[Any], value: Callable[[Any], float | None]) -> float | None:

@@ -200,7 +200,8 @@ class RoundEngine:
         chosen = choose_cohort(present, size=self._rules.cohort_size, seed=self.prepared.task.seed, round=number)
         if not chosen:
             raise BadInput(f"round {number} cannot be opened: no device is present")
-        plan = self.progress.plan(number, {device: self._held(device) for device in chosen})
+        with self.store.read_ahead(number, chosen):
+            plan = self.progress.plan(number, {device: self._held(device) for device in chosen})
         with self.store.transaction():
             if plan.max_staleness:
                 self.store.put_controls(number, plan.controls, since=number - plan.max_staleness)
@@ -263,6 +264,14 @@ class RoundEngine:
         answer, are read after the updates before them are stored.
         """
         updates = [CheckedUpdate(device, data) for device, data in items]
+        if len(updates) == 1 or self._plan is None:
+            self._accept(updates)
+        else:
+            with self.store.read_ahead(self._plan.round, (update.device for update in updates)):
+                self._accept(updates)
+        return updates
+
+    def _accept(self, updates: Sequence[CheckedUpdate]) -> None:
         new: dict[str, CheckedUpdate] = {}
         for update in updates:
             is_of_member = is_answer(update.data)
@@ -279,7 +288,6 @@ class RoundEngine:
             except StoreFull as error:
                 update.refuse("store-full", str(error))
         self._add(new.values())
-        return updates
 
     def _check(self, update: CheckedUpdate) -> bool:
         """Checks an update; returns whether it is a new one. Raises `Refusal`."""

@@ -9,7 +9,8 @@ The per-device public states (bit masks) are kept here, not in memory, so that m
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,12 @@ _SELECT_UPDATE = (
     "SELECT device, digest, payload_digest, bytes, shared, signal_square, noise_square, noise_variance, round "
     "FROM updates WHERE "
 )
+_READ_AHEAD = """
+SELECT devices.id, devices.id, public_key, board, last_session, public_digest, public_state,
+    device, digest, payload_digest, bytes, shared, signal_square, noise_square, noise_variance, round
+FROM json_each(?) AS wanted JOIN devices ON devices.id = wanted.value
+LEFT JOIN updates ON round = ? AND device = devices.id
+"""
 
 
 @dataclass(frozen=True)
@@ -131,11 +138,29 @@ class AggregatorStore(SqliteFile):
             self.folder / FILE_NAME, schema=SCHEMA, version=SCHEMA_VERSION, upgrades=UPGRADES, durable=durable,
             exclusive=True, page_bytes=16384, timeout_s=2.0,
         )  # fmt: skip
+        self._ahead: dict[str, tuple[Row, bytes | None, Row]] = {}
+        self._ahead_round = self._ahead_changes = 0
 
     @staticmethod
     def exists(folder: Path) -> bool:
         """Returns whether a run was stored in `folder` before."""
         return (Path(folder) / FILE_NAME).exists()
+
+    @contextmanager
+    def read_ahead(self, round: int, devices: Iterable[str]) -> Iterator[None]:
+        """Reads what `device`, `public_state` and `update` of this round return for these devices, in one query; they
+        return it until something is written."""
+        listed = json.dumps(list(devices))
+        found = {row[0]: (row[1:6], row[6], row[7:]) for row in self.rows(_READ_AHEAD, (listed, round))}
+        self._ahead, self._ahead_round, self._ahead_changes = found, round, self.changes
+        try:
+            yield
+        finally:
+            self._ahead = {}
+
+    def _read(self, device: str) -> tuple[Row, bytes | None, Row] | None:
+        """Returns the rows of a device and of its update that were read ahead."""
+        return self._ahead.get(device) if self._ahead and self.changes == self._ahead_changes else None
 
     # the run
 
@@ -168,7 +193,8 @@ class AggregatorStore(SqliteFile):
 
     def device(self, device: str) -> DeviceRow | None:
         """Returns a device by id; None if it was never seen."""
-        row = self.row(f"{_SELECT_DEVICE} WHERE id = ?", (device,))
+        ahead = self._read(device)
+        row = self.row(f"{_SELECT_DEVICE} WHERE id = ?", (device,)) if ahead is None else ahead[0]
         return None if row is None else DeviceRow(*row)
 
     def devices(self) -> list[DeviceRow]:
@@ -196,8 +222,11 @@ class AggregatorStore(SqliteFile):
 
     def public_state(self, device: str) -> bytes | None:
         """Returns `PublicState.to_bytes()` of the device's stored public state; None for a new device."""
-        row = self.row("SELECT public_state FROM devices WHERE id = ?", (device,))
-        return None if row is None else row[0]
+        if (ahead := self._read(device)) is not None:
+            return ahead[1]
+        row = self.row("SELECT public_state FROM devices WHERE id = ?", (device,)) or (None,)
+        found: bytes | None = row[0]
+        return found
 
     def put_public_state(self, device: str, *, digest: bytes, state: bytes) -> None:
         """Stores the public state of a device that `add_device` has added."""
@@ -296,8 +325,9 @@ class AggregatorStore(SqliteFile):
 
     def update(self, round: int, device: str) -> UpdateRow | None:
         """Returns a device's accepted update for a round, also after the round was closed; None without one."""
-        row = self.row(f"{_SELECT_UPDATE} round = ? AND device = ?", (round, device))
-        return None if row is None else UpdateRow(*row)
+        ahead = self._read(device) if round == self._ahead_round else None
+        row = self.row(f"{_SELECT_UPDATE} round = ? AND device = ?", (round, device)) if ahead is None else ahead[2]
+        return None if row is None or row[0] is None else UpdateRow(*row)
 
     def updates(self, round: int) -> list[UpdateRow]:
         """Returns the accepted updates in the sum of a round, ordered by device, without their bytes."""

@@ -16,18 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from hushfleet.at_need import at_need
-from hushfleet.data.form import (
-    BitDepth,
-    ColumnName,
-    Columns,
-    DecimalMark,
-    LabelKind,
-    LayoutKind,
-    OwnData,
-    SampleForm,
-    ValueKind,
-    form_rules,
-)
+from hushfleet.data import form as forms
+from hushfleet.data.form import OwnData, SampleForm, form_rules
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.storage.state_files import STORE, TLS_CERTIFICATE, TLS_KEY
 from hushfleet.errors import BadInput, format_value
@@ -188,16 +178,16 @@ class OwnDataSection(Checked):
     inbox: str | None = None
     keep: str | None = None
     max_mib: Count = 0
-    columns: Columns = ()
-    decimal: DecimalMark = ""
-    labels: LabelKind = ""
-    values: ValueKind = ""
-    label_column: ColumnName = ""
-    device_column: ColumnName = ""
-    time_column: ColumnName = ""
-    record_column: ColumnName = ""
-    layout: LayoutKind = ""
-    bit_depth: BitDepth = 0
+    columns: forms.Columns = ()
+    decimal: forms.DecimalMark = ""
+    labels: forms.LabelKind = ""
+    values: forms.ValueKind = ""
+    label_column: forms.ColumnName = ""
+    device_column: forms.ColumnName = ""
+    time_column: forms.ColumnName = ""
+    record_column: forms.ColumnName = ""
+    layout: forms.LayoutKind = ""
+    bit_depth: forms.BitDepth = 0
 
     rules = {
         "data.inbox-needs-folder": (

@@ -44,7 +44,7 @@ def nominal_seconds(
     privacy = replace(spec.privacy, sample_rate=1.0, batches=1)
     method = make_method(spec.method, config, privacy, spec.model.layout, rounds=max(1, spec.training_rounds))
     own_training, method.parts = method.parts.own_training, replace(method.parts, own_training=None)
-    count, model = method.config.batch_size, spec.model
+    count, model = method.config.step_size, spec.model
     blank = zero_samples(model, model.targets.blank(count, len(model.class_names)))
     samples = LoadedSamples(blank, gradient, logits_of, by_record=method.by_record)
     how: dict[str, Any] = {

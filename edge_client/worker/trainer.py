@@ -261,7 +261,7 @@ class DeviceRound(AllowedRound):
         everything = not state.public.keeps_any  # then nothing is copied: a board's memory is small
         values, residual = noised.values if everything else noised.values[shared], None
         counts = state.public.counts(layout)
-        header = self._header(noised, held, counts)
+        header = self.header(noised, held, counts)
         if self.spec.privacy.secure is not None:
             data, seen = self._masked(header, values, noise)
         else:
@@ -309,8 +309,11 @@ class DeviceRound(AllowedRound):
         data = prime_field.to_bytes(integers, secure_round.spec.bits)
         return encode_masked(header, data, identity=self.store.identity), seen
 
-    def _header(self, noised: NoisedUpdate, state: DeviceState, counts: Sequence[int]) -> UpdateHeader:
-        """:param counts: how many values of each layer are sent."""
+    def header(self, noised: NoisedUpdate, state: DeviceState, counts: Sequence[int]) -> UpdateHeader:
+        """Returns the header of the round's update.
+
+        :param counts: how many values of each layer are sent.
+        """
         privacy, ledger, task = self.spec.privacy, self.store.ledger, self.plan.task
         return UpdateHeader(
             task=task,

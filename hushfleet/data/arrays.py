@@ -76,13 +76,6 @@ class Data:
     layout: str = ""
     bit_depth: int = 0
 
-    @staticmethod
-    def of(source: Any, **named: Any) -> Data:
-        """Converts tables, arrays and data sets; parameters and errors as `hushfleet.data.conversion.as_data`."""
-        from hushfleet.data.conversion import as_data
-
-        return as_data(source, **named)
-
     def __post_init__(self) -> None:
         """Converts frames to arrays and keeps the names of their columns."""
         frames = {key: x for key in ("train_x", "test_x") if is_frame(x := getattr(self, key))}
@@ -166,7 +159,7 @@ class Data:
         warn_of_row_numbers(first.images, where, columns)
         has_test = len(made) > 1
         if has_test and targets.are_classes:
-            _tell_lacking(*(set(made[part].labels.tolist()) for part in made), names, where)
+            _tell_lacking(made["train"].labels, made["test"].labels, names, where)
         owners, test_owners = self._owners({part: len(samples) for part, samples in made.items()}, where)
         if "test" not in made:
             strata = first.labels if targets.are_classes else np.zeros(len(first), np.int64)
@@ -206,8 +199,9 @@ class Data:
         return owners.astype(np.int64), tested
 
 
-def _tell_lacking(train: set[int], test: set[int], names: Sequence[str], where: str) -> None:
+def _tell_lacking(train_y: np.ndarray, test_y: np.ndarray, names: Sequence[str], where: str) -> None:
     """Says in one line which classes only one of the parts has."""
+    train, test = set(train_y.tolist()), set(test_y.tolist())
     for only, part, why in (
         (test - train, "test", "no device can learn them, and each of their samples counts as wrong"),
         (train - test, "train", "no figure on the test part says how well they are learnt"),

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.data.arrays import Data, is_frame
-from hushfleet.data.form import ANY_FORM, SampleForm
+from hushfleet.data.form import SampleForm
 from hushfleet.data.tables import as_array, from_table, read_table, samples_of, table_of, table_of_rows
 from hushfleet.errors import BadInput
 
 _TESTS = ("test", "validation", "valid", "val", "dev", "eval")
 _MOST = 1_000_000  # samples of something that may have no end
 _COLUMNS = ("label_column", "device_column", "time_column", "record_column", "columns")
-_ARGUMENTS = {*_COLUMNS[1:], "layout", "bit_depth", "labels"}
+READ = (*_COLUMNS, "layout", "bit_depth")
+"""The fields of a form by which data are converted; no later reader needs them."""
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +39,7 @@ def as_data(source: Any, *, label_column: str | Sequence[str] = "", **form: Any)
     :raises BadInput: it is none of these; the text says what is accepted.
     """
     one = label_column if isinstance(label_column, str) else ""
-    if unknown := form.keys() - _ARGUMENTS:
+    if unknown := form.keys() - {*READ, "labels"}:
         raise BadInput(f"data has no argument {min(unknown)!r}; see hushfleet.data.conversion.as_data")
     try:
         made = SampleForm(label_column=one, **form)
@@ -47,10 +48,8 @@ def as_data(source: Any, *, label_column: str | Sequence[str] = "", **form: Any)
     return converted(source, made, () if one == label_column else label_column)
 
 
-def converted(
-    source: Any, form: SampleForm = ANY_FORM, outputs: Sequence[str] = (), *, needs_labels: bool = True
-) -> Data:
-    """Converts what a program has by the words of a task; parameters as in `as_data` and `from_table`."""
+def converted(source: Any, form: SampleForm, outputs: Sequence[str] | None = ()) -> Data:
+    """Converts what a program has; parameters as in `as_data` and `from_table`."""
     if isinstance(source, Data):
         return source
     parts = {"train": source}
@@ -66,7 +65,7 @@ def converted(
         parts = {part: source[key] for part, key in chosen.items() if key in source}
         if left or test not in (None, "test"):
             _log.warning("data: the test part is %r; not used: %s", test, ", ".join(sorted(left)) or "none")
-    made = {part: _part(each, form, outputs, needs_labels) for part, each in parts.items()}
+    made = {part: _part(each, form, outputs) for part, each in parts.items()}
     for part, each in made.items():
         if each.train_x is None or not len(each.train_x):
             raise BadInput(f"data: the {part} part has no samples; add some, or leave the part out")
@@ -80,7 +79,7 @@ def converted(
     return replace(train, test_x=test_part.train_x, test_y=test_part.train_y, test_device=owners)
 
 
-def _part(source: Any, form: SampleForm, outputs: Sequence[str], needs_labels: bool) -> Data:
+def _part(source: Any, form: SampleForm, outputs: Sequence[str] | None) -> Data:
     if (table := table_of(source)) is None and isinstance(source, str | PathLike):
         if Path(source).suffix not in (".parquet", ".tar"):
             raise BadInput(
@@ -102,17 +101,15 @@ def _part(source: Any, form: SampleForm, outputs: Sequence[str], needs_labels: b
         classes = getattr(source, "classes", ())
         table = table_of_rows(items)._replace(classes=lambda name: classes)
     if table is not None:
-        made = from_table(table, form, outputs, needs_labels=needs_labels)
+        made = from_table(table, form, outputs)
     else:
         x, y, *devices = source
         if named := [key for key in _COLUMNS if getattr(form, key)]:
             raise BadInput(f"data: {named[0]} names a column, and (x, y) arrays have none; give the whole table")
         owners = as_array(devices[0]) if devices else None
-        layout = {"layout": form.layout, "bit_depth": form.bit_depth}
-        if isinstance(x, list):
-            x, are_images = samples_of(x, form.bit_depth, "data")
-            layout = {"layout": "channels-first"} if are_images else layout
-        made = Data(x if is_frame(x) else as_array(x), as_array(y), train_device=owners, **layout)
+        x, are_images = samples_of(x, form.bit_depth, "data") if isinstance(x, list) else (x, False)
+        x = x if is_frame(x) else as_array(x)
+        made = _with_form(Data(x, as_array(y), train_device=owners), form, are_images)
     if made.train_x is not None and (kind := made.train_x.dtype.kind) not in "uifb":
         raise BadInput(
             f"data: samples are {made.train_x.dtype}; they must be numbers{', such as abs(x)' * (kind == 'c')}"
@@ -149,6 +146,10 @@ def _from_pairs(items: Sequence[Any], form: SampleForm, classes: tuple[str, ...]
     x, are_images = samples_of([x for x, _ in items], form.bit_depth, "data")
     labels = [label.decode() if isinstance(label, bytes) else label for _, label in items]
     y, _ = samples_of(labels, 0, "data: labels")
-    if are_images:
-        return Data(x, y, class_names=classes, layout="channels-first")
-    return Data(x, y, class_names=classes, layout=form.layout, bit_depth=form.bit_depth)
+    return _with_form(Data(x, y, class_names=classes), form, are_images)
+
+
+def _with_form(data: Data, form: SampleForm, are_images: bool) -> Data:
+    """Returns the data with what the form says of their arrays; images are in our own form already."""
+    layout, bit_depth = ("channels-first", 0) if are_images else (form.layout, form.bit_depth)
+    return replace(data, layout=layout, bit_depth=bit_depth)

@@ -26,7 +26,6 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-import logging
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -48,7 +47,6 @@ from hushfleet.paths import no_file
 LABEL, DEVICE = "label", "device"
 MOST_CHARACTERS = 1 << 23  # in a line: longer ones are not brought into a board's memory
 _SEPARATORS = ",;\t"
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -269,9 +267,7 @@ def _columns(path: Path, header: Sequence[str], layout: CsvLayout) -> list[int]:
     order = list(map(one_form, layout.form.columns))
     names = [name for name in header if name not in others]
     if order and set(order) < set(names):
-        left = [name for name in names if name not in order]
-        _log.info("%s: the columns %s are no values of the task, and are left out", path, ", ".join(left[:8]))
-        names = order
+        names = order  # others are left out
     sizes = [len(names)] if shape is None else [math.prod(shape)]
     if shape is not None and (layout.series or layout.form.record_column):
         sizes = [*sizes[: not layout.form.record_column], shape[0]]
@@ -380,8 +376,5 @@ class _Rows:
 
     def arranging(self) -> dict[str, Any]:
         """Returns the times and records of the lines, as `series.arranged` takes them."""
-        (_, times), (_, records) = (self._texts.get(key, (0, None)) for key in ("times", "records"))
-        return {
-            "times": None if times is None else np.array(list(map(series.time_of, times)), np.float64),
-            "records": None if records is None else np.array(records, object),
-        }
+        found = {key: self._texts.get(key, (0, None))[1] for key in ("times", "records")}
+        return {key: None if texts is None else np.array(texts, object) for key, texts in found.items()}

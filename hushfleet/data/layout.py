@@ -37,7 +37,7 @@ def channels_first(
     ways = {"": first, "channels last": last} | ({"grey images": x[:, None]} if x.ndim == 3 else {})
     sample = x.shape[1:]
     if shape is None:
-        found = _way_of_images(*sample) if x.ndim == 4 else _way_of_series(*sample, are_pixels)
+        found = _way_of_images(*sample) if x.ndim == 4 else _way_of_series(sample[0], sample[1], are_pixels)
     else:
         found = next((way for way, made in ways.items() if made.shape[1:] == tuple(shape)), "")
         if not found and x.ndim == 4 and sample[2] < _FEW < min(sample[:2]) and first.shape[1:] == tuple(shape):

@@ -26,12 +26,15 @@ def arranged(
 
     :param values: `[rows, C]`.
     :param fixed: arrays `[rows, ...]` that do not change within a record, such as its label; None stays None.
-    :param times: `[rows]`; equal times keep the order of the table; None: the table's order.
+    :param times: as `time_of` takes them, `[rows]`; equal times keep the order of the table; None: the table's order.
     :param records: texts `[rows]`; None: each row is a sample.
     :param steps: T; None: as many as the first record has rows.
     :param skipped: the list that receives a text for each record that does not fit; None: the first is an error.
     """
-    order = np.arange(len(values)) if times is None else np.argsort(times, kind="stable")
+    moments = (
+        None if times is None else [_time(text, row, where) for row, text in enumerate(times.astype(str).tolist())]
+    )
+    order = np.arange(len(values)) if moments is None else np.argsort(moments, kind="stable")
     values, fixed = values[order], [None if each is None else each[order] for each in fixed]
     if records is None:
         return values, fixed
@@ -52,6 +55,13 @@ def arranged(
         skipped.append(f"record {names[group[row[0]]]}: it has {said}")
     places = np.array(kept, np.int64).reshape(-1, steps)
     return values[places].transpose(0, 2, 1), [None if each is None else each[places[:, 0]] for each in fixed]
+
+
+def _time(text: str, row: int, where: str) -> float:
+    try:
+        return time_of(text)
+    except BadInput as error:
+        raise BadInput(f"{where}: row {row} (from 0): {error}") from error
 
 
 def time_of(text: str) -> float:

@@ -6,7 +6,6 @@ None of these packages is imported before a table of its kind is there.
 from __future__ import annotations
 
 import io
-import logging
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from hushfleet.data.arrays import Data, is_frame, numbers_of
 from hushfleet.data.form import MOST_COLUMNS, SampleForm, one_form
 from hushfleet.data.images import pixels_of, read_image, stacked
 from hushfleet.data.records import unmasked
-from hushfleet.data.series import arranged, time_of
+from hushfleet.data.series import arranged
 from hushfleet.errors import BadInput
 
 _INPUTS = (
@@ -27,7 +26,6 @@ _INPUTS = (
 )  # fmt: skip
 _LABELS = ("label", "labels", "y", "fine_label", "target", "cls")
 _DEVICES = ("device", "client", "client_id", "user", "user_id", "subject")
-_log = logging.getLogger(__name__)
 
 
 class NamedColumns(NamedTuple):
@@ -96,82 +94,57 @@ def _rows_of_tar(path: Path) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def from_table(
-    table: NamedColumns,
-    form: SampleForm,
-    outputs: Sequence[str] = (),
-    *,
-    needs_labels: bool = True,
-    where: str = "data",
-) -> Data:
+def from_table(table: NamedColumns, form: SampleForm, outputs: Sequence[str] | None = ()) -> Data:
     """Converts a table.
 
     :param form: names the columns, where they have not the usual names.
-    :param outputs: the columns of the targets, if they are not `form.label_column`.
-    :param needs_labels: whether a table without labels is refused.
+    :param outputs: the columns of the targets, if they are not one of labels; None: the samples need no targets.
     :raises BadInput: a column is missing, or is not what it should be; the text names it.
     """
     device, time, record = (
-        _named(table, getattr(form, f"{key}_column"), usual, f"{key}_column", where)
-        for key, usual in (("device", _DEVICES), ("time", ()), ("record", ()))
+        _named(table, getattr(form, key), usual, key)
+        for key, usual in (("device_column", _DEVICES), ("time_column", ()), ("record_column", ()))
     )
-    label = "" if outputs else _named(table, form.label_column, _LABELS, "label_column", where)
-    targets = [one_form(name) for name in outputs if needs_labels or name in table.names] or [label] * bool(label)
-    if not targets and needs_labels:
-        there = ", ".join(table.names[:16])
-        raise BadInput(f"{where}: no column is called {' or '.join(_LABELS)}; label_column names it, of {there}")
+    usual = ("fault",) if outputs is None else _LABELS
+    label = "" if outputs else _named(table, form.label_column, usual, "label_column")
+    if not (label or outputs or outputs is None):
+        raise _missing(table, " or ".join(_LABELS), "label_column names it")
+    targets = list(map(one_form, outputs or ())) or [label] * bool(label)
     rest = [name for name in table.names if name not in (*targets, device, time, record)]
     values = list(map(one_form, form.columns)) or _values(table, rest)
-    for name in (*values, *targets):
-        if name not in table.names:
-            raise BadInput(f"{where}: no column is called {name!r}; there are {', '.join(table.names[:16])}")
+    for name in [name for name in (*values, *targets) if name not in table.names][:1]:
+        raise _missing(table, name)
     if not values:
-        raise BadInput(f"{where}: no column of values is left beside {', '.join(table.names)}")
-    if left := [name for name in rest if name not in values]:
-        _log.info("%s: the columns %s are no values, and are left out", where, ", ".join(left[:8]))
-    nested = [name for name in values if _is_nested(table.column(name))]
-    if nested and len(values) > 1:
-        raise BadInput(
-            f"{where}: the column {nested[0]!r} has a whole sample in each row, and there are others beside it: "
-            f"{', '.join(name for name in values if name != nested[0])}; columns names the one that the network takes"
-        )
-    layout, names, are_images = form.layout, tuple(values), False
-    if nested:
-        x, are_images = samples_of(table.column(nested[0]), form.bit_depth, f"{where}: {nested[0]}")
-        layout, names = "channels-first" if are_images else layout, ()
-    else:
-        x = numbers_of(_frame(table, values), where)
-    classes = table.classes(label) if label else ()
-    y = _labels(table.column(label), bool(classes) or form.labels == "numbers") if label else None
-    y = numbers_of(_frame(table, targets), where) if targets and y is None else y
-    y = y[:, 0] if y is not None and y.ndim == 2 and y.shape[1] == 1 else y
-    owners = _texts(table.column(device)) if device else None
-    if time or record:
-        if nested:
-            raise BadInput(
-                f"{where}: time_column and record_column are for columns of numbers; {nested[0]!r} has samples"
-            )
-        times, records = (_texts(table.column(name)).astype(str) if name else None for name in (time, record))
-        seconds = (
-            None if times is None else np.array([_time(text, at, where) for at, text in enumerate(times.tolist())])
-        )
-        x, (y, owners) = arranged(x, (y, owners), times=seconds, records=records, where=where)
-        if record:
-            layout, names = "channels-first", tuple(name for name in names for _ in range(x.shape[2]))
-    said: dict[str, Any] = {"layout": layout, "bit_depth": 0 if are_images else form.bit_depth}
-    return Data(x, y, train_device=owners, class_names=tuple(map(str, classes)), column_names=names, **said)
+        raise BadInput(f"data: no column of values is left beside {', '.join(table.names)}")
+    x, is_nested, are_images = _samples(table, values, form.bit_depth)
+    if is_nested and (time or record):
+        raise BadInput(f"data: {time or record!r} arranges rows of numbers, and {values[0]!r} has samples in each row")
+    y, classes = _labels(table, label, form) if label else (numbers_of(_frame(table, targets), "data"), ())
+    owners, times, records = (
+        np.asarray(_decoded(table.column(key))) if key else None for key in (device, time, record)
+    )
+    x, (y, owners) = arranged(x, (y if targets else None, owners), times=times, records=records, where="data")
+    return Data(
+        x, y, train_device=owners, class_names=tuple(map(str, classes)),
+        column_names=() if is_nested else tuple(name for name in values for _ in range(x.shape[2] if record else 1)),
+        layout="channels-first" if are_images or record else form.layout, bit_depth=0 if are_images else form.bit_depth,
+    )  # fmt: skip
 
 
-def _named(table: NamedColumns, name: str, usual: Sequence[str], key: str, where: str) -> str:
+def _named(table: NamedColumns, name: str, usual: Sequence[str], key: str) -> str:
     """Returns the column of this name, or the only one with a usual name; else an empty text."""
     if name and one_form(name) not in table.names:
-        raise BadInput(f"{where}: no column is called {name!r} ({key}); there are {', '.join(table.names[:16])}")
+        raise _missing(table, name, key)
     found = [one_form(name)] if name else [each for each in usual if each in table.names]
     if len(found) > 1:
         raise BadInput(
-            f"{where}: the columns {' and '.join(map(repr, found))} may both be meant; say {key} = {found[0]!r}"
+            f"data: the columns {' and '.join(map(repr, found))} may both be meant; say {key} = {found[0]!r}"
         )
     return found[0] if found else ""
+
+
+def _missing(table: NamedColumns, name: str, key: str = "columns") -> BadInput:
+    return BadInput(f"data: no column is called {name} ({key}); there are {', '.join(table.names[:16])}")
 
 
 def _values(table: NamedColumns, rest: Sequence[str]) -> list[str]:
@@ -180,14 +153,25 @@ def _values(table: NamedColumns, rest: Sequence[str]) -> list[str]:
     return known if len(known) == 1 else list(rest)
 
 
+def _samples(table: NamedColumns, values: Sequence[str], bit_depth: int) -> tuple[np.ndarray, bool, bool]:
+    """Returns the samples, and whether one column has whole samples, and whether these are images."""
+    nested = [name for name in values if _is_nested(table.column(name))]
+    if not nested:
+        return numbers_of(_frame(table, values), "data"), False, False
+    if len(values) > 1:
+        raise BadInput(
+            f"data: the column {nested[0]!r} has a whole sample in each row, and there are others: "
+            f"{', '.join(values[:8])}; columns names the one that the network takes"
+        )
+    x, are_images = samples_of(table.column(nested[0]), bit_depth, f"data: {nested[0]}")
+    return x, True, are_images
+
+
 def _is_nested(column: Any) -> bool:
     """Returns whether each row has more than a number or a text: an image, bytes, a list, an array."""
-    if getattr(column, "ndim", 1) > 1:
-        return True
     first = next(iter(column), None)
-    return (isinstance(first, bytes | Mapping | Sequence) and not isinstance(first, str)) or (
-        hasattr(first, "getbands") or getattr(first, "ndim", 0) > 0
-    )
+    is_many = isinstance(first, bytes | Mapping | Sequence) and not isinstance(first, str)
+    return is_many or hasattr(first, "getbands") or getattr(first, "ndim", 0) > 0
 
 
 def _frame(table: NamedColumns, names: Sequence[str]) -> Any:
@@ -202,21 +186,17 @@ def _plain(column: Any) -> Any:
     return column if is_array else [each.item() if hasattr(each, "item") else each for each in column]
 
 
-def _texts(column: Any) -> np.ndarray:
-    return np.asarray([each.decode() if isinstance(each, bytes) else each for each in column])
+def _decoded(column: Any) -> list[Any]:
+    return [each.decode() if isinstance(each, bytes) else each for each in column]
 
 
-def _labels(column: Any, are_numbers: bool) -> np.ndarray:
-    """Returns labels; whole numbers are names of classes, as in a CSV file, unless `are_numbers`."""
-    found = as_array(column) if getattr(column, "ndim", 1) > 1 else _texts(column)
-    return found if are_numbers or found.dtype.kind not in "iub" else found.astype(str).astype(object)
-
-
-def _time(text: str, row: int, where: str) -> float:
-    try:
-        return time_of(text)
-    except BadInput as error:
-        raise BadInput(f"{where}: row {row} (from 0): {error}") from error
+def _labels(table: NamedColumns, name: str, form: SampleForm) -> tuple[np.ndarray, Sequence[str]]:
+    """Returns labels, and the names of their classes if the table has them. If neither it nor the form says otherwise,
+    whole numbers are names of classes, as in a CSV file."""
+    cells, classes = _decoded(table.column(name)), table.classes(name)
+    found = samples_of(cells, 0, f"data: {name}")[0] if _is_nested(cells) else np.asarray(cells)
+    are_places = classes or form.labels == "numbers" or found.dtype.kind not in "iub"
+    return found if are_places else found.astype(str).astype(object), classes
 
 
 def samples_of(samples: Any, bit_depth: int, where: str) -> tuple[np.ndarray, bool]:
@@ -224,46 +204,39 @@ def samples_of(samples: Any, bit_depth: int, where: str) -> tuple[np.ndarray, bo
 
     :param bit_depth: of images (`pixels_of`); 0: their own.
     """
-    if getattr(samples, "ndim", 1) > 1:
-        return as_array(samples), False
     made = [_sample(sample, bit_depth, f"{where}: sample {number}") for number, sample in enumerate(samples)]
     arrays, are_images = [array for array, _ in made], all(is_image for _, is_image in made)
     if len(shapes := {array.shape for array in arrays}) > 1:
-        cure = "resize images, cut series into windows, and pad tokens, before they come here"
-        raise BadInput(
-            f"{where}: samples must have one shape, and have {', '.join(map(str, sorted(shapes)[:4]))}; {cure}"
-        )
+        shown = ", ".join(map(str, sorted(shapes)[:4]))
+        raise BadInput(f"{where}: samples must have one shape, and have {shown}; resize images, cut series, pad tokens")
     return (stacked if are_images else np.stack)(arrays), are_images
 
 
 def _sample(value: Any, bit_depth: int, where: str) -> tuple[np.ndarray, bool]:
     if isinstance(value, Mapping):  # an image that datasets has not decoded
         value = value.get("bytes") or Path(str(value.get("path")))
-    if isinstance(value, bytes | Path):
+    try:
         if isinstance(value, bytes) and value.startswith(b"\x93NUMPY"):
             return np.load(io.BytesIO(value), allow_pickle=False), False
-        try:
+        if isinstance(value, bytes | Path):
             return read_image(io.BytesIO(value) if isinstance(value, bytes) else value, bit_depth=bit_depth), True
-        except BadInput as error:
-            raise BadInput(f"{where} (from 0): {error.__cause__ or error}") from error
-    if hasattr(value, "getbands"):  # a PIL image
-        try:
+        if hasattr(value, "getbands"):  # of PIL
             return pixels_of(value, bit_depth=bit_depth), True
-        except ValueError as error:
-            raise BadInput(f"{where} (from 0): {error}") from error
+    except (BadInput, ValueError) as error:
+        raise BadInput(f"{where} (from 0): {error.__cause__ or error}") from error
     return as_array(value, where), False
 
 
 def as_array(value: Any, where: str = "data") -> np.ndarray:
-    """Converts arrays, tensors, frames and sparse matrices. Raises `BadInput` for what a mask hides, and for a wide
-    sparse matrix, which would fill the memory."""
+    """Converts arrays, tensors and sparse matrices. Raises `BadInput` for what a mask hides, and for a wide sparse
+    matrix, which would fill the memory."""
     if hasattr(value, "detach"):  # a tensor
         value = value.detach().cpu().to_dense()
         value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
     if hasattr(value, "toarray"):
         if value.shape[1] > MOST_COLUMNS:
             raise BadInput(
-                f"{where}: a sparse matrix with {value.shape[1]} columns, and a sample has at most {MOST_COLUMNS}"
+                f"{where}: a sparse matrix with {value.shape[1]} columns; a sample has at most {MOST_COLUMNS}"
             )
         value = value.toarray()
     return unmasked(value, where)

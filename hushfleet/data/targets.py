@@ -68,6 +68,10 @@ class Targets(Checked):
         """True if a network learns to reconstruct its input, and labels only say which samples are faults."""
         return TARGETS[self.loss] == "inputs"
 
+    def columns(self, class_names: Sequence[str]) -> Sequence[str] | None:
+        """Returns the columns of a table that are targets; empty: one of labels; None: there may be none."""
+        return None if self.are_inputs else () if self.are_classes else class_names
+
     def outputs(self, class_names: Sequence[str], input_shape: Sequence[int]) -> int:
         """Returns the number of a network's outputs."""
         return math.prod(input_shape) if self.are_inputs else len(class_names)

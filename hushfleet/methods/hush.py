@@ -82,7 +82,7 @@ def hush(config: HushConfig, privacy: PrivacySpec, rounds: int) -> Method:
 class OwnPrior(Personal):
     """The last tensor, the bias of the logits, is the device's own: the logarithm of its smoothed label shares."""
 
-    of_classes = True
+    of_classes, reads_own = True, False
 
     def check(self, layout: ParamLayout) -> None:
         """Raises `Malformed` if the network does not end with a bias."""
@@ -113,7 +113,7 @@ class OwnPrior(Personal):
 class FirstPrior(OwnPrior):
     """The last tensor stays as in the first model, because label counts may not be used."""
 
-    begins_alike = True
+    begins_alike, reads_own = True, False
 
     def start(
         self, state: DeviceState, global_params: Array, chosen: Array | None, samples: OwnSamples, layout: ParamLayout

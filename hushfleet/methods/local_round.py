@@ -26,6 +26,7 @@ from hushfleet.methods.local import GradientRule, Pull, Sgd
 from hushfleet.methods.method import TrainingConfig
 from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext
 from hushfleet.methods.task_method import TaskMethod
+from hushfleet.params import copied
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism
 
@@ -103,11 +104,11 @@ class LocalRound:
         """
         training, second = self.method.training, self.method.parts.own_training
         client = OneClient(self, training, record=self.record, **how)
-        end = self.context.start.copy()
+        end = copied(self.context.start)
         own, remembered = client.train(end)
         if second is not None:
             begin = self.context.global_params if self.state.own is None else self.state.own
-            own = begin.copy()
+            own = copied(begin)
             try:
                 OneClient(self, second, **how).train(own)
             except GraphRefused as error:
@@ -240,9 +241,9 @@ class OneClient:
         """Does `train_vector` for `params [d]`, in one call if the runtime can do so: it gives the same bits."""
         if not self.in_one_call:
             return train_vector(self.training, self.round.context, params, self)
-        descent = self._descent()
+        descent = self.descent()
         if descent.batches:
-            self.loss_sum += self.gradient.descend(descent, params)  # type: ignore[attr-defined]
+            self.loss_sum += float(self.gradient.descend([descent], params[None])[0])  # type: ignore[attr-defined]
             self.seen += sum(map(len, descent.batches))
         return params, {}
 
@@ -264,7 +265,8 @@ class OneClient:
             and self.config.accumulate == 1
         )
 
-    def _descent(self) -> Descent:
+    def descent(self) -> Descent:
+        """Draws the batches of a training `in_one_call`."""
         training, context, config = self.training, self.round.context, self.config
         parts = [Entries.of(mask, context.layout) for mask in training.order.masks(context)]
         drawn = [(indices, training.order.active(epoch, len(parts))) for epoch, indices in self._drawn()]

@@ -173,7 +173,8 @@ class Method:
     def reads_own(self) -> bool:
         """Whether a round may start from, or use, the device's personalized model of its last round."""
         personal = type(self.personal)
-        keeps = any(getattr(personal, hook) is not getattr(Personal, hook) for hook in _KEEPING)
+        begins = any(getattr(personal, hook) is not getattr(Personal, hook) for hook in _KEEPING)
+        keeps = vars(personal).get("reads_own", begins)
         return keeps or self.own_training is not None or self.training.distillation is not None
 
     @property

@@ -26,6 +26,8 @@ class Personal:
     """Whether it is defined only for classes."""
     begins_alike: ClassVar[bool] = True
     """Whether all devices start from the global model's entries. Derived classes must set it themselves."""
+    reads_own: ClassVar[bool] = False
+    """Whether a round may use the personalized model of the last one. Its hooks say so for a class that does not."""
 
     @property
     def same_for_all(self) -> bool:

@@ -72,8 +72,7 @@ class PublicState:
 
     def after(self, mask: Array) -> PublicState:
         """Returns the state after one more update; an unchanged mask is not packed again."""
-        count = self.participations + 1
-        return self.counted(count) if mask is self.mask else PublicState(mask, count)
+        return self._counted_once_more if mask is self.mask else PublicState(mask, self.participations + 1)
 
     def counted(self, participations: int) -> PublicState:
         """Returns the state with the same mask after so many updates."""
@@ -102,6 +101,10 @@ class PublicState:
     def to_bytes(self) -> bytes:
         """Encodes the number of participations and the mask."""
         return self._bytes
+
+    @cached_property
+    def _counted_once_more(self) -> PublicState:
+        return self.counted(self.participations + 1)
 
     @cached_property
     def _digest(self) -> bytes:

@@ -1,10 +1,13 @@
-"""Runs all steps of a local training in one call of compiled code, with the bits of one step at a time."""
+"""Runs all steps of the local trainings of some clients in one call of compiled code, with the bits of one step at a
+time."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -44,37 +47,48 @@ class Descender:
         self._buffers: tuple[ctypes.c_void_p, ...] = ()
         self._x, self._y = np.empty(0, np.float32), np.empty(0, np.int64)
 
-    def __call__(self, descent: Descent, params: np.ndarray, scratch: ctypes.c_void_p) -> tuple[float, int]:
-        """Moves `params` by all steps; returns the sum of the losses, and -1 or the first sample without a class."""
-        samples, (name, rate, momentum) = descent.samples, descent.optimizer
-        values, labels = np.ascontiguousarray(samples.kept), np.ascontiguousarray(samples.labels)
-        scale, shift, size = samples.scale, samples.shift, values[0].size
-        places, lengths = np.concatenate(descent.batches, dtype=np.int64), [len(each) for each in descent.batches]
-        numbered = zip(lengths, descent.active, strict=True)
-        steps = np.array([(n, part, part == parts[0]) for n, parts in numbered for part in parts], np.int32)
-        self._hold(max(lengths), size)
+    def __call__(
+        self, descents: Sequence[Descent], params: np.ndarray, scratch: ctypes.c_void_p
+    ) -> tuple[np.ndarray, int]:
+        """Moves each row of `params` by all steps of a client; returns the sums of the losses, float64 `[n]`, and -1 or
+        the number of the first trained sample without a class.
+
+        :param descents: of the clients, which differ in samples and batches alone.
+        """
+        first, (name, rate, momentum) = descents[0], descents[0].optimizer
+        values, labels = joined([each.samples.kept for each in descents]), joined([d.samples.labels for d in descents])
+        scale, shift, size = first.samples.scale, first.samples.shift, math.prod(values.shape[1:])
+        starts = accumulate((len(each.samples) for each in descents), initial=0)
+        places = joined([part + start for d, start in zip(descents, starts, strict=False) for part in d.batches])
+        listed = [_steps(tuple(map(len, each.batches)), tuple(map(tuple, each.active))) for each in descents]
+        steps, most = joined(listed), max(map(len, listed))
+        shares = np.array([(len(each), sum(map(len, d.batches))) for each, d in zip(listed, descents, strict=True)])
+        self._hold(max(len(batch) for each in descents for batch in each.batches), size)
         settings = np.array(ADAM if name == "adam" else (rate, momentum), np.float32)
-        corrections = _corrections(rate, len(steps)) if name == "adam" else settings
-        pulls, loss_sum = np.array(descent.pulls, np.float32), ctypes.c_double()
+        corrections = _corrections(rate, most) if name == "adam" else settings
+        pulls, loss_sums = np.array(first.pulls, np.float32), np.empty(len(descents))
         moments = 2 if name == "adam" else int(momentum != 0)
-        memory = [np.zeros((moments, len(params[each.span])), np.float32) for each in descent.parts]
+        memory = [np.empty((moments, len(self._gradient[each.span])), np.float32) for each in first.parts]
         at = map(pointer, (values, labels, scale, shift))
         wrong: int = _library().descend(
             self._function,
             scratch,
             pointer(params),
+            len(self._gradient),
+            pointer(shares),
+            len(descents),
             _Samples(*at, values.dtype == np.uint8, len(scale), size // len(scale)),
             pointer(steps),
-            len(steps),
             pointer(places),
-            (_Part * len(memory))(*map(self._part, descent.parts, memory)),
+            (_Part * len(memory))(*map(self._part, first.parts, memory)),
+            len(memory),
             pointer(pulls),
             len(pulls),
-            *map(pointer, (descent.center, settings, corrections)),
+            *map(pointer, (first.center, settings, corrections)),
             *self._buffers,
-            loss_sum,
+            pointer(loss_sums),
         )
-        return loss_sum.value, wrong
+        return loss_sums, wrong
 
     def _hold(self, batch: int, size: int) -> None:
         """Makes room for so many samples of `size` values."""
@@ -96,11 +110,23 @@ class Descender:
 def _library() -> ctypes.CDLL:
     library = load_library(kernels("optimizers.c", "descent.c"), flags=FLAGS)
     at, count = POINTER, ctypes.c_int
-    structures = [ctypes.POINTER(each) for each in (_Samples, _Part, ctypes.c_double)]
-    library.descend.argtypes = [at, at, at, structures[0], at, count, at, structures[1], at, count]
-    library.descend.argtypes += [at] * 6 + [structures[2]]
+    samples, parts = ctypes.POINTER(_Samples), ctypes.POINTER(_Part)
+    library.descend.argtypes = [at, at, at, INT, at, count, samples, at, at, parts, count, at, count]
+    library.descend.argtypes += [at] * 7
     library.descend.restype = INT
     return library
+
+
+def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns arrays one after the other; a single one is not copied if it lies in order."""
+    return np.ascontiguousarray(arrays[0]) if len(arrays) == 1 else np.concatenate(arrays)
+
+
+@lru_cache(maxsize=64)
+def _steps(lengths: tuple[int, ...], active: tuple[tuple[int, ...], ...]) -> np.ndarray:
+    """Returns the gradients of batches: size, number of the part, and whether it is the first of a batch."""
+    rows = [(n, part, part == parts[0]) for n, parts in zip(lengths, active, strict=True) for part in parts]
+    return np.array(rows, np.int32).reshape(-1, 3)
 
 
 @lru_cache(maxsize=8)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -175,23 +176,30 @@ class NativeGradient:
             library.singles_of_slopes(*arrays, 0, ctypes.c_double(), None, pointer(out), scratch)
         return out
 
-    def descend(self, descent: Descent, params: np.ndarray) -> float:
-        """Moves `params` by all steps of a training; returns the sum of the losses of all trained samples.
+    def descend(self, descents: Sequence[Descent], params: np.ndarray) -> np.ndarray:
+        """Moves each row of `params` by all steps of a client's training; returns the sums of the losses of all trained
+        samples, float64 `[n]`.
 
-        :param params: float32 `[d]`, in place. They get the same bits as by a call for each step.
+        :param descents: of n clients, which differ in samples and batches alone; one of them at least has a batch.
+        :param params: float32 `[n, d]`, in place. They get the same bits as by a call for each step.
         :raises ValueError: as a call does.
         """
-        self._check_out(params, descent.center)
-        check_array("center", descent.center, FLOAT, params.shape)
-        values, labels = descent.samples.kept, descent.samples.labels
-        if values.shape[1:] != self.model.input_shape:
-            raise ValueError(f"samples must be {self.model.input_shape}, not {values.shape[1:]}")
-        check_array("labels", labels, INT, (len(values),))
-        with self._program.scratch(max(map(len, descent.batches))) as (_, scratch):
-            loss_sum, wrong = self._descender(descent, params, scratch)
+        center, rows = descents[0].center, (len(descents), self.layout.size)
+        check_array("params", params, FLOAT, rows)
+        check_array("center", center, FLOAT, rows[1:])
+        if not params.flags.writeable or np.may_share_memory(params, center):
+            raise ValueError("params must be writeable memory that is not the memory of center")
+        for each in descents:
+            values, labels = each.samples.kept, each.samples.labels
+            if values.shape[1:] != self.model.input_shape:
+                raise ValueError(f"samples must be {self.model.input_shape}, not {values.shape[1:]}")
+            check_array("labels", labels, INT, (len(values),))
+        with self._program.scratch(max(len(batch) for each in descents for batch in each.batches)) as (_, scratch):
+            loss_sums, wrong = self._descender(descents, params, scratch)
         if wrong >= 0:
-            raise self._no_class(labels, int(np.concatenate(descent.batches)[wrong]))
-        return loss_sum
+            trained = ((each.samples.labels, i) for each in descents for batch in each.batches for i in batch)
+            raise self._no_class(*next(islice(trained, wrong, None)))
+        return loss_sums
 
     @cached_property
     def _descender(self) -> Descender:

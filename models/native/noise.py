@@ -24,7 +24,7 @@ class NativeNoise(SeededNoise):
 
     def __init__(self, seed: int, device_index: int, round: int) -> None:
         self.key = stream_seed(seed, device_index, round).generate_state(2, np.uint64)
-        self.stream = _begun(library(), self.key)
+        self.stream = begun(library(), self.key)
 
     def normal(self, size: int) -> np.ndarray:
         return _drawn(library().draw_normal, self.stream, np.empty(size, np.float64))
@@ -38,19 +38,18 @@ def library() -> ctypes.CDLL:
     """Returns the compiled noise and release. Raises `HushfleetError` as `NativeNoise` does."""
     loaded = load_library(kernels("noise.h", "release.h"), flags=FLAGS)
     loaded.stream_bytes.restype = ctypes.c_size_t
-    loaded.squares_of.restype, loaded.squares_of.argtypes = ctypes.c_double, [ctypes.c_void_p, ctypes.c_size_t]
     plain = SeededNoise(_TRIAL, 0, 0)
-    stream = _begun(loaded, plain.key)
+    stream = begun(loaded, plain.key)
     if not np.array_equal(_drawn(loaded.draw_normal, stream, np.empty(_TRIAL)), plain.normal(_TRIAL)):
         raise HushfleetError(f"NumPy {np.__version__} draws other normal values than the compiled noise")
     return loaded
 
 
-def _begun(library: ctypes.CDLL, key: np.ndarray) -> np.ndarray:
-    """Returns a stream with a Philox generator's key, uint64 `[2]`, at its start."""
-    stream = np.zeros(library.stream_bytes() // 8, np.uint64)
-    library.begin(pointer(stream), pointer(key))
-    return stream
+def begun(library: ctypes.CDLL, keys: np.ndarray) -> np.ndarray:
+    """Returns streams, one after the other, with the keys of Philox generators, uint64 `[..., 2]`, at their start."""
+    streams = np.zeros(keys.size // 2 * library.stream_bytes() // 8, np.uint64)
+    library.begin(pointer(streams), pointer(keys), ctypes.c_size_t(keys.size // 2))
+    return streams
 
 
 def _drawn(draw: Callable[..., None], stream: np.ndarray, out: np.ndarray) -> np.ndarray:

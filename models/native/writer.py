@@ -119,8 +119,9 @@ class ProgramWriter:
                 yield f"float backward{n}[{weights}]"
                 yield f"Entry entries{n}[{stage.outputs * stage.tiles(self.target).band * stage.pooled[1]}]"
                 yield f"int counts{n}[{stage.outputs}]"
-        rows = (max(each.winograd_rows, each.window) * each.grid[1] * each.outputs for each in self.stages.convs)
-        yield f"float rows[{max(rows, default=0)}]"
+        rows = [max(each.winograd_rows, each.window) * each.grid[1] * each.outputs for each in self.stages.convs]
+        tables = [each.padded[0] * each.pooled[1] * self.target.lanes for each in self.stages.convs[:1]]
+        yield f"float rows[{max([*rows, *tables], default=0)}]"
         yield f"float y[{self._images * self.stages.linears[0].inputs}]"
         yield f"float grad_y[{self._images * self.stages.linears[0].inputs}]"
 

@@ -172,8 +172,8 @@ class LiveFleet:
         folder = RunFolder(simulation.folder.path.resolve())
         files = folder.device(name)
         privacy = simulation.prepared.spec.privacy
-        tests = {"common_test": folder.common_test, "local_test": files.local_test, "metrics": files.metrics}
-        tests |= {"own_metrics": own} if (own := list(simulation.task.model.metrics)) else {}
+        tests: dict[str, object] = {"common_test": folder.common_test, "local_test": files.local_test}
+        tests |= {"metrics": files.metrics, "own_metrics": list(simulation.task.model.metrics)}
         sections: dict[str, dict[str, object]] = {
             "device": {"id": name, "federation": FEDERATION, "state_dir": files.path, "board": device.board},
             "broker": {"url": self.url_for(name), **(self._tls.files(name) if self._tls else {})},

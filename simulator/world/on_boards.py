@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hushfleet.aggregator.results.events import EventLog, iterate_events
-from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.atomic_file import write_whole
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -106,29 +105,6 @@ def run_on_boards(
     return clock.now
 
 
-class _Server(WorldServer):
-    """An aggregator that calls a program's function after each round."""
-
-    on_round: OnRound | None = None
-
-    def options_of(self, engine: RoundEngine) -> dict[str, Any]:
-        return super().options_of(engine) | {"events": _Told(self, engine, clock=self._clock)}
-
-
-class _Told(EventLog):
-    """The event log, by whose event of a closed round its function is called: the next one is not open yet."""
-
-    def __init__(self, server: _Server, engine: RoundEngine, *, clock: WorldClock) -> None:
-        super().__init__(server.events_path, clock=clock)
-        self._server, self._engine = server, engine
-
-    def write(self, kind: str, **fields: Any) -> dict[str, Any]:
-        event = super().write(kind, **fields)
-        if kind == "round_close":
-            tell(self._server.on_round, self._engine, fields)
-        return event
-
-
 class _Run:
     """The world of a simulation."""
 
@@ -149,7 +125,8 @@ class _Run:
         self._names = [device.name for device in simulation.fleet.devices]
         self._schedule = schedule_of(simulation.task, self._names)
         hub, costs = LocalHub(clock=clock), kept_costs(simulation)
-        self._server = _Server(
+        self._on_round = on_round
+        self._server = WorldServer(
             simulation.prepared,
             simulation.folder.aggregator,
             clock=clock,
@@ -159,8 +136,8 @@ class _Run:
             events=simulation.folder.events,
             key=simulation.folder.path / "aggregator.key",
             on_opened=lambda round, cohort: self.world.round_opened(round),
+            on_event=self._heard,
         )
-        self._server.on_round = on_round
         self._server.start()
         first_round = self._server.store.last_closed_round + 1
         self.world = World(
@@ -174,6 +151,11 @@ class _Run:
             first_round=first_round,
             on_action=self._played,
         )
+
+    def _heard(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Calls the program's function when a round has closed: the next one is not open yet."""
+        if kind == "round_close" and self._server.coordinator is not None:
+            tell(self._on_round, self._server.coordinator.engine, fields)
 
     def _played(self, action: Action) -> None:
         self._scenario.write("scenario", action=action.kind, target=action.target)

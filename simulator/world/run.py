@@ -18,7 +18,7 @@ import numpy as np
 
 from hushfleet.aggregator.config.calendar import Schedule as Windows
 from hushfleet.aggregator.payloads.prepare import PreparedTask
-from hushfleet.aggregator.results.events import EventLog
+from hushfleet.aggregator.results.events import EventLog, OnEvent
 from hushfleet.aggregator.rounds.coordinator import LONGEST_SLEEP_S, Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.policy import least_devices
@@ -66,6 +66,7 @@ class WorldServer:
     :param events: the event log's file; by default in the folder.
     :param key: the file of its key; by default it is the same in each world, and kept nowhere.
     :param on_opened: receives the number of each round that opens, and its cohort.
+    :param on_event: as of `EventLog`.
     """
 
     def __init__(
@@ -79,12 +80,13 @@ class WorldServer:
         accept_s: float = 0.0,
         close_s: float = 0.0,
         on_opened: Callable[[int, list[str]], None] = lambda round, cohort: None,
+        on_event: OnEvent = lambda kind, fields: None,
         events: Path | None = None,
         key: Path | None = None,
         engine_options: dict[str, Any] | None = None,
     ) -> None:
         self.prepared, self.folder = prepared, folder
-        self._clock, self._hub, self._on_opened = clock, hub, on_opened
+        self._clock, self._hub, self._on_opened, self._on_event = clock, hub, on_opened, on_event
         schedule = prepared.task.schedule
         zone = ZoneInfo(Windows(schedule).zone) if schedule.is_set else ZoneInfo("UTC")
         self._began = starts.replace(tzinfo=zone).timestamp()
@@ -155,7 +157,10 @@ class WorldServer:
         """Opens the register of its boards; returns the coordinator's options that depend on it."""
         self.register: DeviceRegister = DeviceRegister(self.folder / "aggregator", durable=False, wall=self.wall)
         enrolment = Enrolment(self.store, self.register, closed=False, clock=self._clock, wall=self.wall)
-        return {"enrolment": enrolment, "events": EventLog(self.events_path, clock=self._clock)}
+        return {
+            "enrolment": enrolment,
+            "events": EventLog(self.events_path, clock=self._clock, on_event=self._on_event),
+        }
 
     def kill(self) -> None:
         """Ends the process at once; what it has not stored is lost."""

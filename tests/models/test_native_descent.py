@@ -62,7 +62,7 @@ class InOneCall(Stepwise):
 
     calls = 0
 
-    def descend(self, *arguments: Any) -> float:
+    def descend(self, *arguments: Any) -> np.ndarray:
         self.calls += 1
         return self.gradient.descend(*arguments)
 
@@ -75,15 +75,20 @@ def samples_of(count: int, model: Model = MODEL, *, as_floats: bool = False, see
     return Samples(images.astype(np.float32) / 7 if as_floats else images, labels, mean, std)
 
 
-def train(method: TaskMethod, gradient: Any, samples: Any, model: Model = MODEL, **changes: Any) -> Trained:
+def begun(method: TaskMethod, gradient: Any, samples: Any, model: Model, personal: float) -> tuple[LocalRound, Any]:
+    """A local round, and the generator that draws its batches."""
     rng = np.random.default_rng(5)
-    mask = rng.random(model.layout.size) < changes.pop("personal", 0.0)
+    mask = rng.random(model.layout.size) < personal
     own = model.init(4) if mask.any() or method.parts.own_training else None
     state = DeviceState(PublicState(mask, 1), own)
     loaded = LoadedSamples(samples, gradient, no_logits, by_record=method.by_record)
-    begun = LocalRound(method, state, model.init(3) + np.float32(0.1), RoundTerms(), loaded)
+    return LocalRound(method, state, model.init(3) + np.float32(0.1), RoundTerms(), loaded), rng
+
+
+def train(method: TaskMethod, gradient: Any, samples: Any, model: Model = MODEL, **changes: Any) -> Trained:
+    local, rng = begun(method, gradient, samples, model, changes.pop("personal", 0.0))
     how = {"inputs": Inputs(), "rng": rng, "make_optimizer": make_native_optimizer, **changes}
-    return begun.train(**how)
+    return local.train(**how)
 
 
 def assert_same(gradient: NativeGradient, method: TaskMethod, samples: Any, *more: Any, **changes: Any) -> None:
@@ -103,6 +108,7 @@ ORDERS = st.sampled_from([PartOrder(), SharedOnly(), PersonalFirst(), PersonalFi
 @settings(max_examples=60, deadline=None)
 @given(
     count=st.integers(0, 13),
+    others=st.lists(st.integers(0, 13), max_size=3),
     batch_size=st.integers(1, 6),
     local_epochs=st.integers(1, 3),
     local_steps=st.integers(0, 7),
@@ -112,14 +118,31 @@ ORDERS = st.sampled_from([PartOrder(), SharedOnly(), PersonalFirst(), PersonalFi
     personal=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
     as_floats=st.booleans(),
 )
-def test_any_training(count, batch_size, local_epochs, local_steps, optimizer, order, pulls, personal, as_floats):
+def test_any_training(
+    count, others, batch_size, local_epochs, local_steps, optimizer, order, pulls, personal, as_floats
+):
     name, momentum = optimizer
     config = {"learning_rate": 0.1 if name == "sgd" else 0.01, "batch_size": batch_size, "local_epochs": local_epochs}
     config |= {"optimizer": name, "momentum": momentum, "local_steps": local_steps}
     method = make_method("fedavg", config, PRIVACY, MODEL.layout, rounds=1)
     training = Sgd(penalties=tuple(map(Pull, pulls)), order=order)
     method = bind(replace(method.parts, training=training), method.config, PRIVACY, MODEL.layout)
-    assert_same(compiled(), method, samples_of(count, as_floats=as_floats), personal=personal)
+    each = [samples_of(n, as_floats=as_floats, seed=seed) for seed, n in enumerate((count, *others))]
+    assert_same(compiled(), method, each[0], personal=personal)
+    assert_together(compiled(), method, each, personal)
+
+
+def assert_together(gradient: NativeGradient, method: TaskMethod, each: list[Any], personal: float) -> None:
+    """Several clients in one call end as each alone."""
+    locals = [begun(method, gradient, samples, MODEL, personal) for samples in each]
+    clients = [OneClient(local, method.training, Inputs(), rng) for local, rng in locals]
+    ends, descents = np.stack([local.context.start for local, _ in locals]), [client.descent() for client in clients]
+    if any(descent.batches for descent in descents):
+        losses = gradient.descend(descents, ends)
+        for samples, end, loss, descent in zip(each, ends, losses, descents, strict=True):
+            alone = train(method, gradient, samples, personal=personal)
+            assert end.tobytes() == alone.end.tobytes()
+            assert loss / max(1, sum(map(len, descent.batches))) == alone.loss
 
 
 @pytest.mark.parametrize("name", ["fedprox", "ditto", "fedper", "lg-fedavg", "fedrep"])
@@ -166,9 +189,9 @@ def test_what_needs_more_than_plain_steps_goes_step_by_step():
 
     def in_one_call(method: TaskMethod = fedavg, *, samples: Any = samples, gradient: Any = None, **how: Any) -> bool:
         loaded = LoadedSamples(samples, gradient or InOneCall(compiled()), no_logits)
-        begun = LocalRound(method, method.init_state(), MODEL.init(0), RoundTerms(), loaded)
+        local = LocalRound(method, method.init_state(), MODEL.init(0), RoundTerms(), loaded)
         how = {"inputs": Inputs(), "rng": np.random.default_rng(0), **how}
-        return OneClient(begun, method.training, **how).in_one_call
+        return OneClient(local, method.training, **how).in_one_call
 
     assert in_one_call()
     assert not in_one_call(gradient=Stepwise(compiled()))

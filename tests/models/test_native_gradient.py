@@ -220,8 +220,8 @@ def test_narrower_vectors_compute_the_same(flag, native_of, tmp_path, monkeypatc
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         assert ("__AVX2__" in find_compiler().defined) == (flag == "-march=haswell")
         assert "__AVX512F__" not in find_compiler().defined
-    layers = Conv(16, 3), Conv(32, 3), Pool(), Dropout(0.5), Linear(5, relu=False)
-    model = described("narrow", (1, 10, 10), *layers)
+    convs = Conv(16, 5), Pool(), Conv(32, 5, padding=2), Pool(), Conv(16, 3, padding=1)
+    model = described("narrow", (1, 20, 20), *convs, Pool(), Dropout(0.5), Linear(5, relu=False))
     params, rng = model.init(0), np.random.default_rng(0)
     x, y, masks = checks.stable_batch(TorchGradient(model), params, 7, rng)
     _, expected = TorchGradient(model)(params, x, y, masks)

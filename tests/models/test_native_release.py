@@ -50,6 +50,7 @@ def plain(
     steps: list[float],
     sums: ExactSum,
     weight: float,
+    key: bytes,
 ) -> tuple[np.ndarray, list[float], list[float]]:
     if bounds is not None:
         values = clip(values, bounds[0]) if len(bounds) == 1 else clip_layers(values, layout, bounds)
@@ -57,7 +58,7 @@ def plain(
     noised = GaussianMechanism(float(stds.any())).add_noise(values, stds, noise, where=shared, layout=layout)
     masks = np.ones(layout.size, bool) if shared is None else shared
     counts = [int(np.count_nonzero(masks[span.start : span.stop])) for span in layout.layers]
-    seen = codec_of("quantized" if steps else "float32").seen(noised[masks], Coding(counts, steps, KEY))
+    seen = codec_of("quantized" if steps else "float32").seen(noised[masks], Coding(counts, steps, key))
     whole = np.zeros(layout.size, np.float32)
     whole[masks] = seen
     sums.add(whole, shared, weight=weight)
@@ -93,14 +94,15 @@ def cases(draw: Any) -> dict[str, Any]:
         "weight": draw(st.sampled_from([1.0, 0.3, 3.75])),
         "drawn": draw(st.integers(0, 300)),
         "stride": draw(st.sampled_from([1, 2, 7, 50_000])),
+        "clients": draw(st.integers(1, 3)),
     }
 
 
 @settings(max_examples=150, deadline=None)
 @given(case=cases())
 def test_the_same_bits_as_numpy(case):
-    layout, rng = layout_of(case["sizes"]), np.random.default_rng(case["seed"])
-    values = (rng.standard_normal(layout.size) * case["scale"]).astype(np.float32)
+    layout, rng, clients = layout_of(case["sizes"]), np.random.default_rng(case["seed"]), range(case["clients"])
+    values = (rng.standard_normal((len(clients), layout.size)) * case["scale"]).astype(np.float32)
     mask = None if case["kept"] is None else np.zeros(layout.size, bool)
     if case["kept"] == "layer":
         mask[layout.layers[-1].start :] = True
@@ -109,45 +111,53 @@ def test_the_same_bits_as_numpy(case):
     elif mask is not None:
         mask = rng.random(layout.size) < case["kept"]
     if mask is not None:
-        values[mask] = 0
+        values[:, mask] = 0
     bounds = None if case["bounds"] is None else np.array(case["bounds"])
     stds, steps = np.array(case["stds"]), case["steps"]
-    noises = SeededNoise(case["seed"], 1, 2), NativeNoise(case["seed"], 1, 2)
-    for noise in noises:
+    numpys, ours = ([kind(case["seed"], client, 2) for client in clients] for kind in (SeededNoise, NativeNoise))
+    for noise in (*numpys, *ours):
         noise.normal(case["drawn"])
-    sums, weight = ExactSum(layout.size), case["weight"]
+    streams, keys, stride = np.concatenate([noise.stream for noise in ours]), (KEY, KEY[::-1], KEY), case["stride"]
     how = {"mask": mask, "bounds": bounds, "stds": stds, "steps": steps}
-    seen, peaks, squares = plain(values, layout, noises[0], sums=sums, weight=weight, **how)
-    stride = case["stride"]
-    got = released(values, layout, noises[1], dither_key=KEY, stride=stride, **how)
-    ours = ExactSum(layout.size, add_small=add_scaled)
-    whole = np.zeros(layout.size, np.float32)
-    whole[... if mask is None else ~mask] = got.values
-    ours.add(whole, weight=weight)
-    assert np.array_equal(ours.sums, sums.sums)
-    assert got.values.tobytes() == seen.tobytes()
-    assert got.measured == (tuple(peaks), tuple(squares))
-    if steps:
-        shared = np.ones(layout.size, bool) if mask is None else ~mask
-        counts = [int(np.count_nonzero(shared[span.start : span.stop])) for span in layout.layers]
-        assert np.array_equal(got.levels, sampled_levels(seen, Coding(counts, steps, KEY), stride))
-    assert noises[0].normal(5).tobytes() == noises[1].normal(5).tobytes()
+    got = released(values, layout, streams, dither_keys=b"".join(keys[: len(clients)]), stride=stride, **how)
+    sums, weight, added = ExactSum(layout.size), case["weight"], ExactSum(layout.size, add_small=add_scaled)
+    shared = np.ones(layout.size, bool) if mask is None else ~mask
+    counts = [int(np.count_nonzero(shared[span.start : span.stop])) for span in layout.layers]
+    for client, noise, stream in zip(clients, numpys, np.split(streams, len(clients)), strict=True):
+        how["key"] = keys[client]
+        seen, peaks, squares = plain(values[client], layout, noise, sums=sums, weight=weight, **how)
+        one = got.of(client)
+        whole = np.zeros(layout.size, np.float32)
+        whole[shared] = one.values
+        added.add(whole, weight=weight)
+        assert one.values.tobytes() == seen.tobytes()
+        assert one.measured == (tuple(peaks), tuple(squares))
+        if steps:
+            assert np.array_equal(one.levels, sampled_levels(seen, Coding(counts, steps, keys[client]), stride))
+        ours[client].stream[:] = stream
+        assert noise.normal(5).tobytes() == ours[client].normal(5).tobytes()
+    assert np.array_equal(added.sums, sums.sums)
+    together, alone = np.zeros((2, len(got.values[0])), np.int64)
+    add_scaled(together, got.values, 2.0**40)
+    for row in got.values:
+        add_scaled(alone, row, 2.0**40)
+    assert np.array_equal(together, alone), "all rows in one call"
 
 
 @pytest.mark.parametrize("fault", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_refused(fault):
     layout, values = layout_of([5, 40]), np.ones(45, np.float32)
     values[7] = fault
-    how = {"mask": None, "stds": np.ones(2), "steps": [], "dither_key": KEY, "stride": 1}
+    how = {"mask": None, "stds": np.ones(2), "steps": [], "dither_keys": KEY, "stride": 1}
     for bounds in (np.array([1.0]), np.array([1.0, 1.0])):
         with pytest.raises(PrivacyError, match="not finite"):
-            released(values, layout, NativeNoise(0, 0, 0), bounds=bounds, **how)
+            released(values[None], layout, NativeNoise(0, 0, 0).stream, bounds=bounds, **how)
 
 
 def test_the_norm_of_a_long_vector_is_summed_in_numpys_order():
     layout = layout_of([1_300_001])
     values = np.random.default_rng(1).standard_normal(layout.size).astype(np.float32)
-    found = _squares_of(values, layout, np.ones(1))
+    found = _squares_of(values[None], layout, np.ones(1))
     assert found == np.float64(_sum_of_squares(values, 0, layout.size))
 
 

@@ -123,3 +123,20 @@ def test_decay_moves_only_what_trains(form: str, runtime: str, need_compiler: An
     for count, end in zip(COUNTS, trained(method, runtime, start, DeviceState(PublicState(kept, 1))), strict=True):
         assert end[kept].tobytes() == start[kept].tobytes()
         np.testing.assert_allclose(end, by_torch(start, samples_of(count), method.config, kept), rtol=0, atol=1e-6)
+
+
+def test_accumulated_batches_are_computed_one_after_the_other() -> None:
+    """So a board needs the memory of one; an epoch's last step has what is left."""
+    sizes, run = [], LinearGradient(MODEL.layout)
+
+    def gradient(params: Any, x: Any, y: Any, *arguments: Any, **named: Any) -> Any:
+        sizes.append(len(y))
+        return run(params, x, y, *arguments, **named)
+
+    config = {"batch_size": 3, "accumulate": 2, "local_steps": 3}
+    method = make_method("fedavg", config, PRIVACY, MODEL.layout, rounds=1)
+    loaded = LoadedSamples(samples_of(8), gradient, no_logits)
+    begun = LocalRound(method, method.init_state(), np.zeros(MODEL.layout.size, np.float32), RoundTerms(), loaded)
+    done = begun.train(inputs=Inputs(), rng=np.random.default_rng(0))
+    assert sizes == [3, 3, 2, 3, 3]
+    assert done.loss < np.log(3)

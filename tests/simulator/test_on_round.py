@@ -29,8 +29,10 @@ IN_LOOP: dict[str, Any] = {"local_only": False, "workers": 1}
 HOW = IN_LOOP | {"quiet": True}
 
 
-@pytest.mark.parametrize("boards", ["", "raspberry-pi-4-4gb"])
-def test_each_round_is_given_with_its_model_before_the_next_begins(tmp_path: Path, boards: str) -> None:
+@pytest.mark.parametrize(
+    ("boards", "method"), [("", "dp-fedavg"), ("", "fedopt"), ("", "fedala"), ("raspberry-pi-4-4gb", "fedala")]
+)
+def test_each_round_is_given_with_its_model_before_the_next_begins(tmp_path: Path, boards: str, method: str) -> None:
     given: list[Round] = []
 
     def on_round(round: Round) -> bool:
@@ -39,7 +41,8 @@ def test_each_round_is_given_with_its_model_before_the_next_begins(tmp_path: Pat
         given.append(round)
         return round.number < 3  # None, too, goes on
 
-    run = hf.simulate(TASK, out=tmp_path / "a", on_round=on_round, boards=boards, **HOW)
+    task = {**TASK, "method": TASK["method"] | {"name": method}}
+    run = hf.simulate(task, out=tmp_path / "a", on_round=on_round, boards=boards, **HOW)
     assert [round.number for round in given] == list(run.rounds.index) == [1, 2, 3]
     assert [round.accuracy for round in given] == run.rounds.accuracy_global.tolist()
     assert [round.participants for round in given] == run.rounds.participants.tolist()
@@ -49,8 +52,8 @@ def test_each_round_is_given_with_its_model_before_the_next_begins(tmp_path: Pat
     assert all(np.array_equal(model[name], given[-1].model[name]) for name in model)
     logits = loaded.inference(given[0].params, loaded.common_test.x)
     assert (logits.argmax(1) == loaded.common_test.labels).mean() == pytest.approx(given[0].accuracy)
-    whole = hf.simulate(TASK, out=tmp_path / "a", resume=True, boards=boards, **HOW)
-    plain = hf.simulate(TASK, out=tmp_path / "b", boards=boards, **HOW)
+    whole = hf.simulate(task, out=tmp_path / "a", resume=True, boards=boards, **HOW)
+    plain = hf.simulate(task, out=tmp_path / "b", boards=boards, **HOW)
     assert whole.rounds.accuracy_global.equals(plain.rounds.accuracy_global), "an end by a program changes no bit"
 
 

@@ -191,7 +191,7 @@ def test_whole_numbers_of_a_bit_depth_are_the_same_from_every_source(tmp_path: P
     with pytest.raises(BadInput, match=r"whole numbers from 0 to 511 \(data.bit_depth\)"):
         task("arrays", tmp_path / "all.npz", input_shape=[1, 8, 8], bit_depth=9)
     with pytest.raises(BadInput, match=r"is uint8, and data\.bit_depth = 12 is for larger pixels"):
-        hf.Data.of((PIXELS, LABELS), bit_depth=12).dataset("d")
+        hf.as_data((PIXELS, LABELS), bit_depth=12).dataset("d")
 
 
 def test_an_image_with_more_bits_than_the_task_says_is_named(tmp_path: Path) -> None:

@@ -96,6 +96,9 @@ def test_they_are_columns_of_rounds_and_devices(tmp_path: Path) -> None:
         run.rounds.mine_global
     )
     assert Result.load(run.folder / "result.json") == run.result
+    page = run.report().read_text()
+    assert "Own metrics" in page
+    assert f">{run.devices.mine_own_local['device-1']:.3g}<" in page
     with pytest.raises(BadInput, match=r"model.metrics = 'python:other' is a metric of a Python program"):
         simulate(tmp_path / "b", {"model.metrics": ["python:other"], "name": "x"})
 
@@ -133,3 +136,21 @@ def test_in_the_field_the_public_test_set_is_needed_and_a_question_is_named() ->
         BadInput, match=r"boards answer it, noised and charged, where the task asks for an \[evaluation\]"
     ):
         prepare(field)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedala", "fedopt"])
+def test_the_live_engine_measures_the_same(tmp_path: Path, method: str) -> None:
+    changes = {"model.metrics": NAMES, "method.name": method, "round.rounds": 3}
+    fast, live = (
+        simulate(tmp_path / engine, changes, **how)
+        for engine, how in (
+            ("fast", {"runtime": "onnx"}),
+            ("live", {"engine": "live", "workers": 0, "own_processes": 1}),
+        )
+    )
+    columns = [name for name in fast.rounds if name.startswith(("accuracy", "loss", "balanced", "calib", "per_class"))]
+    assert live.rounds[columns].equals(fast.rounds[columns])
+    own = [name for name in fast.devices if name.endswith("_own_local")]
+    assert len(own) > 10
+    assert live.devices[own].equals(fast.devices[own])

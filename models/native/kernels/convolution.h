@@ -327,12 +327,59 @@ KERNEL void unpool(const Conv s, const float *grad, const uint64_t *alive, float
     }
 }
 
+#if defined(__AVX512F__)
+/* As below, of one channel with pooling: each output's gradient meets the inputs of one corner, which it finds in a table
+ * of its pixel's inputs. A table has 8 inputs of a row and 8 of the next. */
+KERNEL void corner_weight_gradient(const Conv s, const float *x, const uint64_t *alive, const float *grad,
+                                   float *tables, float *grad_weight)
+{
+    const int height = s.height / 2, columns = s.width / 2, words = WORDS(s);
+    const uint32_t used = (1 << (s.kernel + 1)) - 1;
+    for (int row = 0; row < 2 * height + s.kernel - 2; row++)
+        for (int column = 0; column < columns; column++) {
+            const float *from = x + row * s.x_row + 2 * column;
+            const vec upper = _mm512_maskz_loadu_ps(used, from);
+            store(tables + (row * columns + column) * LANES,
+                  _mm512_mask_loadu_ps(upper, used << 8, from + s.x_row - 8));
+        }
+    for (int o = 0; o < s.outputs; o += LANES) {
+        vec sum[25];
+        UNROLL
+        for (int tap = 0; tap < s.kernel * s.kernel; tap++)
+            sum[tap] = load(grad_weight + tap * s.outputs + o);
+        for (int row = 0; row < height; row++)
+            for (int column = 0; column < columns; column++) {
+                const uint64_t *bits = alive + (row * columns + column) * CORNERS(s) * words + o / s.word;
+                const uint64_t right = bits[words] | bits[3 * words], lower = bits[2 * words] | bits[3 * words];
+                const ints at = (ints)keep(right >> o % s.word, (vec)((ints){0} + 1)) |
+                                (ints)keep(lower >> o % s.word, (vec)((ints){0} + 8));
+                const vec value = load(grad + row * s.y_row + column * s.outputs + o);
+                UNROLL
+                for (int tap = 0; tap < s.kernel * s.kernel; tap++) {
+                    const vec table = load(tables + ((2 * row + tap % s.kernel) * columns + column) * LANES);
+                    sum[tap % s.kernel * s.kernel + tap / s.kernel] +=
+                        value * (vec)_mm512_permutexvar_ps((__m512i)(at + tap / s.kernel), table);
+                }
+            }
+        UNROLL
+        for (int tap = 0; tap < s.kernel * s.kernel; tap++)
+            store(grad_weight + tap * s.outputs + o, sum[tap]);
+    }
+}
+#endif
+
 /* Gradient of the first layer by its weights, added to [tap][channel][output]: its few input channels fill no
  * vector, so here the outputs do, and the gradient is spread over the window's rows first. */
 KERNEL void first_weight_gradient(const Conv s, const float *x, const uint64_t *alive, const float *grad, float *rows,
                                   float *grad_weight)
 {
     const int taps = s.kernel * s.kernel * s.inputs, columns = s.width / s.window;
+#if defined(__AVX512F__)
+    if (s.inputs == 1 && s.window == 2 && s.kernel <= 5) {
+        corner_weight_gradient(s, x, alive, grad, rows, grad_weight);
+        return;
+    }
+#endif
     if (s.width % s.window)
         memset(rows, 0, sizeof(float) * s.window * s.width * s.outputs);
     for (int row = 0; row < s.height / s.window; row++) {

@@ -3,6 +3,7 @@
  * Like the optimizers, this is compiled without contraction; the gradient is another library's function.
  */
 #include <stdint.h>
+#include <string.h>
 
 typedef void Take(void *to, float *gradient, int64_t start, int64_t count);
 typedef int Gradient(const float *params, const float *images, const int64_t *labels, int batch,
@@ -91,15 +92,12 @@ static void move(void *to, float *gradient, int64_t start, int64_t count)
         sgd_step(params, gradient, size, settings[0]);
 }
 
-/* Moves `params`; `loss_sum` gets the sum of the losses of all samples. Returns the index in `places` of a sample whose
- * label is no class, or -1.
- *
- * places: of the samples of all batches, one batch after the other.
- * x, y, gradient: memory for a batch and for the gradient. */
-int64_t descend(Gradient *compute, void *scratch, float *params, const Samples *samples, const Step *steps,
-                int step_count, const int64_t *places, Part *parts, const float *pulls, int pull_count,
-                const float *center, const float *settings, const float *corrections, float *x, int64_t *y,
-                float *gradient, double *loss_sum)
+/* Moves `params` by all steps; `loss_sum` gets the sum of the losses of all samples. Returns the index in `places` of a
+ * sample whose label is no class, or -1. */
+static int64_t descend_one(Gradient *compute, void *scratch, float *params, const Samples *samples, const Step *steps,
+                           int64_t step_count, const int64_t *places, Part *parts, const float *pulls, int pull_count,
+                           const float *center, const float *settings, const float *corrections, float *x, int64_t *y,
+                           float *gradient, double *loss_sum)
 {
     const int64_t *at = places, *next = places;
     for (const Step *step = steps; step < steps + step_count; step++) {
@@ -118,6 +116,44 @@ int64_t descend(Gradient *compute, void *scratch, float *params, const Samples *
         part->steps += part->square != 0;
         if (step->fresh)
             *loss_sum += (double)loss * step->size;
+    }
+    return -1;
+}
+
+/* What one client has of `steps` and of `places`. */
+typedef struct {
+    int64_t steps, places;
+} Share;
+
+/* Trains clients one after the other, each from its row of `params`. Returns the index in `places` of a sample whose label
+ * is no class, or -1.
+ *
+ * places: of the samples of all batches, one batch after the other.
+ * x, y, gradient: memory for a batch and for the gradient.
+ * loss_sums: of each client. */
+int64_t descend(Gradient *compute, void *scratch, float *params, int64_t size, const Share *clients, int client_count,
+                const Samples *samples, const Step *steps, const int64_t *places, Part *parts, int part_count,
+                const float *pulls, int pull_count, const float *center, const float *settings,
+                const float *corrections, float *x, int64_t *y, float *gradient, double *loss_sums)
+{
+    const int64_t *at = places;
+    for (int c = 0; c < client_count; c++) {
+        for (Part *part = parts; part < parts + part_count; part++) {
+            const size_t bytes = (part->stop - part->start) * sizeof(float);
+            part->steps = 0;
+            if (part->mean)
+                memset(part->mean, 0, bytes);
+            if (part->square)
+                memset(part->square, 0, bytes);
+        }
+        loss_sums[c] = 0;
+        const int64_t wrong =
+            descend_one(compute, scratch, params + c * size, samples, steps, clients[c].steps, at, parts, pulls,
+                        pull_count, center, settings, corrections, x, y, gradient, loss_sums + c);
+        if (wrong >= 0)
+            return at - places + wrong;
+        steps += clients[c].steps;
+        at += clients[c].places;
     }
     return -1;
 }

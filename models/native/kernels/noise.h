@@ -22,11 +22,13 @@ typedef struct {
 
 size_t stream_bytes(void) { return sizeof(Stream); }
 
-void begin(Stream *stream, const uint64_t *key)
+void begin(Stream *streams, const uint64_t *keys, size_t count)
 {
-    memcpy(stream->key, key, sizeof stream->key);
-    stream->taken = 0;
-    stream->given = DRAWN;
+    for (size_t i = 0; i < count; i++) {
+        memcpy(streams[i].key, keys + 2 * i, sizeof streams[i].key);
+        streams[i].taken = 0;
+        streams[i].given = DRAWN;
+    }
 }
 
 static inline void philox(const uint64_t *key, uint64_t counter, uint64_t *words)

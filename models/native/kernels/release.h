@@ -34,12 +34,16 @@ static double sum_of_squares(const float *values, size_t size)
     return sum;
 }
 
-double squares_of(const float *values, size_t size)
+/* The sums of squares of the parts of each client's vector that end at `stops`. */
+void squares_of(const float *values, size_t size, size_t clients, const uint64_t *stops, size_t count, double *sums)
 {
-    double sum = 0;
-    for (size_t first = 0; first < size; first += BLOCK)
-        sum += sum_of_squares(values + first, size - first < BLOCK ? size - first : BLOCK);
-    return sum;
+    for (; clients; clients--, values += size)
+        for (size_t part = 0, first = 0; part < count; part++, sums++)
+            for (*sums = 0; first < stops[part]; ) {
+                const size_t left = stops[part] - first, some = left < BLOCK ? left : BLOCK;
+                *sums += sum_of_squares(values + first, some);
+                first += some;
+            }
 }
 
 /* Facts of one layer. */
@@ -114,16 +118,10 @@ static float peak_of(const float *values, size_t size)
     return peak;
 }
 
-/* Releases an update of finite values: clips, noises, quantises and measures.
- *
- * mask     1 where a value stays on the device, or NULL
- * seen     the values as they are sent, without those that stay; there is memory for one more
- * levels   of each unit: its first quantised level and each `stride`-th one after that, one after the other
- * squares  of each layer: for each unit of its sent values the sum of their squares, one after the other
- * peaks    of each layer: the largest magnitude of a sent value
- */
-void release(Stream *noise, const uint64_t *dither_key, const float *update, const uint8_t *mask, const Layer *layers,
-             size_t count, float *seen, size_t stride, float *levels, double *squares, float *peaks)
+/* Releases an update of finite values: clips, noises, quantises and measures; the arguments are those of `release`. */
+static void release_one(Stream *noise, const uint64_t *dither_key, const float *update, const uint8_t *mask,
+                        const Layer *layers, size_t count, float *seen, size_t stride, float *levels, double *squares,
+                        float *peaks)
 {
     size_t at = 0, sent = 0;
     for (size_t l = 0; l < count; l++) {
@@ -158,14 +156,33 @@ void release(Stream *noise, const uint64_t *dither_key, const float *update, con
     }
 }
 
-/* Adds values times `scale`, rounded to whole numbers; none reaches 2^51. */
-void add_scaled(int64_t *sums, const float *values, double scale, size_t size)
+/* Releases the updates of clients, one row of each array after the other.
+ *
+ * size     values of a vector
+ * mask     1 where a value stays on the device, or NULL; the same for all
+ * seen     `sent` values of each, those that do not stay; at the end there is memory for one more
+ * levels   `kept` of each: of each unit its first quantised level and each `stride`-th one after that
+ * squares  `units` of each: for each unit of the layers' sent values the sum of their squares
+ * peaks    for each layer: the largest magnitude of a sent value
+ */
+void release(Stream *noises, const uint64_t *dither_keys, const float *updates, size_t size, size_t clients,
+             const uint8_t *mask, const Layer *layers, size_t count, float *seen, size_t sent, size_t stride,
+             float *levels, size_t kept, double *squares, size_t units, float *peaks)
+{
+    for (size_t c = 0; c < clients; c++)
+        release_one(noises + c, dither_keys + 2 * c, updates + c * size, mask, layers + c * count, count,
+                    seen + c * sent, stride, levels + c * kept, squares + c * units, peaks + c * count);
+}
+
+/* Adds rows of values times `scale`, rounded to whole numbers; none reaches 2^51. */
+void add_scaled(int64_t *sums, const float *values, double scale, size_t size, size_t rows)
 {
     static const double SHIFT = 1.5 * 0x1p52;
-    for (size_t i = 0; i < size; i++) {
-        const double shifted = values[i] * scale + SHIFT;
-        int64_t bits;
-        memcpy(&bits, &shifted, sizeof bits);
-        sums[i] += bits - 0x4338000000000000;
-    }
+    for (; rows; rows--, values += size)
+        for (size_t i = 0; i < size; i++) {
+            const double shifted = values[i] * scale + SHIFT;
+            int64_t bits;
+            memcpy(&bits, &shifted, sizeof bits);
+            sums[i] += bits - 0x4338000000000000;
+        }
 }

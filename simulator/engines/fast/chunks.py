@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 from hushfleet.aggregator.payloads.exact_sum import ExactSum
 from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason
-from hushfleet.edge_client.worker.metrics import evaluations, own_metrics
+from hushfleet.edge_client.worker.metrics import own_metrics
 from hushfleet.edge_client.worker.randomness import SeededRandomness
 from hushfleet.edge_client.worker.trainer import DeviceRound, Trainer
 from hushfleet.errors import PrivacyError
@@ -68,6 +68,7 @@ class ClientChunk:
     :param summed: whether the updates are added up where they are trained.
     :param server: the state of the method's server half, if it weighs updates.
     :param trained: results of the local training, if it was done elsewhere, as `shipped` makes them.
+    :param like: as for `PartialSum`.
     """
 
     path: Path
@@ -79,6 +80,7 @@ class ClientChunk:
     summed: bool = True
     server: ServerArrays = field(default_factory=dict)
     trained: Sequence[Trained] = ()
+    like: int = LIKE
 
     @property
     def run(self) -> LoadedRun:
@@ -117,7 +119,8 @@ CHUNKS_PER_WORKER = 3
 
 def divided(chunk: ClientChunk, workers: int) -> list[ClientChunk]:
     """Divides a round among the workers, into some chunks for each, since devices have different numbers of samples."""
-    size = LIKE * math.ceil(len(chunk.clients) / (CHUNKS_PER_WORKER * workers * LIKE)) or LIKE
+    like = chunk.like
+    size = like * math.ceil(len(chunk.clients) / (CHUNKS_PER_WORKER * workers * like)) or like
     return [
         replace(chunk, clients=chunk.clients[first : first + size], trained=chunk.trained[first : first + size])
         for first in range(0, len(chunk.clients), size)
@@ -126,25 +129,30 @@ def divided(chunk: ClientChunk, workers: int) -> list[ClientChunk]:
 
 def train(chunk: ClientChunk) -> ChunkAnswer:
     """Trains the devices, or only does the rest of their round: clip, noise, encode, add."""
+    from hushfleet.simulator.engines.fast import alike  # it plays this module's clients
+
     run, plan = chunk.run, chunk.plan
     run.secure = None
     published = run.global_params(plan)
     server = ServerRound(run.method, run.method.split(published)[0], chunk.server)
-    total = PartialSum(run.method.layout.size, server.weight) if chunk.summed else None
-    works: list[Callable[[DeviceRound], Any]] = [lambda round: round.run(published)] * len(chunk.clients)
-    if chunk.trained:
-        works = [partial(_commit, trained, published) for trained in chunk.trained]
-    rows = []
-    for place, (client, work) in enumerate(zip(chunk.clients, works, strict=True)):
-        if total is not None:
-            total.begin(place)
-        rows.append(_answer(chunk, client, total, work))
+    total = PartialSum(run.method.layout.size, server.weight, like=chunk.like) if chunk.summed else None
+    together = None if total is None else alike.clients_of(chunk, published, total)
+    rows, size = list[ClientRow](), 1 if together is None else together.at_once
+    for first in range(0, len(chunk.clients), size):
+        clients = chunk.clients[first : first + size]
+        found = None if together is None else together.rows(first, clients)
+        rows += _one_by_one(chunk, first, clients, published, total) if found is None else found
     secure = run.secure.total if isinstance(run.secure, SummedRound) else None
     return ChunkAnswer(rows, secure if total is None else total.sum)
 
 
-def _commit(trained: Trained, published: np.ndarray, round: DeviceRound) -> Any:
-    return round.commit(_arrived(trained, published, round))
+def _one_by_one(
+    chunk: ClientChunk, first: int, clients: Sequence[Client], published: np.ndarray, total: PartialSum | None
+) -> Iterator[ClientRow]:
+    for place, client in enumerate(clients, start=first):
+        if total is not None:
+            total.begin(place)
+        yield _answer(chunk, client, total, published, chunk.trained[place] if chunk.trained else None)
 
 
 def shipped(trained: Trained) -> Trained:
@@ -167,20 +175,21 @@ def _arrived(trained: Trained, published: np.ndarray, round: DeviceRound) -> Tra
 
 
 def _answer(
-    chunk: ClientChunk, client: Client, total: PartialSum | None, work: Callable[[DeviceRound], Any]
+    chunk: ClientChunk, client: Client, total: PartialSum | None, published: np.ndarray, trained: Trained | None
 ) -> ClientRow:
     run, plan, measured = chunk.run, chunk.plan, list[dict[str, object]]()
     trainer = trainer_for(chunk, client, total, keep=measured.append)
     store = trainer.store
     try:
-        update = work(DeviceRound(trainer, plan, run.membership_list(plan))).data
+        round = DeviceRound(trainer, plan, run.membership_list(plan))
+        done = round.run(published) if trained is None else round.commit(_arrived(trained, published, round))
     except REFUSALS as error:
         return declined(client, error)
     state = store.row if isinstance(store, CohortDevice) else None
-    summed = run.secure.add(update) if isinstance(run.secure, SummedRound) else None
+    summed = run.secure.add(done.data) if isinstance(run.secure, SummedRound) else None
     if total is not None and isinstance(store, CohortDevice):
         summed = total.add(store.public, store.changed_state)
-    return ClientRow(client.device, None, update, summed, state, measured[-1] if measured else None)
+    return ClientRow(client.device, None, done.data, summed, state, measured[-1] if measured else None)
 
 
 def declined(client: Client, error: Exception) -> ClientRow:
@@ -189,7 +198,7 @@ def declined(client: Client, error: Exception) -> ClientRow:
 
 
 def device_of(chunk: ClientChunk, client: Client) -> CohortDevice:
-    """Returns a device's store. It keeps the personalized model if a round reads it, and for the first devices."""
+    """Returns a device's store."""
     run = chunk.run
     return CohortDevice(
         client.device,
@@ -200,8 +209,13 @@ def device_of(chunk: ClientChunk, client: Client) -> CohortDevice:
         package=run.package,
         newcomer=run.method.init_state().public,
         make_identity=nobody if chunk.summed else lambda: key_of(chunk.seed, client.index),
-        keeps_own=run.method.parts.reads_own or client.index < MOST_SHOWN,
+        keeps_own=keeps_own(chunk, client),
     )
+
+
+def keeps_own(chunk: ClientChunk, client: Client) -> bool:
+    """Returns whether a device keeps its personalized model: if a round reads it, and the first devices."""
+    return chunk.run.method.parts.reads_own or client.index < MOST_SHOWN
 
 
 def trainer_for(
@@ -244,12 +258,9 @@ def trainer_of(
 
     def observe(round: DeviceRound, trained: Trained, noised: NoisedUpdate) -> None:
         tested = {}
-        # For a linear model, the head that the device chooses counts. If training has diverged, the personalized model
-        # is still the former one; if that was not kept, it is not tested.
-        if evaluate and not run.spec.model.chooses_head and not isinstance(trained.own, NotKept):
-            local: Any = run.local_indices(device)
-            local = run.local_test(device) if local is None else local
-            tested = evaluations(run.inference, trained.own, run.common_test, local, run.metrics)
+        # If training has diverged, the own model is still the former one; if that was not kept, it is not tested.
+        if evaluate and not isinstance(trained.own, NotKept):
+            tested = run.tested(device, trained.own)
         keep(own_metrics(round, trained, noised, tested, train_s=time.monotonic() - began))
 
     trainer = Trainer(

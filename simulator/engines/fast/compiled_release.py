@@ -1,4 +1,4 @@
-"""Releases a device's update in one compiled pass, where that gives the same bits as the steps on boards do."""
+"""Releases updates of devices in one compiled pass, where that gives the same bits as the steps on boards do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hushfleet.array_api import Array
 from hushfleet.methods.privatize import Bounds, clip_and_noise
 from hushfleet.methods.state import RoundContext
 from hushfleet.models.native import NativeNoise
-from hushfleet.models.native.release import released
+from hushfleet.models.native.release import Released, released
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.simulator.engines.fast.coded_size import sample_stride
@@ -73,28 +73,48 @@ class CompiledRelease:
         noise: NativeNoise,
         mask: Array | None,
     ) -> SentValues | None:
-        return released(
-            values,
-            context.layout,
-            noise,
-            mask=mask,
-            bounds=None if bounds is None else bounds.norms,
-            scales=bounds is not None and bounds.scales,
-            stds=stds,
-            steps=self._steps(stds),
-            dither_key=self._dither_key,
-            stride=sample_stride(values.size - (0 if mask is None else int(np.count_nonzero(mask)))),
-        )
+        found = released_rows(self._wire, context, values[None], bounds, stds, noise.stream, self._dither_key, mask)
+        return None if found is None else found.of(0)
 
     def _covers(self, values: Array, bounds: Bounds | None, stds: Array) -> bool:
-        """Returns whether the compiled pass gives the same as the steps: with noise, and values that cannot become too
-        large, so that nothing is refused after it."""
-        if self._wire.codec not in _CODECS or bounds is None or values.dtype != np.float32:
-            return False
-        return _fit(self._wire, tuple(bounds.norms.tolist()), tuple(stds.tolist()))
+        return values.dtype == np.float32 and covers(self._wire, bounds, stds)
 
-    def _steps(self, stds: Array) -> tuple[float, ...]:
-        return _steps(self._wire, tuple(stds.tolist()))
+
+def covers(wire: WireSpec, bounds: Bounds | None, stds: Array) -> bool:
+    """Returns whether the compiled pass gives the same as the steps: with noise, and values that cannot become too
+    large, so that nothing is refused after it."""
+    if wire.codec not in _CODECS or bounds is None:
+        return False
+    return _fit(wire, tuple(bounds.norms.tolist()), tuple(stds.tolist()))
+
+
+def released_rows(
+    wire: WireSpec,
+    context: RoundContext,
+    values: Array,
+    bounds: Bounds | None,
+    stds: Array,
+    streams: np.ndarray,
+    dither_keys: bytes,
+    mask: Array | None,
+) -> Released | None:
+    """Releases the updates of clients with the same mask, bounds and noise, float32 `[n, d]`; None as `released`.
+
+    :param mask: bool `[d]`, of what is not sent; None: all is.
+    """
+    left_out = 0 if mask is None else int(np.count_nonzero(mask))
+    return released(
+        values,
+        context.layout,
+        streams,
+        mask=mask,
+        bounds=None if bounds is None else bounds.norms,
+        scales=bounds is not None and bounds.scales,
+        stds=stds,
+        steps=_steps(wire, tuple(stds.tolist())),
+        dither_keys=dither_keys,
+        stride=sample_stride(values.shape[-1] - left_out),
+    )
 
 
 @lru_cache(maxsize=256)

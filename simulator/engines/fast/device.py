@@ -6,7 +6,7 @@ Charges, states and updates are the same as in the field, so that all models are
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES = 1024
 """Arrays of at most this size are in the records."""
-_OWN, _RESIDUAL, _MASK, _PRIVATE = "own", "residual", "mask", "private-"
+OWN, _RESIDUAL, _MASK, _PRIVATE = "own", "residual", "mask", "private-"
 
 
 class NotKept:
@@ -145,7 +145,7 @@ class CohortDevice:
         carried = self._carried
         if carried is None:
             return None
-        own: Any = NotKept() if carried.left_out else self._array(_OWN)
+        own: Any = NotKept() if carried.left_out else self._array(OWN)
         names = [name for name, *_ in carried.arrays if name.startswith(_PRIVATE)]
         private: dict[str, Any] = {name.removeprefix(_PRIVATE): self._array(name) for name in names}
         return DeviceState(self.public, own, {**unpack_arrays(carried.small), **private} if carried.small else private)
@@ -154,7 +154,7 @@ class CohortDevice:
         """Returns the parameters with which the device predicts, as `DeviceStore.own_params` does."""
         if self._carried is not None and self._carried.head:
             return unpack(KeptModel, self._carried.head, what="the personalized head").params
-        return self._array(_OWN)
+        return self._array(OWN)
 
     def load_residual(self, task: str, *, size: int) -> np.ndarray:
         residual = self._array(_RESIDUAL)
@@ -166,7 +166,7 @@ class CohortDevice:
         own = state.own if self.keeps_own and not isinstance(state.own, NotKept) else None
         arrays, small = dict[str, np.ndarray](), dict[str, np.ndarray]()
         if own is not None:
-            arrays[_OWN] = np.asarray(own, np.float32)
+            arrays[OWN] = np.asarray(own, np.float32)
         if commit.residual is not None:
             arrays[_RESIDUAL] = commit.residual
         if not _same(state.public.mask, self._newcomer.mask):
@@ -177,18 +177,18 @@ class CohortDevice:
                 arrays[f"{_PRIVATE}{name}"] = array
             else:
                 small[name] = array
-        slot = 1 if self._carried is not None and self._carried.slot == 0 else 0
-        for name, array in arrays.items():
-            self._slots.write(self.index, slot, name, array, round=commit.round)
         self._after = state.public
-        self.row = StateRow(
-            ChargeKind(commit.charge, commit.window),
-            digest,
-            state.public.participations,
-            slot,
-            tuple((name, array.dtype.str, array.shape) for name, array in arrays.items()),
-            pack_arrays(small) if small else b"",
-            own is not state.own,
+        self.row = committed(
+            self.index,
+            self._carried,
+            self._slots,
+            arrays,
+            round=commit.round,
+            charge=ChargeKind(commit.charge, commit.window),
+            digest=digest,
+            participations=state.public.participations,
+            small=pack_arrays(small) if small else b"",
+            left_out=own is not state.own,
         )
         return OutboxEntry(commit.task, commit.round, commit.update, digest, commit.public_before, "pending")
 
@@ -214,6 +214,30 @@ class CohortDevice:
             if found == name and carried is not None:
                 return self._slots.read(self.index, carried.slot, name, dtype, shape, round=carried.round)
         return None
+
+
+def committed(
+    index: int,
+    carried: Carried | None,
+    slots: StateSlots,
+    arrays: Mapping[str, np.ndarray],
+    *,
+    round: int,
+    charge: ChargeKind,
+    digest: bytes,
+    participations: int,
+    small: bytes = b"",
+    left_out: bool = False,
+) -> StateRow:
+    """Writes a device's large arrays to the place that is not valid; returns the row that makes it valid.
+
+    :param index: number of the device.
+    """
+    slot = 1 if carried is not None and carried.slot == 0 else 0
+    for name, array in arrays.items():
+        slots.write(index, slot, name, array, round=round)
+    shapes = tuple((name, array.dtype.str, array.shape) for name, array in arrays.items())
+    return StateRow(charge, digest, participations, slot, shapes, small, left_out)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -25,7 +25,7 @@ from hushfleet.simulator.closed_round import OnRound, tell
 from hushfleet.simulator.cohort_store import CohortStore
 from hushfleet.simulator.engines.fast.chunks import ChunkAnswer, Client, ClientChunk, ClientRow, divided, train
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
-from hushfleet.simulator.engines.fast.partial_sum import SummedUpdates
+from hushfleet.simulator.engines.fast.partial_sum import SummedUpdates, like_in
 from hushfleet.simulator.engines.fast.runtimes import NATIVE, VMAP
 from hushfleet.simulator.engines.fast.sums import key_of, write_membership_list
 from hushfleet.simulator.engines.fast.workers import WorkerPool
@@ -159,6 +159,7 @@ class FastFleet:
             evaluate=evaluate,
             summed=self.engine.kind.adds_up,
             server=server.state if server.method.server.weighs else {},
+            like=like_in(len(devices)),
             clients=[
                 Client(each.name, each.index, each.epsilon_limit, each.preference, self._cohort.carried(each.index))
                 for each in devices

@@ -17,9 +17,10 @@ from hushfleet.data.held_out import both_parts
 from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
+from hushfleet.edge_client.worker.metrics import evaluations
 from hushfleet.learning.anomaly import divided
 from hushfleet.learning.batch import GradientFunction
-from hushfleet.learning.evaluation import LogitsOf
+from hushfleet.learning.evaluation import Evaluation, LogitsOf
 from hushfleet.learning.graph_session import InferenceGraph
 from hushfleet.learning.linear import LinearGradient
 from hushfleet.learning.own_metrics import Metrics
@@ -223,6 +224,15 @@ class LoadedRun:
             return load_indices(self.folder.device(device).local_test)
         subset = self._device(device).local_test
         return subset.indices if subset.source is self._fleet.common_test else None
+
+    def tested(self, device: str, own: np.ndarray) -> dict[str, Evaluation]:
+        """Returns the results of a device's personalized model, as `evaluations` does; none for a linear model, for
+        which the head counts that the device chooses after the last round."""
+        if self.spec.model.chooses_head:
+            return {}
+        local: np.ndarray | LabelledSamples | None = self.local_indices(device)
+        local = self.local_test(device) if local is None else local
+        return evaluations(self.inference, own, self.common_test, local, self.metrics)
 
     def _device(self, device: str) -> SimulatedDevice:
         return self._fleet.devices[index_of(device)]

@@ -1,12 +1,13 @@
 """Adds the updates of a chunk of devices to one exact sum where they were trained. FOR SIMULATION ONLY.
 
 The values are those that an aggregator would decode, to the last bit. The aggregator checks what was measured, and adds
-the partial sums. Of `LIKE` consecutive devices whose updates have the same layers, noise and steps, the size of one
-update on the wire is determined, from a fixed sample of its values.
+the partial sums. Of some consecutive devices (`like_in`) whose updates have the same layers, noise and steps, the size
+of one update on the wire is determined, from a fixed sample of its values.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,13 @@ if TYPE_CHECKING:
     from hushfleet.simulator.engines.fast.compiled_release import CompiledRelease
 
 LIKE = 4
+MOST_SIZED = 64
+"""About how many updates of a round of one kind are encoded to know their size."""
+
+
+def like_in(devices: int) -> int:
+    """Returns how many consecutive devices of a round of so many have updates of the same size, if they are alike."""
+    return LIKE * math.ceil(max(devices, 1) / (MOST_SIZED * LIKE))
 
 
 class PartialSum:
@@ -40,20 +48,21 @@ class PartialSum:
 
     :param size: the number of parameters, d.
     :param weight: returns the weight of an update, float32 `[d]`.
+    :param like: `like_in` of the round.
     """
 
-    def __init__(self, size: int, weight: Callable[[np.ndarray], float]) -> None:
+    def __init__(self, size: int, weight: Callable[[np.ndarray], float], *, like: int = LIKE) -> None:
         self.sum = ExactSum(size, add_small=compiled_addition())
-        self._weight = weight
+        self._weight, self._like = weight, like
         self._last: tuple[UpdateHeader, LayerMagnitudes, int, np.ndarray] | None = None
         self._sizes: dict[tuple[Any, ...], int] = {}
 
     def begin(self, place: int) -> None:
         """Begins with a device.
 
-        :param place: its number in the chunk. Chunks begin at multiples of `LIKE`, so that sizes do not depend on them.
+        :param place: its number in the chunk. Chunks begin at multiples of `like`, so that sizes do not depend on them.
         """
-        if place % LIKE == 0:
+        if place % self._like == 0:
             self._sizes.clear()
 
     def encode(
@@ -72,16 +81,26 @@ class PartialSum:
         :param release: the release of the values, which has then done all of this if it could.
         """
         coding, data, done = header.coding(counts), unsigned(header, b""), None if release is None else release.sent
-        kind = header.codec, header.noise_stds, header.steps, *counts
         if done is None:
             seen = codec_of(header.codec).seen(values, coding)
-            quantised = header.codec == "quantized" and kind not in self._sizes
-            levels = sampled_levels(seen, coding, sample_stride(seen.size)) if quantised else np.empty(0, np.float32)
-            done = SentValues(seen, measure(seen, counts), levels)
-        if kind not in self._sizes:
-            self._sizes[kind] = coded_bytes(header.codec, done.levels, sum(counts))
-        self._last = header, done.measured, len(data) + self._sizes[kind], done.values
+            done = SentValues(seen, measure(seen, counts), np.empty(0, np.float32))
+
+        def levels() -> np.ndarray:
+            sampled = header.codec == "quantized" and not done.levels.size
+            return sampled_levels(done.values, coding, sample_stride(done.values.size)) if sampled else done.levels
+
+        self._last = header, done.measured, len(data) + self.coded_size(header, counts, levels), done.values
         return EncodedUpdate(data, done.values)
+
+    def coded_size(self, header: UpdateHeader, counts: Sequence[int], levels: Callable[[], np.ndarray]) -> int:
+        """Returns the bytes that the values take on the wire.
+
+        :param levels: returns a sample of the quantised values; it is called if the size is not known.
+        """
+        kind = header.noise_stds, header.steps, *counts
+        if kind not in self._sizes:
+            self._sizes[kind] = coded_bytes(header.codec, levels(), sum(counts))
+        return self._sizes[kind]
 
     def add(self, public: PublicState, after: bytes | None) -> Summed:
         """Adds the values that were encoded last; returns what the aggregator checks.

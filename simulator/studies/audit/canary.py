@@ -50,6 +50,11 @@ class WorstData:
     def __init__(self, classes: int, rng: np.random.Generator) -> None:
         self._classes, self._rng = classes, rng
 
+    count = 1
+
+    def gradient(self, params: Any, indices: np.ndarray) -> tuple[float, Any]:
+        return 0.0, self._rng.random(params.shape[-1]).astype(np.float32)
+
     def squared_gradient(self, params: Any) -> Any:
         return self._rng.random(params.shape[-1]).astype(np.float32)
 

@@ -24,7 +24,7 @@ PROMISED = {
     "rerun evaluations pay statistic lost_rounds",
     "rounds": "round participants accuracy_own_common accuracy_own_local accuracy_global loss uplink_bytes "
     "downlink_bytes snr_db wall_s opened_at closed_at committee answers answer_bytes suspected_wraps",
-    "privacy": "device unit adjacency delta epsilon_server epsilon_release rounds_charged "
+    "privacy": "devices unit adjacency delta epsilon_server epsilon_release rounds_charged "
     "raw_values noised_server noised_release exchange_server lifetime",
 }
 
@@ -51,13 +51,21 @@ def test_a_result_survives_the_file(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["result.json"]
 
 
-def test_a_file_of_0_3_is_read_and_written_again_to_the_byte(tmp_path: Path) -> None:
+def test_a_file_of_0_3_is_read_and_told_by_kinds_of_devices_from_then_on(tmp_path: Path) -> None:
     """Version 0.3.0 wrote it: a simulation with personalized heads, two seeds and a sweep over noise."""
     path = Path(__file__).with_name("result_0_3_0.json")
     result = Result.load(path)
     assert result.details.privacy_sweep[0].epsilon_server == math.inf
     result.save(tmp_path / "result.json")
-    assert (tmp_path / "result.json").read_bytes() == path.read_bytes()
+    assert Result.load(tmp_path / "result.json") == result
+    ours, theirs = (strict_json(each) for each in (tmp_path / "result.json", path))
+    assert (theirs.pop("schema"), ours.pop("schema")) == (1, 2)
+    kinds, rows = ours.pop("privacy"), theirs.pop("privacy")
+    assert ours == theirs
+    assert sorted(name for kind in kinds for name in kind["devices"]) == [row["device"] for row in rows]
+    for row in rows:
+        (kind,) = [kind for kind in kinds if row["device"] in kind["devices"]]
+        assert {**row, "devices": kind["devices"]} == {**kind, "device": row["device"]}
 
 
 def test_a_file_of_an_earlier_version_lacks_keys(tmp_path: Path) -> None:
@@ -87,7 +95,7 @@ def test_the_file_has_exactly_the_promised_keys(tmp_path: Path) -> None:
     assert set(data["rounds"][0]) == set(PROMISED["rounds"].split())
     assert set(data["privacy"][0]) == set(PROMISED["privacy"].split())
     assert set(data["local_only"]) == {"accuracy_own_common", "accuracy_own_local", "way"}
-    assert data["schema"] == 1
+    assert data["schema"] == 2
     assert data["model"] == {"name": "digits-cnn", "parameters": 200, "layers": [["fc0", 100], ["fc1", 100]]}
 
 
@@ -187,8 +195,9 @@ def test_a_reader_leaves_out_keys_it_does_not_know_and_a_writer_may_not_invent_t
         ("{", "not a readable JSON"),
         ("[" * 100_000, "not a readable JSON"),
         ("[]", "schema None"),
-        ('{"schema": 2}', "schema 2"),
+        ('{"schema": 3}', "schema 3, and this Hushfleet reads schema 1 and 2"),
         ('{"schema": 1}', "missing required field `task`"),
+        ('{"schema": 2, "privacy": [{"devices": 3}, 4]}', "missing required field `device`"),
     ],
 )
 def test_other_files_are_refused_in_words(tmp_path: Path, text: str, told: str) -> None:
@@ -208,7 +217,7 @@ def test_lists_that_do_not_fit_are_told_in_our_own_words(tmp_path: Path) -> None
     data = strict_json(path)
     data["details"]["accuracy_own_common"].pop()
     path.write_text(json.dumps(data))
-    with pytest.raises(BadInput, match=r"schema 1: details\.accuracy_own_common has 2 entries, and must have 3$"):
+    with pytest.raises(BadInput, match=r"schema 2: details\.accuracy_own_common has 2 entries, and must have 3$"):
         Result.load(path)
 
 

@@ -98,14 +98,14 @@ def test_every_door_has_the_same_rule(tmp_path, caplog) -> None:
         "first": hf.Data(images, y).dataset("d"),
         "by shape": hf.Data(last(images), y).dataset("d"),
         "by the task": hf.Data(last(images), y).dataset("d", form=SampleForm(layout=LAST)),
-        "by argument": hf.Data.of((last(images), y), layout=LAST).dataset("d"),
-        "of 3 pixels": hf.Data.of((last(images[..., :3]), y), layout=LAST).dataset("d"),
+        "by argument": hf.as_data((last(images), y), layout=LAST).dataset("d"),
+        "of 3 pixels": hf.as_data((last(images[..., :3]), y), layout=LAST).dataset("d"),
     }
     for name, each in made.items():
         assert each.input_shape == ((3, 8, 3) if "3" in name else (3, 8, 8)), name
         assert (each.test.images == made["first"].test.images[..., : each.input_shape[2]]).all(), name
     assert len(caplog.records) == 1
-    hf.Data.of((last(images[..., :3]), y), layout=LAST).save(tmp_path / "d.npz")
+    hf.as_data((last(images[..., :3]), y), layout=LAST).save(tmp_path / "d.npz")
     from hushfleet.data.arrays import load_arrays
 
     assert load_arrays(tmp_path / "d.npz").dataset("d").input_shape == (3, 8, 3)

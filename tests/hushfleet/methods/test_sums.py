@@ -28,8 +28,8 @@ SECURE = SecureSpec(16, min_devices=90, honest_devices=80, honest_fraction=0.9)
 PRIVACY = PrivacySpec("device", "secure", clip_norm=2.0, noise_multiplier=8.9, delta=1e-5, secure=SECURE)
 GO = {
     *("dp-fedavg", "fedprox", "dp-fedsam", "blur-lus", "ditto", "fedper", "lg-fedavg", "fedrep", "perfreezeclip"),
-    *("pfedsd", "dkd-pfed", "feddpa", "hush", "fednova", "scaffold", "feddyn", "fedbn", "pfedme", "apfl"),
-    *("fedopt", "fedala", "moon"),
+    *("pfedsd", "dkd-pfed", "moon", "feddpa", "hush", "fednova", "scaffold", "feddyn", "fedbn", "pfedme", "apfl"),
+    *("fedopt", "fedala"),
 }
 
 

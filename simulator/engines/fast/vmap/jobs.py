@@ -18,17 +18,16 @@ from hushfleet.aggregator.payloads.exact_sum import SCALE_BITS, ExactSum
 from hushfleet.array_api import Array
 from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.learning.draws import Inputs
-from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.local_round import LocalRound
-from hushfleet.methods.personal import Personal
 from hushfleet.methods.privatize import Bounds
-from hushfleet.methods.stages import ClipLayers, ClipWhole, Gaussian, LayerBounds
+from hushfleet.methods.stages import ScaleWhole
 from hushfleet.methods.state import RoundContext
 from hushfleet.models import get_model
 from hushfleet.models.cuda import computing_device
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
+from hushfleet.simulator.engines.fast.alike import released_alike
 from hushfleet.simulator.engines.fast.chunks import (
     REFUSALS,
     ChunkAnswer,
@@ -95,22 +94,8 @@ def cohort_trainer(files: LoadedRun) -> CohortTrainer:
 
 
 def released_together(cohort: ClientChunk) -> bool:
-    """Returns whether the updates of a round are clipped, noised and quantised as arrays, which the device's own code
-    does in all other rounds.
-
-    They are if all clients send the same entries, clipped and noised once, and if nothing that they keep depends on the
-    sent values.
-    """
-    method, spec = cohort.run.method, cohort.run.spec
-    stages, personal = method.parts.stages, type(method.parts.personal)
-    if [type(stage) for stage in stages] not in ([ClipWhole, Gaussian], [ClipLayers, Gaussian]):
-        return False
-    clip, noise = stages
-    remembers = isinstance(clip, ClipLayers) and type(clip.bounds).remember is not LayerBounds.remember
-    follows = personal.next_mask is not Personal.next_mask or personal.remember is not Personal.remember
-    is_noised = isinstance(noise, Gaussian) and noise.beside is None and method.noise_multiplier(RoundTerms()) > 0
-    plain = cohort.summed and not method.by_record and not method.server.weighs and spec.privacy.secure is None
-    return plain and is_noised and not remembers and not follows and spec.wire.codec in ("quantized", "float32")
+    """Returns whether the updates of a round are released as arrays of PyTorch, which does not scale updates."""
+    return released_alike(cohort) and not any(isinstance(each, ScaleWhole) for each in cohort.run.method.parts.stages)
 
 
 def _group_size(cohort: ClientChunk, client: Client) -> int:

@@ -22,7 +22,7 @@ from hushfleet.methods import METHODS
 from hushfleet.methods.local_round import LocalRound, Trained
 from hushfleet.methods.state import PublicState
 from hushfleet.simulator.cohort_store import CohortStore
-from hushfleet.simulator.engines.fast import chunks, engine
+from hushfleet.simulator.engines.fast import alike, chunks, engine
 from hushfleet.simulator.engines.fast.device import NotKept, store_of
 from hushfleet.simulator.engines.fast.partial_sum import PartialSum
 from hushfleet.simulator.engines.fast.sums import key_of
@@ -226,6 +226,8 @@ TRAINED_AT_ONCE: dict[str, dict[str, Any]] = {
     "fedper": {"method": {"name": "fedper"}},
     "ditto": {"method": {"name": "ditto"}},
     **{name: {"method": {"name": name}} for name in ("apfl", "pfedme", "scaffold", "feddyn")},
+    "fedala": {"method": {"name": "fedala"}},
+    "fedopt": {"method": {"name": "fedopt"}},
     "apdp-fl": {"method": {"name": "apdp-fl"}, "privacy": {"preference_std": 0.3}},
     "float32": {"method": {"name": "dp-fedavg"}, "wire": {"codec": "float32"}},
 }
@@ -255,8 +257,46 @@ def test_a_cohort_trained_at_once_is_the_same_too(
         played(tiny("fast", **sections), runtime="vmap"),
     )
     assert left(fast, audit) == left(field, audit)
-    trained = 0 if setting in ("fedglp-adp", "scaffold", "feddyn") else ROUNDS * (DEVICES - 1)
+    trained = 0 if setting in ("fedglp-adp", "scaffold", "feddyn", "fedala") else ROUNDS * (DEVICES - 1)
     assert (len(refused), sum(refused)) == (trained, trained > 0)
+
+
+ALIKE: dict[str, dict[str, Any]] = {
+    "dp-fedavg": {"method": {"name": "dp-fedavg"}},
+    "momentum": {"method": {"name": "dp-fedavg", "optimizer": "sgd", "momentum": 0.9}},
+    "fedper": {"method": {"name": "fedper"}, "wire": {"codec": "float32"}},
+    "fedrep": {"method": {"name": "fedrep"}},
+    "hush": {"method": {"name": "hush", "learning_rate": 1.0}, "model": {"name": "linear"}},
+    "own noise": {"method": {"name": "apdp-fl"}, "privacy": {"preference_std": 0.3}},
+    "spent": {"method": {"name": "dp-fedavg"}, "privacy": {"budget": 25.0}},
+    "diverges": {"method": {"name": "dp-fedavg", "optimizer": "sgd", "learning_rate": 99.0, "batch_size": 1}},
+}
+
+
+@pytest.mark.needs("compiler")
+@pytest.mark.parametrize("setting", ALIKE)
+def test_clients_together_are_the_same_as_one_by_one(
+    setting: str, tiny: Callable[..., Simulation], audit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together, rows = list[bool](), alike.AlikeClients.rows
+
+    def noted(self: alike.AlikeClients, *arguments: Any) -> Any:
+        together.append((found := rows(self, *arguments)) is not None)
+        return found
+
+    monkeypatch.setattr(alike.AlikeClients, "rows", noted)
+    monkeypatch.setattr(alike, "_GROUP_BYTES", 4 * 4 * 4890)
+    found = played(tiny("together", **ALIKE[setting]), runtime="native")
+    monkeypatch.setattr(alike, "clients_of", lambda *_: None)
+    expected = played(tiny("one by one", **ALIKE[setting]), runtime="native")
+    assert left(found, audit) == left(expected, audit)
+    updates = [[{**event, "at": 0} for event in audit.events(run, "update")] for run in (found, expected)]
+    assert updates[0] == updates[1]
+    stores = [CohortStore.read(run.folder.cohort).records for run in (found, expected)]
+    for ours, theirs in zip(*stores, strict=True):
+        assert ours.digests == theirs.digests
+    assert any(together) or setting in ("own noise", "diverges")
+    assert all(together) == (setting not in ("own noise", "diverges", "spent"))
 
 
 WATCHED = ["simulator/engines/fast", "simulator/cohort_store.py", "edge_client", "aggregator/rounds"]

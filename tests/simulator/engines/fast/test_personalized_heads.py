@@ -74,7 +74,7 @@ def test_a_device_keeps_the_head_that_its_images_choose_with_the_final_model(run
         common, local = (
             evaluate(own_logits, kept, each) for each in (run.fleet.common_test, device.local_test.samples)
         )
-        assert (line["accuracy_own_common"], line["loss_own_common"]) == common
+        assert (line["accuracy_own_common"], line["loss_own_common"]) == common[:2]
         assert line["accuracy_own_local"] == local.accuracy
         assert line["loss_own_local"] == pytest.approx(local.loss, rel=1e-6), (
             "a product of other rows may round otherwise"

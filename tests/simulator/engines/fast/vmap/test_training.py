@@ -340,6 +340,8 @@ class Watching(Penalty):
 class Own(Personal):
     """A choice that may look at the personalized models."""
 
+    reads_own = True
+
 
 @pytest.mark.parametrize("personal", [Personal(), Own()])
 def test_a_method_sees_the_stacked_context_of_those_who_train(personal: Personal, device: str) -> None:
