@@ -267,6 +267,7 @@ ALIKE: dict[str, dict[str, Any]] = {
     "fedper": {"method": {"name": "fedper"}, "wire": {"codec": "float32"}},
     "fedrep": {"method": {"name": "fedrep"}},
     "hush": {"method": {"name": "hush", "learning_rate": 1.0}, "model": {"name": "linear"}},
+    "fedala": {"method": {"name": "fedala"}},
     "own noise": {"method": {"name": "apdp-fl"}, "privacy": {"preference_std": 0.3}},
     "spent": {"method": {"name": "dp-fedavg"}, "privacy": {"budget": 25.0}},
     "diverges": {"method": {"name": "dp-fedavg", "optimizer": "sgd", "learning_rate": 99.0, "batch_size": 1}},
@@ -295,8 +296,20 @@ def test_clients_together_are_the_same_as_one_by_one(
     stores = [CohortStore.read(run.folder.cohort).records for run in (found, expected)]
     for ours, theirs in zip(*stores, strict=True):
         assert ours.digests == theirs.digests
-    assert any(together) or setting in ("own noise", "diverges")
+    assert bool(together) == (setting != "fedala"), "whose start is learned"
+    assert any(together) or setting in ("fedala", "own noise", "diverges")
     assert all(together) == (setting not in ("own noise", "diverges", "spent"))
+
+
+@pytest.mark.slow
+@pytest.mark.needs("compiler")
+def test_clients_together_do_not_depend_on_workers(tiny: Callable[..., Simulation], audit: Any) -> None:
+    hush = ALIKE["hush"] | {"data": {"devices": 11, "limit": 200, "min_samples": 2}, "round": {"cohort_size": 10}}
+    one, two = (played(tiny(f"{count}", **hush), workers=count, runtime="native") for count in (1, 2))
+    assert left(one, audit) == left(two, audit)
+    assert [event["bytes"] for event in audit.events(one, "update")] == [
+        event["bytes"] for event in audit.events(two, "update")
+    ]
 
 
 WATCHED = ["simulator/engines/fast", "simulator/cohort_store.py", "edge_client", "aggregator/rounds"]
